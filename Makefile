@@ -1,0 +1,60 @@
+# whitepanda: `make demo` and `make test` set up what they need on a fresh Debian 12.
+PYTHON ?= python3
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+LAB := tests/lab
+
+.PHONY: help demo test test-long check format protos bench lab-up lab-down setup setup-dev setup-lab clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+setup:
+	@$(PYTHON) tools/bootstrap.py central
+
+setup-dev:
+	@$(PYTHON) tools/bootstrap.py dev
+
+# Debian packages of the lab where we are root on a Debian; elsewhere the tests that need them skip with the reason.
+setup-lab:
+	@$(LAB)/packages.sh
+
+## make demo        central and four simulated hosts, live; ARGS=--json for programs
+demo: setup
+	@.venv/bin/whitepanda demo $(ARGS)
+
+## make test        everything under 12 minutes: unit, integration with real servers
+test: setup-dev setup-lab
+	@$(PYTEST) -m "not long" $(ARGS)
+
+## make test-long   what takes longer
+test-long: setup-dev setup-lab
+	@$(PYTEST) -m long --timeout 1500 $(ARGS)
+
+## make check       lint, format, types, import contracts, generated code
+check: setup-dev
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+	@$(PY) tools/generate_protos.py --check
+
+format: setup-dev
+	@.venv/bin/ruff check --fix-only --quiet . ; .venv/bin/ruff format .
+
+protos: setup-dev
+	@$(PY) tools/generate_protos.py
+
+## make bench       the hot paths, with ratios
+bench: setup-dev
+	@$(PY) bench/tick.py && $(PY) bench/ingest.py
+
+## make lab-up      real libvirtd, Open vSwitch and three VMs on this machine (root); lab-down stops just those
+lab-up: setup-lab
+	@$(LAB)/up.sh
+
+lab-down:
+	@$(LAB)/down.sh
+
+clean:
+	rm -rf .venv build dist

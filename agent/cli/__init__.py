@@ -1,0 +1,1 @@
+"""Commands that need only the light base; one file each."""

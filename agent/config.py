@@ -1,0 +1,178 @@
+"""The agent's configuration: a TOML file into frozen structs. Every setting is documented in docs/operate.md (a test sees to it)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from whitepanda.common.config import load_toml
+from whitepanda.common.errors import ConfigError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["AgentConfig", "JobRule", "Mode", "load"]
+
+Mode = Literal["off", "auto", "required"]
+Level = Literal["debug", "info", "warning", "error"]
+
+
+class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The daemon itself."""
+
+    host: str = ""  # name of this host towards central; "" = the system's host name
+    state_dir: str = "/var/lib/whitepanda"  # spool, coefficients
+    socket: str = "/run/whitepanda/agent.sock"  # the local API
+    tick_s: float = 1.0
+    window_s: float = 10.0  # length of a CPI window; a multiple of tick_s
+    min_activity_cores: float = 0.01  # below this a window's CPI is `idle`, not a number
+    log_level: Level = "info"
+
+
+class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """VM table, disk and network counters from libvirt."""
+
+    mode: Mode = "auto"
+    uri: str = "qemu:///system"
+    state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
+    deadline_s: float = 2.0  # a call that takes longer makes the source stuck
+
+
+class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hardware counters."""
+
+    mode: Mode = "auto"
+    min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
+    opens_per_tick: int = 64  # new groups per tick, so that many VMs starting at once cost no spike
+
+
+class ProcfsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Guest time and run-queue wait per vCPU thread, the host's CPU time."""
+
+    mode: Mode = "auto"
+    root: str = "/proc"
+
+
+class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A synthetic hypervisor, for demos, tests and load."""
+
+    mode: Mode = "off"
+    scenario: str = ""  # TOML file
+    truth_file: str = ""  # where the simulator writes what really happens; "" = nowhere
+
+
+class RecordedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A recorded host instead of a real one."""
+
+    mode: Mode = "off"
+    file: str = ""
+
+
+class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each source is `off`, `auto` (used where it works) or `required` (the agent does not start without it)."""
+
+    libvirt: LibvirtSection = LibvirtSection()
+    perf: PerfSection = PerfSection()
+    procfs: ProcfsSection = ProcfsSection()
+    simulated: SimulatedSection = SimulatedSection()
+    recorded: RecordedSection = RecordedSection()
+
+
+class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stream to central. Without an address the agent works alone."""
+
+    address: str = ""  # host:port
+    server_name: str = ""  # name expected in central's certificate, where it is not the address's host
+    tls: TlsFiles = TlsFiles()
+    spool_max_mib: int = 256  # oldest batches are dropped beyond this
+    batch_rows: int = 2000  # at most this many windows in a batch
+    in_flight_batches: int = 32  # sent and not yet acknowledged
+    reconnect_min_s: float = 0.5
+    reconnect_max_s: float = 30.0
+
+
+class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Antagonists on the host, from central's statistics and coefficients."""
+
+    victim_slots: int = 3  # consecutive slots with a victim before the trigger fires
+    mn_cpi_percentile: float = 99.0  # of this host's own history
+    mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
+    history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
+
+
+class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first rule whose `pattern` matches `fact` names the VM's job. `job` may use the pattern's groups (\\1)."""
+
+    pattern: str
+    job: str
+    fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
+    latency_sensitive: bool = False
+
+
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it. `jobs` are tried in order; a VM that no rule matches is a job of its own name, not latency-sensitive."""
+
+    agent: AgentSection
+    sources: Sources = Sources()
+    uplink: UplinkSection = UplinkSection()
+    analysis: AnalysisSection = AnalysisSection()
+    jobs: tuple[JobRule, ...] = ()
+
+
+def load(path: Path) -> AgentConfig:
+    """Read and check an agent's configuration.
+
+    Raises:
+        ConfigError: names the file, the key, its value and the remedy.
+
+    """
+    config = load_toml(path, AgentConfig)
+    for problem in _problems(config):
+        raise ConfigError(f"{path}: {problem}")
+    return config
+
+
+def _problems(config: AgentConfig) -> list[str]:
+    agent, uplink, analysis = config.agent, config.uplink, config.analysis
+    found = []
+    if not 0.05 <= agent.tick_s <= 60:  # noqa: PLR2004 - said in the message
+        found.append(f"agent.tick_s must be 0.05 to 60 seconds (value {agent.tick_s})")
+    ratio = agent.window_s / agent.tick_s if agent.tick_s > 0 else 0
+    if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
+        found.append(f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})")
+    if not 0 <= config.sources.perf.min_running_ratio <= 1:
+        found.append(f"sources.perf.min_running_ratio must be 0 to 1 (value {config.sources.perf.min_running_ratio})")
+    positive = {
+        "sources.perf.opens_per_tick": config.sources.perf.opens_per_tick,
+        "sources.libvirt.deadline_s": config.sources.libvirt.deadline_s,
+        "uplink.spool_max_mib": uplink.spool_max_mib,
+        "uplink.batch_rows": uplink.batch_rows,
+        "uplink.in_flight_batches": uplink.in_flight_batches,
+        "uplink.reconnect_min_s": uplink.reconnect_min_s,
+        "analysis.victim_slots": analysis.victim_slots,
+        "analysis.history_slots": analysis.history_slots,
+    }
+    found += [f"{key} must be above 0 (value {value})" for key, value in positive.items() if value <= 0]
+    if uplink.reconnect_max_s < uplink.reconnect_min_s:
+        found.append(f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})")
+    if uplink.address and not re.fullmatch(r".+:\d{1,5}", uplink.address):
+        found.append(f"uplink.address must be host:port (value {uplink.address!r})")
+    if not 50 <= analysis.mn_cpi_percentile <= 100:  # noqa: PLR2004 - said in the message
+        found.append(f"analysis.mn_cpi_percentile must be 50 to 100 (value {analysis.mn_cpi_percentile})")
+    for name in ("simulated", "recorded"):
+        section = getattr(config.sources, name)
+        file = section.scenario if name == "simulated" else section.file
+        if section.mode != "off" and not file:
+            key = "scenario" if name == "simulated" else "file"
+            found.append(f"sources.{name}.{key} must name a file when sources.{name}.mode is {section.mode!r}")
+    for index, rule in enumerate(config.jobs):
+        try:
+            compiled = re.compile(rule.pattern)
+            compiled.sub(rule.job, "")
+            re.compile(rule.pattern + "|").sub(rule.job, "", count=1)
+        except re.error as error:
+            found.append(f"jobs[{index}]: not a regular expression and template (value {rule.pattern!r}, {rule.job!r}): {error}")
+        except IndexError as error:
+            found.append(f"jobs[{index}].job: {error} (value {rule.job!r})")
+    return found

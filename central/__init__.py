@@ -1,0 +1,1 @@
+"""The aggregator: ingest, lake, engine, models, push back, fleet API."""

@@ -1,0 +1,1 @@
+"""Services that central offers to fleet tooling."""

@@ -1,0 +1,1 @@
+"""Commands that need the central extra; one file each."""

@@ -1,0 +1,83 @@
+"""Central's configuration: a TOML file into frozen structs. Every setting is documented in docs/operate.md (a test sees to it)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from whitepanda.common.config import load_toml
+from whitepanda.common.errors import ConfigError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["CentralConfig", "load"]
+
+
+class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The daemon itself."""
+
+    listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one and logs it
+    state_dir: str = "/var/lib/whitepanda-central"  # journal
+    lake_dir: str = ""  # "" = state_dir/lake
+    replica: str = "central-0"  # part of segment names
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    tls: TlsFiles = TlsFiles()
+    operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
+    importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
+
+
+class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits and pace of what agents send."""
+
+    max_batch_rows: int = 10_000
+    max_message_bytes: int = 4 << 20
+    max_streams: int = 12_000
+    commit_interval_ms: int = 5  # group commit: how long the journal gathers batches
+    max_pending_batches: int = 2_000  # beyond this agents are told to slow down
+    max_future_s: float = 3600.0  # windows that start later than this from now are refused
+    max_cpi: float = 100.0  # larger values are refused as absurd
+    max_cpu_usage_cores: float = 4096.0
+    roll_interval_s: float = 60.0  # how often the journal rolls into a segment
+    roll_rows: int = 500_000  # or when it holds this many rows
+
+
+class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Job statistics and coefficients."""
+
+    interval_s: float = 3600.0  # between builds; a build without new segments is none
+    slot_s: float = 300.0  # design, section 4
+    days: int = 31  # how far back a build looks
+    ttl_s: float = 7 * 86400.0  # how long an agent may use a version
+    memory_limit_mib: int = 2048  # of the engine
+
+
+class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    central: CentralSection
+    ingest: IngestSection = IngestSection()
+    build: BuildSection = BuildSection()
+
+
+def load(path: Path) -> CentralConfig:
+    """Read and check central's configuration.
+
+    Raises:
+        ConfigError: names the file, the key, its value and the remedy.
+
+    """
+    config = load_toml(path, CentralConfig)
+    for section in ("ingest", "build"):
+        values = msgspec.structs.asdict(getattr(config, section))
+        for key, value in values.items():
+            if value <= 0:
+                raise ConfigError(f"{path}: {section}.{key} must be above 0 (value {value})")
+    host, _, port = config.central.listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - ports end there
+        raise ConfigError(f"{path}: central.listen must be host:port (value {config.central.listen!r})")
+    if 86400 % config.build.slot_s:
+        raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
+    if not config.central.replica.replace("-", "").isalnum():
+        raise ConfigError(f"{path}: central.replica must be letters, digits and '-' (value {config.central.replica!r})")
+    return config

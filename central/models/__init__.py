@@ -1,0 +1,1 @@
+"""Pure algorithms over a whole fleet."""

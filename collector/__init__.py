@@ -1,0 +1,1 @@
+"""What the host can tell, one file per source. No analysis."""

@@ -1,0 +1,1 @@
+"""Hardware counters through perf_event_open, without a library."""

@@ -1,0 +1,97 @@
+"""The `whitepanda` command: finds its commands by entry points, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from whitepanda.common.errors import WhitepandaError
+
+__all__ = ["build", "console", "errors", "main", "print_json"]
+
+#: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on standard output, for programs. NaN becomes null."""
+    sys.stdout.write(json.dumps(_clean(value), indent=2, sort_keys=False, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None  # noqa: PLR0124 - NaN
+    if isinstance(value, dict):
+        return {str(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_clean(item) for item in value]
+    return value
+
+
+def _version(value: bool) -> None:  # noqa: FBT001 - typer's callback signature
+    if value:
+        console.print(f"whitepanda {metadata.version('whitepanda')}")
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """Make the command with every registered subcommand whose modules can be imported here."""
+    app = typer.Typer(
+        name="whitepanda",
+        help="Which VM suffers on this KVM host, how much, from whom, and what to do.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def _root(
+        version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),  # noqa: FBT001
+    ) -> None:
+        pass
+
+    wanted = _wanted(sys.argv)
+    for point in sorted(metadata.entry_points(group="whitepanda.commands"), key=lambda p: p.name):
+        # Only the command that runs is imported, unless help needs them all: the agent pays for nothing it does not use.
+        if wanted is not None and point.name != wanted:
+            continue
+        try:
+            command: typer.Typer | Callable[..., Any] = point.load()
+        except ImportError as error:
+            if wanted is None:
+                continue
+            raise WhitepandaError(f"whitepanda {point.name}: this installation lacks '{error.name}'; install whitepanda[central]") from error
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=point.name)
+        else:
+            app.command(name=point.name)(command)
+    return app
+
+
+def _wanted(argv: list[str]) -> str | None:
+    """Return the subcommand's name if it is a registered one, else None (then all commands are loaded)."""
+    first = next((word for word in argv[1:] if not word.startswith("-")), None)
+    names = metadata.entry_points(group="whitepanda.commands").names
+    return first if first in names else None
+
+
+def main() -> None:
+    """Run the command line. Known errors end in one line on standard error and their exit code."""
+    try:
+        build()()
+    except WhitepandaError as error:
+        errors.print(f"[bold red]error:[/] {error}", soft_wrap=True, markup=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(141)
+    except KeyboardInterrupt:
+        sys.exit(130)

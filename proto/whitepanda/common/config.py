@@ -1,0 +1,95 @@
+"""Configuration files: TOML into frozen typed structs, unknown keys refused, errors that name key and value."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from whitepanda.common.errors import ConfigError
+
+__all__ = ["convert", "load_toml", "read_toml"]
+
+T = TypeVar("T")
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable or not TOML; the line is named.
+
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
+    """Turn parsed TOML into `kind`, a frozen msgspec.Struct that forbids unknown fields.
+
+    Raises:
+        ConfigError: names the file, the key, the value it got and what was expected.
+
+    """
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        match = _AT.match(str(error))
+        what = match["what"] if match else str(error)
+        path = ((match["path"] if match else None) or "$").removeprefix("$").removeprefix(".")
+        unknown = _UNKNOWN.search(what)
+        if unknown:
+            key = f"{path}.{unknown['key']}" if path else unknown["key"]
+            known = ", ".join(_known_keys(kind, path)) or "none"
+            raise ConfigError(f"{where}: unknown key '{key}' (value {_show(_value(data, key))}); known here: {known}") from error
+        got = f" (value {_show(_value(data, path))})" if path else ""
+        raise ConfigError(f"{where}: {path or 'file'}: {what[:1].lower()}{what[1:]}{got}") from error
+
+
+def load_toml(path: Path, kind: type[T]) -> T:
+    """Read and convert a configuration file. Errors as in `read_toml` and `convert`."""
+    return convert(read_toml(path), kind, str(path))
+
+
+def _value(data: Any, path: str) -> Any:
+    for part in re.findall(r"[^.\[\]]+", path):
+        try:
+            data = data[int(part)] if isinstance(data, list) else data[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return data
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 - one line for people
+
+
+def _known_keys(kind: Any, path: str) -> list[str]:
+    for part in re.findall(r"[^.\[\]]+", path):
+        fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
+        if part.isdigit() or part == "...":
+            continue
+        kind = _element(fields.get(part))
+    return sorted(f.encode_name for f in msgspec.structs.fields(kind)) if _is_struct(kind) else []
+
+
+def _element(kind: Any) -> Any:
+    for argument in getattr(kind, "__args__", ()):
+        if _is_struct(argument):
+            return argument
+    return kind
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

@@ -1,0 +1,36 @@
+"""Logging of the daemons: one line per event, key=value, to standard error (the journal's own time stamps suffice)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import structlog
+
+__all__ = ["configure", "get"]
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(level: str) -> None:
+    """Set the process's log level and form. Under systemd (JOURNAL_STREAM) no time stamps are written."""
+    processors: list[structlog.types.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+    ]
+    if "JOURNAL_STREAM" not in os.environ:
+        processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
+    processors.append(structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True))
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def get(component: str) -> structlog.typing.FilteringBoundLogger:
+    """Return the logger of one component."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(component=component)
+    return logger

@@ -1,0 +1,283 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_NO_PMU: _ClassVar[Reason]
+    REASON_PARANOID: _ClassVar[Reason]
+    REASON_VPMU_CONFLICT: _ClassVar[Reason]
+    REASON_MULTIPLEXED: _ClassVar[Reason]
+    REASON_NO_RDT: _ClassVar[Reason]
+    REASON_RDT_UNAVAILABLE: _ClassVar[Reason]
+    REASON_NO_RMID: _ClassVar[Reason]
+    REASON_NOT_SCHEDULED: _ClassVar[Reason]
+    REASON_STALE: _ClassVar[Reason]
+    REASON_VM_STARTING: _ClassVar[Reason]
+    REASON_NO_PERMISSION: _ClassVar[Reason]
+    REASON_SOURCE_OFF: _ClassVar[Reason]
+    REASON_SOURCE_FAILED: _ClassVar[Reason]
+    REASON_STUCK: _ClassVar[Reason]
+    REASON_IDLE: _ClassVar[Reason]
+    REASON_COUNTER_RESET: _ClassVar[Reason]
+    REASON_NOT_PRESENT: _ClassVar[Reason]
+    REASON_FD_LIMIT: _ClassVar[Reason]
+    REASON_NOT_IN_TRACE: _ClassVar[Reason]
+    REASON_NO_COEFFICIENTS: _ClassVar[Reason]
+    REASON_INVALID_VALUE: _ClassVar[Reason]
+REASON_UNSPECIFIED: Reason
+REASON_NO_PMU: Reason
+REASON_PARANOID: Reason
+REASON_VPMU_CONFLICT: Reason
+REASON_MULTIPLEXED: Reason
+REASON_NO_RDT: Reason
+REASON_RDT_UNAVAILABLE: Reason
+REASON_NO_RMID: Reason
+REASON_NOT_SCHEDULED: Reason
+REASON_STALE: Reason
+REASON_VM_STARTING: Reason
+REASON_NO_PERMISSION: Reason
+REASON_SOURCE_OFF: Reason
+REASON_SOURCE_FAILED: Reason
+REASON_STUCK: Reason
+REASON_IDLE: Reason
+REASON_COUNTER_RESET: Reason
+REASON_NOT_PRESENT: Reason
+REASON_FD_LIMIT: Reason
+REASON_NOT_IN_TRACE: Reason
+REASON_NO_COEFFICIENTS: Reason
+REASON_INVALID_VALUE: Reason
+
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "batch", "heartbeat")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    batch: CpiBatch
+    heartbeat: Heartbeat
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[CpiBatch, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class CentralMessage(_message.Message):
+    __slots__ = ("ack", "coefficients", "welcome", "slow_down")
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    ack: Ack
+    coefficients: CoefficientUpdate
+    welcome: Welcome
+    slow_down: SlowDown
+    def __init__(self, ack: _Optional[_Union[Ack, _Mapping]] = ..., coefficients: _Optional[_Union[CoefficientUpdate, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., slow_down: _Optional[_Union[SlowDown, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("host", "boot_id", "spool_id", "platform", "sent_unix_ns", "agent_version", "protocol_version", "min_protocol_version", "coefficient_version", "jobs", "window_ms")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MIN_PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    boot_id: str
+    spool_id: str
+    platform: str
+    sent_unix_ns: int
+    agent_version: str
+    protocol_version: int
+    min_protocol_version: int
+    coefficient_version: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    window_ms: int
+    def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ...) -> None: ...
+
+class CpiBatch(_message.Message):
+    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog")
+    SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    TASK_INDEX_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    CPI_REASON_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    CYCLES_FIELD_NUMBER: _ClassVar[int]
+    INSTRUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_RATIO_FIELD_NUMBER: _ClassVar[int]
+    RUN_QUEUE_WAIT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LLC_OCCUPANCY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    spool_id: str
+    sequence: int
+    tasks: _containers.RepeatedCompositeFieldContainer[Task]
+    task_index: _containers.RepeatedScalarFieldContainer[int]
+    start_unix_ns: _containers.RepeatedScalarFieldContainer[int]
+    duration_ns: _containers.RepeatedScalarFieldContainer[int]
+    cpi: _containers.RepeatedScalarFieldContainer[float]
+    cpi_reason: _containers.RepeatedScalarFieldContainer[Reason]
+    cpu_usage_cores: _containers.RepeatedScalarFieldContainer[float]
+    cycles: _containers.RepeatedScalarFieldContainer[int]
+    instructions: _containers.RepeatedScalarFieldContainer[int]
+    running_ratio: _containers.RepeatedScalarFieldContainer[float]
+    run_queue_wait_ratio: _containers.RepeatedScalarFieldContainer[float]
+    disk_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
+    network_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
+    llc_occupancy_bytes: _containers.RepeatedScalarFieldContainer[float]
+    memory_bandwidth_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
+    backlog: bool
+    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("vm", "epoch", "job", "latency_sensitive", "name", "machine", "platform")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    epoch: str
+    job: str
+    latency_sensitive: bool
+    name: str
+    machine: str
+    platform: str
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., name: _Optional[str] = ..., machine: _Optional[str] = ..., platform: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sent_unix_ns", "coefficient_version", "spooled_batches", "dropped_batches", "jobs")
+    SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    sent_unix_ns: int
+    coefficient_version: int
+    spooled_batches: int
+    dropped_batches: int
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sent_unix_ns: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SequenceRange(_message.Message):
+    __slots__ = ("first", "last")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("spool_id", "ranges", "rejected_batches", "rejected_rows", "accepted_rows")
+    SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    spool_id: str
+    ranges: _containers.RepeatedCompositeFieldContainer[SequenceRange]
+    rejected_batches: _containers.RepeatedCompositeFieldContainer[RejectedBatch]
+    rejected_rows: _containers.RepeatedCompositeFieldContainer[RejectedRows]
+    accepted_rows: int
+    def __init__(self, spool_id: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[SequenceRange, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[RejectedBatch, _Mapping]]] = ..., rejected_rows: _Optional[_Iterable[_Union[RejectedRows, _Mapping]]] = ..., accepted_rows: _Optional[int] = ...) -> None: ...
+
+class RejectedBatch(_message.Message):
+    __slots__ = ("sequence", "reason", "detail")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    reason: str
+    detail: str
+    def __init__(self, sequence: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class RejectedRows(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protocol_version", "central_version", "sent_unix_ns", "max_batch_rows", "max_batch_bytes", "heartbeat_ms")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    central_version: str
+    sent_unix_ns: int
+    max_batch_rows: int
+    max_batch_bytes: int
+    heartbeat_ms: int
+    def __init__(self, protocol_version: _Optional[int] = ..., central_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., max_batch_rows: _Optional[int] = ..., max_batch_bytes: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ...) -> None: ...
+
+class SlowDown(_message.Message):
+    __slots__ = ("min_batch_interval_ms",)
+    MIN_BATCH_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    min_batch_interval_ms: int
+    def __init__(self, min_batch_interval_ms: _Optional[int] = ...) -> None: ...
+
+class CoefficientUpdate(_message.Message):
+    __slots__ = ("version", "created_unix_ns", "ttl_ns", "slot_ns", "statistics", "coefficients", "full", "removed_jobs")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TTL_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
+    FULL_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    created_unix_ns: int
+    ttl_ns: int
+    slot_ns: int
+    statistics: _containers.RepeatedCompositeFieldContainer[JobStatistics]
+    coefficients: _containers.RepeatedCompositeFieldContainer[Coefficient]
+    full: bool
+    removed_jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., created_unix_ns: _Optional[int] = ..., ttl_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., statistics: _Optional[_Iterable[_Union[JobStatistics, _Mapping]]] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., full: _Optional[bool] = ..., removed_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class JobStatistics(_message.Message):
+    __slots__ = ("job", "platform", "samples", "mean_cpi", "std_cpi")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
+    STD_CPI_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    platform: str
+    samples: int
+    mean_cpi: float
+    std_cpi: float
+    def __init__(self, job: _Optional[str] = ..., platform: _Optional[str] = ..., samples: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., std_cpi: _Optional[float] = ...) -> None: ...
+
+class Coefficient(_message.Message):
+    __slots__ = ("job", "value", "samples", "standard_error")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    value: float
+    samples: int
+    standard_error: float
+    def __init__(self, job: _Optional[str] = ..., value: _Optional[float] = ..., samples: _Optional[int] = ..., standard_error: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,208 @@
+from whitepanda.v1 import agent_pb2 as _agent_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HostStatus(_message.Message):
+    __slots__ = ("host", "agent_version", "platform", "now_unix_ns", "started_unix_ns", "ticks", "missed_ticks", "sources", "uplink", "coefficient_version", "cpu_seconds", "rss_bytes", "window_ms", "host_metrics", "mn_cpi")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    NOW_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TICKS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_TICKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CPU_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_METRICS_FIELD_NUMBER: _ClassVar[int]
+    MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    agent_version: str
+    platform: str
+    now_unix_ns: int
+    started_unix_ns: int
+    ticks: int
+    missed_ticks: int
+    sources: _containers.RepeatedCompositeFieldContainer[SourceStatus]
+    uplink: UplinkStatus
+    coefficient_version: int
+    cpu_seconds: float
+    rss_bytes: int
+    window_ms: int
+    host_metrics: _containers.RepeatedCompositeFieldContainer[Metric]
+    mn_cpi: float
+    def __init__(self, host: _Optional[str] = ..., agent_version: _Optional[str] = ..., platform: _Optional[str] = ..., now_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., ticks: _Optional[int] = ..., missed_ticks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., uplink: _Optional[_Union[UplinkStatus, _Mapping]] = ..., coefficient_version: _Optional[int] = ..., cpu_seconds: _Optional[float] = ..., rss_bytes: _Optional[int] = ..., window_ms: _Optional[int] = ..., host_metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., mn_cpi: _Optional[float] = ...) -> None: ...
+
+class SourceStatus(_message.Message):
+    __slots__ = ("name", "state", "detail", "age_ns", "duration_ns", "samples", "failures")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    detail: str
+    age_ns: int
+    duration_ns: int
+    samples: int
+    failures: int
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., age_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., samples: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+
+class UplinkStatus(_message.Message):
+    __slots__ = ("state", "address", "spooled_batches", "spooled_bytes", "acknowledged_batches", "dropped_batches", "rejected_rows", "last_error", "acknowledged_windows")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SPOOLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    address: str
+    spooled_batches: int
+    spooled_bytes: int
+    acknowledged_batches: int
+    dropped_batches: int
+    rejected_rows: int
+    last_error: str
+    acknowledged_windows: int
+    def __init__(self, state: _Optional[str] = ..., address: _Optional[str] = ..., spooled_batches: _Optional[int] = ..., spooled_bytes: _Optional[int] = ..., acknowledged_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., rejected_rows: _Optional[int] = ..., last_error: _Optional[str] = ..., acknowledged_windows: _Optional[int] = ...) -> None: ...
+
+class Metric(_message.Message):
+    __slots__ = ("name", "value", "reason", "source", "age_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    reason: _agent_pb2.Reason
+    source: str
+    age_ns: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., source: _Optional[str] = ..., age_ns: _Optional[int] = ...) -> None: ...
+
+class VmSummary(_message.Message):
+    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VCPUS_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_REASON_FIELD_NUMBER: _ClassVar[int]
+    DEGRADATION_FIELD_NUMBER: _ClassVar[int]
+    TOP_SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    epoch: str
+    state: str
+    vcpus: int
+    metrics: _containers.RepeatedCompositeFieldContainer[Metric]
+    verdict: str
+    verdict_reason: str
+    degradation: float
+    top_suspect: str
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ...) -> None: ...
+
+class ListVmsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListVmsResponse(_message.Message):
+    __slots__ = ("now_unix_ns", "host", "vms", "triggered")
+    NOW_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERED_FIELD_NUMBER: _ClassVar[int]
+    now_unix_ns: int
+    host: str
+    vms: _containers.RepeatedCompositeFieldContainer[VmSummary]
+    triggered: bool
+    def __init__(self, now_unix_ns: _Optional[int] = ..., host: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[VmSummary, _Mapping]]] = ..., triggered: _Optional[bool] = ...) -> None: ...
+
+class ExplainVmRequest(_message.Message):
+    __slots__ = ("vm",)
+    VM_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    def __init__(self, vm: _Optional[str] = ...) -> None: ...
+
+class VmExplanation(_message.Message):
+    __slots__ = ("vm", "statistics", "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots", "coefficient_version", "coefficient_age_ns", "suspects", "history", "triggered")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    N_CPI_FIELD_NUMBER: _ClassVar[int]
+    VICTIM_THRESHOLD_CPI_FIELD_NUMBER: _ClassVar[int]
+    MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    MN_CPI_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    VICTIM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_AGE_NS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERED_FIELD_NUMBER: _ClassVar[int]
+    vm: VmSummary
+    statistics: _agent_pb2.JobStatistics
+    cpi: float
+    n_cpi: float
+    victim_threshold_cpi: float
+    mn_cpi: float
+    mn_cpi_threshold: float
+    victim_slots: int
+    coefficient_version: int
+    coefficient_age_ns: int
+    suspects: _containers.RepeatedCompositeFieldContainer[Suspect]
+    history: _containers.RepeatedCompositeFieldContainer[CpiPoint]
+    triggered: bool
+    def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ...) -> None: ...
+
+class Suspect(_message.Message):
+    __slots__ = ("uuid", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    name: str
+    job: str
+    coefficient: float
+    cpu_usage_cores: float
+    score: float
+    reason: _agent_pb2.Reason
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ...) -> None: ...
+
+class CpiPoint(_message.Message):
+    __slots__ = ("start_unix_ns", "cpi", "cpu_usage_cores")
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    start_unix_ns: int
+    cpi: float
+    cpu_usage_cores: float
+    def __init__(self, start_unix_ns: _Optional[int] = ..., cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
