@@ -1,0 +1,106 @@
+"""What the agent knows now, read-only: the contract between the daemon and its local API.
+
+All views are plain values without I/O. Everything here is read on the daemon's one asyncio loop, so nothing is locked;
+a view is a snapshot and does not change after it was returned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from collector.base import Reason
+
+if TYPE_CHECKING:
+    from agent.host_analysis import HostAnalysis
+
+__all__ = ["AgentState", "HostView", "MetricView", "SourceState", "SourceView", "UplinkView", "VmView"]
+
+SourceState = Literal["off", "available", "unavailable", "failed", "stuck"]
+UplinkState = Literal["off", "connecting", "connected"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricView:
+    """One value, or why there is none. `name` is that of docs/metrics.md, unit included; `age_ns` is the sample's."""
+
+    name: str
+    value: float | None
+    reason: Reason = Reason.UNSPECIFIED
+    source: str = ""
+    age_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """One source. `detail` says why it is not available, and the remedy, in one line. Age 0 where it never sampled."""
+
+    name: str
+    state: SourceState
+    detail: str = ""
+    age_ns: int = 0
+    duration_ns: int = 0
+    samples: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkView:
+    """The stream to central and the spool behind it. Counts are since the agent's start but for what is spooled now."""
+
+    state: UplinkState = "off"
+    address: str = ""
+    spooled_batches: int = 0
+    spooled_bytes: int = 0
+    acknowledged_batches: int = 0
+    acknowledged_windows: int = 0
+    dropped_batches: int = 0
+    rejected_rows: int = 0
+    last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VmView:
+    """One VM that is on the host now, with its rates over the last tick."""
+
+    uuid: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    epoch: str
+    state: str
+    vcpus: int
+    metrics: tuple[MetricView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The agent and its host."""
+
+    host: str
+    agent_version: str
+    platform: str
+    now_unix_ns: int
+    started_unix_ns: int
+    ticks: int
+    missed_ticks: int
+    sources: tuple[SourceView, ...]
+    uplink: UplinkView
+    cpu_seconds: float
+    rss_bytes: int
+    window_ms: int
+    metrics: tuple[MetricView, ...]
+
+
+class AgentState(Protocol):
+    """What the local API reads. The daemon has the one implementation; tests make their own."""
+
+    @property
+    def analysis(self) -> HostAnalysis | None:
+        """Antagonists on this host; None where that part could not be started."""
+
+    def host(self) -> HostView:
+        """Return the host's status now."""
+
+    def vms(self) -> tuple[VmView, ...]:
+        """Return all VMs now, by name."""
