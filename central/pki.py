@@ -1,0 +1,293 @@
+"""A small certificate authority for sites that have none: ECDSA P-256, one CA, leaf certificates for servers and clients.
+
+A name in a certificate is a DNS subject alternative name, and central takes it as the peer's identity: a host's name for an
+agent, `operator` and `importer` for tools. Keys are readable by their owner only; nothing is overwritten unless told so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from whitepanda.common.errors import TlsError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["CA_DAYS", "LEAF_DAYS", "CertificateInfo", "describe", "issue", "make_ca"]
+
+CA_DAYS = 3650
+LEAF_DAYS = 825
+
+# Hosts' clocks are not all right; a certificate made now must be good on a host whose clock is a little behind.
+_BACKDATE = dt.timedelta(hours=1)
+_MAX_COMMON_NAME = 64
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+_RESERVED = ("ca",)
+
+
+def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) -> Path:
+    """Make a CA: `ca.crt` and `ca.key` in `directory` (made with mode 0700 where it is missing).
+
+    Args:
+        directory: where the files go.
+        days: how long the CA is valid, from now.
+        force: replace an existing CA; every certificate that it issued is then worthless.
+
+    Returns:
+        The path of `ca.crt`.
+
+    Raises:
+        TlsError: the files exist, or cannot be written.
+
+    """
+    directory = Path(directory)
+    _check_days(days)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A CA made anew must not be confused with its predecessor: subjects differ.
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"whitepanda CA {secrets.token_hex(4)}")])
+    now = dt.datetime.now(dt.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATE)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _store(directory, "ca", key, certificate, force=force)[0]
+
+
+def issue(
+    directory: Path | str,
+    name: str,
+    *,
+    server: bool = False,
+    addresses: Sequence[str] = (),
+    days: int = LEAF_DAYS,
+    force: bool = False,
+) -> TlsFiles:
+    """Issue `NAME.crt` and `NAME.key` beside the CA in `directory`.
+
+    Args:
+        directory: where `ca.crt` and `ca.key` are.
+        name: the peer's name; becomes the first DNS subject alternative name and the files' name.
+        server: for central (serverAuth); else for a client (clientAuth).
+        addresses: more subject alternative names, DNS names or IP addresses, by which clients reach a server.
+        days: how long it is valid, from now; never longer than the CA.
+        force: replace existing files.
+
+    Returns:
+        The paths of the three files that this peer needs.
+
+    Raises:
+        TlsError: a bad name, no CA here, an expired or unreadable CA, existing files, a folder that cannot be written.
+
+    """
+    directory = Path(directory)
+    _check_days(days)
+    names = _alternative_names(name, addresses)
+    ca, ca_key = _load_ca(directory)
+    now = dt.datetime.now(dt.UTC)
+    if ca.not_valid_after_utc <= now:
+        raise TlsError(
+            f"{directory / 'ca.crt'}: expired on {ca.not_valid_after_utc:%Y-%m-%d}; make a new CA with `whitepanda pki init --force`"
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A common name holds 64 characters at most; a longer host name is in the alternative names alone, then critical (RFC 5280, 4.2.1.6).
+    subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _MAX_COMMON_NAME else []
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name(subject))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATE)
+        .not_valid_after(min(now + dt.timedelta(days=days), ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=not subject)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    crt, key_path = _store(directory, name, key, certificate, force=force)
+    return TlsFiles(ca=str(directory / "ca.crt"), certificate=str(crt), key=str(key_path))
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateInfo:
+    """What `whitepanda pki show` tells of one certificate. `days_left` is negative after its end."""
+
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    purposes: tuple[str, ...]
+    is_ca: bool
+    not_before: dt.datetime
+    not_after: dt.datetime
+    days_left: int
+    serial: str
+    sha256: str
+
+
+def describe(path: Path | str) -> CertificateInfo:
+    """Read the first certificate of a PEM file.
+
+    Raises:
+        TlsError: the file cannot be read, or has no certificate.
+
+    """
+    certificate = _read_certificate(Path(path))
+    extensions = certificate.extensions
+    names: list[str] = []
+    purposes: list[str] = []
+    is_ca = False
+    for extension in extensions:
+        value = extension.value
+        if isinstance(value, x509.SubjectAlternativeName):
+            names = [str(name.value) for name in value]
+        elif isinstance(value, x509.ExtendedKeyUsage):
+            purposes = [
+                {"1.3.6.1.5.5.7.3.1": "server", "1.3.6.1.5.5.7.3.2": "client"}.get(
+                    o.dotted_string, o.dotted_string
+                )
+                for o in value
+            ]
+        elif isinstance(value, x509.BasicConstraints):
+            is_ca = value.ca
+    return CertificateInfo(
+        subject=certificate.subject.rfc4514_string(),
+        issuer=certificate.issuer.rfc4514_string(),
+        names=tuple(names),
+        purposes=tuple(purposes),
+        is_ca=is_ca,
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        days_left=(certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)).days,
+        serial=f"{certificate.serial_number:x}",
+        sha256=certificate.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= 36500:  # noqa: PLR2004 - said in the message
+        raise TlsError(f"days must be 1 to 36500 (value {days})")
+
+
+def _alternative_names(name: str, addresses: Sequence[str]) -> list[x509.GeneralName]:
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        raise TlsError(
+            f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', and not 'ca' (value {name!r})"
+        )
+    found: list[x509.GeneralName] = [x509.DNSName(name)]
+    for address in addresses:
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            if not _NAME.fullmatch(address):
+                raise TlsError(
+                    f"not an IP address or DNS name (value {address!r}); give the host without port or brackets"
+                ) from None
+            found.append(x509.DNSName(address))
+    return list(dict.fromkeys(found))
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise TlsError(f"{path}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise TlsError(f"{path}: not a PEM certificate") from error
+
+
+def _load_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if not (directory / "ca.crt").exists():
+        raise TlsError(f"{directory}: no CA here (ca.crt); make one with `whitepanda pki init {directory}`")
+    certificate = _read_certificate(directory / "ca.crt")
+    path = directory / "ca.key"
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise TlsError(f"{path}: cannot read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise TlsError(f"{path}: not an unencrypted PEM private key") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise TlsError(f"{path}: not the key of {directory / 'ca.crt'}")
+    return certificate, key
+
+
+def _store(
+    directory: Path, stem: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, *, force: bool
+) -> tuple[Path, Path]:
+    """Write both files or neither under their names; existing ones only with `force`."""
+    crt_path, key_path = directory / f"{stem}.crt", directory / f"{stem}.key"
+    if not force:
+        for path in (crt_path, key_path):
+            if path.exists():
+                raise TlsError(f"{path} exists and is left alone; --force replaces it")
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    crt_pem = certificate.public_bytes(serialization.Encoding.PEM)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new_key = _write_new(key_path, key_pem, 0o600)
+        new_crt = _write_new(crt_path, crt_pem, 0o644)
+        new_key.rename(key_path)
+        new_crt.rename(crt_path)
+    except OSError as error:
+        raise TlsError(f"{error.filename or directory}: cannot write: {error.strerror}") from error
+    return crt_path, key_path
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> Path:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    return temporary
