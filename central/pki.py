@@ -1,7 +1,8 @@
-"""A small certificate authority for sites that have none: ECDSA P-256, one CA, leaf certificates for servers and clients.
+"""A small certificate authority for sites that have none: ECDSA P-256, one CA, certificates for servers and clients.
 
-A name in a certificate is a DNS subject alternative name, and central takes it as the peer's identity: a host's name for an
-agent, `operator` and `importer` for tools. Keys are readable by their owner only; nothing is overwritten unless told so.
+A name in a certificate is a DNS subject alternative name, and central takes it as the peer's identity: a host's name
+for an agent, `operator` and `importer` for tools. Keys are readable by their owner only; nothing is overwritten
+unless told so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["CA_DAYS", "LEAF_DAYS", "CertificateInfo", "describe", "issue", "make
 CA_DAYS = 3650
 LEAF_DAYS = 825
 
-# Hosts' clocks are not all right; a certificate made now must be good on a host whose clock is a little behind.
+# A certificate made now must be good on a host whose clock is a little behind.
 _BACKDATE = dt.timedelta(hours=1)
 _MAX_COMMON_NAME = 64
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
@@ -106,7 +107,7 @@ def issue(
         The paths of the three files that this peer needs.
 
     Raises:
-        TlsError: a bad name, no CA here, an expired or unreadable CA, existing files, a folder that cannot be written.
+        TlsError: a bad name, no CA here, an expired or unreadable CA, existing files, an unwritable folder.
 
     """
     directory = Path(directory)
@@ -116,10 +117,12 @@ def issue(
     now = dt.datetime.now(dt.UTC)
     if ca.not_valid_after_utc <= now:
         raise TlsError(
-            f"{directory / 'ca.crt'}: expired on {ca.not_valid_after_utc:%Y-%m-%d}; make a new CA with `whitepanda pki init --force`"
+            f"{directory / 'ca.crt'}: expired on {ca.not_valid_after_utc:%Y-%m-%d}; "
+            "make a new CA with `whitepanda pki init --force`"
         )
     key = ec.generate_private_key(ec.SECP256R1())
-    # A common name holds 64 characters at most; a longer host name is in the alternative names alone, then critical (RFC 5280, 4.2.1.6).
+    # A common name holds 64 characters at most; a longer name is in the alternative names alone, which are then
+    # critical (RFC 5280, 4.2.1.6).
     subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if len(name) <= _MAX_COMMON_NAME else []
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
     usage = x509.KeyUsage(
@@ -218,7 +221,7 @@ def _check_days(days: int) -> None:
 def _alternative_names(name: str, addresses: Sequence[str]) -> list[x509.GeneralName]:
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise TlsError(
-            f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', and not 'ca' (value {name!r})"
+            f"a certificate's name is 1 to 253 letters, digits, '.', '-' or '_', not 'ca' (value {name!r})"
         )
     found: list[x509.GeneralName] = [x509.DNSName(name)]
     for address in addresses:
@@ -227,7 +230,7 @@ def _alternative_names(name: str, addresses: Sequence[str]) -> list[x509.General
         except ValueError:
             if not _NAME.fullmatch(address):
                 raise TlsError(
-                    f"not an IP address or DNS name (value {address!r}); give the host without port or brackets"
+                    f"not an IP address or DNS name (value {address!r}); give it without port or brackets"
                 ) from None
             found.append(x509.DNSName(address))
     return list(dict.fromkeys(found))

@@ -1,0 +1,71 @@
+"""What both ends of the agent stream must agree on: versions, limits, keepalive.
+
+The messages are in whitepanda/v1/agent.proto.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CLIENT_CHANNEL_OPTIONS",
+    "DEFAULT_HEARTBEAT_MS",
+    "MAX_BATCH_ROWS",
+    "MAX_MESSAGE_BYTES",
+    "MIN_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "SERVER_CHANNEL_OPTIONS",
+    "UNKNOWN_COUNT",
+    "agree",
+]
+
+#: The newest version that this code speaks, and the oldest. 2 added Welcome, SlowDown and the counts in Ack.
+PROTOCOL_VERSION = 2
+MIN_PROTOCOL_VERSION = 1
+
+#: A counter of one row that is not known, in columns of unsigned integers (doubles have NaN for it).
+UNKNOWN_COUNT = 2**64 - 1
+
+#: What a sender keeps to before (or without) a Welcome that says otherwise.
+MAX_BATCH_ROWS = 10_000
+MAX_MESSAGE_BYTES = 4 << 20
+DEFAULT_HEARTBEAT_MS = 10_000
+
+# A peer that is gone without a word (power cut, dropped by a firewall) is noticed by HTTP/2 pings: after 20 s of
+# silence one is sent, and 10 s later the connection is closed. gRPC servers by default hang up on clients that ping
+# more often than every 5 minutes, so the server's side is part of the agreement.
+_KEEPALIVE_MS = 20_000
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+#: Options of an agent's channel.
+CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", 16 * MAX_MESSAGE_BYTES),
+    # Each uplink has its own connection and its own back-off (agent.uplink), jittered over all of it.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+#: Options of central's server; it adds its own limit of the message length.
+SERVER_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 4),
+    # Two centrals must never share a port by accident.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def agree(newest: int, oldest: int) -> int | None:
+    """Return the newest version that both sides speak, or None.
+
+    Args:
+        newest: the peer's newest version (Hello.protocol_version); 0, from a peer that does not say, means 1.
+        oldest: the peer's oldest version; 0 means the same as `newest`.
+
+    """
+    newest = newest or 1
+    version = min(newest, PROTOCOL_VERSION)
+    return version if version >= max(oldest or newest, MIN_PROTOCOL_VERSION) else None
