@@ -1,0 +1,167 @@
+"""The connected hosts: who they are, which jobs they run, and what is to be sent to them.
+
+Everything here belongs to the one asyncio loop; nothing is safe to call from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from central.ranges import merged
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
+
+#: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
+MAX_QUEUED_MESSAGES = 64
+
+
+@dataclass(slots=True)
+class _PendingAck:
+    sequences: list[int] = field(default_factory=list)
+    accepted_rows: int = 0
+    rejected_rows: Counter[str] = field(default_factory=Counter)
+    rejected_batches: list[agent_pb2.RejectedBatch] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class HostStream:
+    """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said."""
+
+    host: str
+    platform: str = ""
+    protocol_version: int = 2
+    agent_version: str = ""
+    is_importer: bool = False
+    jobs: frozenset[str] = frozenset()
+    coefficient_version: int = 0
+    spooled_batches: int = 0
+    dropped_batches: int = 0
+    closed: bool = False
+    close_reason: str = ""
+    _acks: dict[str, _PendingAck] = field(default_factory=dict)
+    _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def send(self, message: agent_pb2.CentralMessage) -> bool:
+        """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
+        if self.closed or len(self._messages) >= MAX_QUEUED_MESSAGES:
+            return False
+        self._messages.append(message)
+        self._wake.set()
+        return True
+
+    def acknowledge(
+        self,
+        spool_id: str,
+        sequence: int,
+        *,
+        accepted_rows: int = 0,
+        rejected_rows: Mapping[str, int] | None = None,
+        rejected_batch: agent_pb2.RejectedBatch | None = None,
+    ) -> None:
+        """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
+
+        Sequence 0 is no batch's number: it is told as rejected but not put into the ranges.
+        """
+        if self.closed:
+            return
+        ack = self._acks.setdefault(spool_id, _PendingAck())
+        if sequence:
+            ack.sequences.append(sequence)
+        ack.accepted_rows += accepted_rows
+        ack.rejected_rows.update(rejected_rows or {})
+        if rejected_batch is not None:
+            ack.rejected_batches.append(rejected_batch)
+        self._wake.set()
+
+    def close(self, reason: str) -> None:
+        """Have the stream end with this reason. What is queued is not sent any more; unacknowledged batches stay with the agent."""
+        if not self.closed:
+            self.closed = True
+            self.close_reason = reason
+            self._wake.set()
+
+    async def wait(self) -> None:
+        """Wait until there is something to send, or the stream is closed."""
+        await self._wake.wait()
+
+    def drain(self) -> list[agent_pb2.CentralMessage]:
+        """Take what is to be sent now: acknowledgements first, one per spool."""
+        self._wake.clear()
+        messages = []
+        acks, self._acks = self._acks, {}
+        for spool_id, pending in acks.items():
+            ack = agent_pb2.Ack(spool_id=spool_id)
+            ack.ranges.extend(
+                agent_pb2.SequenceRange(first=first, last=last) for first, last in merged(pending.sequences)
+            )
+            if self.protocol_version >= 2:  # noqa: PLR2004 - the version that brought these fields
+                ack.accepted_rows = pending.accepted_rows
+                ack.rejected_rows.extend(
+                    agent_pb2.RejectedRows(reason=reason, count=count)
+                    for reason, count in sorted(pending.rejected_rows.items())
+                    if count
+                )
+                ack.rejected_batches.extend(pending.rejected_batches)
+            messages.append(agent_pb2.CentralMessage(ack=ack))
+        messages.extend(self._messages)
+        self._messages.clear()
+        return messages
+
+
+class StreamRegistry:
+    """All open streams, one per host.
+
+    Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or coefficient
+    version changed; never with one that left. An exception in one of them is the caller's bug and propagates.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: list[Callable[[HostStream], None]] = []
+        self._streams: dict[str, HostStream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def connected(self) -> list[HostStream]:
+        """Return the open streams, in no order."""
+        return list(self._streams.values())
+
+    def get(self, host: str) -> HostStream | None:
+        """Return the host's stream, or None where it is not connected."""
+        return self._streams.get(host)
+
+    def add(self, stream: HostStream) -> HostStream | None:
+        """Register a stream; the host's earlier one, if there is one, is closed and returned."""
+        earlier = self._streams.get(stream.host)
+        if earlier is not None:
+            earlier.close(f"replaced by a newer stream of host {stream.host!r}")
+        self._streams[stream.host] = stream
+        self._changed(stream)
+        return earlier
+
+    def remove(self, stream: HostStream) -> None:
+        """Forget a stream that ended. One that was replaced is forgotten already."""
+        stream.close("ended")
+        if self._streams.get(stream.host) is stream:
+            del self._streams[stream.host]
+
+    def update(
+        self, stream: HostStream, *, jobs: Iterable[str] | None = None, coefficient_version: int | None = None
+    ) -> None:
+        """Note what the agent said; `on_change` is called where it differs from before."""
+        before = (stream.jobs, stream.coefficient_version)
+        if jobs is not None:
+            stream.jobs = frozenset(jobs)
+        if coefficient_version is not None:
+            stream.coefficient_version = coefficient_version
+        if before != (stream.jobs, stream.coefficient_version) and not stream.closed:
+            self._changed(stream)
+
+    def _changed(self, stream: HostStream) -> None:
+        for call in self.on_change:
+            call(stream)
