@@ -25,17 +25,17 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     platform: str = ""  # CPU model that CPI is compared within; "" = /proc/cpuinfo's (Arm kernels name none there)
     state_dir: str = "/var/lib/whitepanda"  # spool, coefficients
     socket: str = "/run/whitepanda/agent.sock"  # the local API
-    tick_s: float = 1.0
+    tick_s: float = 1.0  # how often everything is sampled, in seconds
     window_s: float = 10.0  # length of a CPI window; a multiple of tick_s
     min_activity_cores: float = 0.01  # below this a window's CPI is `idle`, not a number
-    log_level: Level = "info"
+    log_level: Level = "info"  # least level that is logged, to standard error
 
 
 class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """VM table, disk and network counters from libvirt."""
 
-    mode: Mode = "auto"
-    uri: str = "qemu:///system"
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    uri: str = "qemu:///system"  # opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
     deadline_s: float = 2.0  # a call that takes longer makes the source stuck
 
@@ -43,7 +43,7 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hardware counters."""
 
-    mode: Mode = "auto"
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
     opens_per_tick: int = 64  # new groups per tick, so that many VMs starting at once cost no spike
 
@@ -51,14 +51,14 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ProcfsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Guest time and run-queue wait per vCPU thread, the host's CPU time."""
 
-    mode: Mode = "auto"
-    root: str = "/proc"
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    root: str = "/proc"  # another root is for tests
 
 
 class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A synthetic hypervisor, for demos, tests and load."""
 
-    mode: Mode = "off"
+    mode: Mode = "off"  # used never, where it works, or the agent does not start without it
     scenario: str = ""  # TOML file
     truth_file: str = ""  # where the simulator writes what really happens; "" = nowhere
 
@@ -66,8 +66,8 @@ class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RecordedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A recorded host instead of a real one."""
 
-    mode: Mode = "off"
-    file: str = ""
+    mode: Mode = "off"  # used never, where it works, or the agent does not start without it
+    file: str = ""  # JSON lines, one sample of one source each
 
 
 class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,14 +83,14 @@ class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The stream to central. Without an address the agent works alone."""
 
-    address: str = ""  # host:port
+    address: str = ""  # host:port of central; "" = no uplink
     server_name: str = ""  # name expected in central's certificate, where it is not the address's host
     tls: TlsFiles = TlsFiles()
     spool_max_mib: int = 256  # oldest batches are dropped beyond this
     batch_rows: int = 2000  # at most this many windows in a batch
     in_flight_batches: int = 32  # sent and not yet acknowledged
-    reconnect_min_s: float = 0.5
-    reconnect_max_s: float = 30.0
+    reconnect_min_s: float = 0.5  # first pause after a lost stream; doubles, with jitter
+    reconnect_max_s: float = 30.0  # longest pause
 
 
 class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,10 +105,10 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first rule whose `pattern` matches `fact` names the VM's job. `job` may use the pattern's groups (\\1)."""
 
-    pattern: str
-    job: str
+    pattern: str  # regular expression, searched in the fact
+    job: str  # name of the job; may use the groups of the pattern
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
-    latency_sensitive: bool = False
+    latency_sensitive: bool = False  # such VMs can be victims, others suspects
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

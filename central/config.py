@@ -21,7 +21,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str = "/var/lib/whitepanda-central"  # journal
     lake_dir: str = ""  # "" = state_dir/lake
     replica: str = "central-0"  # part of segment names
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level that is logged, to standard error
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
@@ -30,14 +30,14 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
-    max_batch_rows: int = 10_000
-    max_message_bytes: int = 4 << 20
-    max_streams: int = 12_000
+    max_batch_rows: int = 10_000  # larger batches are refused whole
+    max_message_bytes: int = 4 << 20  # larger messages end the stream
+    max_streams: int = 12_000  # further hosts are refused until others leave
     commit_interval_ms: int = 5  # group commit: how long the journal gathers batches
     max_pending_batches: int = 2_000  # beyond this agents are told to slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
     max_cpi: float = 100.0  # larger values are refused as absurd
-    max_cpu_usage_cores: float = 4096.0
+    max_cpu_usage_cores: float = 4096.0  # larger values are refused as absurd
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
 
@@ -46,7 +46,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job statistics and coefficients."""
 
     interval_s: float = 3600.0  # between builds; a build without new segments is none
-    slot_s: float = 300.0  # design, section 4
+    slot_s: float = 300.0  # windows are merged into slots of this length; divides a day
     days: int = 31  # how far back a build looks
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine

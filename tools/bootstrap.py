@@ -1,6 +1,8 @@
 """Make the environment .venv with only Python's standard library: no pip, no python3-venv, no compiler needed.
 
-python3 tools/bootstrap.py EXTRA [EXTRA ...]     EXTRA: base, central, dev, host
+python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, host
+
+--copy installs the product into the environment instead of linking to this checkout. $WHITEPANDA_VENV names another place.
 
 pip comes from the wheel beside this file (pip's own release, MIT licence), because a fresh Debian has none. Which index
 is used is the machine's own pip configuration. All of base, central and dev installs from binary wheels only; `host`
@@ -39,12 +41,14 @@ def stamp(extra: str) -> tuple[Path, str]:
 
 def main(extras: list[str]) -> int:
     """Create or update the environment."""
+    copy = "--copy" in extras
+    extras = [extra for extra in extras if extra != "--copy"]
     if sys.version_info < (3, 11):  # noqa: UP036 - this file is what tells users of old Pythons
         print(f"whitepanda needs Python 3.11 or newer, this is {sys.version.split()[0]}", file=sys.stderr)
         return 1
     unknown = [extra for extra in extras if extra not in EXTRAS]
     if unknown or not extras:
-        print(f"usage: bootstrap.py EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}", file=sys.stderr)
+        print(f"usage: bootstrap.py [--copy] EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}", file=sys.stderr)
         return 2
     if not (VENV / "bin" / "python").exists():
         venv.EnvBuilder(with_pip=False, symlinks=True).create(VENV)
@@ -57,7 +61,7 @@ def main(extras: list[str]) -> int:
         print(f"whitepanda: installing {extra} into {VENV.name} ...", file=sys.stderr, flush=True)
         pip("install", "-qq", *binary, "--requirement", str(ROOT / "requirements" / f"{extra}.lock"))
         if not fresh:
-            pip("install", "-qq", "--no-deps", "--editable", str(ROOT))
+            pip("install", "-qq", "--no-deps", *([] if copy else ["--editable"]), str(ROOT))
             fresh = True
         path.write_text(text)
     return 0

@@ -15,9 +15,9 @@ __all__ = ["TlsFiles", "channel_credentials", "peer_names", "server_credentials"
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the PEM files are: the CA that the other side's certificate must be signed by, our certificate, our key."""
 
-    ca: str = ""
-    certificate: str = ""
-    key: str = ""
+    ca: str = ""  # PEM file: who must have signed the other side's certificate
+    certificate: str = ""  # PEM file: ours
+    key: str = ""  # PEM file: ours, readable by nobody else
 
 
 def _read(path: str, what: str) -> bytes:

@@ -1,0 +1,148 @@
+"""Generate the reference pages of docs/ from the code: metrics.md, configuration.md, cli.md.
+
+python tools/generate_docs.py           writes them
+python tools/generate_docs.py --check   exits 1 and names those that are not fresh
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
+
+
+def metrics_page() -> str:
+    """Render the metric table."""
+    from agent.metrics import METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+
+    lines = [
+        "# Metrics",
+        "",
+        "Per VM unless the name starts with `host_`. Names carry their unit. A value that is not known has a",
+        "[reason code](operate.md#why-a-value-is-missing) instead.",
+        "",
+        "| metric | kind | unit | source | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [f"| `{m.name}` | {m.kind} | {m.unit} | {m.source} | {m.help} |" for m in METRICS]
+    return MADE + "\n".join(lines) + "\n"
+
+
+def _comments(path: Path) -> dict[tuple[str, str], str]:
+    """The comment behind every field of every class in a file: (class, field) -> comment."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for item in node.body:
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                _, _, comment = lines[(item.end_lineno or 1) - 1].partition("  # ")
+                found[node.name, item.target.id] = comment.removeprefix("noqa").strip()
+    return found
+
+
+def _kind(kind: object) -> str:
+    text = kind.__name__ if isinstance(kind, type) else str(kind)
+    for noise in ("typing.", "whitepanda.common.tls."):
+        text = text.replace(noise, "")
+    if text.startswith("Literal["):
+        text = text[8:-1].replace("'", "").replace(",", " \\|")
+    return text
+
+
+def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, str], str]) -> list[str]:
+    rows, nested = [], []
+    for field in msgspec.structs.fields(kind):
+        inner = field.type
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments)
+            continue
+        arguments = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)]
+        if arguments:
+            nested += _tables(arguments[0], f"[{field.name}]", comments)
+            continue
+        default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
+        comment = comments.get((kind.__name__, field.name), "")
+        rows.append(f"| `{field.name}` | {_kind(inner)} | {default} | {comment} |")
+    if not rows:
+        return nested
+    title = f"## `[{prefix}]`" if prefix else "## top level"
+    doc = (kind.__doc__ or "").strip()
+    return [title, "", doc, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, "", *nested]
+
+
+def configuration_page() -> str:
+    """Render every setting of both daemons, with its default and the comment beside it in the code."""
+    from agent.config import AgentConfig  # noqa: PLC0415
+    from central.config import CentralConfig  # noqa: PLC0415
+
+    shared = _comments(ROOT / "proto" / "whitepanda" / "common" / "tls.py")
+    lines = ["# Configuration", "", "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.", ""]
+    lines += ["# The agent: agent.toml", ""]
+    lines += _tables(AgentConfig, "", shared | _comments(ROOT / "agent" / "config.py"))
+    lines += ["# Central: central.toml", ""]
+    lines += _tables(CentralConfig, "", shared | _comments(ROOT / "central" / "config.py"))
+    return MADE + "\n".join(lines).rstrip() + "\n"
+
+
+def _help(*command: str) -> str:
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "LANG": "C.UTF-8"}
+    for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "CI"):
+        environment.pop(name, None)
+    program = [sys.executable, "-c", "from whitepanda.common.cli import main; main()", *command, "--help"]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
+    return "\n".join(line.rstrip() for line in done.stdout.replace(" -c ", " whitepanda ").strip().splitlines())
+
+
+def commands() -> list[tuple[str, ...]]:
+    """Every command and subcommand of the console script."""
+    import typer  # noqa: PLC0415
+
+    found: list[tuple[str, ...]] = []
+    for point in sorted(metadata.entry_points(group="whitepanda.commands"), key=lambda p: p.name):
+        found.append((point.name,))
+        loaded = point.load()
+        if isinstance(loaded, typer.Typer):
+            found += [(point.name, c.name or str(getattr(c.callback, "__name__", ""))) for c in loaded.registered_commands]
+    return found
+
+
+def cli_page() -> str:
+    """Render the help text of every command."""
+    lines = ["# Commands", "", "`--json` on a command prints one JSON value for programs.", ""]
+    for command in commands():
+        lines += [f"## whitepanda {' '.join(command)}", "", "```", _help(*command), "```", ""]
+    return MADE + "\n".join(lines).rstrip() + "\n"
+
+
+PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page, "cli.md": cli_page}
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the module's docstring says."""
+    stale = []
+    for name, render in PAGES.items():
+        path = DOCS / name
+        text = render()
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(f"docs/{name} is not fresh; run tools/generate_docs.py")
+    for line in stale:
+        print(line, file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
