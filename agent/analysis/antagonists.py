@@ -1,0 +1,224 @@
+"""PANDA on one host: who suffers, whether the host is contended, and whom to suspect.
+
+The equations are those of the PANDA paper (sections 4 and 5.2; its extracted text lost them, the design restates
+them): (1) nCPI, (2) mnCPI, (3) the coefficients A_k, which central fits, and (4) the percentile of a rank. Everything
+here is pure: floats and dataclasses in and out. Central evaluates traces with this very code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from collector.base import Reason
+
+__all__ = [
+    "MIN_HISTORY_SLOTS",
+    "VICTIM_STDS",
+    "CpiStatistics",
+    "RankedSuspect",
+    "SlotState",
+    "Suspect",
+    "TaskSlot",
+    "suffers",
+    "is_triggered",
+    "is_victim",
+    "mn_cpi",
+    "mn_cpi_threshold",
+    "n_cpi",
+    "percentile_ranks",
+    "rank_suspects",
+    "slot_state",
+    "suspects_of",
+    "victim_threshold",
+]
+
+#: A task is a victim when its CPI is more than this many standard deviations above its job's mean (section 5.2).
+VICTIM_STDS = 2.0
+
+#: A high percentile of fewer slots than this is little else than their maximum; until then the floor decides.
+MIN_HISTORY_SLOTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CpiStatistics:
+    """The CPI of a job on a platform over the fleet: cycles per instruction; `std` is the population one (ddof 0)."""
+
+    mean: float
+    std: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSlot:
+    """One task (a VM of a job) in one slot. `cpi` None: not measured; `statistics` None: nothing known of its job."""
+
+    task: str
+    job: str
+    latency_sensitive: bool
+    cpi: float | None
+    cpu_usage_cores: float
+    statistics: CpiStatistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """One machine in one slot: equation (2), None without latency-sensitive tasks, and whether one of them suffers."""
+
+    mn_cpi: float | None
+    victims: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A task that may be hurting others: its CPU usage and its job's coefficient A_k, None where that is unknown."""
+
+    task: str
+    job: str
+    cpu_usage_cores: float
+    coefficient: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankedSuspect:
+    """A suspect with its score A_k * u, the mnCPI that it is held to cause. None has its reason."""
+
+    task: str
+    job: str
+    cpu_usage_cores: float
+    coefficient: float | None
+    score: float | None
+    reason: Reason = Reason.UNSPECIFIED
+
+
+def n_cpi(cpi: float, statistics: CpiStatistics) -> float:
+    """Normalised CPI, equation (1): (c - mean) / std, in standard deviations. 0 for a job whose CPI never varies."""
+    if statistics.std <= 0:
+        return 0.0
+    return (cpi - statistics.mean) / statistics.std
+
+
+def victim_threshold(statistics: CpiStatistics) -> float:
+    """CPI above which a task of the job is a victim: mean + 2 std."""
+    return statistics.mean + VICTIM_STDS * statistics.std
+
+
+def is_victim(cpi: float, statistics: CpiStatistics) -> bool:
+    """Whether c > mean + 2 std. Never for a job whose CPI never varied: one odd bit would be above its threshold."""
+    return statistics.std > 0 and cpi > victim_threshold(statistics)
+
+
+def mn_cpi(tasks: Iterable[TaskSlot]) -> float | None:
+    """Machine-level normalised CPI, equation (2): the mean of nCPI over the latency-sensitive tasks of one slot.
+
+    Tasks without a known CPI or without statistics are left out. None where none is left: such slots are skipped.
+    """
+    values = [
+        n_cpi(t.cpi, t.statistics)
+        for t in tasks
+        if t.latency_sensitive and t.cpi is not None and t.statistics is not None
+    ]
+    return math.fsum(values) / len(values) if values else None
+
+
+def suffers(task: TaskSlot) -> bool:
+    """Whether this task is a victim: latency-sensitive, with known CPI and statistics, above its threshold."""
+    return (
+        task.latency_sensitive
+        and task.cpi is not None
+        and task.statistics is not None
+        and is_victim(task.cpi, task.statistics)
+    )
+
+
+def slot_state(tasks: Sequence[TaskSlot]) -> SlotState:
+    """Sum one machine's slot up: mnCPI and the victims, in the order of `tasks`."""
+    return SlotState(mn_cpi=mn_cpi(tasks), victims=tuple(t.task for t in tasks if suffers(t)))
+
+
+def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) -> float:
+    """What mnCPI has to exceed: the host's own percentile (0 to 100) of `history`, but never less than `floor`.
+
+    Linear interpolation between the closest ranks. With fewer than `MIN_HISTORY_SLOTS` slots it is the floor.
+
+    Args:
+        history: mnCPI of past slots, in any order; not those under test.
+        percentile: 0 to 100; the paper takes 99.
+        floor: the least threshold.
+
+    """
+    if len(history) < MIN_HISTORY_SLOTS:
+        return floor
+    ordered = sorted(history)
+    position = (len(ordered) - 1) * percentile / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return max(floor, ordered[below] + (ordered[above] - ordered[below]) * (position - below))
+
+
+def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int) -> bool:
+    """PANDA's trigger (section 5.2): a victim in each of the last `victim_slots` slots, and mnCPI above `threshold` now.
+
+    Args:
+        slots: consecutive slots of one machine, oldest first, the present one last.
+        threshold: as from `mn_cpi_threshold`.
+        victim_slots: at least 1; the paper takes 3. Fewer slots than that never trigger.
+
+    """
+    if victim_slots < 1 or len(slots) < victim_slots:
+        return False
+    now = slots[-1].mn_cpi
+    return now is not None and now > threshold and all(slot.victims for slot in slots[-victim_slots:])
+
+
+def suspects_of(tasks: Iterable[TaskSlot], coefficients: Mapping[str, float]) -> list[Suspect]:
+    """Return the co-located tasks that may be blamed: those that are not latency-sensitive."""
+    return [
+        Suspect(t.task, t.job, t.cpu_usage_cores, coefficients.get(t.job))
+        for t in tasks
+        if not t.latency_sensitive
+    ]
+
+
+def rank_suspects(suspects: Iterable[Suspect]) -> list[RankedSuspect]:
+    """Rank suspects by A_k * u, highest first; those whose job has no coefficient come last, by usage.
+
+    Equal scores are in the order of the task's name, so that one state has one ranking.
+    """
+    ranked = [_scored(suspect) for suspect in suspects]
+    return sorted(
+        ranked,
+        key=lambda s: (s.score is None, -(s.score if s.score is not None else s.cpu_usage_cores), s.task),
+    )
+
+
+def _scored(suspect: Suspect) -> RankedSuspect:
+    a, u = suspect.coefficient, suspect.cpu_usage_cores
+    if a is None:
+        return RankedSuspect(suspect.task, suspect.job, u, None, None, Reason.NO_COEFFICIENTS)
+    return RankedSuspect(suspect.task, suspect.job, u, a, a * u)
+
+
+def percentile_ranks(scores: Sequence[float]) -> list[float | None]:
+    """Percentile of each score's rank, equation (4): (n - r) / (n - 1), rank 1 the highest score, ties averaged.
+
+    Returns:
+        One value in [0, 1] per score, 1 for the single highest. None for a lone score, which has no rank.
+
+    """
+    count = len(scores)
+    if count == 1:
+        return [None]
+    order = sorted(range(count), key=lambda i: -scores[i])
+    result: list[float | None] = [None] * count
+    first = 0
+    while first < count:
+        last = first
+        while last + 1 < count and scores[order[last + 1]] == scores[order[first]]:
+            last += 1
+        rank = (first + last) / 2 + 1
+        for position in range(first, last + 1):
+            result[order[position]] = (count - rank) / (count - 1)
+        first = last + 1
+    return result

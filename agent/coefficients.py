@@ -1,0 +1,231 @@
+"""What central has learnt and this host holds: job statistics and antagonist coefficients, on disk, versioned, with an end.
+
+Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole or not at
+all. After the time to live nothing of it is used any more: a host must not accuse anybody by stale knowledge.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import msgspec
+
+from agent.analysis.antagonists import CpiStatistics
+from whitepanda.common import log
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["Coefficient", "CoefficientStore"]
+
+_FORMAT = 1
+
+
+class Coefficient(msgspec.Struct, frozen=True):
+    """A_k of a job, equation (3): mnCPI per core of its CPU usage. `samples` are task slots behind it."""
+
+    value: float
+    samples: int
+    standard_error: float | None = None
+
+
+class _Statistics(msgspec.Struct, frozen=True):
+    job: str
+    platform: str
+    samples: int
+    mean_cpi: float
+    std_cpi: float
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """The file's content: one version of what central knows of this host's jobs. Version 0 is nothing."""
+
+    format: int = _FORMAT
+    version: int = 0
+    created_unix_ns: int = 0
+    ttl_ns: int = 0
+    slot_ns: int = 0
+    statistics: tuple[_Statistics, ...] = ()
+    coefficients: dict[str, Coefficient] = {}
+
+
+class CoefficientStore:
+    """The newest coefficients that central sent, kept at `path`.
+
+    Which update is taken: a version never goes backwards. A delta is merged if its version is at least the held one; a
+    full update replaces everything if its version is at least the held one, or if it was created later: then central
+    lost its lake and counts from the beginning.
+
+    Args:
+        path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and central sends
+            everything again because the agent then says that it holds version 0.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = log.get("coefficients")
+        self._held = _Held()
+        self._by_job: dict[tuple[str, str], CpiStatistics] = {}
+        self._take(self._read())
+
+    @property
+    def version(self) -> int:
+        """Version held; 0 means nothing."""
+        return self._held.version
+
+    @property
+    def created_unix_ns(self) -> int:
+        """When central made this version, by its clock; 0 where nothing is held."""
+        return self._held.created_unix_ns
+
+    @property
+    def ttl_ns(self) -> int:
+        """How long after its making a version may be used; 0 means without limit."""
+        return self._held.ttl_ns
+
+    @property
+    def slot_ns(self) -> int:
+        """Length of the slots that the statistics are of; 0 where nothing is held."""
+        return self._held.slot_ns
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """Jobs of which anything is held."""
+        return frozenset(self._held.coefficients) | {job for job, _ in self._by_job}
+
+    def age_ns(self, now_unix_ns: int) -> int:
+        """Nanoseconds since central made this version; 0 where nothing is held or central's clock is ahead."""
+        return max(0, now_unix_ns - self.created_unix_ns) if self.version else 0
+
+    def expired(self, now_unix_ns: int) -> bool:
+        """Whether the time to live is over: nothing held may be used."""
+        return bool(self.version and self.ttl_ns and self.age_ns(now_unix_ns) > self.ttl_ns)
+
+    def statistics(self, job: str, platform: str, now_unix_ns: int) -> CpiStatistics | None:
+        """CPI of a job on a platform. None: central has not sent any, or they have expired."""
+        return None if self.expired(now_unix_ns) else self._by_job.get((job, platform))
+
+    def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
+        """A_k of a job. None: central has not sent it, or it has expired."""
+        return None if self.expired(now_unix_ns) else self._held.coefficients.get(job)
+
+    def apply(self, update: agent_pb2.CoefficientUpdate) -> bool:
+        """Take an update from central, and write it to disk before it is used.
+
+        A disk that cannot be written costs only the memory over a restart: it is warned of, and the update is used.
+
+        Returns:
+            False where the update was older than what is held, or did not fit to it; nothing has changed then.
+
+        """
+        refusal = self._refusal(update)
+        if refusal:
+            self._log.warning(
+                "coefficient update refused", why=refusal, version=update.version, held=self.version
+            )
+            return False
+        held = self._merged(update)
+        try:
+            self._write(held)
+        except OSError as error:
+            self._log.warning(
+                "coefficients are not kept over a restart", path=str(self._path), error=error.strerror
+            )
+        self._take(held)
+        return True
+
+    def _refusal(self, update: agent_pb2.CoefficientUpdate) -> str:
+        if update.version == 0:
+            return "version 0 is no version"
+        if update.slot_ns == 0:
+            return "no slot length"
+        if update.version < self.version:
+            if not update.full:
+                return "older than what is held"
+            if update.created_unix_ns <= self.created_unix_ns:
+                return "older than what is held, and not made later"
+        if not update.full and self.version and update.slot_ns != self.slot_ns:
+            return f"of {update.slot_ns} ns slots, beside statistics of {self.slot_ns} ns slots"
+        return ""
+
+    def _merged(self, update: agent_pb2.CoefficientUpdate) -> _Held:
+        statistics = {} if update.full else {(s.job, s.platform): s for s in self._held.statistics}
+        coefficients = {} if update.full else dict(self._held.coefficients)
+        removed = set(update.removed_jobs)
+        statistics = {key: value for key, value in statistics.items() if key[0] not in removed}
+        coefficients = {job: value for job, value in coefficients.items() if job not in removed}
+        absurd = 0
+        for row in update.statistics:
+            if not (
+                math.isfinite(row.mean_cpi)
+                and math.isfinite(row.std_cpi)
+                and row.mean_cpi > 0
+                and row.std_cpi >= 0
+            ):
+                absurd += 1
+                continue
+            key = (row.job, row.platform)
+            statistics[key] = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi)
+        for coefficient in update.coefficients:
+            if not math.isfinite(coefficient.value):
+                absurd += 1
+                continue
+            error = coefficient.standard_error
+            coefficients[coefficient.job] = Coefficient(
+                coefficient.value, coefficient.samples, error if math.isfinite(error) else None
+            )
+        if absurd:
+            self._log.warning(
+                "values of a coefficient update left out: not finite", rows=absurd, version=update.version
+            )
+        return _Held(
+            version=update.version,
+            created_unix_ns=update.created_unix_ns,
+            ttl_ns=update.ttl_ns,
+            slot_ns=update.slot_ns,
+            statistics=tuple(statistics.values()),
+            coefficients=coefficients,
+        )
+
+    def _take(self, held: _Held) -> None:
+        self._held = held
+        self._by_job = {
+            (s.job, s.platform): CpiStatistics(s.mean_cpi, s.std_cpi, s.samples) for s in held.statistics
+        }
+
+    def _read(self) -> _Held:
+        try:
+            held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
+        except FileNotFoundError:
+            return _Held()
+        except OSError as error:
+            self._log.warning(
+                "cannot read coefficients, starting without", path=str(self._path), error=error.strerror
+            )
+            return _Held()
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._log.warning(
+                "damaged coefficients, starting without", path=str(self._path), error=str(error)
+            )
+            return _Held()
+        if held.format != _FORMAT:
+            self._log.warning(
+                "coefficients of another format, starting without", path=str(self._path), format=held.format
+            )
+            return _Held()
+        return held
+
+    def _write(self, held: _Held) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.encode(held))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)

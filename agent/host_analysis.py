@@ -1,0 +1,395 @@
+"""Antagonists on this host: keeps the last slots' CPI windows and judges every VM by what central has learnt.
+
+After each window the trailing slots are looked at anew: the last one ends now, the one before ends a slot length ago,
+and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more than one over 300 s and
+the two are not comparable. The history of mnCPI (the host's own percentile) is in memory only: after a restart the
+configured floor is the threshold until there are enough slots again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agent.analysis import antagonists
+from agent.analysis.antagonists import CpiStatistics, SlotState, TaskSlot
+from agent.coefficients import CoefficientStore
+from agent.config import AnalysisSection
+from agent.windows import CpiWindow
+from collector.base import Reason
+
+__all__ = ["CpiPoint", "Explanation", "HostAnalysis", "SuspectView", "Verdict"]
+
+_DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
+_POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
+_MIN_COVERAGE = 0.5  # a slot that was watched for less is not compared with whole ones
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is held of one VM now. `degradation` (at least 1) None: not known, `degradation_reason` says why."""
+
+    verdict: Literal["victim", "normal", "unknown"]
+    reason: str
+    degradation: float | None = None
+    degradation_reason: Reason = Reason.UNSPECIFIED
+    top_suspect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectView:
+    """A co-located VM that is not latency-sensitive, with its score; None has its reason."""
+
+    uuid: str
+    name: str
+    job: str
+    cpu_usage_cores: float
+    coefficient: float | None
+    score: float | None
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CpiPoint:
+    """One slot of a VM. `cpi` None: not known."""
+
+    start_unix_ns: int
+    cpi: float | None
+    cpu_usage_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All that the verdict on one VM was made of. None: not known. CPI in cycles per instruction."""
+
+    uuid: str
+    verdict: Verdict
+    statistics: CpiStatistics | None
+    cpi: float | None
+    n_cpi: float | None
+    victim_threshold_cpi: float | None
+    mn_cpi: float | None
+    mn_cpi_threshold: float
+    victim_slots: int
+    coefficient_version: int
+    coefficient_age_ns: int
+    suspects: tuple[SuspectView, ...]
+    history: tuple[CpiPoint, ...]
+    triggered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What is kept of a window."""
+
+    middle_unix_ns: int
+    duration_ns: int
+    cpu_usage_cores: float
+    cpi: float | None
+    cpi_reason: Reason
+    cycles: int | None
+    instructions: int | None
+
+
+@dataclass(slots=True)
+class _Vm:
+    """One VM in its present epoch."""
+
+    epoch: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    pieces: deque[_Piece] = field(default_factory=deque)
+    points: deque[CpiPoint] = field(default_factory=lambda: deque(maxlen=_POINTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One VM over one slot."""
+
+    cpi: float | None
+    cpi_reason: Reason
+    cpu_usage_cores: float
+    watched_ns: int
+
+
+class HostAnalysis:
+    """PANDA's verdicts for the VMs of this host. Single-threaded: all calls from the daemon's loop.
+
+    Args:
+        section: thresholds and history length.
+        platform: CPU model of this host; statistics are per platform.
+        store: what central sent.
+
+    """
+
+    def __init__(self, section: AnalysisSection, platform: str, store: CoefficientStore) -> None:
+        self._section = section
+        self._platform = platform
+        self._store = store
+        self._vms: dict[str, _Vm] = {}
+        self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
+        self._slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
+        self._recorded_slot = 0
+        self._now_unix_ns = 0
+        self._last: dict[str, _Slot] = {}
+        self._states: list[SlotState] = []
+        self._threshold = section.mn_cpi_floor
+        self._suspects: tuple[SuspectView, ...] = ()
+
+    @property
+    def slot_ns(self) -> int:
+        """Length of the slots that are compared: central's, but never less than a window."""
+        return self._slot_ns
+
+    @property
+    def mn_cpi(self) -> float | None:
+        """Equation (2) over the last slot; None without a latency-sensitive VM of known CPI and statistics."""
+        return self._states[-1].mn_cpi if self._states else None
+
+    @property
+    def mn_cpi_threshold(self) -> float:
+        """What mnCPI has to exceed for the trigger."""
+        return self._threshold
+
+    @property
+    def triggered(self) -> bool:
+        """Whether there is contention by PANDA's rule now."""
+        return antagonists.is_triggered(self._states, self._threshold, self._section.victim_slots)
+
+    def observe(self, windows: Sequence[CpiWindow], now_unix_ns: int) -> None:
+        """Take the windows that have just ended, of all VMs, and judge the slots that end now.
+
+        Args:
+            windows: any number, also none (the host has no VM now).
+            now_unix_ns: the windows' end, about.
+
+        """
+        self._now_unix_ns = now_unix_ns
+        self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))
+        for window in windows:
+            self._keep(window)
+        self._forget()
+        slots = [self._slots(age) for age in range(self._section.victim_slots)]
+        tasks = [self._tasks(slot) for slot in slots]
+        self._last = slots[0]
+        self._states = [antagonists.slot_state(t) for t in reversed(tasks)]
+        self._record()
+        self._suspects = self._rank(tasks[0])
+
+    def verdict(self, uuid: str) -> Verdict:
+        """Judge one VM by the last slot."""
+        vm, slot = self._vms.get(uuid), self._last.get(uuid)
+        if vm is None or slot is None:
+            return Verdict("unknown", "no CPI window of this VM yet", None, Reason.VM_STARTING)
+        statistics = self._statistics(vm)
+        degradation, reason = self._degradation(slot, statistics)
+        if slot.cpi is None:
+            return Verdict("unknown", _no_cpi(slot.cpi_reason), None, reason)
+        if statistics is None:
+            return Verdict("unknown", self._no_statistics(vm), None, reason)
+        if statistics.std <= 0:
+            text = f"the CPI of job {vm.job} did not vary over its {statistics.samples} samples: there is no threshold"
+            return Verdict("unknown", text, degradation, reason)
+        if not self._covered(slot):
+            text = f"watched for {slot.watched_ns / 1e9:.0f} s of the last {self._slot_ns / 1e9:.0f} s slot, which is too short to compare"
+            return Verdict("unknown", text, degradation, reason)
+        threshold = antagonists.victim_threshold(statistics)
+        above = antagonists.is_victim(slot.cpi, statistics)
+        text = (
+            f"CPI {slot.cpi:.4g} is {'above' if above else 'not above'} {threshold:.4g} = mean {statistics.mean:.4g}"
+            f" + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
+        )
+        if not above:
+            return Verdict("normal", text, degradation, reason)
+        if not vm.latency_sensitive:
+            return Verdict(
+                "normal",
+                f"{text}; but the job is not latency-sensitive, so this is no victim",
+                degradation,
+                reason,
+            )
+        top = next((s.name for s in self._suspects if s.score is not None and s.score > 0), "")
+        return Verdict("victim", text, degradation, reason, top)
+
+    def explain(self, uuid: str) -> Explanation:
+        """Return all that the verdict on one VM is made of. Works for a VM without windows too: all unknown."""
+        vm, slot = self._vms.get(uuid), self._last.get(uuid)
+        statistics = self._statistics(vm) if vm else None
+        cpi = slot.cpi if slot else None
+        return Explanation(
+            uuid=uuid,
+            verdict=self.verdict(uuid),
+            statistics=statistics,
+            cpi=cpi,
+            n_cpi=antagonists.n_cpi(cpi, statistics) if cpi is not None and statistics else None,
+            victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
+            mn_cpi=self.mn_cpi,
+            mn_cpi_threshold=self._threshold,
+            victim_slots=self._consecutive(uuid),
+            coefficient_version=self._store.version,
+            coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
+            suspects=tuple(s for s in self._suspects if s.uuid != uuid),
+            history=tuple(vm.points) if vm else (),
+            triggered=self.triggered,
+        )
+
+    # --- windows and slots ---
+
+    def _set_slot(self, slot_ns: int) -> None:
+        if slot_ns != self._slot_ns:
+            # Values over slots of another length vary differently: they are no history of these.
+            self._slot_ns = slot_ns
+            self._history.clear()
+            self._recorded_slot = 0
+            for vm in self._vms.values():
+                vm.points.clear()
+
+    def _keep(self, window: CpiWindow) -> None:
+        vm = self._vms.get(window.vm)
+        if vm is None or vm.epoch != window.epoch:
+            vm = self._vms[window.vm] = _Vm(window.epoch, window.name, window.job, window.latency_sensitive)
+        vm.name, vm.job, vm.latency_sensitive = window.name, window.job, window.latency_sensitive
+        vm.pieces.append(
+            _Piece(
+                window.start_unix_ns + window.duration_ns // 2,
+                window.duration_ns,
+                window.cpu_usage_cores,
+                window.cpi,
+                window.cpi_reason,
+                window.cycles,
+                window.instructions,
+            )
+        )
+
+    def _forget(self) -> None:
+        """Drop what is older than the slots under test, or from a future that a clock set back has taken away."""
+        oldest = self._now_unix_ns - self._section.victim_slots * self._slot_ns
+        newest = self._now_unix_ns + self._slot_ns
+        for uuid, vm in list(self._vms.items()):
+            if vm.pieces and not (
+                oldest < vm.pieces[0].middle_unix_ns and vm.pieces[-1].middle_unix_ns <= newest
+            ):
+                vm.pieces = deque(p for p in vm.pieces if oldest < p.middle_unix_ns <= newest)
+            if not vm.pieces:
+                del self._vms[uuid]
+
+    def _slots(self, age: int) -> dict[str, _Slot]:
+        """Every VM over the slot that ended `age` slot lengths ago."""
+        end = self._now_unix_ns - age * self._slot_ns
+        found = {}
+        for uuid, vm in self._vms.items():
+            # A window belongs where its middle is: windows end some milliseconds beside the grid. The youngest slot
+            # also has what is dated a little ahead of now.
+            pieces = [
+                p
+                for p in vm.pieces
+                if end - self._slot_ns < p.middle_unix_ns and (age == 0 or p.middle_unix_ns <= end)
+            ]
+            if pieces:
+                found[uuid] = _slot_of(pieces)
+        return found
+
+    def _covered(self, slot: _Slot) -> bool:
+        return slot.watched_ns >= _MIN_COVERAGE * self._slot_ns
+
+    def _tasks(self, slots: dict[str, _Slot]) -> list[TaskSlot]:
+        tasks = []
+        for uuid, slot in slots.items():
+            vm = self._vms[uuid]
+            cpi = slot.cpi if self._covered(slot) else None
+            tasks.append(
+                TaskSlot(uuid, vm.job, vm.latency_sensitive, cpi, slot.cpu_usage_cores, self._statistics(vm))
+            )
+        return tasks
+
+    def _record(self) -> None:
+        """Set the threshold; once per slot length keep this slot in the history."""
+        tested = self._now_unix_ns - self._section.victim_slots * self._slot_ns
+        past = [value for end, value in self._history if end <= tested]
+        self._threshold = antagonists.mn_cpi_threshold(
+            past, self._section.mn_cpi_percentile, self._section.mn_cpi_floor
+        )
+        slot = self._now_unix_ns // self._slot_ns
+        if slot == self._recorded_slot:
+            return
+        self._recorded_slot = slot
+        if self.mn_cpi is not None:
+            self._history.append((self._now_unix_ns, self.mn_cpi))
+        start = self._now_unix_ns - self._slot_ns
+        for uuid, last in self._last.items():
+            self._vms[uuid].points.append(CpiPoint(start, last.cpi, last.cpu_usage_cores))
+
+    def _rank(self, tasks: list[TaskSlot]) -> tuple[SuspectView, ...]:
+        known = {job: self._store.coefficient(job, self._now_unix_ns) for job in {t.job for t in tasks}}
+        coefficients = {
+            job: coefficient.value for job, coefficient in known.items() if coefficient is not None
+        }
+        expired = self._store.expired(self._now_unix_ns)
+        return tuple(
+            SuspectView(
+                uuid=s.task,
+                name=self._vms[s.task].name,
+                job=s.job,
+                cpu_usage_cores=s.cpu_usage_cores,
+                coefficient=s.coefficient,
+                score=s.score,
+                reason=Reason.STALE if expired and s.score is None else s.reason,
+            )
+            for s in antagonists.rank_suspects(antagonists.suspects_of(tasks, coefficients))
+        )
+
+    # --- one VM ---
+
+    def _statistics(self, vm: _Vm) -> CpiStatistics | None:
+        return self._store.statistics(vm.job, self._platform, self._now_unix_ns)
+
+    def _consecutive(self, uuid: str) -> int:
+        count = 0
+        for state in reversed(self._states):
+            if uuid not in state.victims:
+                break
+            count += 1
+        return count
+
+    def _degradation(self, slot: _Slot, statistics: CpiStatistics | None) -> tuple[float | None, Reason]:
+        """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""
+        if slot.cpi is None:
+            return None, slot.cpi_reason
+        if statistics is None:
+            return None, Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
+        return max(1.0, slot.cpi / statistics.mean), Reason.UNSPECIFIED
+
+    def _no_statistics(self, vm: _Vm) -> str:
+        store = self._store
+        if not store.version:
+            return f"no statistics for job {vm.job} yet: central has not sent any"
+        if store.expired(self._now_unix_ns):
+            age, ttl = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
+            return f"statistics of version {store.version} are {age:.1f} h old and may be used for {ttl:.1f} h: central has sent no newer ones"
+        return f"no statistics for job {vm.job} on this platform yet: version {store.version} has none"
+
+
+def _slot_of(pieces: list[_Piece]) -> _Slot:
+    """Sum windows up to a slot: CPI = sum of cycles / sum of instructions, else the duration-weighted mean of CPI."""
+    watched = sum(p.duration_ns for p in pieces)
+    usage = math.fsum(p.cpu_usage_cores * p.duration_ns for p in pieces) / watched if watched else 0.0
+    known = [p for p in pieces if p.cpi is not None]
+    cycles = sum(p.cycles for p in known if p.cycles is not None and p.instructions)
+    instructions = sum(p.instructions for p in known if p.cycles is not None and p.instructions)
+    duration = sum(p.duration_ns for p in known)
+    if instructions:
+        return _Slot(cycles / instructions, Reason.UNSPECIFIED, usage, watched)
+    if duration:
+        mean = math.fsum(p.cpi * p.duration_ns for p in known if p.cpi is not None) / duration
+        return _Slot(mean, Reason.UNSPECIFIED, usage, watched)
+    return _Slot(None, pieces[-1].cpi_reason, usage, watched)
+
+
+def _no_cpi(reason: Reason) -> str:
+    if reason is Reason.IDLE:
+        return "idle: too little CPU over the last slot for a CPI"
+    return f"no CPI over the last slot: {reason.code}"
