@@ -1,0 +1,256 @@
+"""Which VMs run here, from libvirt's own status files: no call to libvirtd, so it works while libvirtd hangs or is dead.
+
+libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole domain
+definition, and replaces it (by rename) at each change. A file is parsed again only when it changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import xml.etree.ElementTree as ET  # noqa: S405 - files that root's libvirtd wrote; expat bounds entity expansion
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.base import Probe, Reason, SourceError, VmIdentity
+from collector.proc_parse import parse_task_stat
+
+__all__ = ["Inventory", "StatusError", "VmStatus", "parse_status"]
+
+_log = logging.getLogger("whitepanda.identity")
+
+_NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
+_ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
+_GONE = {errno.ENOENT, errno.ESRCH}
+
+
+class StatusError(ValueError):
+    """A status file is not what libvirt writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmStatus:
+    """What one status file says."""
+
+    uuid: str
+    name: str
+    pid: int
+    state: str
+    accelerator: str | None
+    vcpu_tids: tuple[int, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A status file as last seen. `identity` is reused while file and process stay the same."""
+
+    stamp: tuple[int, int, int]
+    status: VmStatus | None
+    start_ticks: int = -1
+    identity: VmIdentity | None = None
+
+
+class Inventory:
+    """The VMs of this host. One is shared by all sources; `vms` may be called from any thread."""
+
+    def __init__(self, state_dir: str = "/run/libvirt/qemu", proc_root: str = "/proc") -> None:
+        self._state_dir = Path(state_dir)
+        self._proc = Path(proc_root)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.Lock()
+        self._boot = ""
+        self._warned: dict[str, str] = {}
+
+    def probe(self) -> Probe:
+        """Say whether the status files can be read. A host where libvirt has not run yet is fine: it has no VMs."""
+        try:
+            for entry in os.scandir(self._state_dir):
+                if entry.name.endswith(".xml"):
+                    Path(entry.path).read_bytes()
+        except FileNotFoundError:
+            return Probe(
+                available=True, detail=f"{self._state_dir} does not exist (yet): libvirt has started no VM"
+            )
+        except OSError as error:
+            detail = f"{error.filename}: {error.strerror}; run the agent as root"
+            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+        return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
+
+    def vms(self) -> tuple[VmIdentity, ...]:
+        """Return the VMs whose QEMU process lives, by name.
+
+        One VM's malformed file costs only that VM (and one line in the log).
+
+        Raises:
+            SourceError: the folder of the status files cannot be listed.
+
+        """
+        with self._lock:
+            self._refresh()
+            found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
+            return tuple(identity for identity in found if identity is not None)
+
+    def _refresh(self) -> None:
+        """Parse the status files that changed, forget those that vanished."""
+        try:
+            names = {
+                entry.name: entry for entry in os.scandir(self._state_dir) if entry.name.endswith(".xml")
+            }
+        except FileNotFoundError:
+            names = {}
+        except OSError as error:
+            raise SourceError(
+                f"{self._state_dir}: {error.strerror}; run the agent as root", _reason(error)
+            ) from error
+        for name in self._entries.keys() - names.keys():
+            del self._entries[name]
+            self._warned.pop(name, None)
+        for name, listed in names.items():
+            try:
+                # Not listed.stat() of scandir's time: the file may have been replaced since.
+                stat = os.stat(listed.path)
+                stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                known = self._entries.get(name)
+                if known is None or known.stamp != stamp:
+                    self._entries[name] = _Entry(stamp, self._parse(name, Path(listed.path)))
+            except OSError as error:
+                if error.errno in _GONE:
+                    self._entries.pop(name, None)
+                else:
+                    self._warn(name, f"{listed.path}: {error.strerror}; this VM is not measured")
+
+    def _parse(self, name: str, path: Path) -> VmStatus | None:
+        try:
+            status = parse_status(path.read_bytes())
+        except StatusError as error:
+            self._warn(name, f"{path}: {error}; this VM is not measured until libvirt rewrites the file")
+            return None
+        self._warned.pop(name, None)
+        return status
+
+    def _identify(self, name: str, entry: _Entry) -> VmIdentity | None:
+        """Return the VM of a status file if its process lives and is that VM's."""
+        status = entry.status
+        if status is None:
+            return None
+        folder = self._proc / str(status.pid)
+        try:
+            stat = parse_task_stat((folder / "stat").read_bytes())
+            if not stat.alive:
+                return None
+            if entry.identity is None or stat.start_ticks != entry.start_ticks:
+                # A stale file whose process id now belongs to someone else: QEMU carries its VM's UUID in its arguments.
+                if status.uuid.encode() not in (folder / "cmdline").read_bytes():
+                    return None
+                entry.identity = self._make(status, stat.start_ticks, folder)
+                entry.start_ticks = stat.start_ticks
+        except OSError as error:
+            if error.errno in _GONE:
+                return None
+            # Such as EMFILE: nothing says that the VM is gone.
+            self._warn(name, f"{folder}: {error.strerror}")
+        except ValueError as error:
+            self._warn(name, f"{folder / 'stat'}: {error}")
+            return None
+        return entry.identity
+
+    def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
+        if not self._boot:
+            self._boot = (self._proc / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+        return VmIdentity(
+            uuid=status.uuid,
+            name=status.name,
+            pid=status.pid,
+            epoch=f"{self._boot}-{start_ticks}",
+            vcpu_tids=status.vcpu_tids,
+            state=status.state,
+            accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
+            facts=status.facts,
+        )
+
+    def _warn(self, name: str, message: str) -> None:
+        """Log a message once, and again only when it changes."""
+        if self._warned.get(name) != message:
+            self._warned[name] = message
+            _log.warning("%s", message)
+
+
+def parse_status(text: bytes) -> VmStatus:
+    """Parse a status file of libvirt's QEMU driver (`<domstatus>`).
+
+    Raises:
+        StatusError: says what is wrong or missing.
+
+    """
+    try:
+        root = ET.fromstring(text)  # noqa: S314 - as at the import
+    except ET.ParseError as error:
+        raise StatusError(f"not XML: {error}") from error
+    domain = root.find("domain")
+    if root.tag != "domstatus" or domain is None:
+        raise StatusError(f"not a libvirt status file (<{root.tag}>)")
+    uuid, name = domain.findtext("uuid", "").strip(), domain.findtext("name", "")
+    if not uuid or not name:
+        raise StatusError("the domain has no uuid or no name")
+    try:
+        pid = int(root.get("pid", ""))
+        vcpus = [(int(vcpu.get("id", "")), int(vcpu.get("pid", "0"))) for vcpu in root.findall("vcpus/vcpu")]
+    except ValueError as error:
+        raise StatusError(f"a process or vCPU number is not a number: {error}") from error
+    if pid <= 0:
+        raise StatusError(f"process id {pid} is none")
+    return VmStatus(
+        uuid=uuid,
+        name=name,
+        pid=pid,
+        state=root.get("state", "unknown"),
+        accelerator=_ACCELERATORS.get(domain.get("type", "")),
+        vcpu_tids=tuple(tid for _, tid in sorted(vcpus) if tid > 0),
+        facts=dict(_facts(domain)),
+    )
+
+
+def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
+    """Yield the facts for the job rules: title, description, and what OpenStack Nova writes into the metadata."""
+    for key in ("title", "description"):
+        text = domain.findtext(key, "").strip()
+        if text:
+            yield key, text
+    metadata = domain.find("metadata")
+    for element in () if metadata is None else metadata:
+        # The namespace ends in a version (1.0, 1.1) that does not change what is read here.
+        if not (element.tag.startswith(_NOVA) and element.tag.endswith("}instance")):
+            continue
+        for item in element.iter():
+            key = item.tag.rpartition("}")[2]
+            text = (item.text or "").strip()
+            if key in {"name", "user", "project"} and text:
+                yield f"nova:{key}", text
+            elif key == "flavor" and item.get("name"):
+                yield "nova:flavor", item.get("name", "")
+            elif key == "root" and item.get("type") == "image":
+                yield "nova:image", item.get("uuid", "")
+
+
+def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
+    """Tell by the name that QEMU gives its vCPU threads ("CPU 0/TCG"), where the domain's type does not."""
+    for tid in tids[:1]:
+        try:
+            return (
+                "tcg"
+                if (folder / "task" / str(tid) / "comm").read_text().rstrip().endswith("/TCG")
+                else "kvm"
+            )
+        except OSError:
+            pass
+    return "kvm"
+
+
+def _reason(error: OSError) -> Reason:
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return Reason.NO_PERMISSION
+    return Reason.FD_LIMIT if error.errno in {errno.EMFILE, errno.ENFILE} else Reason.SOURCE_FAILED

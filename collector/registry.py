@@ -1,0 +1,99 @@
+"""The one table of sources: a new source is its file and a row here.
+
+The agent hands over its configuration's `sources` table by its shape alone (a section per source with `mode` and the
+source's own settings), because the collector does not know the agent. A source's module is imported only when it is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collector.base import Source
+from collector.identity import Inventory
+
+__all__ = ["SOURCES", "SourceSpec", "build_sources", "make_inventory"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """A source's name, which is also its section's in the configuration, how to make it, and what it tells.
+
+    `factory` takes the section and the inventory that the host's sources share.
+    """
+
+    name: str
+    factory: Callable[[Any, Inventory], Source]
+    help: str
+
+
+def _libvirt(section: Any, inventory: Inventory) -> Source:
+    from collector.libvirt_domains import LibvirtSource  # noqa: PLC0415 - only what is on is imported
+
+    return LibvirtSource(section.uri, inventory=inventory)
+
+
+def _perf(section: Any, inventory: Inventory) -> Source:
+    from collector.perf.source import PerfSource  # noqa: PLC0415
+
+    return PerfSource(inventory, opens_per_tick=section.opens_per_tick)
+
+
+def _procfs(section: Any, inventory: Inventory) -> Source:
+    from collector.procfs import ProcfsSource  # noqa: PLC0415
+
+    return ProcfsSource(inventory, root=section.root)
+
+
+def _simulated(section: Any, _inventory: Inventory) -> Source:
+    from collector.simulated.source import SimulatedSource  # noqa: PLC0415
+
+    return SimulatedSource(Path(section.scenario), Path(section.truth_file) if section.truth_file else None)
+
+
+def _recorded(section: Any, _inventory: Inventory) -> Source:
+    from collector.recorded import RecordedSource  # noqa: PLC0415
+
+    return RecordedSource(Path(section.file))
+
+
+#: In the order in which they are opened and shown.
+SOURCES: tuple[SourceSpec, ...] = (
+    SourceSpec("libvirt", _libvirt, "VMs and their state, disk and network counters"),
+    SourceSpec("perf", _perf, "cycles and instructions per vCPU thread"),
+    SourceSpec("procfs", _procfs, "guest time and run-queue wait per vCPU thread, the host's CPU time"),
+    SourceSpec("simulated", _simulated, "a synthetic hypervisor"),
+    SourceSpec("recorded", _recorded, "a recorded host"),
+)
+
+
+def make_inventory(sections: Any) -> Inventory:
+    """Make the inventory that libvirt, perf and procfs share, from `sections` as for `build_sources`."""
+    return Inventory(sections.libvirt.state_dir, sections.procfs.root)
+
+
+def build_sources(
+    sections: Any,
+    inventory: Inventory | None = None,
+    *,
+    specs: Iterable[SourceSpec] = SOURCES,
+) -> list[tuple[Source, str]]:
+    """Make every source whose mode is not `off`, unopened, in the table's order.
+
+    Args:
+        sections: has an attribute per source (`libvirt`, `perf`, ...), each with `mode` and the source's settings,
+            such as `agent.config.Sources`.
+        inventory: what the sources share; made from `sections` when None.
+        specs: the table.
+
+    Returns:
+        Pairs of source and mode (`auto` or `required`).
+
+    """
+    shared = make_inventory(sections) if inventory is None else inventory
+    rows = ((spec, getattr(sections, spec.name)) for spec in specs)
+    return [
+        (spec.factory(section, shared), section.mode) for spec, section in wanted if section.mode != "off"
+    ]
