@@ -1,4 +1,4 @@
-"""Sets of sequence numbers as merged ranges: compact for ever, because a spool numbers its batches almost without gaps."""
+"""Sets of sequence numbers as merged ranges: compact for ever, as a spool numbers its batches almost without gaps."""
 
 from __future__ import annotations
 
