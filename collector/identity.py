@@ -1,16 +1,15 @@
-"""Which VMs run here, from libvirt's own status files: no call to libvirtd, so it works while libvirtd hangs or is dead.
+"""Which VMs run here, from libvirt's own status files: this works while libvirtd hangs or is dead.
 
-libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole domain
-definition, and replaces it (by rename) at each change. A file is parsed again only when it changed.
+libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole
+domain definition, and replaces it (by rename) at each change. A file is parsed again only when it changed.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import threading
-import xml.etree.ElementTree as ET  # noqa: S405 - files that root's libvirtd wrote; expat bounds entity expansion
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,15 +65,12 @@ class Inventory:
         self._warned: dict[str, str] = {}
 
     def probe(self) -> Probe:
-        """Say whether the status files can be read. A host where libvirt has not run yet is fine: it has no VMs."""
+        """Say whether the status files can be read. A host where libvirt has not run yet just has no VMs."""
         try:
-            for entry in os.scandir(self._state_dir):
-                if entry.name.endswith(".xml"):
-                    Path(entry.path).read_bytes()
+            for path in self._state_files():
+                path.read_bytes()
         except FileNotFoundError:
-            return Probe(
-                available=True, detail=f"{self._state_dir} does not exist (yet): libvirt has started no VM"
-            )
+            return Probe(available=True, detail=f"no {self._state_dir} (yet): libvirt has started no VM")
         except OSError as error:
             detail = f"{error.filename}: {error.strerror}; run the agent as root"
             return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
@@ -94,34 +90,33 @@ class Inventory:
             found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
             return tuple(identity for identity in found if identity is not None)
 
+    def _state_files(self) -> list[Path]:
+        return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]
+
     def _refresh(self) -> None:
         """Parse the status files that changed, forget those that vanished."""
         try:
-            names = {
-                entry.name: entry for entry in os.scandir(self._state_dir) if entry.name.endswith(".xml")
-            }
+            names = {path.name: path for path in self._state_files()}
         except FileNotFoundError:
             names = {}
         except OSError as error:
-            raise SourceError(
-                f"{self._state_dir}: {error.strerror}; run the agent as root", _reason(error)
-            ) from error
+            message = f"{self._state_dir}: {error.strerror}; run the agent as root"
+            raise SourceError(message, _reason(error)) from error
         for name in self._entries.keys() - names.keys():
             del self._entries[name]
             self._warned.pop(name, None)
-        for name, listed in names.items():
+        for name, path in names.items():
             try:
-                # Not listed.stat() of scandir's time: the file may have been replaced since.
-                stat = os.stat(listed.path)
+                stat = path.stat()
                 stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 known = self._entries.get(name)
                 if known is None or known.stamp != stamp:
-                    self._entries[name] = _Entry(stamp, self._parse(name, Path(listed.path)))
+                    self._entries[name] = _Entry(stamp, self._parse(name, path))
             except OSError as error:
                 if error.errno in _GONE:
                     self._entries.pop(name, None)
                 else:
-                    self._warn(name, f"{listed.path}: {error.strerror}; this VM is not measured")
+                    self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
 
     def _parse(self, name: str, path: Path) -> VmStatus | None:
         try:
@@ -143,7 +138,7 @@ class Inventory:
             if not stat.alive:
                 return None
             if entry.identity is None or stat.start_ticks != entry.start_ticks:
-                # A stale file whose process id now belongs to someone else: QEMU carries its VM's UUID in its arguments.
+                # The process id of a stale file may be someone else's now; QEMU's arguments hold the UUID.
                 if status.uuid.encode() not in (folder / "cmdline").read_bytes():
                     return None
                 entry.identity = self._make(status, stat.start_ticks, folder)
@@ -187,7 +182,7 @@ def parse_status(text: bytes) -> VmStatus:
 
     """
     try:
-        root = ET.fromstring(text)  # noqa: S314 - as at the import
+        root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
     except ET.ParseError as error:
         raise StatusError(f"not XML: {error}") from error
     domain = root.find("domain")
@@ -215,7 +210,7 @@ def parse_status(text: bytes) -> VmStatus:
 
 
 def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the facts for the job rules: title, description, and what OpenStack Nova writes into the metadata."""
+    """Yield the facts for the job rules: title, description, and what OpenStack Nova writes as metadata."""
     for key in ("title", "description"):
         text = domain.findtext(key, "").strip()
         if text:

@@ -58,7 +58,7 @@ def parse_task_stat(text: bytes) -> TaskStat:
 
 
 def parse_schedstat(text: bytes) -> tuple[int, int]:
-    """Return (time on a CPU, time waiting on a run queue) of a task, in nanoseconds, from /proc/PID/schedstat.
+    """Return a task's (time on a CPU, time waiting on a run queue) in nanoseconds, from /proc/PID/schedstat.
 
     Raises:
         ValueError: the text is not three numbers.
@@ -69,7 +69,7 @@ def parse_schedstat(text: bytes) -> tuple[int, int]:
 
 
 def parse_host_stat(text: bytes) -> HostCounters:
-    """Parse /proc/stat. `user_ns` is without the guests' time, which the kernel counts into user and nice as well.
+    """Parse /proc/stat. `user_ns` is without the guests' time, which the kernel counts into user time too.
 
     Raises:
         ValueError: there is no "cpu" line, or it is malformed.

@@ -1,7 +1,8 @@
 """The one table of sources: a new source is its file and a row here.
 
-The agent hands over its configuration's `sources` table by its shape alone (a section per source with `mode` and the
-source's own settings), because the collector does not know the agent. A source's module is imported only when it is on.
+The agent hands over its configuration's `sources` table by its shape alone (a section per source with `mode`
+and the source's own settings), because the collector does not know the agent. A source's module is imported
+only when it is on.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def build_sources(
     """Make every source whose mode is not `off`, unopened, in the table's order.
 
     Args:
-        sections: has an attribute per source (`libvirt`, `perf`, ...), each with `mode` and the source's settings,
-            such as `agent.config.Sources`.
+        sections: has an attribute per source (`libvirt`, `perf`, ...), each with `mode` and the source's
+            settings, such as `agent.config.Sources`.
         inventory: what the sources share; made from `sections` when None.
         specs: the table.
 
@@ -94,6 +95,4 @@ def build_sources(
     """
     shared = make_inventory(sections) if inventory is None else inventory
     rows = ((spec, getattr(sections, spec.name)) for spec in specs)
-    return [
-        (spec.factory(section, shared), section.mode) for spec, section in wanted if section.mode != "off"
-    ]
+    return [(spec.factory(row, shared), row.mode) for spec, row in rows if row.mode != "off"]
