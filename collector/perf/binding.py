@@ -1,0 +1,254 @@
+"""perf_event_open(2) and what belongs to it, by ctypes.
+
+The kernel's interface is small and stable; libpfm is not needed. Everything goes through a `Kernel`, so that
+tests can put failures in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collector.base import Reason, SourceError
+from collector.perf.events import Event
+
+__all__ = [
+    "EventAttr",
+    "Group",
+    "GroupReading",
+    "Kernel",
+    "PerfError",
+    "close_group",
+    "open_group",
+    "read_group",
+    "reason_for",
+]
+
+_SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}
+
+FORMAT_TOTAL_TIME_ENABLED = 1
+FORMAT_TOTAL_TIME_RUNNING = 2
+FORMAT_ID = 4
+FORMAT_GROUP = 8
+READ_FORMAT = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_ID | FORMAT_GROUP
+
+FLAG_FD_CLOEXEC = 8
+IOC_ENABLE = 0x2400
+IOC_ID = 0x80082407
+IOC_FLAG_GROUP = 1
+
+# Bit numbers in perf_event_attr's flag word.
+_BITS = {
+    "disabled": 0,
+    "inherit": 1,
+    "pinned": 2,
+    "exclude_kernel": 5,
+    "exclude_hv": 6,
+    "exclude_host": 19,
+    "exclude_guest": 20,
+}
+
+# type, size, config, sample_period, sample_type, read_format, flags, wakeup_events, bp_type, config1,
+# config2: the second published size of the structure. Counting needs nothing newer, and every kernel since
+# 2.6.33 takes it.
+_ATTR = struct.Struct("=IIQQQQQIIQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class EventAttr:
+    """`struct perf_event_attr`, as far as counting needs it. The bits are the kernel's own.
+
+    The defaults are what monitoring VMs needs. `exclude_guest` is 0: with 1 all that a VM executes would be
+    missing. `exclude_host` is 0: a vCPU thread's time in KVM and QEMU is work for that VM. `exclude_kernel`
+    is 0: in guest mode it would drop the guest's kernel. Never `pinned`: that takes counters from the guests'
+    own virtual PMUs. Never `inherit`: threads that a vCPU thread starts are not vCPUs.
+    """
+
+    event: Event
+    disabled: bool = False
+    inherit: bool = False
+    pinned: bool = False
+    exclude_kernel: bool = False
+    exclude_hv: bool = False
+    exclude_host: bool = False
+    exclude_guest: bool = False
+
+    @property
+    def flags(self) -> int:
+        """The word of flag bits."""
+        return sum(1 << bit for name, bit in _BITS.items() if getattr(self, name))
+
+    def pack(self) -> bytes:
+        """Return the structure's 72 bytes as the kernel gets them."""
+        return _ATTR.pack(
+            self.event.type, _ATTR.size, self.event.config, 0, 0, READ_FORMAT, self.flags, 0, 0, 0, 0
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> EventAttr:
+        """Return what `data`, 72 bytes made by `pack`, says; the event has no name."""
+        kind, _, config, _, _, _, flags, _, _, _, _ = _ATTR.unpack(data)
+        return cls(Event("", kind, config), **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()})
+
+
+class Kernel:
+    """The system calls, as they are."""
+
+    def __init__(self) -> None:
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
+        long = ctypes.c_long
+        self._syscall.argtypes = [long, ctypes.c_char_p, long, long, long, long]
+        self._number = _SYSCALL_NUMBERS.get(os.uname().machine)
+
+    def perf_event_open(self, attr: bytes, pid: int, cpu: int, group_fd: int, flags: int) -> int:
+        """Open one event and return its file descriptor.
+
+        Raises:
+            OSError: the kernel's errno; ENOSYS on a machine whose number for the call is not known here.
+
+        """
+        if self._number is None:
+            raise OSError(errno.ENOSYS, f"perf_event_open: not known for {os.uname().machine}")
+        while True:
+            fd = int(self._syscall(self._number, attr, pid, cpu, group_fd, flags))
+            if fd >= 0:
+                return fd
+            number = ctypes.get_errno()
+            if number != errno.EINTR:
+                raise OSError(number, os.strerror(number))
+
+    def enable(self, leader_fd: int) -> None:
+        """Start a group's counting."""
+        fcntl.ioctl(leader_fd, IOC_ENABLE, IOC_FLAG_GROUP)
+
+    def event_id(self, fd: int) -> int:
+        """Return the kernel's id of an event, by which group readings name their values."""
+        answer = fcntl.ioctl(fd, IOC_ID, bytes(8))
+        return int.from_bytes(answer, "little")
+
+    def read(self, fd: int, size_bytes: int) -> bytes:
+        """Read an event or group."""
+        return os.read(fd, size_bytes)
+
+    def close(self, fd: int) -> None:
+        """Close an event."""
+        os.close(fd)
+
+
+class PerfError(SourceError):
+    """A perf system call failed. `errno` is the kernel's, `reason` what a metric says for it."""
+
+    def __init__(self, message: str, reason: Reason, number: int) -> None:
+        super().__init__(message, reason)
+        self.errno = number
+
+
+_REASONS = {
+    errno.ENOENT: Reason.NO_PMU,  # the CPU (or the hypervisor that we run under) has no such event
+    errno.ENODEV: Reason.NO_PMU,
+    errno.EOPNOTSUPP: Reason.NO_PMU,
+    errno.ENXIO: Reason.NO_PMU,
+    errno.ENOSYS: Reason.NO_PMU,
+    errno.EACCES: Reason.NO_PERMISSION,
+    errno.EPERM: Reason.NO_PERMISSION,
+    errno.EMFILE: Reason.FD_LIMIT,
+    errno.ENFILE: Reason.FD_LIMIT,
+    errno.EBUSY: Reason.VPMU_CONFLICT,  # another exclusive owner: KVM's mediated PMU, on x86
+    errno.ESRCH: Reason.NOT_PRESENT,  # the thread has ended
+}
+
+
+def reason_for(number: int) -> Reason:
+    """Map an errno of perf's calls to a reason.
+
+    Whether a refusal is `perf_event_paranoid`'s doing is the caller's to find out.
+    """
+    return _REASONS.get(number, Reason.SOURCE_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An open group: file descriptors and ids in the order of the events, the leader first."""
+
+    fds: tuple[int, ...]
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReading:
+    """One reading of a group, cumulative and raw; `values` in the order of the events."""
+
+    time_enabled_ns: int
+    time_running_ns: int
+    values: tuple[int, ...]
+
+
+def open_group(events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel) -> Group:
+    """Open `events` as one real group (counted together or not at all) and start it.
+
+    Args:
+        events: the first is the leader.
+        pid: a thread's id; 0 is the calling thread.
+        cpu: -1 follows the thread over all CPUs.
+        kernel: the system calls.
+
+    Raises:
+        PerfError: nothing stays open then.
+
+    """
+    fds: list[int] = []
+    try:
+        for event in events:
+            # Siblings wait for their leader, so all start counting at the same instant.
+            attr = EventAttr(event, disabled=not fds)
+            fds.append(kernel.perf_event_open(attr.pack(), pid, cpu, fds[0] if fds else -1, FLAG_FD_CLOEXEC))
+        ids = tuple(kernel.event_id(fd) for fd in fds)
+        kernel.enable(fds[0])
+    except OSError as error:
+        where = events[min(len(fds), len(events) - 1)].name
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                kernel.close(fd)
+        number = error.errno or 0
+        what = f"{error.strerror} ({errno.errorcode.get(number, number)})"
+        raise PerfError(
+            f"perf_event_open({where}, thread {pid}): {what}", reason_for(number), number
+        ) from error
+    return Group(tuple(fds), ids)
+
+
+def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
+    """Read all counters of a group in one system call.
+
+    Raises:
+        PerfError: the group cannot be read, or is in the kernel's error state (a read of nothing).
+
+    """
+    count = len(group.fds)
+    try:
+        data = kernel.read(group.fds[0], 8 * (3 + 2 * count))
+    except OSError as error:
+        number = error.errno or 0
+        raise PerfError(f"reading perf events: {error.strerror}", reason_for(number), number) from error
+    if len(data) != 8 * (3 + 2 * count):
+        raise PerfError(f"reading perf events: got {len(data)} bytes", Reason.SOURCE_FAILED, 0)
+    words = struct.unpack(f"={3 + 2 * count}Q", data)
+    if words[0] != count or words[4::2] != group.ids:
+        raise PerfError(
+            f"reading perf events: got {words[0]} events of ids {words[4::2]}", Reason.SOURCE_FAILED, 0
+        )
+    return GroupReading(words[1], words[2], words[3::2])
+
+
+def close_group(group: Group, *, kernel: Kernel) -> None:
+    """Close all events of a group. Never raises."""
+    for fd in reversed(group.fds):
+        with contextlib.suppress(OSError):
+            kernel.close(fd)
