@@ -1,0 +1,497 @@
+"""Reader of the Google cluster trace, version 3 (2019): usage rows from Parquet or CSV, as numpy columns.
+
+Source: "Google cluster-usage traces v3" (Wilkes, 2020), table InstanceUsage, with `priority` and
+`scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began, CPU
+usage is in normalised units, CPI is cycles per instruction.
+
+A row that cannot be used is counted under one reason; the rest goes through. What makes the whole file unusable
+(a missing column, a column that is not numbers, a broken file) is one `InputError`, raised before the first row
+is given out, because every file is read twice: first its keys, which finds the duplicates, then all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whitepanda.common.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "LatencySensitiveRule",
+    "TraceBatch",
+    "TraceCounts",
+    "TraceLimits",
+    "TraceReader",
+    "read_trace",
+]
+
+#: What each column is called in the trace, in BigQuery's exports and in flattened files. The first found is used.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "collection_id": ("collection_id",),
+    "instance_index": ("instance_index",),
+    "machine_id": ("machine_id",),
+    "start_us": ("start_time",),
+    "end_us": ("end_time",),
+    "cpu_usage": ("average_usage.cpus", "average_usage_cpus", "avg_cpu", "average_usage"),
+    "cpi": ("cycles_per_instruction",),
+    "priority": ("priority",),
+    "scheduling_class": ("scheduling_class",),
+}
+_INTEGERS = ("collection_id", "instance_index", "machine_id", "start_us", "end_us")
+_KEY = ("collection_id", "instance_index", "machine_id", "start_us")
+_NULLS = ["", "null", "NULL", "None", "NA", "nan", "NaN"]
+# "average_usage" of some CSV exports is the record as text: {'cpus': 0.02, 'memory': 0.01}.
+_CPUS_IN_TEXT = r"""['"]cpus['"]\s*:\s*(?P<cpus>[^,}\s]+)"""
+_MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
+_CSV_BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySensitiveRule:
+    """Which tasks are latency-sensitive: both at least. The paper's thresholds are lost; these are ours."""
+
+    priority: float = 120.0
+    scheduling_class: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """What is absurd. Larger CPI is rejected as `absurd_cpi`, larger usage (normalised) as `bad_cpu_usage`."""
+
+    max_cpi: float = 100.0
+    max_cpu_usage: float = 4096.0
+
+
+@dataclass(slots=True)
+class TraceCounts:
+    """What became of the rows so far. Always `rows_read == accepted + sum(rejected.values())`, once all is read.
+
+    `without_cpi` and `without_priority` count accepted rows: the usage of the former still counts, the latter
+    are taken as not latency-sensitive.
+    """
+
+    rows_read: int = 0
+    accepted: int = 0
+    without_cpi: int = 0
+    without_priority: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str, count: int) -> None:
+        """Count `count` rows under `reason`."""
+        if count:
+            self.rejected[reason] = self.rejected.get(reason, 0) + count
+
+
+@dataclass(frozen=True, slots=True)
+class TraceBatch:
+    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none.
+
+    A task is (collection_id, instance_index), its job is the collection.
+    """
+
+    collection_id: NDArray[np.int64]
+    instance_index: NDArray[np.int64]
+    machine_id: NDArray[np.int64]
+    start_us: NDArray[np.int64]
+    duration_us: NDArray[np.int64]
+    cpu_usage: NDArray[np.float64]
+    cpi: NDArray[np.float64]
+    latency_sensitive: NDArray[np.bool_]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.collection_id)
+
+    @property
+    def start_unix_ns(self) -> NDArray[np.int64]:
+        """Start of each row, the trace's own clock taken as Unix time, in nanoseconds."""
+        return self.start_us * 1000
+
+    @property
+    def duration_ns(self) -> NDArray[np.int64]:
+        """Length of each row in nanoseconds."""
+        return self.duration_us * 1000
+
+    def take(self, index: NDArray[Any]) -> TraceBatch:
+        """Return the rows at `index` (positions or a mask)."""
+        return TraceBatch(*(getattr(self, name)[index] for name in _BATCH_COLUMNS))
+
+
+_BATCH_COLUMNS = tuple(TraceBatch.__dataclass_fields__)
+
+
+def read_trace(
+    paths: Path | str | Sequence[Path | str],
+    *,
+    rule: LatencySensitiveRule | None = None,
+    limits: TraceLimits | None = None,
+    batch_rows: int = 65_536,
+) -> TraceReader:
+    """Open trace files (Parquet, CSV, compressed CSV; told apart by content) and check their columns.
+
+    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is that of
+    a batch, 16 bytes per row for finding duplicates, and the rows that have duplicates. Those come last.
+
+    Args:
+        paths: one or several files, taken as one trace: duplicates are found across them.
+        rule: which tasks are latency-sensitive.
+        limits: what is rejected as absurd.
+        batch_rows: at most so many rows in a batch.
+
+    Raises:
+        InputError: a file cannot be read, is neither Parquet nor CSV, lacks columns, or has text for numbers.
+        UnavailableError: pyarrow is not installed.
+
+    """
+    listed = [paths] if isinstance(paths, Path | str) else list(paths)
+    if not listed:
+        raise InputError("no trace file given")
+    files = [_open(Path(path), batch_rows) for path in listed]
+    return TraceReader(files, rule or LatencySensitiveRule(), limits or TraceLimits())
+
+
+class TraceReader:
+    """The rows of some trace files. Iterating starts anew each time, with new `counts`."""
+
+    def __init__(self, files: Sequence[_File], rule: LatencySensitiveRule, limits: TraceLimits) -> None:
+        self._files = files
+        self._rule = rule
+        self._limits = limits
+        self.counts = TraceCounts()
+        #: Rows in all files; None until the keys are read.
+        self.total_rows: int | None = None
+
+    def __iter__(self) -> Iterator[TraceBatch]:
+        """Give out accepted rows, in the files' order except that rows with duplicates come last."""
+        self.counts = counts = TraceCounts()
+        repeated = self._repeated_hashes()
+        held: list[TraceBatch] = []
+        for file in self._files:
+            for columns in file.read(tuple(_NAMES), lambda _row: self._malformed(counts)):
+                batch = self._accept(columns)
+                again = np.isin(_hash(batch), repeated)
+                if again.any():
+                    held.append(batch.take(again))
+                    batch = batch.take(~again)
+                if batch.rows:
+                    yield self._count(batch)
+        if held:
+            columns_of = ([getattr(b, name) for b in held] for name in _BATCH_COLUMNS)
+            together = TraceBatch(*(np.concatenate(parts) for parts in columns_of))
+            kept = together.take(_first_of_each(together))
+            counts.reject("duplicate", together.rows - kept.rows)
+            yield self._count(kept)
+
+    @staticmethod
+    def _malformed(counts: TraceCounts) -> None:
+        counts.rows_read += 1
+        counts.reject("malformed_row", 1)
+
+    def _count(self, batch: TraceBatch) -> TraceBatch:
+        self.counts.accepted += batch.rows
+        self.counts.without_cpi += int(np.isnan(batch.cpi).sum())
+        return batch
+
+    def _repeated_hashes(self) -> NDArray[np.uint64]:
+        """Read only the keys; return the (sorted) hashes that more than one row has."""
+        hashes = []
+        malformed = TraceCounts()
+        for file in self._files:
+            for columns in file.read(_KEY, lambda _row: self._malformed(malformed)):
+                hashes.append(_hash_of([columns[name].values for name in _KEY]))
+        every = np.sort(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
+        self.total_rows = len(every) + malformed.rows_read
+        return np.unique(every[1:][every[1:] == every[:-1]])
+
+    def _accept(self, columns: dict[str, _Column]) -> TraceBatch:
+        """Reject what cannot be used, each row under the first reason that applies."""
+        values = {name: column.values for name, column in columns.items()}
+        known = {name: column.known for name, column in columns.items()}
+        rows = len(values["cpi"])
+        garbled = np.zeros(rows, np.bool_)
+        for column in columns.values():
+            garbled |= column.garbled
+        start, end, usage, cpi = (values[name] for name in ("start_us", "end_us", "cpu_usage", "cpi"))
+        in_order = known["start_us"] & known["end_us"] & (start >= 0) & (end > start) & (end <= _MAX_US)
+        sane_usage = known["cpu_usage"] & (usage >= 0) & (usage <= self._limits.max_cpu_usage)
+        has_cpi = known["cpi"]
+        reasons = {
+            "not_a_number": garbled,
+            "unknown_task": ~(known["collection_id"] & known["instance_index"]),
+            "unknown_machine": ~known["machine_id"] | (values["machine_id"] < 0),
+            "bad_time": ~in_order,
+            "bad_cpu_usage": ~sane_usage,
+            "bad_cpi": has_cpi & ~((cpi > 0) & (cpi < np.inf)),
+            "absurd_cpi": has_cpi & (cpi > self._limits.max_cpi),
+        }
+        good = np.ones(rows, np.bool_)
+        for reason, bad in reasons.items():
+            self.counts.reject(reason, int((good & bad).sum()))
+            good &= ~bad
+        self.counts.rows_read += rows
+        classed = known["priority"] & known["scheduling_class"]
+        self.counts.without_priority += int((good & ~classed).sum())
+        sensitive = (
+            classed
+            & (values["priority"] >= self._rule.priority)
+            & (values["scheduling_class"] >= self._rule.scheduling_class)
+        )
+        every = TraceBatch(
+            collection_id=values["collection_id"],
+            instance_index=values["instance_index"],
+            machine_id=values["machine_id"],
+            start_us=start,
+            duration_us=end - start,
+            cpu_usage=usage,
+            cpi=np.where(has_cpi, cpi, np.nan),
+            latency_sensitive=sensitive,
+        )
+        return every if good.all() else every.take(good)
+
+
+def _hash(batch: TraceBatch) -> NDArray[np.uint64]:
+    return _hash_of([getattr(batch, name) for name in _KEY])
+
+
+def _hash_of(columns: list[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Mix int64 columns into one hash per row (the finaliser of splitmix64, column by column)."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        mixed += column.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(30)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(27)
+        mixed *= np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _first_of_each(batch: TraceBatch) -> NDArray[np.int64]:
+    """Positions of one row per key: the first that has a CPI, else the first."""
+    keys = [getattr(batch, name) for name in _KEY]
+    order = np.lexsort((np.isnan(batch.cpi), *keys))
+    new = np.ones(len(order), np.bool_)
+    new[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    return np.sort(order[new])
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """One column of a record batch: unknown values are 0 (integers) or NaN; garbled ones are text for a number."""
+
+    values: NDArray[Any]
+    known: NDArray[np.bool_]
+    garbled: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file whose columns were found: `columns` maps our names to the file's."""
+
+    path: Path
+    columns: dict[str, str]
+    batches: Callable[[list[str], Callable[[Any], None]], Iterator[Any]]
+
+    def read(self, names: Sequence[str], on_malformed: Callable[[Any], None]) -> Iterator[dict[str, _Column]]:
+        """Give out record batches as typed columns; errors of the format become one InputError."""
+        import pyarrow as pa  # noqa: PLC0415 - an extra, and 0.2 s that other commands need not wait
+
+        wanted = [self.columns[name] for name in names]
+        try:
+            for batch in self.batches(wanted, on_malformed):
+                if not batch.num_rows:
+                    continue
+                yield {name: self._column(batch, name) for name in names}
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.path}: broken file: {_first_line(error)}") from error
+
+    def _column(self, batch: Any, name: str) -> _Column:
+        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow.compute as pc  # noqa: PLC0415 - as above
+
+        column = self.columns[name]
+        outer, _, inner = column.partition(".")
+        if column in batch.schema.names:
+            array = batch.column(column)
+        else:
+            array = pc.struct_field(batch.column(outer), inner)
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+            if column == "average_usage":
+                array = pc.struct_field(pc.extract_regex(array, _CPUS_IN_TEXT), "cpus")
+            return self._from_text(array, name)
+        if pa.types.is_decimal(array.type) or pa.types.is_null(array.type):
+            array = array.cast(pa.float64())
+        if pa.types.is_integer(array.type):
+            return _from_integers(array, name)
+        if pa.types.is_floating(array.type):
+            return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
+        raise InputError(f"{self.path}: column '{column}' must be numbers (type {array.type})")
+
+    def _from_text(self, array: Any, name: str) -> _Column:
+        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow.compute as pc  # noqa: PLC0415 - as above
+
+        array = pc.utf8_trim_whitespace(array)
+        try:
+            if name in _INTEGERS:
+                return _from_integers(array.cast(pa.int64()), name)
+            return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
+        except pa.ArrowInvalid:
+            pass  # some cell is no plain number; find out which
+        cells = array.to_pylist()
+        numbers = [_number(cell) for cell in cells]
+        garbled = np.array(
+            [n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)]
+        )
+        if garbled.any() and all(n is None for n in numbers):
+            example = cells[int(np.argmax(garbled))]
+            raise InputError(
+                f"{self.path}: column '{self.columns[name]}' must be numbers (value {example[:60]!r})"
+            )
+        if name in _INTEGERS and all(n is None or isinstance(n, int) for n in numbers):
+            fits = np.array([n is not None and -(2**63) <= n < 2**63 for n in numbers])
+            values = np.array([n if ok else 0 for n, ok in zip(numbers, fits, strict=True)], np.int64)
+            return _Column(values, fits, garbled)
+        floats = np.array([np.nan if n is None else float(n) for n in numbers])
+        parsed = _from_floats(floats, name)
+        return _Column(parsed.values, parsed.known, garbled)
+
+
+def _number(cell: str | None) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(cell) if cell is not None else None
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _from_integers(array: Any, name: str) -> _Column:
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    known = array.is_valid().to_numpy(zero_copy_only=False)
+    values = array.cast(pa.int64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
+    garbled = np.zeros(len(values), np.bool_)
+    if name in _INTEGERS:
+        return _Column(values, known, garbled)
+    return _Column(np.where(known, values.astype(np.float64), np.nan), known, garbled)
+
+
+def _from_floats(floats: NDArray[np.float64], name: str) -> _Column:
+    garbled = np.zeros(len(floats), np.bool_)
+    if name not in _INTEGERS:
+        return _Column(floats, ~np.isnan(floats), garbled)
+    # Files that went through pandas have integers with gaps as floats; exact up to 2^53.
+    with np.errstate(invalid="ignore"):
+        known = np.isfinite(floats) & (floats == np.trunc(floats)) & (np.abs(floats) < 2**63)
+    return _Column(np.where(known, floats, 0).astype(np.int64), known, garbled)
+
+
+def _open(path: Path, batch_rows: int) -> _File:
+    """Find out the format and the columns."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - as above
+        import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+    except ImportError as error:
+        message = "reading traces needs pyarrow, which is not installed here; install whitepanda[central]"
+        raise UnavailableError(message) from error
+    try:
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}") from error
+    try:
+        if is_parquet:
+            available = _leaves(pq.read_schema(path))
+        else:
+            with _csv_reader(path, None, lambda _row: None) as reader:
+                available = {name: None for name in reader.schema.names}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        kind = "Parquet" if is_parquet else "CSV"
+        raise InputError(f"{path}: not readable as {kind}: {_first_line(error)}") from error
+    columns = _find_columns(path, available)
+
+    def parquet(wanted: list[str], _on_malformed: Callable[[Any], None]) -> Iterator[Any]:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=batch_rows, columns=wanted)
+
+    def csv(wanted: list[str], on_malformed: Callable[[Any], None]) -> Iterator[Any]:
+        with _csv_reader(path, wanted, on_malformed) as reader:
+            for batch in reader:
+                for first in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(first, batch_rows)
+
+    return _File(path, columns, parquet if is_parquet else csv)
+
+
+def _leaves(schema: Any) -> dict[str, None]:
+    """Names of the columns, and of what is directly inside records, dotted."""
+    found: dict[str, None] = {}
+    for entry in schema:
+        children = (
+            [entry.type.field(i) for i in range(entry.type.num_fields)]
+            if hasattr(entry.type, "fields")
+            else []
+        )
+        if children:
+            found |= {f"{entry.name}.{child.name}": None for child in children}
+        else:
+            found[entry.name] = None
+    return found
+
+
+def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[Any], None]) -> Any:
+    import pyarrow as pa  # noqa: PLC0415 - as above
+    from pyarrow import csv  # noqa: PLC0415 - as above
+
+    def skip(row: Any) -> str:
+        on_malformed(row)
+        return "skip"
+
+    # Everything is read as text and made numbers here: one garbled cell must not cost the file.
+    convert = csv.ConvertOptions(
+        include_columns=columns,
+        column_types={name: pa.string() for name in columns or ()},
+        null_values=_NULLS,
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=True,
+    )
+    return csv.open_csv(
+        pa.input_stream(str(path), compression="detect"),
+        read_options=csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
+        parse_options=csv.ParseOptions(invalid_row_handler=skip),
+        convert_options=convert,
+    )
+
+
+def _find_columns(path: Path, available: dict[str, None]) -> dict[str, str]:
+    found = {ours: next((name for name in names if name in available), "") for ours, names in _NAMES.items()}
+    missing = [" or ".join(f"'{name}'" for name in _NAMES[ours]) for ours, name in found.items() if not name]
+    if missing:
+        hint = ""
+        if not found["priority"] or not found["scheduling_class"]:
+            hint = "; the trace keeps priority and scheduling_class in its event tables, join them by collection_id"
+        have = ", ".join(list(available)[:30]) or "none"
+        message = (
+            f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
+        )
+        raise InputError(message)
+    return found
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
