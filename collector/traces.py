@@ -1,12 +1,12 @@
 """Reader of the Google cluster trace, version 3 (2019): usage rows from Parquet or CSV, as numpy columns.
 
 Source: "Google cluster-usage traces v3" (Wilkes, 2020), table InstanceUsage, with `priority` and
-`scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began, CPU
-usage is in normalised units, CPI is cycles per instruction.
+`scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began,
+CPU usage is in normalised units, CPI is cycles per instruction.
 
-A row that cannot be used is counted under one reason; the rest goes through. What makes the whole file unusable
-(a missing column, a column that is not numbers, a broken file) is one `InputError`, raised before the first row
-is given out, because every file is read twice: first its keys, which finds the duplicates, then all.
+A row that cannot be used is counted under one reason; the rest goes through. What makes a whole file unusable
+(a missing column, a column that is not numbers, a broken file) is one `InputError`. Every file is read twice:
+first its keys, which finds the duplicates (and most broken files, before a row is given out), then all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "read_trace",
 ]
 
-#: What each column is called in the trace, in BigQuery's exports and in flattened files. The first found is used.
+#: Names of each column in the trace, in BigQuery's exports, in flattened files. The first found is used.
 _NAMES: dict[str, tuple[str, ...]] = {
     "collection_id": ("collection_id",),
     "instance_index": ("instance_index",),
@@ -63,7 +63,7 @@ class LatencySensitiveRule:
 
 @dataclass(frozen=True, slots=True)
 class TraceLimits:
-    """What is absurd. Larger CPI is rejected as `absurd_cpi`, larger usage (normalised) as `bad_cpu_usage`."""
+    """What is absurd: larger CPI is rejected as `absurd_cpi`, larger normalised usage as `bad_cpu_usage`."""
 
     max_cpi: float = 100.0
     max_cpu_usage: float = 4096.0
@@ -71,7 +71,7 @@ class TraceLimits:
 
 @dataclass(slots=True)
 class TraceCounts:
-    """What became of the rows so far. Always `rows_read == accepted + sum(rejected.values())`, once all is read.
+    """What became of the rows. Once all is read, `rows_read == accepted + sum(rejected.values())`.
 
     `without_cpi` and `without_priority` count accepted rows: the usage of the former still counts, the latter
     are taken as not latency-sensitive.
@@ -137,8 +137,8 @@ def read_trace(
 ) -> TraceReader:
     """Open trace files (Parquet, CSV, compressed CSV; told apart by content) and check their columns.
 
-    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is that of
-    a batch, 16 bytes per row for finding duplicates, and the rows that have duplicates. Those come last.
+    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is a batch's,
+    and 16 bytes per row to find duplicates, and the rows that have duplicates, which come last.
 
     Args:
         paths: one or several files, taken as one trace: duplicates are found across them.
@@ -206,7 +206,7 @@ class TraceReader:
         malformed = TraceCounts()
         for file in self._files:
             for columns in file.read(_KEY, lambda _row: self._malformed(malformed)):
-                hashes.append(_hash_of([columns[name].values for name in _KEY]))
+                hashes.append(_hash_of([columns[name].values for name in _KEY]))  # noqa: PERF401 - two loops
         every = np.sort(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
         self.total_rows = len(every) + malformed.rows_read
         return np.unique(every[1:][every[1:] == every[:-1]])
@@ -285,7 +285,7 @@ def _first_of_each(batch: TraceBatch) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One column of a record batch: unknown values are 0 (integers) or NaN; garbled ones are text for a number."""
+    """One column of a record batch. Unknown values are 0 (integers) or NaN; garbled is text for a number."""
 
     values: NDArray[Any]
     known: NDArray[np.bool_]
@@ -299,6 +299,8 @@ class _File:
     path: Path
     columns: dict[str, str]
     batches: Callable[[list[str], Callable[[Any], None]], Iterator[Any]]
+    #: Columns of text in which some cell was a number: a garbled one is then its row's fault alone.
+    numeric: set[str] = field(default_factory=set)
 
     def read(self, names: Sequence[str], on_malformed: Callable[[Any], None]) -> Iterator[dict[str, _Column]]:
         """Give out record batches as typed columns; errors of the format become one InputError."""
@@ -333,9 +335,7 @@ class _File:
             array = array.cast(pa.float64())
         if pa.types.is_integer(array.type):
             return _from_integers(array, name)
-        if pa.types.is_floating(array.type):
-            return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
-        raise InputError(f"{self.path}: column '{column}' must be numbers (type {array.type})")
+        return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
 
     def _from_text(self, array: Any, name: str) -> _Column:
         import pyarrow as pa  # noqa: PLC0415 - as above
@@ -343,9 +343,12 @@ class _File:
 
         array = pc.utf8_trim_whitespace(array)
         try:
+            plain = array.cast(pa.int64() if name in _INTEGERS else pa.float64())
+            if plain.null_count < len(plain):
+                self.numeric.add(name)
             if name in _INTEGERS:
-                return _from_integers(array.cast(pa.int64()), name)
-            return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
+                return _from_integers(plain, name)
+            return _from_floats(plain.to_numpy(zero_copy_only=False), name)
         except pa.ArrowInvalid:
             pass  # some cell is no plain number; find out which
         cells = array.to_pylist()
@@ -353,7 +356,9 @@ class _File:
         garbled = np.array(
             [n is None and cell not in (None, *_NULLS) for n, cell in zip(numbers, cells, strict=True)]
         )
-        if garbled.any() and all(n is None for n in numbers):
+        if any(n is not None for n in numbers):
+            self.numeric.add(name)
+        elif garbled.any() and name not in self.numeric:
             example = cells[int(np.argmax(garbled))]
             raise InputError(
                 f"{self.path}: column '{self.columns[name]}' must be numbers (value {example[:60]!r})"
@@ -400,26 +405,15 @@ def _from_floats(floats: NDArray[np.float64], name: str) -> _Column:
 def _open(path: Path, batch_rows: int) -> _File:
     """Find out the format and the columns."""
     try:
-        import pyarrow as pa  # noqa: PLC0415 - as above
         import pyarrow.parquet as pq  # noqa: PLC0415 - as above
     except ImportError as error:
         message = "reading traces needs pyarrow, which is not installed here; install whitepanda[central]"
         raise UnavailableError(message) from error
-    try:
-        with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}") from error
-    try:
-        if is_parquet:
-            available = _leaves(pq.read_schema(path))
-        else:
-            with _csv_reader(path, None, lambda _row: None) as reader:
-                available = {name: None for name in reader.schema.names}
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        kind = "Parquet" if is_parquet else "CSV"
-        raise InputError(f"{path}: not readable as {kind}: {_first_line(error)}") from error
+    available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
+    for name in columns.values():
+        if not _holds_numbers(available[name]):
+            raise InputError(f"{path}: column '{name}' must be numbers (type {available[name]})")
 
     def parquet(wanted: list[str], _on_malformed: Callable[[Any], None]) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
@@ -434,19 +428,46 @@ def _open(path: Path, batch_rows: int) -> _File:
     return _File(path, columns, parquet if is_parquet else csv)
 
 
-def _leaves(schema: Any) -> dict[str, None]:
-    """Names of the columns, and of what is directly inside records, dotted."""
-    found: dict[str, None] = {}
+def _columns_of(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the names and Arrow types of a file's columns, and whether it is Parquet (else CSV)."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+
+    try:
+        with path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}") from error
+    try:
+        if is_parquet:
+            return _leaves(pq.read_schema(path)), True
+        with _csv_reader(path, None, lambda _row: None) as reader:
+            return dict.fromkeys(reader.schema.names, pa.string()), False
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        kind = "Parquet" if is_parquet else "CSV"
+        raise InputError(f"{path}: not readable as {kind}: {_first_line(error)}") from error
+
+
+def _holds_numbers(kind: Any) -> bool:
+    """Whether values of an Arrow type are numbers, or text that may be."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+    return any(test(kind) for test in (*tests, pa.types.is_string, pa.types.is_large_string))
+
+
+def _leaves(schema: Any) -> dict[str, Any]:
+    """Names and types of the columns, and of what is directly inside records, dotted."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    found: dict[str, Any] = {}
     for entry in schema:
-        children = (
-            [entry.type.field(i) for i in range(entry.type.num_fields)]
-            if hasattr(entry.type, "fields")
-            else []
-        )
-        if children:
-            found |= {f"{entry.name}.{child.name}": None for child in children}
+        if pa.types.is_struct(entry.type):
+            found |= {f"{entry.name}.{child.name}": child.type for child in entry.type}
         else:
-            found[entry.name] = None
+            found[entry.name] = entry.type
     return found
 
 
@@ -474,13 +495,13 @@ def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[A
     )
 
 
-def _find_columns(path: Path, available: dict[str, None]) -> dict[str, str]:
+def _find_columns(path: Path, available: dict[str, Any]) -> dict[str, str]:
     found = {ours: next((name for name in names if name in available), "") for ours, names in _NAMES.items()}
     missing = [" or ".join(f"'{name}'" for name in _NAMES[ours]) for ours, name in found.items() if not name]
     if missing:
         hint = ""
         if not found["priority"] or not found["scheduling_class"]:
-            hint = "; the trace keeps priority and scheduling_class in its event tables, join them by collection_id"
+            hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
         have = ", ".join(list(available)[:30]) or "none"
         message = (
             f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
