@@ -1,7 +1,8 @@
-"""What central has learnt and this host holds: job statistics and antagonist coefficients, on disk, versioned, with an end.
+"""What central has learnt and this host holds: job statistics and coefficients, versioned, on disk.
 
-Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole or not at
-all. After the time to live nothing of it is used any more: a host must not accuse anybody by stale knowledge.
+Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole
+or not at all. After the time to live nothing of it is used any more: a host must not accuse anybody by stale
+knowledge.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ class _Held(msgspec.Struct, frozen=True):
 class CoefficientStore:
     """The newest coefficients that central sent, kept at `path`.
 
-    Which update is taken: a version never goes backwards. A delta is merged if its version is at least the held one; a
-    full update replaces everything if its version is at least the held one, or if it was created later: then central
-    lost its lake and counts from the beginning.
+    Which update is taken: a version never goes backwards. A delta is merged if its version is at least the
+    held one; a full update replaces everything if its version is at least the held one, or if it was created
+    later: then central lost its lake and counts from the beginning.
 
     Args:
-        path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and central sends
-            everything again because the agent then says that it holds version 0.
+        path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and
+        central
+            sends everything again because the agent then says that it holds version 0.
 
     """
 
@@ -95,7 +97,7 @@ class CoefficientStore:
         return frozenset(self._held.coefficients) | {job for job, _ in self._by_job}
 
     def age_ns(self, now_unix_ns: int) -> int:
-        """Nanoseconds since central made this version; 0 where nothing is held or central's clock is ahead."""
+        """Nanoseconds since central made this version; 0 where nothing is held or its clock is ahead."""
         return max(0, now_unix_ns - self.created_unix_ns) if self.version else 0
 
     def expired(self, now_unix_ns: int) -> bool:
@@ -113,10 +115,12 @@ class CoefficientStore:
     def apply(self, update: agent_pb2.CoefficientUpdate) -> bool:
         """Take an update from central, and write it to disk before it is used.
 
-        A disk that cannot be written costs only the memory over a restart: it is warned of, and the update is used.
+        A disk that cannot be written costs only the memory over a restart: it is warned of, the update is
+        used.
 
         Returns:
-            False where the update was older than what is held, or did not fit to it; nothing has changed then.
+            False where the update is older than what is held, or does not fit to it; then nothing has
+            changed.
 
         """
         refusal = self._refusal(update)

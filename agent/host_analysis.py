@@ -1,9 +1,9 @@
 """Antagonists on this host: keeps the last slots' CPI windows and judges every VM by what central has learnt.
 
-After each window the trailing slots are looked at anew: the last one ends now, the one before ends a slot length ago,
-and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more than one over 300 s and
-the two are not comparable. The history of mnCPI (the host's own percentile) is in memory only: after a restart the
-configured floor is the threshold until there are enough slots again.
+After each window the trailing slots are looked at anew: the last one ends now, the one before ends a slot
+length ago, and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more
+than one over 300 s and the two do not compare. The history of mnCPI (for the host's own percentile) is in
+memory only: after a restart the configured floor is the threshold until there are enough slots again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MIN_COVERAGE = 0.5  # a slot that was watched for less is not compared with who
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is held of one VM now. `degradation` (at least 1) None: not known, `degradation_reason` says why."""
+    """What is held of one VM now. `degradation` (at least 1) is None where `degradation_reason` says why."""
 
     verdict: Literal["victim", "normal", "unknown"]
     reason: str
@@ -147,7 +147,7 @@ class HostAnalysis:
 
     @property
     def mn_cpi(self) -> float | None:
-        """Equation (2) over the last slot; None without a latency-sensitive VM of known CPI and statistics."""
+        """Equation (2) over the last slot; None without a latency-sensitive VM whose CPI can be judged."""
         return self._states[-1].mn_cpi if self._states else None
 
     @property
@@ -159,6 +159,11 @@ class HostAnalysis:
     def triggered(self) -> bool:
         """Whether there is contention by PANDA's rule now."""
         return antagonists.is_triggered(self._states, self._threshold, self._section.victim_slots)
+
+    @property
+    def coefficient_version(self) -> int:
+        """Version of the statistics and coefficients in use; 0 means none."""
+        return self._store.version
 
     def observe(self, windows: Sequence[CpiWindow], now_unix_ns: int) -> None:
         """Take the windows that have just ended, of all VMs, and judge the slots that end now.
@@ -187,36 +192,23 @@ class HostAnalysis:
             return Verdict("unknown", "no CPI window of this VM yet", None, Reason.VM_STARTING)
         statistics = self._statistics(vm)
         degradation, reason = self._degradation(slot, statistics)
-        if slot.cpi is None:
-            return Verdict("unknown", _no_cpi(slot.cpi_reason), None, reason)
-        if statistics is None:
-            return Verdict("unknown", self._no_statistics(vm), None, reason)
-        if statistics.std <= 0:
-            text = f"the CPI of job {vm.job} did not vary over its {statistics.samples} samples: there is no threshold"
-            return Verdict("unknown", text, degradation, reason)
-        if not self._covered(slot):
-            text = f"watched for {slot.watched_ns / 1e9:.0f} s of the last {self._slot_ns / 1e9:.0f} s slot, which is too short to compare"
-            return Verdict("unknown", text, degradation, reason)
+        if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
+            return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation, reason)
         threshold = antagonists.victim_threshold(statistics)
         above = antagonists.is_victim(slot.cpi, statistics)
         text = (
-            f"CPI {slot.cpi:.4g} is {'above' if above else 'not above'} {threshold:.4g} = mean {statistics.mean:.4g}"
-            f" + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
+            f"CPI {slot.cpi:.4g} is {'above' if above else 'not above'} {threshold:.4g}"
+            f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
-        if not above:
+        if above and not vm.latency_sensitive:
+            text += "; the job is not latency-sensitive, so this is no victim"
+        if not above or not vm.latency_sensitive:
             return Verdict("normal", text, degradation, reason)
-        if not vm.latency_sensitive:
-            return Verdict(
-                "normal",
-                f"{text}; but the job is not latency-sensitive, so this is no victim",
-                degradation,
-                reason,
-            )
         top = next((s.name for s in self._suspects if s.score is not None and s.score > 0), "")
         return Verdict("victim", text, degradation, reason, top)
 
     def explain(self, uuid: str) -> Explanation:
-        """Return all that the verdict on one VM is made of. Works for a VM without windows too: all unknown."""
+        """Return all that the verdict on one VM is made of; for a VM without windows all is unknown."""
         vm, slot = self._vms.get(uuid), self._last.get(uuid)
         statistics = self._statistics(vm) if vm else None
         cpi = slot.cpi if slot else None
@@ -266,7 +258,7 @@ class HostAnalysis:
         )
 
     def _forget(self) -> None:
-        """Drop what is older than the slots under test, or from a future that a clock set back has taken away."""
+        """Drop what is older than the slots under test, and what a clock set back has put into the future."""
         oldest = self._now_unix_ns - self._section.victim_slots * self._slot_ns
         newest = self._now_unix_ns + self._slot_ns
         for uuid, vm in list(self._vms.items()):
@@ -282,8 +274,8 @@ class HostAnalysis:
         end = self._now_unix_ns - age * self._slot_ns
         found = {}
         for uuid, vm in self._vms.items():
-            # A window belongs where its middle is: windows end some milliseconds beside the grid. The youngest slot
-            # also has what is dated a little ahead of now.
+            # A window belongs where its middle is: windows end some milliseconds beside the grid. The
+            # youngest slot also has what is dated a little ahead of now.
             pieces = [
                 p
                 for p in vm.pieces
@@ -363,18 +355,34 @@ class HostAnalysis:
             return None, Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
         return max(1.0, slot.cpi / statistics.mean), Reason.UNSPECIFIED
 
+    def _why_unknown(self, vm: _Vm, slot: _Slot, statistics: CpiStatistics | None) -> str:
+        if slot.cpi is None:
+            if slot.cpi_reason is Reason.IDLE:
+                return "idle: too little CPU over the last slot for a CPI"
+            return f"no CPI over the last slot: {slot.cpi_reason.code}"
+        if statistics is None:
+            return self._no_statistics(vm)
+        if statistics.std <= 0:
+            samples = statistics.samples
+            return f"the CPI of job {vm.job} did not vary over its {samples} samples: there is no threshold"
+        watched_s, slot_s = slot.watched_ns / 1e9, self._slot_ns / 1e9
+        return f"watched for {watched_s:.0f} s of a slot of {slot_s:.0f} s: too short to compare"
+
     def _no_statistics(self, vm: _Vm) -> str:
         store = self._store
         if not store.version:
             return f"no statistics for job {vm.job} yet: central has not sent any"
         if store.expired(self._now_unix_ns):
-            age, ttl = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
-            return f"statistics of version {store.version} are {age:.1f} h old and may be used for {ttl:.1f} h: central has sent no newer ones"
+            age_h, ttl_h = store.age_ns(self._now_unix_ns) / 3.6e12, store.ttl_ns / 3.6e12
+            return (
+                f"statistics of version {store.version} are {age_h:.1f} h old, past their time to live of"
+                f" {ttl_h:.1f} h: central has sent no newer ones"
+            )
         return f"no statistics for job {vm.job} on this platform yet: version {store.version} has none"
 
 
 def _slot_of(pieces: list[_Piece]) -> _Slot:
-    """Sum windows up to a slot: CPI = sum of cycles / sum of instructions, else the duration-weighted mean of CPI."""
+    """Sum windows up to a slot: CPI is cycles over instructions, else the mean weighted by duration."""
     watched = sum(p.duration_ns for p in pieces)
     usage = math.fsum(p.cpu_usage_cores * p.duration_ns for p in pieces) / watched if watched else 0.0
     known = [p for p in pieces if p.cpi is not None]
@@ -387,9 +395,3 @@ def _slot_of(pieces: list[_Piece]) -> _Slot:
         mean = math.fsum(p.cpi * p.duration_ns for p in known if p.cpi is not None) / duration
         return _Slot(mean, Reason.UNSPECIFIED, usage, watched)
     return _Slot(None, pieces[-1].cpi_reason, usage, watched)
-
-
-def _no_cpi(reason: Reason) -> str:
-    if reason is Reason.IDLE:
-        return "idle: too little CPU over the last slot for a CPI"
-    return f"no CPI over the last slot: {reason.code}"

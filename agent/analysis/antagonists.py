@@ -1,8 +1,8 @@
 """PANDA on one host: who suffers, whether the host is contended, and whom to suspect.
 
-The equations are those of the PANDA paper (sections 4 and 5.2; its extracted text lost them, the design restates
-them): (1) nCPI, (2) mnCPI, (3) the coefficients A_k, which central fits, and (4) the percentile of a rank. Everything
-here is pure: floats and dataclasses in and out. Central evaluates traces with this very code.
+Source: "PANDA: Noise-Resilient Antagonist Identification in Production Datacenters", sections 4.3 and 5.2:
+(1) nCPI, (2) mnCPI, (3) the coefficients A_k, which central fits, and (4) the percentile of a rank.
+Everything here is pure: floats and dataclasses in and out. Central evaluates traces with this very code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ __all__ = [
     "SlotState",
     "Suspect",
     "TaskSlot",
-    "suffers",
     "is_triggered",
     "is_victim",
     "mn_cpi",
@@ -30,11 +29,12 @@ __all__ = [
     "percentile_ranks",
     "rank_suspects",
     "slot_state",
+    "suffers",
     "suspects_of",
     "victim_threshold",
 ]
 
-#: A task is a victim when its CPI is more than this many standard deviations above its job's mean (section 5.2).
+#: A victim's CPI is more than this many standard deviations above its job's mean (section 5.2).
 VICTIM_STDS = 2.0
 
 #: A high percentile of fewer slots than this is little else than their maximum; until then the floor decides.
@@ -43,7 +43,7 @@ MIN_HISTORY_SLOTS = 100
 
 @dataclass(frozen=True, slots=True)
 class CpiStatistics:
-    """The CPI of a job on a platform over the fleet: cycles per instruction; `std` is the population one (ddof 0)."""
+    """The CPI of a job on a platform, over the fleet. `std` is the population one (ddof 0)."""
 
     mean: float
     std: float
@@ -52,7 +52,7 @@ class CpiStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TaskSlot:
-    """One task (a VM of a job) in one slot. `cpi` None: not measured; `statistics` None: nothing known of its job."""
+    """One task (a VM of a job) in one slot. `cpi` None: not measured; `statistics` None: job unknown."""
 
     task: str
     job: str
@@ -64,7 +64,7 @@ class TaskSlot:
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """One machine in one slot: equation (2), None without latency-sensitive tasks, and whether one of them suffers."""
+    """One machine in one slot: equation (2), None without latency-sensitive tasks, and those that suffer."""
 
     mn_cpi: float | None
     victims: tuple[str, ...]
@@ -72,7 +72,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A task that may be hurting others: its CPU usage and its job's coefficient A_k, None where that is unknown."""
+    """A task that may be hurting others. `coefficient` is its job's A_k, None where that is unknown."""
 
     task: str
     job: str
@@ -93,7 +93,7 @@ class RankedSuspect:
 
 
 def n_cpi(cpi: float, statistics: CpiStatistics) -> float:
-    """Normalised CPI, equation (1): (c - mean) / std, in standard deviations. 0 for a job whose CPI never varies."""
+    """Normalised CPI, equation (1): (c - mean) / std. 0 for a job whose CPI never varies."""
     if statistics.std <= 0:
         return 0.0
     return (cpi - statistics.mean) / statistics.std
@@ -105,14 +105,14 @@ def victim_threshold(statistics: CpiStatistics) -> float:
 
 
 def is_victim(cpi: float, statistics: CpiStatistics) -> bool:
-    """Whether c > mean + 2 std. Never for a job whose CPI never varied: one odd bit would be above its threshold."""
+    """Whether c > mean + 2 std. Never for a job whose CPI never varied: its threshold would be its mean."""
     return statistics.std > 0 and cpi > victim_threshold(statistics)
 
 
 def mn_cpi(tasks: Iterable[TaskSlot]) -> float | None:
-    """Machine-level normalised CPI, equation (2): the mean of nCPI over the latency-sensitive tasks of one slot.
+    """Machine-level CPI, equation (2): the mean of nCPI over the latency-sensitive tasks of one slot.
 
-    Tasks without a known CPI or without statistics are left out. None where none is left: such slots are skipped.
+    Tasks without a known CPI or without statistics are left out. None where none is left: skip such slots.
     """
     values = [
         n_cpi(t.cpi, t.statistics)
@@ -123,7 +123,7 @@ def mn_cpi(tasks: Iterable[TaskSlot]) -> float | None:
 
 
 def suffers(task: TaskSlot) -> bool:
-    """Whether this task is a victim: latency-sensitive, with known CPI and statistics, above its threshold."""
+    """Whether this task is a victim: latency-sensitive, CPI and statistics known, above its threshold."""
     return (
         task.latency_sensitive
         and task.cpi is not None
@@ -138,7 +138,7 @@ def slot_state(tasks: Sequence[TaskSlot]) -> SlotState:
 
 
 def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) -> float:
-    """What mnCPI has to exceed: the host's own percentile (0 to 100) of `history`, but never less than `floor`.
+    """What mnCPI has to exceed: the host's own percentile of `history`, but never less than `floor`.
 
     Linear interpolation between the closest ranks. With fewer than `MIN_HISTORY_SLOTS` slots it is the floor.
 
@@ -158,7 +158,7 @@ def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) 
 
 
 def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int) -> bool:
-    """PANDA's trigger (section 5.2): a victim in each of the last `victim_slots` slots, and mnCPI above `threshold` now.
+    """PANDA's trigger (section 5.2): a victim in each of the last slots, and mnCPI above `threshold` now.
 
     Args:
         slots: consecutive slots of one machine, oldest first, the present one last.
@@ -201,7 +201,7 @@ def _scored(suspect: Suspect) -> RankedSuspect:
 
 
 def percentile_ranks(scores: Sequence[float]) -> list[float | None]:
-    """Percentile of each score's rank, equation (4): (n - r) / (n - 1), rank 1 the highest score, ties averaged.
+    """Percentile of each score's rank, equation (4): (n - r) / (n - 1), rank 1 the highest, ties averaged.
 
     Returns:
         One value in [0, 1] per score, 1 for the single highest. None for a lone score, which has no rank.
