@@ -1,7 +1,7 @@
 """What the agent knows now, read-only: the contract between the daemon and its local API.
 
-All views are plain values without I/O. Everything here is read on the daemon's one asyncio loop, so nothing is locked;
-a view is a snapshot and does not change after it was returned.
+All views are plain values without I/O. Everything here is read on the daemon's one asyncio loop, so nothing
+is locked; a view is a snapshot and does not change after it was returned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UplinkState = Literal["off", "connecting", "connected"]
 
 @dataclass(frozen=True, slots=True)
 class MetricView:
-    """One value, or why there is none. `name` is that of docs/metrics.md, unit included; `age_ns` is the sample's."""
+    """One value, or why there is none. `name` is as in docs/metrics.md; `age_ns` is the sample's."""
 
     name: str
     value: float | None
@@ -33,7 +33,7 @@ class MetricView:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """One source. `detail` says why it is not available, and the remedy, in one line. Age 0 where it never sampled."""
+    """One source. `detail`: why it is not available, and the remedy. Age 0 where it never sampled."""
 
     name: str
     state: SourceState
@@ -46,7 +46,7 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class UplinkView:
-    """The stream to central and the spool behind it. Counts are since the agent's start but for what is spooled now."""
+    """The stream to central and the spool behind it; counts are since the start but for what is spooled."""
 
     state: UplinkState = "off"
     address: str = ""

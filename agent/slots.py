@@ -1,0 +1,236 @@
+"""Each source in a daemon thread with a slot for its latest sample: the tick kicks, reads, never waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agent.clock import Clock
+from agent.config import Mode
+from agent.state import SourceState, SourceView
+from collector.base import Probe, Reason, Source, SourceError, SourceSample
+from whitepanda.common import log
+
+__all__ = ["REOPEN_AFTER_NS", "Slot", "Slots", "SourcePlan"]
+
+_log = log.get("sources")
+
+#: A source that could not be opened is tried again this often.
+REOPEN_AFTER_NS = 30 * 1_000_000_000
+_DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlan:
+    """A source and how it is wanted. Without a source (mode off) its slot only says so.
+
+    A sampling that takes longer than `deadline_ns` makes the source stuck.
+    """
+
+    name: str
+    mode: Mode
+    source: Source | None
+    deadline_ns: int = _DEFAULT_DEADLINE_NS
+
+
+class Slot:
+    """One source's thread, latest sample and state. What the tick calls holds a lock for a moment at most."""
+
+    def __init__(self, plan: SourcePlan, clock: Clock) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = False
+        self._busy_since_ns: int | None = None
+        self._state: SourceState = "off"
+        self._detail = "not tried yet"
+        self._reason = Reason.SOURCE_OFF
+        self._sample: SourceSample | None = None
+        self._duration_ns = 0
+        self._samples = 0
+        self._failures = 0
+        self._tried = threading.Event()
+        self._thread: threading.Thread | None = None
+        if plan.source is None or plan.mode == "off":
+            self._detail = f"switched off; sources.{plan.name}.mode in the configuration"
+            self._tried.set()
+        else:
+            self._state, self._reason = "unavailable", Reason.VM_STARTING
+
+    def start(self) -> None:
+        """Start the thread; it probes and opens the source at once."""
+        if self.plan.source is None or self.plan.mode == "off":
+            return
+        self._busy_since_ns = self._clock.mono_ns()
+        self._thread = threading.Thread(
+            target=self._run, args=(self.plan.source,), name=f"source-{self.name}", daemon=True
+        )
+        self._thread.start()
+
+    def kick(self) -> None:
+        """Ask for a sample now. A source still at its last one is let alone; past its deadline it is stuck."""
+        if self._thread is None:
+            return
+        now_ns = self._clock.mono_ns()
+        with self._lock:
+            busy_since_ns = self._busy_since_ns
+            if busy_since_ns is None:
+                self._busy_since_ns = now_ns
+        if busy_since_ns is None:
+            self._wake.set()
+        elif now_ns - busy_since_ns > self.plan.deadline_ns:
+            seconds = self.plan.deadline_ns / 1e9
+            self._become(
+                "stuck", Reason.STUCK, f"no answer within its deadline of {seconds:g} s; still waiting for it"
+            )
+
+    def latest(self) -> SourceSample | None:
+        """Return the latest sample, however old."""
+        return self._sample
+
+    @property
+    def trouble(self) -> Reason | None:
+        """Why there is no new sample, or None where the source works."""
+        return None if self._state == "available" else self._reason
+
+    @property
+    def tried(self) -> bool:
+        """Whether the source was probed and opened (or failed to be) at least once."""
+        return self._tried.is_set()
+
+    def view(self) -> SourceView:
+        """Return the source's status now."""
+        with self._lock:
+            sample = self._sample
+            age_ns = max(0, self._clock.mono_ns() - sample.mono_ns) if sample else 0
+            return SourceView(
+                self.name, self._state, self._detail, age_ns, self._duration_ns, self._samples, self._failures
+            )
+
+    def stop(self) -> None:
+        """Tell the thread to close the source and end; does not wait."""
+        self._stop = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end. False: it hangs, and as a daemon thread dies with the process."""
+        if self._thread is None:
+            return True
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def _become(self, state: SourceState, reason: Reason, detail: str, failures: int = 0) -> None:
+        """Change the state. Only a change is logged, so that a source that fails each second says so once."""
+        with self._lock:
+            changed = (state, reason) != (self._state, self._reason) or not self._tried.is_set()
+            self._state, self._reason, self._detail = state, reason, detail
+            self._failures += failures
+        if changed:
+            tell = _log.info if state == "available" else _log.warning
+            tell("source " + state, source=self.name, **({"detail": detail} if detail else {}))
+
+    def _run(self, source: Source) -> None:
+        try:
+            opened = self._open(source)
+            next_try_ns = self._clock.mono_ns() + REOPEN_AFTER_NS
+            self._tried.set()
+            self._idle()
+            while self._wait():
+                if not opened and self._clock.mono_ns() >= next_try_ns:
+                    opened = self._open(source)
+                    next_try_ns = self._clock.mono_ns() + REOPEN_AFTER_NS
+                if opened:
+                    self._take(source)
+                self._idle()
+        finally:
+            self._tried.set()
+            try:
+                source.close()
+            except Exception as error:  # noqa: BLE001 - a source's bug must not spoil the end
+                _log.warning("source did not close cleanly", source=self.name, error=repr(error))
+
+    def _wait(self) -> bool:
+        self._wake.wait()
+        self._wake.clear()
+        return not self._stop
+
+    def _idle(self) -> None:
+        with self._lock:
+            self._busy_since_ns = None
+
+    def _open(self, source: Source) -> bool:
+        try:
+            probe = source.probe()
+            if probe.available:
+                source.open()
+        except SourceError as error:
+            probe = Probe(False, str(error), error.reason)
+        except Exception as error:  # noqa: BLE001 - a source's bug costs that source, not the agent
+            probe = Probe(False, f"{self.name}: {error!r}; please report this", Reason.SOURCE_FAILED)
+        if probe.available:
+            self._become("available", Reason.UNSPECIFIED, probe.detail)
+        else:
+            self._become("unavailable", probe.reason or Reason.SOURCE_FAILED, probe.detail)
+        return probe.available
+
+    def _take(self, source: Source) -> None:
+        started_ns = self._clock.mono_ns()
+        try:
+            sample = source.sample()
+        except SourceError as error:
+            self._become("failed", error.reason, str(error), failures=1)
+            return
+        except Exception as error:  # noqa: BLE001 - as in _open
+            detail = f"{self.name}: {error!r}; please report this"
+            self._become("failed", Reason.SOURCE_FAILED, detail, failures=1)
+            return
+        with self._lock:
+            self._sample = sample
+            self._duration_ns = self._clock.mono_ns() - started_ns
+            self._samples += 1
+        if self._state != "available":
+            self._become("available", Reason.UNSPECIFIED, "")
+
+
+class Slots:
+    """All sources of the host, in their order of precedence."""
+
+    def __init__(self, plans: Sequence[SourcePlan], clock: Clock) -> None:
+        self._slots = tuple(Slot(plan, clock) for plan in plans)
+        self._by_name = {slot.name: slot for slot in self._slots}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def start(self) -> None:
+        """Start all threads."""
+        for slot in self._slots:
+            slot.start()
+
+    def kick(self) -> None:
+        """Ask every source for a sample; waits for none."""
+        for slot in self._slots:
+            slot.kick()
+
+    def samples(self) -> list[SourceSample]:
+        """Return the latest sample of each source that has one."""
+        return [sample for slot in self._slots if (sample := slot.latest()) is not None]
+
+    def trouble(self, name: str) -> Reason | None:
+        """Why the source `name` has nothing new to say; None where it works."""
+        slot = self._by_name.get(name)
+        return Reason.SOURCE_OFF if slot is None else slot.trouble
+
+    def views(self) -> tuple[SourceView, ...]:
+        """Return every source's status."""
+        return tuple(slot.view() for slot in self._slots)
+
+    def stop(self, timeout_s: float, now_s: Callable[[], float]) -> list[str]:
+        """Close all sources, waiting `timeout_s` for all together. Returns the names of those that hang."""
+        for slot in self._slots:
+            slot.stop()
+        until_s = now_s() + timeout_s
+        return [slot.name for slot in self._slots if not slot.join(until_s - now_s())]

@@ -1,0 +1,55 @@
+"""The tick's absolute schedule: a grid on CLOCK_MONOTONIC that no late tick moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Tick", "TickSchedule", "first_due_ns"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One tick that runs now; `lateness_ns` is counted from the oldest point that was due, missed or not."""
+
+    number: int
+    due_ns: int
+    lateness_ns: int
+    missed: int
+
+
+class TickSchedule:
+    """When the next tick is due, and how many were missed.
+
+    `due_ns` advances by whole periods only. After a stall the latest grid point that is due runs, those
+    before it are missed and counted, and the grid goes on: a stall of 2.5 periods costs one tick, never three
+    at once.
+    """
+
+    def __init__(self, period_ns: int, first_ns: int) -> None:
+        if period_ns <= 0:
+            raise ValueError(f"a tick's period must be above 0 (value {period_ns})")
+        self.period_ns = period_ns
+        self.due_ns = first_ns
+        self.ticks = 0
+        self.missed = 0
+
+    def advance(self, now_ns: int) -> Tick | None:
+        """Take the tick that is due at `now_ns` and schedule the next one; None where none is due yet."""
+        lateness_ns = now_ns - self.due_ns
+        if lateness_ns < 0:
+            return None
+        missed = lateness_ns // self.period_ns
+        due_ns = self.due_ns + missed * self.period_ns
+        self.due_ns = due_ns + self.period_ns
+        self.missed += missed
+        self.ticks += 1
+        return Tick(self.ticks, due_ns, lateness_ns, missed)
+
+
+def first_due_ns(mono_ns: int, unix_ns: int, period_ns: int) -> int:
+    """Return the first grid point after now for which Unix time is a multiple of the period.
+
+    So ticks meet the borders of the CPI windows, and hosts with good clocks sample at the same moments. A
+    later step of the Unix clock does not move the grid.
+    """
+    return mono_ns + period_ns - unix_ns % period_ns

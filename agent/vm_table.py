@@ -1,0 +1,222 @@
+"""The VMs of this host: who is there, to which job each belongs, and what all sources say of it, joined.
+
+A VM is a UUID in one epoch. A new epoch starts it anew, so that no delta crosses a restart or a migration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent.config import JobRule
+from agent.metrics import PART_SOURCES, PARTS
+from agent.rates import JoinedVm, Limits, Reading, VmDelta, VmRates, delta, rates_of
+from collector.base import Reason, SourceSample, VmIdentity
+from whitepanda.common import log
+
+__all__ = ["JobRules", "Vm", "VmTable"]
+
+_log = log.get("vms")
+
+Part = Reading[Any] | Reason
+
+_STARTING = (Reason.VM_STARTING,) * len(PARTS)
+_INVALID = VmRates(*(Reason.INVALID_VALUE,) * len(VmRates._fields))
+
+
+class JobRules:
+    """The configured rules, compiled. The first rule whose pattern is found in its fact names the job."""
+
+    def __init__(self, rules: Sequence[JobRule]) -> None:
+        self._rules = tuple((re.compile(rule.pattern), rule) for rule in rules)
+
+    def job_of(self, identity: VmIdentity) -> tuple[str, bool]:
+        """Return a VM's job and whether it is latency-sensitive; without a matching rule its name and False.
+
+        A rule that makes an empty name (of groups that took no part in the match) does not match.
+        """
+        for pattern, rule in self._rules:
+            fact = identity.name if rule.fact == "name" else identity.facts.get(rule.fact)
+            match = pattern.search(fact) if fact is not None else None
+            job = match.expand(rule.job).strip() if match else ""
+            if job:
+                return job, rule.latency_sensitive
+        return identity.name, False
+
+
+@dataclass(slots=True)
+class Vm:
+    """One VM in its epoch. `change` None: its data made no sense, and its rates are INVALID_VALUE."""
+
+    identity: VmIdentity
+    job: str
+    latency_sensitive: bool
+    now: JoinedVm
+    last: JoinedVm
+    change: VmDelta | None
+    rates: VmRates
+
+
+class VmTable:
+    """Joins the samples of all sources per VM, tick by tick.
+
+    Args:
+        rules: jobs.
+        limits: when a CPI is not to be believed.
+        stale_after_ns: an older sample is not used, and no delta is made across a longer gap.
+        trouble: tells of a source, by name, why it has nothing new to say (`Slots.trouble`).
+
+    """
+
+    def __init__(
+        self,
+        rules: JobRules,
+        limits: Limits,
+        stale_after_ns: int,
+        trouble: Callable[[str], Reason | None],
+    ) -> None:
+        self._rules = rules
+        self._limits = limits
+        self._stale_after_ns = stale_after_ns
+        self._trouble = trouble
+        self._vms: dict[str, Vm] = {}
+        self._broken: dict[str, str] = {}
+        #: VMs, per tick, left out because their data made no sense.
+        self.errors = 0
+
+    def __iter__(self) -> Iterator[Vm]:
+        return iter(self._vms.values())
+
+    def __len__(self) -> int:
+        return len(self._vms)
+
+    def jobs(self) -> frozenset[str]:
+        """Return the jobs that run here now."""
+        return frozenset(vm.job for vm in self._vms.values())
+
+    def update(self, samples: Sequence[SourceSample], mono_ns: int) -> None:
+        """Take the latest sample of every source, in order of precedence, and make every VM's rates.
+
+        Inventories are complete lists: a VM that no inventory has any more is forgotten. The list of a source
+        that hangs stays as it last was, so that the others' metrics go on.
+        """
+        found: dict[str, VmIdentity] = {}
+        for sample in samples:
+            for identity in sample.inventory or ():
+                found.setdefault(identity.uuid, identity)
+        for uuid in self._vms.keys() - found.keys():
+            del self._vms[uuid]
+            self._broken.pop(uuid, None)
+        fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
+        absent: dict[str, Reason] = {part: self._why_absent(part, samples, mono_ns) for part in PARTS}
+        for uuid, identity in found.items():
+            try:
+                self._update_vm(uuid, identity, fresh, absent)
+            except Exception as error:  # noqa: BLE001 - one VM's bad data must not cost another VM's sample
+                self._break(uuid, identity, error)
+            else:
+                if self._broken.pop(uuid, ""):
+                    _log.info("VM's data makes sense again", vm=identity.name, uuid=uuid)
+
+    def _update_vm(
+        self,
+        uuid: str,
+        identity: VmIdentity,
+        fresh: Sequence[SourceSample],
+        absent: Mapping[str, Reason],
+    ) -> None:
+        parts = _join(uuid, identity.epoch, fresh, absent)
+        vm = self._vms.get(uuid)
+        if vm is None or vm.identity.epoch != identity.epoch:
+            job, latency_sensitive = self._rules.job_of(identity)
+            now = JoinedVm(identity.epoch, identity.vcpus, *parts)
+            last = JoinedVm(identity.epoch, identity.vcpus, *_STARTING)
+            change = delta(now, last)
+            rates = rates_of(change, self._limits)
+            self._vms[uuid] = Vm(identity, job, latency_sensitive, now, last, change, rates)
+            return
+        if vm.identity is not identity:
+            if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
+                vm.job, vm.latency_sensitive = self._rules.job_of(identity)
+            vm.identity = identity
+        pairs = [self._pair(part, *old) for part, *old in zip(parts, vm.now[2:], vm.last[2:], strict=True)]
+        now = JoinedVm(identity.epoch, identity.vcpus, *(pair[0] for pair in pairs))
+        last = JoinedVm(identity.epoch, identity.vcpus, *(pair[1] for pair in pairs))
+        change = delta(now, last)
+        vm.now, vm.last, vm.change, vm.rates = now, last, change, rates_of(change, self._limits)
+
+    def _pair(self, new: Part, now: Part, last: Part) -> tuple[Part, Part]:
+        """Return the later and the earlier reading of a part, given the new one and the pair so far.
+
+        The same sample seen again (a source slower than the tick) leaves the pair as it was: its rates stand
+        and age.
+        """
+        latest = last if isinstance(now, Reason) else now
+        if isinstance(new, Reason) or isinstance(latest, Reason):
+            return new, latest
+        if new.mono_ns == latest.mono_ns and new.source == latest.source:
+            return new, (last if latest is now else latest)
+        if new.mono_ns - latest.mono_ns > self._stale_after_ns:
+            return new, Reason.STALE
+        return new, latest
+
+    def _why_absent(self, part: str, samples: Sequence[SourceSample], mono_ns: int) -> Reason:
+        """Why a VM may have no reading of a part, where no source gave a reason for that very VM."""
+        reasons = [self._trouble(source) for source in PART_SOURCES[part]]
+        on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]
+        if not on:
+            return Reason.SOURCE_OFF
+        if on[0] is not None:
+            return on[0]
+        stale = any(
+            sample.source in PART_SOURCES[part] and mono_ns - sample.mono_ns > self._stale_after_ns
+            for sample in samples
+        )
+        return Reason.STALE if stale else Reason.VM_STARTING
+
+    def _break(self, uuid: str, identity: VmIdentity, error: Exception) -> None:
+        self.errors += 1
+        text = repr(error)
+        if self._broken.get(uuid) != text:
+            self._broken[uuid] = text
+            _log.warning("VM's data makes no sense; it is left out", vm=identity.name, uuid=uuid, error=text)
+        nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(PARTS))
+        try:
+            job, latency_sensitive = self._rules.job_of(identity)
+        except Exception:  # noqa: BLE001 - the identity itself may be what is bad
+            job, latency_sensitive = str(identity.name), False
+        self._vms[uuid] = Vm(identity, job, latency_sensitive, nothing, nothing, None, _INVALID)
+
+
+def _join(
+    uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[str, Reason]
+) -> tuple[Part, Part, Part, Part]:
+    """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
+    threads: Part | None = None
+    perf: Part | None = None
+    disks: Part | None = None
+    interfaces: Part | None = None
+    reasons = absent
+    for sample in fresh:
+        vm = sample.vms.get(uuid)
+        if vm is None or vm.epoch != epoch:
+            continue
+        source, mono_ns, unix_ns = sample.source, sample.mono_ns, sample.unix_ns
+        if threads is None and vm.threads is not None:
+            threads = Reading(source, mono_ns, unix_ns, vm.threads)
+        if perf is None and vm.perf is not None:
+            perf = Reading(source, mono_ns, unix_ns, vm.perf)
+        if disks is None and vm.disks is not None:
+            disks = Reading(source, mono_ns, unix_ns, vm.disks)
+        if interfaces is None and vm.interfaces is not None:
+            interfaces = Reading(source, mono_ns, unix_ns, vm.interfaces)
+        if vm.absent:
+            reasons = {**reasons, **vm.absent}
+    return (
+        reasons["threads"] if threads is None else threads,
+        reasons["perf"] if perf is None else perf,
+        reasons["disks"] if disks is None else disks,
+        reasons["interfaces"] if interfaces is None else interfaces,
+    )
