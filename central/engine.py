@@ -1,0 +1,314 @@
+"""PANDA as Ibis expressions, on DuckDB in this process; the same in result as `central.models.panda`.
+
+Samples (the lake's rows, or a trace's) become task slots; from those follow either, at once, a fit of the
+paper's equations (1) to (3), or the state of a day, which merges with other days' and gives the same.
+
+Only what every SQL backend of Ibis has is used, so that the same expressions run on Spark where a lake outgrows
+one machine. What is read several times is kept in a Parquet file, not in a backend's temporary tables. Engines
+add floating-point numbers in any order, so results differ in the last digits from run to run; moments are taken
+about a first mean, where nothing large cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central.models.panda import (
+    HISTOGRAM_BINS_PER_E,
+    HISTOGRAM_MAX_BIN,
+    HISTOGRAM_MIN_BIN,
+    MIN_RELATIVE_STD,
+)
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+__all__ = [
+    "STATE",
+    "Engine",
+    "FitTables",
+    "coefficients",
+    "cpi_moments",
+    "fit",
+    "job_statistics",
+    "merged_moments",
+    "merged_state",
+    "pair_state",
+    "task_slots",
+    "write_parquet",
+]
+
+#: The tables of a day's state, see `central.models.panda.PairState`.
+STATE: Mapping[str, pa.Schema] = {
+    "pairs": pa.schema(
+        {
+            "job": pa.string(),
+            "sensitive_job": pa.string(),
+            "platform": pa.string(),
+            "usage_cpi": pa.float64(),
+            "usage": pa.float64(),
+        }
+    ),
+    "usage": pa.schema({"job": pa.string(), "sum_usage_squared": pa.float64(), "samples": pa.int64()}),
+    "cpi": pa.schema(
+        {
+            "job": pa.string(),
+            "platform": pa.string(),
+            "samples": pa.int64(),
+            "mean": pa.float64(),
+            "m2": pa.float64(),
+        }
+    ),
+    "histogram": pa.schema(
+        {"job": pa.string(), "platform": pa.string(), "bin": pa.int64(), "samples": pa.int64()}
+    ),
+}
+
+_PLACE = ["machine", "slot_start_ns"]
+_JOB = ["job", "platform"]
+
+
+class Engine:
+    """DuckDB in this process, bounded in memory; what does not fit goes to `spill_dir`.
+
+    Args:
+        memory_limit_mib: of DuckDB's buffers.
+        threads: that a query runs on.
+        spill_dir: folder for what does not fit; made when needed.
+
+    """
+
+    def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
+        import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+        self.connection: Any = ibis.duckdb.connect(
+            memory_limit=f"{memory_limit_mib}MiB",
+            threads=threads,
+            temp_directory=str(spill_dir),
+            preserve_insertion_order=False,  # lets DuckDB spill and stream
+            autoinstall_known_extensions=False,  # nothing is ever fetched
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the engine's memory and files."""
+        self.connection.disconnect()
+
+    def read(self, paths: Iterable[Path]) -> ir.Table:
+        """Return Parquet files of one schema as one table."""
+        return self.connection.read_parquet([str(path) for path in paths])
+
+
+def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
+    """Merge the records of each task in each slot by duration.
+
+    A record belongs to the slot that it starts in. CPI is the mean over the records that have one, usage over
+    those that have one, each weighted by duration. NaN is not known; records without a duration are left out.
+
+    Args:
+        samples: columns machine, vm, job, platform, latency_sensitive, start_unix_ns (not negative),
+            duration_ns, cpi, cpu_usage_cores.
+        slot_ns: length of a slot.
+
+    Returns:
+        machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null where not known.
+
+    """
+    import ibis  # noqa: PLC0415
+
+    rows = samples.filter(samples.duration_ns > 0)
+    duration = rows.duration_ns.cast("float64")
+    cpi_known = rows.cpi.notnull() & ~rows.cpi.isnan()
+    usage_known = rows.cpu_usage_cores.notnull() & ~rows.cpu_usage_cores.isnan()
+    rows = rows.mutate(
+        # An integer remainder, for a quotient goes through floating point and is off at the borders.
+        slot_start_ns=rows.start_unix_ns - rows.start_unix_ns % ibis.literal(slot_ns, "int64"),
+        _usage_time=ibis.ifelse(usage_known, duration, None),
+        _usage=ibis.ifelse(usage_known, rows.cpu_usage_cores * duration, None),
+        _cpi_time=ibis.ifelse(cpi_known, duration, None),
+        _cpi=ibis.ifelse(cpi_known, rows.cpi * duration, None),
+    )
+    sums = rows.group_by([*_PLACE, "vm", *_JOB, "latency_sensitive"]).aggregate(
+        _usage=rows["_usage"].sum(),
+        _usage_time=rows["_usage_time"].sum(),
+        _cpi=rows["_cpi"].sum(),
+        _cpi_time=rows["_cpi_time"].sum(),
+    )
+    return sums.mutate(usage=sums["_usage"] / sums["_usage_time"], cpi=sums["_cpi"] / sums["_cpi_time"]).drop(
+        "_usage", "_usage_time", "_cpi", "_cpi_time"
+    )
+
+
+def cpi_moments(slots: ir.Table) -> ir.Table:
+    """Return job, platform, samples, mean and m2 = sum (cpi - mean)^2 over task slots with a CPI."""
+    known = slots.filter(slots.cpi.notnull()).select(*_JOB, "cpi")
+    first = known.group_by(_JOB).aggregate(_first=known.cpi.mean())
+    rows = known.join(first, _JOB)
+    rows = rows.mutate(_off=rows.cpi - rows["_first"])
+    sums = rows.group_by([*_JOB, "_first"]).aggregate(
+        samples=rows.count(), _off=rows["_off"].mean(), _square=(rows["_off"] * rows["_off"]).sum()
+    )
+    # `_off` is the rounding error of the first mean, so this subtraction loses nothing.
+    m2 = (sums["_square"] - sums.samples * sums["_off"] * sums["_off"]).clip(lower=0.0)
+    return sums.select(*_JOB, "samples", mean=sums["_first"] + sums["_off"], m2=m2)
+
+
+def job_statistics(moments: ir.Table) -> ir.Table:
+    """Return job, platform, samples, mean_cpi, std_cpi; the latter is 0 where the CPI does not vary."""
+    import ibis  # noqa: PLC0415
+
+    std = (moments.m2 / moments.samples).sqrt()
+    varies = std > moments["mean"].abs() * MIN_RELATIVE_STD
+    return moments.select(
+        *_JOB, "samples", mean_cpi=moments["mean"], std_cpi=ibis.ifelse(varies, std, ibis.literal(0.0))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FitTables:
+    """Expressions of a fit: `machine_cpi` has machine, slot_start_ns, mn_cpi, tasks."""
+
+    statistics: ir.Table
+    machine_cpi: ir.Table
+    coefficients: ir.Table
+
+
+def fit(slots: ir.Table) -> FitTables:
+    """Compute equations (1) to (3) over task slots (better from a file: they are read four times)."""
+    import ibis  # noqa: PLC0415
+
+    statistics = job_statistics(cpi_moments(slots))
+    rows = _sensitive(slots).join(statistics, _JOB)
+    deviation = (rows.cpi - rows.mean_cpi) / rows.std_cpi.nullif(0.0)
+    rows = rows.mutate(_n_cpi=ibis.coalesce(deviation, ibis.literal(0.0)))
+    machine_cpi = rows.group_by(_PLACE).aggregate(mn_cpi=rows["_n_cpi"].mean(), tasks=rows.count())
+
+    beside = slots.filter(slots.usage.notnull()).join(machine_cpi, _PLACE)
+    sums = beside.group_by("job").aggregate(
+        sum_usage_squared=(beside.usage * beside.usage).sum(),
+        samples=beside.count(),
+        _product=(beside.usage * beside.mn_cpi).sum(),
+        _square=(beside.mn_cpi * beside.mn_cpi).sum(),
+    )
+    sums = sums.filter(sums.sum_usage_squared > 0)
+    value = sums["_product"] / sums.sum_usage_squared
+    spread = (sums["_square"] - value * sums["_product"]).clip(lower=0.0)
+    error = (spread / (sums.samples - 1).nullif(0) / sums.sum_usage_squared).sqrt()
+    found = sums.select("job", "samples", "sum_usage_squared", coefficient=value, standard_error=error)
+    return FitTables(statistics, machine_cpi, found)
+
+
+def pair_state(slots: ir.Table) -> dict[str, ir.Table]:
+    """Return the tables `STATE` of a part of the data whose machine slots are in no other part.
+
+    Each side is summed per machine slot before the two meet, so the join is of jobs, not of tasks.
+    """
+    import ibis  # noqa: PLC0415
+
+    sensitive = _sensitive(slots)
+    places = sensitive.group_by(_PLACE).aggregate(_tasks=sensitive.count())
+    victims = sensitive.join(places, _PLACE)
+    victims = victims.group_by([*_PLACE, *_JOB]).aggregate(
+        _cpi=(victims.cpi / victims["_tasks"]).sum(), _share=(1.0 / victims["_tasks"]).sum()
+    )
+    beside = slots.filter(slots.usage.notnull()).join(places, _PLACE)
+    suspects = beside.group_by([*_PLACE, "job"]).aggregate(usage=beside.usage.sum())
+    pairs = suspects.join(victims.rename(sensitive_job="job"), _PLACE)
+    known = slots.filter(slots.cpi.notnull())
+    # The bound below the first bin, because not every engine has a logarithm of 0.
+    least = math.exp(HISTOGRAM_MIN_BIN / HISTOGRAM_BINS_PER_E)
+    bins = (known.cpi.clip(lower=least).ln() * HISTOGRAM_BINS_PER_E).floor().cast("int64")
+    known = known.mutate(bin=bins.clip(lower=HISTOGRAM_MIN_BIN, upper=HISTOGRAM_MAX_BIN))
+    return {
+        "pairs": pairs.group_by(["job", "sensitive_job", "platform"]).aggregate(
+            usage_cpi=(pairs.usage * pairs["_cpi"]).sum(), usage=(pairs.usage * pairs["_share"]).sum()
+        ),
+        "usage": beside.group_by("job").aggregate(
+            sum_usage_squared=(beside.usage * beside.usage).sum(), samples=beside.count()
+        ),
+        "cpi": cpi_moments(slots),
+        "histogram": known.group_by([*_JOB, "bin"]).aggregate(samples=ibis._.count()),
+    }
+
+
+def merged_state(parts: Mapping[str, ir.Table]) -> dict[str, ir.Table]:
+    """Merge states: the rows of all parts, one below the other, become those of the whole."""
+    pairs, usage, cpi, histogram = parts["pairs"], parts["usage"], parts["cpi"], parts["histogram"]
+    return {
+        "pairs": pairs.group_by(["job", "sensitive_job", "platform"]).aggregate(
+            usage_cpi=pairs.usage_cpi.sum(), usage=pairs.usage.sum()
+        ),
+        "usage": usage.group_by("job").aggregate(
+            sum_usage_squared=usage.sum_usage_squared.sum(), samples=usage.samples.sum().cast("int64")
+        ),
+        "cpi": merged_moments(cpi),
+        "histogram": histogram.group_by([*_JOB, "bin"]).aggregate(
+            samples=histogram.samples.sum().cast("int64")
+        ),
+    }
+
+
+def merged_moments(parts: ir.Table, keys: Sequence[str] = tuple(_JOB)) -> ir.Table:
+    """Merge moments by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
+    totals = parts.group_by(list(keys)).aggregate(
+        _total=parts.samples.sum().cast("int64"), _weighted=(parts["mean"] * parts.samples).sum()
+    )
+    totals = totals.mutate(_mean=totals["_weighted"] / totals["_total"])
+    rows = parts.join(totals, list(keys))
+    off = rows["mean"] - rows["_mean"]
+    rows = rows.mutate(_m2=rows.m2 + off * off * rows.samples)
+    whole = rows.group_by([*keys, "_total", "_mean"]).aggregate(m2=rows["_m2"].sum())
+    return whole.select(*keys, samples=whole["_total"], mean=whole["_mean"], m2=whole.m2)
+
+
+def coefficients(state: Mapping[str, ir.Table]) -> ir.Table:
+    """Return job, samples, sum_usage_squared, coefficient, standard_error (null: not known) of a state."""
+    import ibis  # noqa: PLC0415
+
+    statistics = job_statistics(state["cpi"]).drop("samples").rename(sensitive_job="job")
+    rows = state["pairs"].join(statistics, ["sensitive_job", "platform"])
+    deviation = (rows.usage_cpi - rows.mean_cpi * rows.usage) / rows.std_cpi.nullif(0.0)
+    rows = rows.mutate(_product=ibis.coalesce(deviation, ibis.literal(0.0)))
+    products = rows.group_by("job").aggregate(_product=rows["_product"].sum())
+    usage = state["usage"].filter(state["usage"].sum_usage_squared > 0)
+    both = usage.join(products, "job")
+    return both.select(
+        "job",
+        "samples",
+        "sum_usage_squared",
+        coefficient=both["_product"] / both.sum_usage_squared,
+        standard_error=ibis.null("float64"),
+    )
+
+
+def write_parquet(table: ir.Table, path: Path, schema: pa.Schema | None = None) -> int:
+    """Run an expression and write its rows, in the columns of `schema` if there is one. Returns how many.
+
+    The engine writes the file itself: the rows never come to Python, and need not fit into memory.
+    """
+    import ibis  # noqa: PLC0415
+
+    if schema is not None:
+        table = table.select(*schema.names).cast(ibis.Schema.from_pyarrow(schema))
+    table.to_parquet(path, compression="zstd")
+    return int(pq.read_metadata(path).num_rows)
+
+
+def _sensitive(slots: ir.Table) -> ir.Table:
+    """L(m, t): latency-sensitive tasks whose CPI is known."""
+    return slots.filter(slots.latency_sensitive & slots.cpi.notnull())
