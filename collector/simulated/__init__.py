@@ -1,0 +1,1 @@
+"""A synthetic hypervisor: scenario file, contention model, source, and whole simulated days."""

@@ -1,0 +1,199 @@
+"""The contention model: what VMs on one host do to each other through cache, memory bandwidth and CPUs.
+
+It is simple and has a physical reading; it is nobody's measured machine. Per VM i with u_i cores in use:
+
+- last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W
+  exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to itself;
+- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service times
+  (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)), r capped at 0.95;
+- pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
+- CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
+- CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits in
+  run queues for the rest; that slow-down is told apart from the CPI's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_right
+from pathlib import Path
+
+from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, vm_uuid
+
+__all__ = ["Host", "Vm", "cores_at"]
+
+_DAY_S = 86400.0
+_MAX_UTILISATION = 0.95
+_TWO_PI = 2 * math.pi
+
+
+def cores_at(profile: Profile, at_s: float, unix_s: float) -> float:
+    """Demand for CPU (cores, no noise) at `at_s` seconds of the scenario, `unix_s` seconds since 1970."""
+    cores = profile.cores
+    points = profile.points
+    if points:
+        phase_s = at_s % profile.repeat_s if profile.repeat_s else at_s
+        after = bisect_right(points, (phase_s, math.inf))
+        if profile.shape == "step" or after in (0, len(points)):
+            # Before the first point the constant holds, after the last one that point's value.
+            cores = points[after - 1][1] if after else cores
+        else:
+            (t0, c0), (t1, c1) = points[after - 1], points[after]
+            cores = c0 + (c1 - c0) * (phase_s - t0) / (t1 - t0)
+    if profile.diurnal:
+        cores *= 1 + profile.diurnal * math.cos(_TWO_PI * (unix_s / _DAY_S - profile.peak_hour / 24))
+    return cores
+
+
+def _queueing(utilisation: float) -> float:
+    """Growth of memory latency over the unloaded one: r^2 / (2 (1 - r))."""
+    r = min(utilisation, _MAX_UTILISATION)
+    return r * r / (2 * (1 - r))
+
+
+class Vm:
+    """One VM's rates over the current step. Read only from outside."""
+
+    __slots__ = (
+        "_cpi_noise",
+        "_load_noise",
+        "_random",
+        "antagonist",
+        "booted",
+        "cpi",
+        "cpi_multiplier",
+        "cpi_uncontended",
+        "cpu_slowdown",
+        "demand_cores",
+        "spec",
+        "usage_cores",
+        "uuid",
+    )
+
+    def __init__(self, spec: VmSpec, uuid: str, seed: int, antagonist: Antagonist | None) -> None:
+        self.spec = spec
+        self.uuid = uuid
+        self.antagonist = antagonist
+        self.booted = antagonist is None or not antagonist.boots
+        # Each VM has a stream of its own, so that one more VM in the scenario leaves the others' noise alone.
+        self._random = random.Random(f"{seed}/{spec.name}")
+        self._cpi_noise = self._random.gauss(0, 1)
+        self._load_noise = self._random.gauss(0, 1)
+        self.demand_cores = 0.0
+        self.usage_cores = 0.0
+        self.cpi_uncontended = spec.cpi
+        self.cpi_multiplier = 1.0  # the true degradation: contended CPI / uncontended CPI at the same load
+        self.cpi = spec.cpi
+        self.cpu_slowdown = 1.0  # demand / usage
+
+    def draw(self, decay: float, innovation: float, load_std: float) -> float:
+        """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
+        gauss = self._random.gauss
+        self._cpi_noise = decay * self._cpi_noise + innovation * gauss(0, 1)
+        self._load_noise = decay * self._load_noise + innovation * gauss(0, 1)
+        std = self.spec.cpi_noise_std
+        # exp(s x - s^2/2) has mean 1 where x is a standard normal variable.
+        self.cpi_uncontended = self.spec.cpi * math.exp(std * self._cpi_noise - std * std / 2)
+        return math.exp(load_std * self._load_noise - load_std * load_std / 2)
+
+    def runs_at(self, at_s: float) -> bool:
+        """Whether the VM is there at this time of the scenario."""
+        spec = self.spec
+        if not (self.booted and spec.start_s <= at_s < spec.stop_s):
+            return False
+        return not any(stop <= at_s < stop + spec.restart_gap_s for stop in spec.restarts_s)
+
+    def generation_at(self, at_s: float) -> int:
+        """How often it has restarted by then."""
+        return bisect_right(self.spec.restarts_s, at_s)
+
+
+class Host:
+    """All VMs of a scenario and what they do to each other. Deterministic by seed and sequence of steps."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        by_name = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
+        self.vms = tuple(
+            Vm(spec, vm_uuid(scenario, spec.name), scenario.seed, by_name.get(spec.name))
+            for spec in scenario.vms
+        )
+        self.running: tuple[Vm, ...] = ()
+        self.active_antagonists: tuple[str, ...] = ()
+        self._decay: tuple[float, float, float] = (-1.0, 0.0, 1.0)
+
+    def step(self, at_s: float, unix_s: float, elapsed_s: float) -> None:
+        """Set every VM's rates for the step that begins now.
+
+        Args:
+            at_s: seconds of the scenario.
+            unix_s: the same moment in seconds since 1970 (days pass by it).
+            elapsed_s: wall time since the step before began; the noise forgets by it.
+
+        """
+        self._activate(at_s)
+        self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
+        decay, innovation = self._ar1(elapsed_s)
+        load_std = self.scenario.noise.load_std
+        active = self.active_antagonists
+        demand = 0.0
+        for vm in self.running:
+            factor = vm.draw(decay, innovation, load_std)
+            antagonist = vm.antagonist
+            if antagonist is None:
+                cores = cores_at(vm.spec.load, at_s, unix_s)
+            else:
+                cores = antagonist.cores if vm.spec.name in active else antagonist.idle_cores
+            vm.demand_cores = min(cores * factor, vm.spec.vcpus)
+            demand += vm.demand_cores
+        self._contend(demand)
+
+    def _activate(self, at_s: float) -> None:
+        active = []
+        for vm in self.vms:
+            antagonist = vm.antagonist
+            if antagonist is None:
+                continue
+            if antagonist.start_file:
+                on = Path(antagonist.start_file).exists()
+            else:
+                phase_s = at_s % antagonist.repeat_s if antagonist.repeat_s else at_s
+                on = antagonist.start_s <= phase_s < antagonist.stop_s
+            if on:
+                vm.booted = True
+                active.append(vm.spec.name)
+        self.active_antagonists = tuple(active)
+
+    def _ar1(self, elapsed_s: float) -> tuple[float, float]:
+        if self._decay[0] != elapsed_s:
+            decay = math.exp(-elapsed_s / self.scenario.noise.correlation_s)
+            self._decay = (elapsed_s, decay, math.sqrt(1 - decay * decay))
+        return self._decay[1], self._decay[2]
+
+    def _contend(self, demand_cores: float) -> None:
+        """Share CPUs, cache and bandwidth among the running VMs, as the module's text says."""
+        host = self.scenario.host
+        granted = min(1.0, host.cpus / demand_cores) if demand_cores > 0 else 1.0
+        wanted_mib = bandwidth = 0.0
+        for vm in self.running:
+            vm.usage_cores = usage = vm.demand_cores * granted
+            wanted_mib += usage * vm.spec.cache_mib_per_core
+            bandwidth += usage * vm.spec.memory_gib_per_s_per_core
+        size_mib, host_gib_per_s = host.llc_mib, host.memory_gib_per_s
+        lost = max(0.0, 1 - size_mib / wanted_mib) if wanted_mib > 0 else 0.0
+        latency = _queueing(bandwidth / host_gib_per_s)
+        alone = len(self.running) == 1
+        for vm in self.running:
+            spec = vm.spec
+            pressure = 0.0
+            if spec.sensitivity and not alone:
+                own_mib = vm.usage_cores * spec.cache_mib_per_core
+                own_lost = max(0.0, 1 - size_mib / own_mib) if own_mib > size_mib else 0.0
+                own_latency = _queueing(
+                    vm.usage_cores * spec.memory_gib_per_s_per_core / host.memory_gib_per_s
+                )
+                pressure = max(0.0, lost - own_lost) + max(0.0, latency - own_latency)
+            vm.cpi_multiplier = 1 + spec.sensitivity * pressure
+            vm.cpi = vm.cpi_uncontended * vm.cpi_multiplier
+            vm.cpu_slowdown = 1 / granted

@@ -1,0 +1,190 @@
+"""The scenario file of the simulated hypervisor: TOML into frozen structs; errors name the key."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from whitepanda.common.config import convert, load_toml
+from whitepanda.common.errors import ConfigError
+
+__all__ = ["Antagonist", "HostSpec", "NoiseSpec", "Profile", "Scenario", "VmSpec", "load", "parse", "vm_uuid"]
+
+#: UUIDs of simulated VMs are made in this name space, so that the same scenario always has the same ones.
+_NAMESPACE = uuid.UUID("6f0a6f2c-6a4c-5d6e-9a2b-77686974651a")
+_MAX_VCPUS = 288  # QEMU's own limit for most machine types
+
+
+class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The hypervisor: what its VMs share."""
+
+    name: str = "simulated"  # makes the UUIDs of its VMs different from another host's
+    platform: str = "Simulated CPU"  # for people; central is told the agent's own agent.platform
+    cpus: int = 32
+    ghz: float = 2.5
+    llc_mib: float = 36.0  # last-level cache, shared by all VMs
+    memory_gib_per_s: float = 100.0  # bandwidth of the memory, shared by all VMs
+    step_s: float = 1.0  # the model's rates are constant over a step
+
+
+class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Noise is log-normal with mean 1, its logarithm an AR(1) process: a VM that is slow stays so for a while."""
+
+    load_std: float = 0.05  # of the logarithm
+    correlation_s: float = 10.0  # after this time the correlation has fallen to 1/e
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPU demand over time: `points` of [at_s, cores] as steps (phases) or a ramp, else the constant `cores`."""
+
+    cores: float = 1.0
+    diurnal: float = 0.0  # relative amplitude of a daily sine around it; 0 = none, below 1
+    peak_hour: float = 15.0  # UTC
+    shape: Literal["step", "ramp"] = "step"
+    points: tuple[tuple[float, float], ...] = ()
+    repeat_s: float = 0.0  # the points start again after this time; 0 = never
+
+
+class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One VM. Its demands on shared resources grow with the cores it uses."""
+
+    name: str
+    job: str
+    vcpus: int = 4
+    latency_sensitive: bool = False
+    cpi: float = 1.0  # cycles per instruction where nobody disturbs it
+    cpi_noise_std: float = 0.03  # of the logarithm
+    sensitivity: float = 0.0  # CPI grows by this fraction per unit of the others' pressure
+    cache_mib_per_core: float = 1.0  # what it would like to hold in the last-level cache, per core used
+    memory_gib_per_s_per_core: float = 0.5
+    disk_mib_per_s_per_core: float = 1.0
+    network_mib_per_s_per_core: float = 1.0
+    load: Profile = Profile()
+    start_s: float = 0.0  # the VM is there from here ...
+    stop_s: float = float("inf")  # ... to here
+    restarts_s: tuple[float, ...] = ()  # at each of these it stops and begins a new epoch
+    restart_gap_s: float = 2.0  # how long it is away then
+    pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
+    multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
+
+
+class Antagonist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A VM that is idle but for the times given here, when it uses `cores`. Without times it always does.
+
+    With `start_file` it is active while that file exists: a demonstration can inject it by hand. With `boots` the
+    VM is not even there before it is active for the first time.
+    """
+
+    vm: str
+    cores: float
+    start_s: float = 0.0
+    stop_s: float = float("inf")
+    repeat_s: float = 0.0  # the times are taken modulo this; 0 = once
+    start_file: str = ""
+    idle_cores: float = 0.05
+    boots: bool = False
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    seed: int = 1
+    speed: float = 1.0  # of phases, days and antagonists; counters always advance with the wall clock
+    host: HostSpec = HostSpec()
+    noise: NoiseSpec = NoiseSpec()
+    vms: tuple[VmSpec, ...] = ()
+    antagonists: tuple[Antagonist, ...] = ()
+
+
+def vm_uuid(scenario: Scenario, name: str) -> str:
+    """Return the UUID of a VM: always the same for the same seed, host and VM name."""
+    return str(uuid.uuid5(_NAMESPACE, f"{scenario.seed}/{scenario.host.name}/{name}"))
+
+
+def load(path: Path) -> Scenario:
+    """Read and check a scenario file.
+
+    Raises:
+        ConfigError: names the file, the key, its value and what it must be.
+
+    """
+    return _checked(load_toml(path, Scenario), str(path))
+
+
+def parse(data: dict[str, object], where: str) -> Scenario:
+    """Make a scenario of parsed TOML. Errors as in `load`, naming `where`."""
+    return _checked(convert(data, Scenario, where), where)
+
+
+def _checked(scenario: Scenario, where: str) -> Scenario:
+    for problem in _problems(scenario):
+        raise ConfigError(f"{where}: {problem}")
+    return scenario
+
+
+def _between(key: str, value: float, low: float, high: float, *, above: bool = False) -> Iterator[str]:
+    """Complain unless low <= value <= high (with `above`: low < value). NaN is outside of everything."""
+    if not low <= value <= high or (above and value == low):
+        yield f"{key} must be {'above' if above else 'at least'} {low:g} and at most {high:g} (value {value})"
+
+
+def _problems(scenario: Scenario) -> Iterator[str]:
+    host, noise = scenario.host, scenario.noise
+    yield from _between("speed", scenario.speed, 0, 1e6, above=True)
+    yield from _between("host.cpus", host.cpus, 1, 4096)
+    yield from _between("host.ghz", host.ghz, 0, 10, above=True)
+    yield from _between("host.llc_mib", host.llc_mib, 0, 1e5, above=True)
+    yield from _between("host.memory_gib_per_s", host.memory_gib_per_s, 0, 1e5, above=True)
+    yield from _between("host.step_s", host.step_s, 0.01, 60)
+    yield from _between("noise.load_std", noise.load_std, 0, 2)
+    yield from _between("noise.correlation_s", noise.correlation_s, 0, 1e6, above=True)
+    if not scenario.vms:
+        yield "vms: a scenario needs at least one [[vms]] table"
+    seen: set[str] = set()
+    for index, vm in enumerate(scenario.vms):
+        if not vm.name or vm.name in seen:
+            yield f"vms[{index}].name must be given and be nobody else's (value {vm.name!r})"
+        seen.add(vm.name)
+        yield from _vm_problems(f"vms[{index}]", vm)
+    for index, antagonist in enumerate(scenario.antagonists):
+        key = f"antagonists[{index}]"
+        if antagonist.vm not in seen:
+            yield f"{key}.vm must be the name of one of the vms (value {antagonist.vm!r})"
+        yield from _between(f"{key}.cores", antagonist.cores, 0, _MAX_VCPUS, above=True)
+        yield from _between(f"{key}.idle_cores", antagonist.idle_cores, 0, _MAX_VCPUS)
+        yield from _between(f"{key}.start_s", antagonist.start_s, 0, float("inf"))
+        yield from _between(f"{key}.stop_s", antagonist.stop_s, antagonist.start_s, float("inf"), above=True)
+        yield from _between(f"{key}.repeat_s", antagonist.repeat_s, 0, float("inf"))
+
+
+def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
+    if not vm.job:
+        yield f"{key}.job must not be empty"
+    yield from _between(f"{key}.vcpus", vm.vcpus, 1, _MAX_VCPUS)
+    yield from _between(f"{key}.cpi", vm.cpi, 0.05, 100)
+    yield from _between(f"{key}.cpi_noise_std", vm.cpi_noise_std, 0, 2)
+    yield from _between(f"{key}.sensitivity", vm.sensitivity, 0, 100)
+    for name in ("cache_mib", "memory_gib_per_s", "disk_mib_per_s", "network_mib_per_s"):
+        yield from _between(f"{key}.{name}_per_core", getattr(vm, f"{name}_per_core"), 0, 1e5)
+    yield from _between(f"{key}.start_s", vm.start_s, 0, float("inf"))
+    yield from _between(f"{key}.stop_s", vm.stop_s, vm.start_s, float("inf"), above=True)
+    yield from _between(f"{key}.restart_gap_s", vm.restart_gap_s, 0, 1e6, above=True)
+    yield from _between(f"{key}.multiplexing_ratio", vm.multiplexing_ratio, 0, 1)
+    if list(vm.restarts_s) != sorted(set(vm.restarts_s)) or any(not vm.start_s < at for at in vm.restarts_s):
+        yield f"{key}.restarts_s must rise and come after start_s (value {list(vm.restarts_s)})"
+    load = vm.load
+    yield from _between(f"{key}.load.cores", load.cores, 0, _MAX_VCPUS)
+    yield from _between(f"{key}.load.diurnal", load.diurnal, 0, 0.95)
+    yield from _between(f"{key}.load.peak_hour", load.peak_hour, 0, 24)
+    yield from _between(f"{key}.load.repeat_s", load.repeat_s, 0, float("inf"))
+    times = [at for at, _ in load.points]
+    if times != sorted(set(times)) or any(not at >= 0 for at in times):
+        yield f"{key}.load.points must have rising times from 0 on (value {times})"
+    for at_s, cores in load.points:
+        yield from _between(f"{key}.load.points[{at_s:g} s]", cores, 0, _MAX_VCPUS)
+    if load.repeat_s and times and times[-1] >= load.repeat_s:
+        yield f"{key}.load.repeat_s must be later than the last of points (value {load.repeat_s})"
