@@ -1,0 +1,180 @@
+"""The perf source against a real kernel PMU: inside an emulated arm64 machine whose CPU takes 2 cycles per instruction.
+
+One boot (about 10 s) runs guest_perf.py with the repository's own `collector` package; the tests read its results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+LAB = ROOT / "tests" / "lab"
+BITS_OFF = ("inherit", "pinned", "exclude_kernel", "exclude_hv", "exclude_host", "exclude_guest")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the guest is unpacked and packed with its files' owners")
+    for tool in ("qemu-system-aarch64", "cpio", "apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} (Debian: qemu-system-arm, cpio)")
+    build = subprocess.run([LAB / "arm64_build.sh"], capture_output=True, text=True, timeout=300, check=False)
+    if build.returncode:
+        pytest.skip(f"the arm64 guest's packages are not to be had: {build.stderr.strip()[-300:]}")
+    app = tmp_path_factory.mktemp("guest") / "app"
+    shutil.copytree(ROOT / "collector", app / "collector", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(HERE / "guest_perf.py", app / "main.py")
+    run = subprocess.run(
+        [LAB / "arm64_run.sh", app.parent], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    assert "GUEST EXIT 0" in run.stdout, run.stdout[-4000:]
+    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
+    found = {row["experiment"]: row["result"] for row in map(json.loads, (line[7:] for line in lines))}
+    for name, result in found.items():
+        assert "error" not in result, f"{name}: {result['error']}"
+    return found
+
+
+def counts_guests_and_shares_the_pmu(attrs):
+    """What has to hold of every event that reaches the kernel. The mutants below show that it can fail."""
+    return bool(attrs) and not any(attr[bit] for attr in attrs for bit in BITS_OFF)
+
+
+def test_probe_says_what_it_found_and_the_remedy(results):
+    probes = results["probes"]
+    assert probes["root"]["available"]
+    assert not probes["nobody_3"]["available"]
+    assert probes["nobody_3"]["reason"] == "paranoid"
+    assert (
+        "kernel.perf_event_paranoid is 3; give the agent CAP_PERFMON or set it to 1"
+        in probes["nobody_3"]["detail"]
+    )
+    assert probes["nobody_1"]["available"]  # the remedy that it names is one
+
+
+def test_ipc_of_a_vcpu_thread_is_the_machines(results):
+    for thread in results["ipc"]["busy"]:
+        assert thread["ipc"] == pytest.approx(0.5, rel=0.01)
+        assert thread["running_ratio"] == 1.0
+        # 1 GHz, two busy threads on one CPU for 0.5 s
+        assert thread["cycles"] == pytest.approx(0.25e9, rel=0.1)
+
+
+def test_a_thread_that_slept_is_zero_and_not_missing(results):
+    assert results["ipc"]["idle"] == {
+        "ipc": None,
+        "cycles": 0.0,
+        "instructions": 0.0,
+        "running_ratio": 1.0,
+        "enabled_ns": 0,
+    }
+
+
+def test_bits_that_reach_the_kernel(results):
+    attrs, tids = results["ipc"]["attrs"], results["ipc"]["tids"]
+    assert counts_guests_and_shares_the_pmu(attrs)
+    # One real group per thread: cycles lead, and wait for the instructions; both hardware events; over all CPUs.
+    expected = [
+        {"pid": tid, "cpu": -1, "type": 0, "config": config, "leader": config == 0, "disabled": config == 0}
+        for tid in tids
+        for config in (0, 1)
+    ]
+    assert [{key: attr[key] for key in expected[0]} for attr in attrs] == expected
+    assert all(attr["cloexec"] and attr["kernel_cloexec"] for attr in attrs)
+
+
+@pytest.mark.parametrize("bit", ["exclude_guest", "inherit", "pinned"])
+def test_a_flipped_bit_would_be_seen(results, bit):
+    attrs = results["mutants"][bit]
+    assert attrs
+    assert all(attr[bit] for attr in attrs)
+    assert not counts_guests_and_shares_the_pmu(attrs)
+
+
+def test_pinning_would_starve_events(results):
+    assert results["pinned_mutant"]["ours"] == 0
+    assert results["pinned_mutant"]["pinned"] > 0
+
+
+def test_multiplexed_counts_are_true_after_scaling(results):
+    found = results["multiplexed"]
+    true_instructions = found["cpu_ns"] / 2  # 2 ns each, by -icount shift=1
+    assert found["source"]["running_ratio"] < 0.5
+    assert found["source"]["instructions"] == pytest.approx(true_instructions, rel=0.02)
+    assert found["source"]["ipc"] == pytest.approx(0.5, rel=0.01)
+    assert len(found["groups"]) == 12
+    for group in found["groups"]:
+        assert 0.05 < group["running_ns"] / group["enabled_ns"] < 0.5
+        scaled = group["values"][1] * group["enabled_ns"] / group["running_ns"]
+        assert scaled == pytest.approx(true_instructions, rel=0.02)
+        # Unscaled, each would be at most half of the truth: the test above is not satisfied by chance.
+        assert group["values"][1] < 0.5 * true_instructions
+
+
+def test_grouped_events_keep_their_ratio_and_ungrouped_ones_drift(results):
+    found = results["multiplexed"]
+    grouped = [group["values"][1] / group["values"][0] for group in found["groups"]]
+    assert all(ratio == pytest.approx(0.5, rel=0.001) for ratio in grouped)
+    ungrouped = [
+        instructions["values"][0] / cycles["values"][0] for cycles, instructions in found["ungrouped"]
+    ]
+    assert max(abs(ratio / 0.5 - 1) for ratio in ungrouped) > 0.05
+
+
+def test_threads_end_and_appear(results):
+    story = results["lives_and_deaths"]
+    first, last = story["listed"]["first"], story["listed"]["last"]
+    assert story["start"] == {"perf": first, "absent": {}}
+    assert story["one_ended"] == {
+        "perf": first[1:],
+        "absent": {},
+    }  # its last counts do not pass for an idle thread
+    assert story["one_appeared"] == {"perf": last, "absent": {}}
+    assert story["fds_while_open"] == 9  # three threads: two events and the /proc file each
+    assert story["killed"] == {"perf": None, "absent": {"perf": "not_present"}}
+    assert story["fds_after_kill"] == 0
+
+
+def test_a_thread_number_used_again_is_another_thread(results):
+    reused = results["lives_and_deaths"]["reused"]
+    assert reused["same_number"]
+    assert reused["opened"][0] != reused["opened"][1]
+    assert reused["delta"] == {"reason": "counter_reset"}
+
+
+def test_opens_are_spread_and_failures_stay_with_their_vm(results):
+    found = results["spread_and_isolated"]
+    tids, other = found["tids"], found["other"]
+    starting, bad, gone = (
+        {"perf": None, "absent": {"perf": reason}}
+        for reason in ("vm_starting", "invalid_value", "not_present")
+    )
+    first, second, third, fourth = found["ticks"]
+    assert first == {"bad": bad, "gone": gone, "u1": starting, "u2": starting}  # 3 opens a tick, 7 are wanted
+    assert second == {"bad": bad, "gone": gone, "u1": {"perf": tids, "absent": {}}, "u2": starting}
+    assert third == {
+        "bad": bad,
+        "gone": gone,
+        "u1": {"perf": tids, "absent": {}},
+        "u2": {"perf": other, "absent": {}},
+    }
+    assert fourth == third
+
+
+def test_a_full_file_table_costs_only_whom_it_hits(results):
+    found = results["spread_and_isolated"]
+    whole = {"u1": {"perf": found["tids"], "absent": {}}, "u2": {"perf": found["other"], "absent": {}}}
+    assert found["full"] == whole | {"u2": {"perf": None, "absent": {"perf": "fd_limit"}}}
+    assert found["healed"] == whole
+    assert found["leak"] == 0
