@@ -1,7 +1,8 @@
 """Simulated days, fast: the CPI windows that a host of a scenario would have had, by the very same model.
 
-A window of some seconds is simulated step by step, then the model jumps to the next one; the AR(1) noise crosses
-the jump by its exact transition. So the statistics are those of live windows, at a small part of the cost.
+A window of some seconds is simulated step by step, then the model jumps to the next one; the AR(1) noise
+crosses the jump by its exact transition. So the statistics are those of live windows, at a small part of the
+cost.
 """
 
 from __future__ import annotations

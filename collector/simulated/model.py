@@ -3,13 +3,14 @@
 It is simple and has a physical reading; it is nobody's measured machine. Per VM i with u_i cores in use:
 
 - last-level cache: the demands w_i = u_i * cache_mib_per_core share the cache in proportion once their sum W
-  exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to itself;
-- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service times
-  (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)), r capped at 0.95;
+  exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to
+  itself;
+- memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service
+  times (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)), r capped at 0.95;
 - pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
-- CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits in
-  run queues for the rest; that slow-down is told apart from the CPI's.
+- CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
+  in run queues for the rest; that slow-down is told apart from the CPI's.
 """
 
 from __future__ import annotations

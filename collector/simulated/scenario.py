@@ -32,14 +32,14 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Noise is log-normal with mean 1, its logarithm an AR(1) process: a VM that is slow stays so for a while."""
+    """Noise is log-normal with mean 1, its logarithm an AR(1) process: a slow VM stays slow for a while."""
 
     load_std: float = 0.05  # of the logarithm
     correlation_s: float = 10.0  # after this time the correlation has fallen to 1/e
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """CPU demand over time: `points` of [at_s, cores] as steps (phases) or a ramp, else the constant `cores`."""
+    """CPU demand over time: `points` of [at_s, cores] as steps (phases) or a ramp, else constant `cores`."""
 
     cores: float = 1.0
     diurnal: float = 0.0  # relative amplitude of a daily sine around it; 0 = none, below 1
@@ -75,8 +75,8 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Antagonist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A VM that is idle but for the times given here, when it uses `cores`. Without times it always does.
 
-    With `start_file` it is active while that file exists: a demonstration can inject it by hand. With `boots` the
-    VM is not even there before it is active for the first time.
+    With `start_file` it is active while that file exists: a demonstration can inject it by hand. With `boots`
+    the VM is not even there before it is active for the first time.
     """
 
     vm: str

@@ -45,8 +45,9 @@ _HOST_USER_CORES = 0.1
 class _Meter:
     """One VM's cumulative counters in one epoch.
 
-    With x = usage / vcpus, thread i runs at x + d_i * x * (1 - x), where the d_i are evenly spread over +-_IMBALANCE
-    and sum to 0: the threads sum to the usage, and none exceeds one CPU. So two integrals per VM are enough.
+    With x = usage / vcpus, thread i runs at x + d_i * x * (1 - x), where the d_i are evenly spread over
+    +-_IMBALANCE and sum to 0: the threads sum to the usage, and none exceeds one CPU. So two integrals per VM
+    are enough.
     """
 
     __slots__ = (
@@ -168,8 +169,8 @@ class _Meter:
 class SimulatedSource:
     """A synthetic hypervisor: VMs with vCPU threads, hardware counters, disks and interfaces.
 
-    It begins when it is opened: every counter is then 0 and the scenario's clock too. What really happens is written
-    to `truth_file` (JSON lines, one per sample) for whoever compares; no analysis reads it.
+    It begins when it is opened: every counter is then 0 and the scenario's clock too. What really happens is
+    written to `truth_file` (JSON lines, one per sample) for whoever compares; no analysis reads it.
     """
 
     name = "simulated"
