@@ -94,6 +94,7 @@ class CpuDelta(NamedTuple):
 class PerfDelta(NamedTuple):
     """Counts of all vCPU threads, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted.
 
+    Without any running time the counts are 0 and say nothing.
     `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too
     small.
     """
@@ -343,9 +344,9 @@ def _perf_delta(
     if unscheduled_ns:
         # Threads that ran while the PMU counted others: multiplexing too, seen from the VM. Scale as for time
         # slices.
-        if enabled_ns == 0 or unscheduled_ns > most_ns * groups:
-            return Reason.MULTIPLEXED
-        factor = (enabled_ns + unscheduled_ns) / enabled_ns
+        if unscheduled_ns > most_ns * groups:
+            return Reason.INVALID_VALUE
+        factor = (enabled_ns + unscheduled_ns) / enabled_ns if enabled_ns else 0.0
         cycles *= factor
         instructions *= factor
         enabled_ns += unscheduled_ns
@@ -432,7 +433,7 @@ def _perf_rates(
         return perf, perf, perf, perf
     # A VM whose threads all slept has had its counters on the whole time: ratio 1, as in scale_delta.
     ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
-    if ratio < limits.min_running_ratio:
+    if ratio == 0 or ratio < limits.min_running_ratio:
         return Reason.MULTIPLEXED, Reason.MULTIPLEXED, Reason.MULTIPLEXED, ratio
     gips: Value = perf.incomplete or perf.instructions / perf.dt_ns
     idle = isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores

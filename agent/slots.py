@@ -71,7 +71,7 @@ class Slot:
         self._thread.start()
 
     def kick(self) -> None:
-        """Ask for a sample now. A source still at its last one is let alone; past its deadline it is stuck."""
+        """Ask for a sample now. A source still at its last one is let alone; past the deadline it is stuck."""
         if self._thread is None:
             return
         now_ns = self._clock.mono_ns()

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+from agent.rates import CpuDelta, DiskDelta, Limits, NetworkDelta, PerfDelta, VmDelta
 from collector.base import Reason
 
-__all__ = ["CpiWindow"]
+__all__ = ["CpiWindow", "WindowAccumulator"]
+
+_S = 1_000_000_000
+
+_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta
 
 
 @dataclass(frozen=True, slots=True)
 class CpiWindow:
-    """One VM over one window. None: not known (for `cpi`, `cpi_reason` says why). Counts are scaled for multiplexing."""
+    """One VM over one window. None: not known (for `cpi`, `cpi_reason` says why).
+
+    `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the
+    window's length where ticks were missed or the VM's epoch began or ended. Counts are scaled for
+    multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
+    received and sent ones.
+    """
 
     vm: str
     epoch: str
@@ -29,3 +41,211 @@ class CpiWindow:
     run_queue_wait_ratio: float | None = None
     disk_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """One VM in one window so far. Each part has its own watched time."""
+
+    name: str
+    job: str
+    latency_sensitive: bool
+    cpu_dt_ns: int = 0
+    cpu_ns: int = 0
+    wait_ns: int | None = 0
+    wait_vcpu_ns: int = 0
+    perf_dt_ns: int = 0
+    perf_reason: Reason = Reason.NOT_PRESENT
+    complete: bool = True
+    cycles: float = 0.0
+    instructions: float = 0.0
+    enabled_ns: int = 0
+    uncounted_ns: int = 0
+    running_ns: float = 0.0
+    disk_dt_ns: int = 0
+    disk_bytes: int = 0
+    network_dt_ns: int = 0
+    network_bytes: int = 0
+
+    def add(self, part: _Delta) -> None:
+        if isinstance(part, CpuDelta):
+            self._add_cpu(part)
+        elif isinstance(part, PerfDelta):
+            self._add_perf(part)
+        elif isinstance(part, DiskDelta):
+            self.disk_dt_ns += part.dt_ns
+            self.disk_bytes += part.read_bytes + part.write_bytes
+        else:
+            self.network_dt_ns += part.dt_ns
+            self.network_bytes += part.receive_bytes + part.transmit_bytes
+
+    def _add_cpu(self, cpu: CpuDelta) -> None:
+        self.cpu_dt_ns += cpu.dt_ns
+        self.cpu_ns += cpu.cpu_ns
+        if cpu.run_queue_wait_ns is None:
+            self.wait_ns = None
+        elif self.wait_ns is not None:
+            self.wait_ns += cpu.run_queue_wait_ns
+            self.wait_vcpu_ns += cpu.dt_ns * cpu.threads
+
+    def _add_perf(self, perf: PerfDelta) -> None:
+        self.perf_dt_ns += perf.dt_ns
+        self.cycles += perf.cycles
+        self.instructions += perf.instructions
+        self.enabled_ns += perf.enabled_ns
+        self.running_ns += perf.running_ns
+        if perf.running_ns == 0:
+            self.uncounted_ns += perf.enabled_ns
+        if perf.incomplete is not None:
+            self.complete = False
+
+
+@dataclass(slots=True)
+class _Window:
+    """One window that is open: until its end and some grace on the monotonic clock, whatever Unix time does."""
+
+    close_mono_ns: int
+    sums: dict[tuple[str, str], _Sums] = field(default_factory=dict)
+
+
+class WindowAccumulator:
+    """Sums the deltas of all VMs over windows whose borders are multiples of `window_ns` of Unix time.
+
+    A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so
+    that is exact to the sampling's jitter, and a step of the Unix clock moves a delta to another window but
+    changes no duration. A delta much longer than a window belongs to none and is left out.
+
+    Args:
+        window_ns: length of the windows.
+        grace_ns: how long after its end a window waits for samples that were taken in it.
+        limits: when a CPI is not to be believed.
+
+    """
+
+    def __init__(self, window_ns: int, grace_ns: int, limits: Limits) -> None:
+        self._window_ns = window_ns
+        self._grace_ns = grace_ns
+        self._limits = limits
+        self._open: dict[int, _Window] = {}
+        # Ends of the deltas of each VM that were added last, part by part: a slow source's delta is seen at
+        # several ticks.
+        self._seen: dict[tuple[str, str], list[int]] = {}
+        #: Windows closed, and those of them that were dropped because the VM's CPU usage was not known.
+        self.closed = 0
+        self.without_cpu = 0
+
+    def add(
+        self, uuid: str, epoch: str, *, name: str, job: str, latency_sensitive: bool, change: VmDelta
+    ) -> None:
+        """Add one VM's deltas of this tick; those that were added before are left out."""
+        key = (uuid, epoch)
+        seen = self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = [0, 0, 0, 0]
+        labels = (name, job, latency_sensitive)
+        latest: _Sums | None = None
+        for index, part in enumerate(change):
+            if isinstance(part, Reason) or part.mono_ns <= seen[index]:
+                continue
+            seen[index] = part.mono_ns
+            sums = self._sums(key, labels, part)
+            if sums is not None:
+                sums.add(part)
+                latest = sums
+        if latest is not None and isinstance(change.perf, Reason):
+            latest.perf_reason = change.perf
+
+    def close(self, mono_ns: int, present: Iterable[tuple[str, str]]) -> list[CpiWindow]:
+        """Return the windows that have ended, oldest first.
+
+        Args:
+            mono_ns: now.
+            present: (UUID, epoch) of the VMs that are here now; what is known of others is forgotten.
+
+        """
+        ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
+        if not ended:
+            return []
+        rows = self._rows(ended)
+        here = set(present)
+        for key in self._seen.keys() - here:
+            del self._seen[key]
+        return rows
+
+    def flush(self) -> list[CpiWindow]:
+        """Return all open windows as they are, oldest first: the agent is stopping."""
+        return self._rows(list(self._open))
+
+    def end_unix_ns(self, window: CpiWindow) -> int:
+        """Return the border at which a window ended."""
+        return window.start_unix_ns + self._window_ns
+
+    def _sums(self, key: tuple[str, str], labels: tuple[str, str, bool], part: _Delta) -> _Sums | None:
+        dt_ns, mono_ns, unix_ns = part[:3]
+        if dt_ns > self._window_ns + self._window_ns // 2:
+            return None
+        index = (unix_ns - dt_ns // 2) // self._window_ns
+        window = self._open.get(index)
+        if window is None:
+            left_ns = (index + 1) * self._window_ns - unix_ns
+            window = self._open[index] = _Window(mono_ns + left_ns + self._grace_ns)
+        sums = window.sums.get(key)
+        if sums is None:
+            sums = window.sums[key] = _Sums(*labels)
+        return sums
+
+    def _rows(self, indexes: list[int]) -> list[CpiWindow]:
+        rows = []
+        for index in sorted(indexes):
+            for (uuid, epoch), sums in self._open.pop(index).sums.items():
+                if sums.cpu_dt_ns == 0:
+                    self.without_cpu += 1
+                else:
+                    rows.append(self._row(uuid, epoch, index * self._window_ns, sums))
+        self.closed += len(rows)
+        return rows
+
+    def _row(self, uuid: str, epoch: str, start_unix_ns: int, sums: _Sums) -> CpiWindow:
+        usage_cores = sums.cpu_ns / sums.cpu_dt_ns
+        cycles, instructions, ratio = _counts(sums)
+        cpi, reason = None, Reason.UNSPECIFIED
+        if ratio is None:
+            reason = sums.perf_reason
+        elif ratio == 0 or ratio < self._limits.min_running_ratio:
+            reason, cycles, instructions = Reason.MULTIPLEXED, None, None
+        elif usage_cores < self._limits.min_activity_cores or not sums.instructions or not sums.cycles:
+            reason = Reason.IDLE
+        else:
+            cpi = sums.cycles / sums.instructions
+        waited = sums.wait_ns is not None and sums.wait_vcpu_ns > 0
+        return CpiWindow(
+            uuid,
+            epoch,
+            sums.name,
+            sums.job,
+            sums.latency_sensitive,
+            start_unix_ns,
+            sums.cpu_dt_ns,
+            usage_cores,
+            cpi,
+            reason,
+            cycles,
+            instructions,
+            ratio,
+            (sums.wait_ns or 0) / sums.wait_vcpu_ns if waited else None,
+            sums.disk_bytes * _S / sums.disk_dt_ns if sums.disk_dt_ns else None,
+            sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
+        )
+
+
+def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:
+    """Return cycles, instructions and running ratio. Counts that lack a thread are not told: they are too small."""
+    if sums.perf_dt_ns == 0:
+        return None, None, None
+    ratio = sums.running_ns / sums.enabled_ns if sums.enabled_ns else 1.0
+    if not sums.complete:
+        return None, None, ratio
+    # Ticks in which the VM ran and its counters never did: time slices as well, seen from the window.
+    counted_ns = sums.enabled_ns - sums.uncounted_ns
+    factor = sums.enabled_ns / counted_ns if counted_ns > 0 else 1.0
+    return round(sums.cycles * factor), round(sums.instructions * factor), ratio
