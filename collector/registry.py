@@ -33,13 +33,13 @@ class SourceSpec:
 def _libvirt(section: Any, inventory: Inventory) -> Source:
     from collector.libvirt_domains import LibvirtSource  # noqa: PLC0415 - only what is on is imported
 
-    return LibvirtSource(section.uri, inventory=inventory)
+    return LibvirtSource(section.uri, inventory=inventory, deadline_s=section.deadline_s)
 
 
 def _perf(section: Any, inventory: Inventory) -> Source:
     from collector.perf.source import PerfSource  # noqa: PLC0415
 
-    return PerfSource(inventory, opens_per_tick=section.opens_per_tick)
+    return PerfSource(inventory.vms, opens_per_tick=section.opens_per_tick)
 
 
 def _procfs(section: Any, inventory: Inventory) -> Source:
