@@ -1,8 +1,8 @@
 """Disk and network counters and the state of the VMs, from libvirt: one bulk call per sample, read-only.
 
-libvirt may block for ever (a stopped daemon, a lock held by a migration), so this source runs in a thread with
-a deadline like every other; keep-alive messages free a call to a daemon that no longer answers after 4 s. VMs
-are joined to their epochs by the status files (`collector.identity`), not by asking libvirt.
+libvirt may block for ever (a stopped daemon, a lock held by a migration), so this source runs in a thread
+with a deadline like every other; keep-alive messages free a call to a silent daemon after 4 s. VMs are joined
+to their epochs by the status files (`collector.identity`), not by asking libvirt.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LibvirtSource:
             self._connection = self._connect()
 
     def sample(self) -> SourceSample:
-        """Read state, disks and interfaces of all running VMs in one call; connects anew where that is needed.
+        """Read state, disks and interfaces of all running VMs in one call; connects anew where needed.
 
         Raises:
             SourceError: libvirt cannot be reached, or knows VMs that the status files do not name.
@@ -276,10 +276,10 @@ def _parse_vm(epoch: str, record: Mapping[str, Any] | None) -> VmSample:
         interfaces = parse_interfaces(record)
     except (KeyError, TypeError):
         absent["interfaces"] = Reason.INVALID_VALUE
-    # NOWAIT: a VM that another call holds (a migration, a save) is answered without what QEMU would have to tell.
-    if disks == {} and record.get("block.count", 0 if "block.count" in record else 1):
+    # NOWAIT: of a VM that another call holds (a migration, a save) libvirt does not ask QEMU.
+    if disks == {} and record.get("block.count") != 0:
         disks, absent["disks"] = None, Reason.STALE
-    if interfaces == {} and record.get("net.count", 0):
+    if interfaces == {} and record.get("net.count") != 0:
         interfaces, absent["interfaces"] = None, Reason.NOT_PRESENT
     return VmSample(epoch, disks=disks, interfaces=interfaces, absent=absent)
 
@@ -313,7 +313,7 @@ _event_loop_lock = threading.Lock()
 
 
 def _start_event_loop(module: Any) -> None:
-    """Run libvirt's event loop in a daemon thread, once per process; keep-alive needs it. It cannot be stopped."""
+    """Run libvirt's event loop, which keep-alive needs, in a daemon thread. It cannot be stopped."""
     global _event_loop  # noqa: PLW0603 - libvirt has one event loop per process
 
     def run() -> None:

@@ -64,11 +64,11 @@ class Recorder:
 class RecordedSource:
     """A recorded host (`collector.base.Source`), replayed with its original spacing from the first call on.
 
-    A recording of several sources is replayed tick by tick: consecutive samples of different sources are joined
-    to one with the first one's clocks (of what two sources tell, the later word). Each source's delta from tick
-    to tick thus keeps its length but for the jitter within the recording's ticks. Times are shifted so that the
-    recording begins at the first call. Where calls come slower than the recording's ticks, ticks are left out.
-    After the last one `sample` raises.
+    A recording of several sources is replayed tick by tick: consecutive samples of different sources are
+    joined to one with the first one's clocks (of what two sources tell, the later word). Each source's delta
+    from tick to tick thus keeps its length but for the jitter within the recording's ticks. Times are shifted
+    so that the recording begins at the first call. Where calls come slower than the recording's ticks, ticks
+    are left out. After the last one `sample` raises.
 
     Args:
         file: JSON lines as `Recorder` writes them.
