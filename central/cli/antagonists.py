@@ -1,0 +1,175 @@
+"""`whitepanda antagonists`: PANDA's coefficients, fitted to a trace or as central holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
+from collector.traces import LatencySensitiveRule, TraceLimits
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
+
+_SHOWN = 10
+
+
+@app.command()
+def fit(  # noqa: PLR0917 - a command's options
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")
+    ],
+    slot_s: Annotated[
+        float, typer.Option(help="Length of a time slot, in seconds of the trace's clock.")
+    ] = 300.0,
+    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
+    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
+    max_cpi: Annotated[float, typer.Option(help="Rows with a larger CPI are rejected as absurd.")] = 100.0,
+    memory_limit_mib: Annotated[
+        int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
+    ] = 2048,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Fit antagonist coefficients to a trace.
+
+    A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k: by how many standard deviations the CPI of the
+    latency-sensitive tasks beside it rises per unit of CPU that it uses.
+    """
+    options = TraceFitOptions(
+        slot_s=slot_s,
+        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
+        limits=TraceLimits(max_cpi=max_cpi),
+        memory_limit_mib=memory_limit_mib,
+    )
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+
+        def on_progress(step: str, done: int, total: int | None) -> None:
+            words = {"read": f"reading: {done:,} rows", "fit": "fitting"}
+            progress.update(task, description=words[step], completed=done, total=total)
+
+        result = fit_trace(traces, out, options, on_progress)
+    summary = _summary(result, out, slot_s)
+    if json:
+        print_json(summary)
+    else:
+        _print_fit(summary)
+
+
+def _summary(result: TraceFit, out: Path, slot_s: float) -> dict[str, Any]:
+    counts = result.counts
+    return {
+        "out": str(out),
+        "slot_s": slot_s,
+        "rows": {
+            "read": counts.rows_read,
+            "used": counts.accepted,
+            "rejected": dict(sorted(counts.rejected.items())),
+            "without_cpi": counts.without_cpi,
+            "without_priority": counts.without_priority,
+        },
+        "task_slots": result.task_slots,
+        "machine_slots": result.machine_slots,
+        "jobs": result.table.num_rows,
+        "seconds": round(result.seconds, 3),
+        "top": result.table.slice(0, _SHOWN).to_pylist(),
+    }
+
+
+def _print_fit(summary: dict[str, Any]) -> None:
+    table = Table(title="Largest coefficients", title_justify="left")
+    table.add_column("job", no_wrap=True)
+    for name in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive"):
+        table.add_column(name, justify="right")
+    for row in summary["top"]:
+        table.add_row(
+            row["job"],
+            f"{row['coefficient']:.4g}",
+            _number(row["standard_error"]),
+            f"{row['samples']:,}",
+            _number(row["mean_cpi"]),
+            _number(row["std_cpi"]),
+            f"{row['latency_sensitive_ratio']:.0%}",
+        )
+    console.print(table)
+    rows = summary["rows"]
+    rejected = ", ".join(f"{reason} {count:,}" for reason, count in rows["rejected"].items()) or "none"
+    lines = (
+        f"rows: {rows['read']:,} read, {rows['used']:,} used ({rows['without_cpi']:,} of them without a CPI), "
+        f"rejected: {rejected}",
+        f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots; "
+        f"{summary['machine_slots']:,} machine slots with a latency-sensitive task",
+        f"written to {summary['out']} in {summary['seconds']:.1f} s",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+@app.command()
+def show(  # noqa: PLR0917 - a command's options
+    central: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")],
+    ca: Annotated[str, typer.Option(help="PEM file of the CA that signed central's certificate.")],
+    certificate: Annotated[str, typer.Option(help="PEM file of an operator's certificate.")],
+    key: Annotated[str, typer.Option(help="PEM file of its key.")],
+    server_name: Annotated[str, typer.Option(help="Name in central's certificate, if it is not HOST.")] = "",
+    job: Annotated[str, typer.Option(help="Only this job.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """List the coefficients that central holds."""
+    credentials = channel_credentials(TlsFiles(ca=ca, certificate=certificate, key=key))
+    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    version, rows = 0, list[agent_pb2.Coefficient]()
+    with grpc.secure_channel(central, credentials, options=options) as channel:
+        stub = fleet_pb2_grpc.FleetStub(channel)  # type: ignore[no-untyped-call]
+        token = ""
+        while len(rows) < limit:
+            request = fleet_pb2.ListCoefficientsRequest(
+                page_size=min(limit - len(rows), 1000), page_token=token, job=job
+            )
+            try:
+                page = stub.ListCoefficients(request, timeout=10)
+            except grpc.RpcError as error:
+                raise UnavailableError(
+                    f"central at {central}: {error.code().name}: {error.details()}"
+                ) from error
+            version, token = page.version, page.next_page_token
+            rows.extend(page.coefficients)
+            if not token:
+                break
+    if json:
+        coefficients = [
+            {"job": c.job, "coefficient": c.value, "samples": c.samples, "standard_error": c.standard_error}
+            for c in rows
+        ]
+        print_json({"version": version, "coefficients": coefficients})
+        return
+    if not version:
+        console.print("central has built no coefficients yet")
+        return
+    table = Table(title=f"Version {version}", title_justify="left")
+    table.add_column("job", no_wrap=True)
+    table.add_column("coefficient", justify="right")
+    table.add_column("task slots", justify="right")
+    for row in rows:
+        table.add_row(row.job, f"{row.value:.4g}", f"{row.samples:,}")
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
