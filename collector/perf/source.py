@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -109,12 +110,6 @@ class PerfSource:
 
     def probe(self) -> Probe:
         """Open, run and close a group on the calling thread, and say what came of it."""
-        paranoid = self._paranoid()
-        if paranoid is None:
-            path = self._proc / "sys/kernel/perf_event_paranoid"
-            return Probe(
-                False, f"{path} is missing: the kernel is built without CONFIG_PERF_EVENTS", Reason.NO_PMU
-            )
         conflict = self._mediated_vpmu()
         if conflict:
             return Probe(
@@ -127,14 +122,12 @@ class PerfSource:
             reading = self._trial()
         except PerfError as error:
             reason = self._refine(error)
-            return Probe(False, f"{error}; {self._remedy(reason, paranoid)}", reason)
+            return Probe(False, f"{error}; {self._remedy(reason, error.errno)}", reason)
         if reading.time_running_ns and not all(reading.values):
             found = f"hardware counters open but do not count (cycles, instructions: {reading.values})"
             return Probe(False, f"{found}; {_REMEDIES[Reason.NO_PMU]}", Reason.NO_PMU)
         busy = "" if reading.time_running_ns else "; all counters are taken by others at this moment"
-        return Probe(
-            True, f"cycles and instructions per vCPU thread, kernel.perf_event_paranoid {paranoid}{busy}"
-        )
+        return Probe(True, f"cycles and instructions per vCPU thread{busy}")
 
     def open(self) -> None:
         """Check that counting is possible; groups are opened as VMs are sampled.
@@ -213,7 +206,7 @@ class PerfSource:
         return Reason.UNSPECIFIED
 
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
-        """Note a failure. Retries thin out to one in 64 ticks: a VM that always fails takes no other's opens."""
+        """Note a failure. Retries thin out to one in 64 ticks, so a hopeless VM takes no other's opens."""
         vm.failure = self._refine(error) if isinstance(error, PerfError) else error.reason
         vm.retry_tick = self._tick + vm.backoff_ticks
         vm.backoff_ticks = min(2 * vm.backoff_ticks, _MAX_BACKOFF_TICKS)
@@ -313,6 +306,7 @@ class PerfSource:
             close_group(group, kernel=self._kernel)
 
     def _paranoid(self) -> int | None:
+        """Return kernel.perf_event_paranoid; None where it cannot be read, as in a sandbox without /proc/sys."""
         try:
             return int((self._proc / "sys/kernel/perf_event_paranoid").read_text())
         except (OSError, ValueError):
@@ -352,11 +346,14 @@ class PerfSource:
                 return Reason.PARANOID
         return error.reason
 
-    @staticmethod
-    def _remedy(reason: Reason, paranoid: int) -> str:
+    def _remedy(self, reason: Reason, number: int) -> str:
+        if number == errno.ENOSYS:
+            return (
+                "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
+            )
         if reason is Reason.PARANOID:
             return (
-                f"kernel.perf_event_paranoid is {paranoid}; give the agent CAP_PERFMON "
+                f"kernel.perf_event_paranoid is {self._paranoid()}; give the agent CAP_PERFMON "
                 f"or set it to {_PARANOID_ALLOWS_ALL_THREADS}"
             )
         return _REMEDIES.get(reason, "see perf_event_open(2) for this error")

@@ -9,7 +9,7 @@ A=${WHITEPANDA_LAB:-/var/lib/whitepanda-lab}/arm64
 INITRD=$(mktemp "$A/initrd.XXXXXX")
 trap 'rm -f "$INITRD"' EXIT
 cp "$A/base.cpio" "$INITRD"
-(cd "$1" && find . | cpio -o -H newc --quiet) >>"$INITRD" # the kernel unpacks concatenated archives
+(cd "$1" && find . -mindepth 1 | cpio -o -H newc --quiet) >>"$INITRD" # the kernel unpacks concatenated archives
 timeout "${TIMEOUT_S:-90}" qemu-system-aarch64 -M virt -cpu max,pauth-impdef=on -smp "${2:-1}" -m 512 -accel tcg \
     -icount shift=1 -nographic -no-reboot -nodefaults -serial stdio -monitor none \
     -kernel "$A/vmlinuz" -initrd "$INITRD" -append "console=ttyAMA0 quiet panic=-1" </dev/null
