@@ -1,0 +1,183 @@
+"""How values look to people: no wider than needed, a dash for what is not known, a reason for every dash."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from collector.base import Reason
+from whitepanda.common.cli import console
+from whitepanda.v1 import host_pb2
+
+__all__ = [
+    "UNKNOWN",
+    "Column",
+    "age",
+    "cell",
+    "fit",
+    "metrics_json",
+    "number",
+    "print_table",
+    "reason_of",
+    "remedy",
+    "si",
+    "summary_json",
+    "terminal_width",
+]
+
+#: What stands where a value is not known.
+UNKNOWN = "-"
+_NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
+_MIN_TEXT = 8
+
+_REMEDIES = {
+    Reason.NO_PMU: "this kernel sees no CPU counters; if the host is a VM, give it a PMU (-cpu host,pmu=on)",
+    Reason.PARANOID: "kernel.perf_event_paranoid forbids it; run the agent by its unit (CAP_PERFMON)",
+    Reason.VPMU_CONFLICT: "KVM has a mediated vPMU, and counting guests could break theirs; none wanted",
+    Reason.MULTIPLEXED: "the counters ran for too small a part of the time; fewer users of perf help",
+    Reason.NOT_SCHEDULED: "the counters did not run at all; fewer users of perf help",
+    Reason.STALE: "the last value is too old; see `whitepanda doctor`",
+    Reason.VM_STARTING: "just started; wait for the next tick",
+    Reason.NO_PERMISSION: "the kernel refused; run the agent by its unit",
+    Reason.SOURCE_OFF: "its source is off or cannot work here; see `whitepanda doctor`",
+    Reason.SOURCE_FAILED: "its source failed; see the agent's log",
+    Reason.STUCK: "its source does not answer; see the agent's log",
+    Reason.IDLE: "too little CPU used for a ratio of counters",
+    Reason.COUNTER_RESET: "a counter was reset in between; wait for the next tick",
+    Reason.NOT_PRESENT: "there is no such device or value",
+    Reason.FD_LIMIT: "no file descriptors left; raise LimitNOFILE of the unit",
+    Reason.NO_COEFFICIENTS: "central has not sent statistics or coefficients for the job; is it reachable?",
+    Reason.INVALID_VALUE: "the source gave an impossible value; see the agent's log",
+    Reason.NOT_IN_TRACE: "the recording has no such value",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table. Text columns are cut to fit the terminal, numbers never."""
+
+    title: str
+    text: bool = False
+
+
+def remedy(reason: Reason) -> str:
+    """Return a reason code with its meaning and the remedy."""
+    text = _REMEDIES.get(reason, "")
+    return f"{reason.code}: {text}" if text else reason.code
+
+
+def reason_of(number_on_the_wire: int) -> Reason:
+    """Return a protobuf Reason as ours. One of a newer agent, that we do not know, is UNSPECIFIED."""
+    try:
+        return Reason(number_on_the_wire)
+    except ValueError:
+        return Reason.UNSPECIFIED
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """Three digits, at most 4 characters below 10,000; a dash where it is not known (None or NaN)."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    magnitude = abs(value)
+    if value == 0 or magnitude >= 100:  # noqa: PLR2004 - digits
+        return f"{value:.0f}{unit}"
+    return f"{value:.{1 if magnitude >= 10 else 2}f}{unit}"  # noqa: PLR2004
+
+
+def si(value: float | None) -> str:
+    """Bytes per second with a decimal prefix, at most 4 characters: 950, 1.2K, 34M. A dash where not known."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    for prefix in ("", "K", "M", "G", "T"):
+        if abs(value) < 999.5 or prefix == "T":  # noqa: PLR2004 - what rounds to four digits takes the next prefix
+            digits = 1 if prefix and abs(value) < 9.95 else 0  # noqa: PLR2004
+            return f"{value:.{digits}f}{prefix}"
+        value /= 1000
+    raise AssertionError
+
+
+def age(nanoseconds: int) -> str:
+    """Return a time span for people: 350 ms, 12 s, 3 min, 5 h, 2 d."""
+    seconds = nanoseconds / 1e9
+    for limit, divisor, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return text that is never read as markup; a dash is dim."""
+    return Text(text, style="dim" if text == UNKNOWN else style)
+
+
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Give every column its width: numbers as they are, of the text columns the widest is cut first."""
+    natural = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+    result = list(natural)
+    text = [i for i, c in enumerate(columns) if c.text]
+    while text and sum(result) + len(columns) - 1 > width:
+        widest = max(text, key=lambda i: result[i])
+        if result[widest] <= _MIN_TEXT:
+            break
+        result[widest] -= 1
+    return result
+
+
+def terminal_width() -> int:
+    """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing needs to be cut."""
+    return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
+    """Print a table that fits the terminal; cut texts end in an ellipsis."""
+    width = terminal_width()
+    widths = fit(columns, rows, width)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for column, columns_wide in zip(columns, widths, strict=True):
+        table.add_column(
+            column.title,
+            justify="left" if column.text else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            width=columns_wide,
+        )
+    for row in rows:
+        table.add_row(*row)
+    console.width = max(width, sum(widths) + len(widths))
+    console.print(table, soft_wrap=False)
+
+
+def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, object]]:
+    """Return metrics by name for programs: value (null: not known), reason, source, age."""
+    return {
+        m.name: {
+            "value": m.value,
+            "reason": reason_of(m.reason).code if m.reason else None,
+            "source": m.source,
+            "age_s": m.age_ns / 1e9,
+        }
+        for m in metrics
+    }
+
+
+def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
+    """Return one VM for programs; null is not known."""
+    return {
+        "uuid": vm.uuid,
+        "name": vm.name,
+        "job": vm.job,
+        "latency_sensitive": vm.latency_sensitive,
+        "epoch": vm.epoch,
+        "state": vm.state,
+        "vcpus": vm.vcpus,
+        "verdict": vm.verdict,
+        "verdict_reason": vm.verdict_reason,
+        "degradation": vm.degradation,
+        "top_suspect": vm.top_suspect or None,
+        "metrics": metrics_json(vm.metrics),
+    }

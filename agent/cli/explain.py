@@ -1,0 +1,179 @@
+"""`whitepanda explain VM`: its numbers, its verdict with the arithmetic, its suspects."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agent.cli import _render as render
+from agent.cli._render import UNKNOWN, Column, cell
+from agent.local_client import connect, find_socket
+from whitepanda.common.cli import console, print_json
+from whitepanda.v1 import host_pb2
+
+__all__ = ["explain"]
+
+
+def explain(
+    vm: Annotated[str, typer.Argument(help="Name or UUID of a VM on this host.")],
+    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The agent's configuration, which names the socket.")
+    ] = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """Explain one VM: its numbers with source and age, the verdict's arithmetic, the suspects' scores."""
+    with connect(find_socket(socket, config)) as client:
+        answer = client.explain(vm)
+    if json:
+        print_json(_json(answer))
+        return
+    _head(answer)
+    _numbers(answer)
+    _arithmetic(answer)
+    _suspects(answer)
+
+
+def _say(text: str, style: str = "") -> None:
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
+def _head(answer: host_pb2.VmExplanation) -> None:
+    vm = answer.vm
+    kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
+    _say(f"{vm.name}  {vm.uuid}", "bold")
+    _say(f"job {vm.job} ({kind}), {vm.vcpus} vCPUs, {vm.state}")
+    _say(f"{vm.verdict}: {vm.verdict_reason}", "bold red" if vm.verdict == "victim" else "")
+    if math.isfinite(vm.degradation):
+        _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
+
+
+def _numbers(answer: host_pb2.VmExplanation) -> None:
+    console.print()
+    columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True), Column("AGE")]
+    rows = []
+    reasons = {}
+    for metric in answer.vm.metrics:
+        known = math.isfinite(metric.value)
+        if not known:
+            reasons.setdefault(render.reason_of(metric.reason), []).append(metric.name)
+        rows.append(
+            [
+                cell(metric.name),
+                cell(f"{metric.value:,.4g}" if known and abs(metric.value) < 1e4 else _large(metric.value)),  # noqa: PLR2004
+                cell(metric.source or UNKNOWN),
+                cell(render.age(metric.age_ns) if known else UNKNOWN),
+            ]
+        )
+    render.print_table(columns, rows)
+    for reason, names in reasons.items():
+        _say(f"not known: {', '.join(names)}: {render.remedy(reason)}", "dim")
+
+
+def _large(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN
+
+
+def _arithmetic(answer: host_pb2.VmExplanation) -> None:
+    console.print()
+    statistics = answer.statistics
+    if statistics.samples:
+        mean, std = statistics.mean_cpi, statistics.std_cpi
+        _say(f"job {statistics.job} on {statistics.platform}, {statistics.samples} samples:")
+        _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
+        _say(f"  victim above {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
+        if math.isfinite(answer.n_cpi):
+            arithmetic = f"({answer.cpi:.4g} - {mean:.4g}) / {std:.4g}"
+            _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {answer.n_cpi:.3g} = {arithmetic}")
+    elif math.isfinite(answer.cpi):
+        _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
+    if answer.victim_slots:
+        _say(f"a victim for {answer.victim_slots} slots in a row")
+    if math.isfinite(answer.mn_cpi):
+        compared = "above" if answer.mn_cpi > answer.mn_cpi_threshold else "not above"
+        found = "contention" if answer.triggered else "no contention by PANDA's rule"
+        threshold = f"{answer.mn_cpi_threshold:.3g}"
+        _say(f"host: mnCPI {answer.mn_cpi:.3g} is {compared} its threshold {threshold}: {found}")
+    if answer.coefficient_version:
+        _say(
+            f"coefficients: version {answer.coefficient_version}, {render.age(answer.coefficient_age_ns)} old"
+        )
+    else:
+        _say("coefficients: none, central has not sent any", "dim")
+
+
+def _suspects(answer: host_pb2.VmExplanation) -> None:
+    console.print()
+    if not answer.suspects:
+        _say("no suspects: no VM here but this one that is not latency-sensitive")
+        return
+    columns = [
+        Column("SUSPECT", text=True),
+        Column("JOB", text=True),
+        Column("COEFFICIENT"),
+        Column("CORES"),
+        Column("SCORE"),
+    ]
+    render.print_table(
+        columns,
+        [
+            [
+                cell(s.name),
+                cell(s.job),
+                cell(render.number(s.coefficient)),
+                cell(render.number(s.cpu_usage_cores)),
+                cell(render.number(s.score)),
+            ]
+            for s in answer.suspects
+        ],
+    )
+    _say("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", "dim")
+    unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
+    for reason in sorted(unknown):
+        _say(f"no score: {render.remedy(reason)}", "dim")
+
+
+def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
+    known = answer.statistics.samples > 0
+    return {
+        **render.summary_json(answer.vm),
+        "statistics": {
+            "job": answer.statistics.job,
+            "platform": answer.statistics.platform,
+            "samples": answer.statistics.samples,
+            "mean_cpi": answer.statistics.mean_cpi,
+            "std_cpi": answer.statistics.std_cpi,
+        }
+        if known
+        else None,
+        "cpi": answer.cpi,
+        "n_cpi": answer.n_cpi,
+        "victim_threshold_cpi": answer.victim_threshold_cpi,
+        "mn_cpi": answer.mn_cpi,
+        "mn_cpi_threshold": answer.mn_cpi_threshold,
+        "victim_slots": answer.victim_slots,
+        "triggered": answer.triggered,
+        "coefficient_version": answer.coefficient_version,
+        "coefficient_age_s": answer.coefficient_age_ns / 1e9 if answer.coefficient_version else None,
+        "suspects": [
+            {
+                "uuid": s.uuid,
+                "name": s.name,
+                "job": s.job,
+                "coefficient": s.coefficient,
+                "cpu_usage_cores": s.cpu_usage_cores,
+                "score": s.score,
+                "reason": render.reason_of(s.reason).code if s.reason else None,
+            }
+            for s in answer.suspects
+        ],
+        "history": [
+            {"start_unix_ns": p.start_unix_ns, "cpi": p.cpi, "cpu_usage_cores": p.cpu_usage_cores}
+            for p in answer.history
+        ],
+    }

@@ -1,0 +1,146 @@
+"""Asks the agent of this host over its unix socket: what the CLI stands on. Errors say what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, cast
+
+import grpc
+
+from agent.config import AgentConfig, AgentSection, load
+from agent.local_api import MAX_MESSAGE_BYTES
+from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.v1 import host_pb2, host_pb2_grpc
+
+__all__ = ["DEFAULT_CONFIG", "Client", "connect", "find_config", "find_socket"]
+
+DEFAULT_CONFIG = Path("/etc/whitepanda/agent.toml")
+_DEADLINE_S = 5.0
+
+
+def find_config(config: Path | None, default: Path = DEFAULT_CONFIG) -> tuple[AgentConfig, Path | None]:
+    """Load the configuration that was named, else the host's, else take the defaults.
+
+    Args:
+        config: as the user gave it, None where he did not.
+        default: the host's; skipped where it is missing or not for us to read.
+
+    Returns:
+        The configuration and the file it is from, None for the defaults.
+
+    Raises:
+        ConfigError: a file was named and cannot be read, or what was read is wrong.
+
+    """
+    if config is not None:
+        return load(config), config
+    if default.is_file() and os.access(default, os.R_OK):
+        return load(default), default
+    return AgentConfig(agent=AgentSection()), None
+
+
+def find_socket(path: Path | None, config: Path | None, default: Path = DEFAULT_CONFIG) -> Path:
+    """Where the agent answers: `--socket`, else the configuration's `agent.socket`; see `find_config`."""
+    return path if path is not None else Path(find_config(config, default)[0].agent.socket)
+
+
+class Client:
+    """Questions to one agent. Every method raises UnavailableError where it does not answer in time."""
+
+    def __init__(self, stub: host_pb2_grpc.LocalHostStub, path: Path) -> None:
+        self._stub = stub
+        self._path = path
+
+    def status(self) -> host_pb2.HostStatus:
+        """The agent, its sources and its uplink."""
+        try:
+            return cast(
+                "host_pb2.HostStatus", self._stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S)
+            )
+        except grpc.RpcError as error:
+            _fail(error, self._path)
+
+    def vms(self) -> host_pb2.ListVmsResponse:
+        """All VMs."""
+        try:
+            return cast(
+                "host_pb2.ListVmsResponse", self._stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S)
+            )
+        except grpc.RpcError as error:
+            _fail(error, self._path)
+
+    def explain(self, vm: str) -> host_pb2.VmExplanation:
+        """One VM by name or UUID.
+
+        Raises:
+            InputError: no VM has that name or UUID; near names are told.
+
+        """
+        try:
+            request = host_pb2.ExplainVmRequest(vm=vm)
+            return cast("host_pb2.VmExplanation", self._stub.ExplainVm(request, timeout=_DEADLINE_S))
+        except grpc.RpcError as error:
+            _fail(error, self._path)
+
+
+@contextmanager
+def connect(path: Path) -> Iterator[Client]:
+    """Connect to the agent that answers at `path`.
+
+    Raises:
+        UnavailableError: nobody answers there, or we may not ask.
+
+    """
+    _knock(path)
+    options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+    with grpc.insecure_channel(f"unix:{path.absolute()}", options=options) as channel:
+        yield Client(host_pb2_grpc.LocalHostStub(channel), path)
+
+
+def _knock(path: Path) -> None:
+    """Find out why nobody would answer: gRPC only knows "unavailable"."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_DEADLINE_S)
+            probe.connect(str(path))
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the agent at {path} is busy: no answer in {_DEADLINE_S:.0f} s; see its log"
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise UnavailableError(
+                f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
+            ) from error
+        if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
+            raise UnavailableError(
+                f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`,"
+                " or give --socket"
+            ) from error
+        raise UnavailableError(
+            f"cannot ask the agent at {path}: {error.strerror or error}; give --socket"
+        ) from error
+
+
+def _fail(error: grpc.RpcError, path: Path) -> NoReturn:
+    # Errors of calls are both a RpcError and a Call; the stubs do not say so.
+    call = cast("grpc.Call", error)
+    code, detail = call.code(), call.details() or ""
+    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+        raise InputError(detail) from error
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        raise UnavailableError(
+            f"the agent at {path} did not answer in {_DEADLINE_S:.0f} s; see its log"
+        ) from error
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        raise UnavailableError(
+            f"the agent at {path} is of another version and does not know this question"
+        ) from error
+    raise UnavailableError(
+        f"the agent at {path} failed: {code.name.lower()}: {detail}; see its log"
+    ) from error
