@@ -189,6 +189,7 @@ class Journal:
         self.hosts: dict[str, HostRecord] = {}
         self.failure = ""  # why the last commit failed; "" while all is well
         self.fatal: asyncio.Future[str] | None = None  # set where the journal cannot go on
+        self.on_failure: list[Callable[[str], None]] = []  # called on the loop when `failure` comes or goes
         self._commit_interval_s = commit_interval_s
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -325,8 +326,8 @@ class Journal:
             (stats.rejected_rows if kind == "row" else stats.rejected_batches)[reason] = count
         self.stats = stats
         for values in connection.execute(f"SELECT {_HOST_COLUMNS} FROM hosts"):  # noqa: S608 - a constant
-            self.hosts[values[0]] = HostRecord(*values[:-1], jobs=tuple(json.loads(values[-1])))
-        return meta["journal"]
+            self.hosts[values[0]] = HostRecord(*[*values[:-1], tuple(json.loads(values[-1]))])
+        return str(meta["journal"])
 
     async def _call(self, run: Callable[[sqlite3.Connection], Any]) -> Any:
         result: Future[Any] = Future()
@@ -471,13 +472,13 @@ class Journal:
                 self._loop = None
 
     def _set_failure(self, error: str) -> None:
-        if not self.failure:
-            self._log.error(
-                "commit failed, nothing is acknowledged until it works again",
-                error=error,
-                path=str(self.path),
-            )
+        is_news = not self.failure
         self.failure = error
+        if is_news:
+            told = "commit failed; nothing is acknowledged until one works"
+            self._log.error(told, error=error, path=str(self.path))
+            for call in self.on_failure:
+                call(error)
 
     def _set_fatal(self, error: str) -> None:
         if self.fatal is not None and not self.fatal.done():
@@ -487,6 +488,8 @@ class Journal:
         if self.failure:
             self._log.info("commits work again", path=str(self.path))
             self.failure = ""
+            for call in self.on_failure:
+                call("")
         stats = self.stats
         stats.accepted_batches += group.counters["accepted_batches"]
         stats.accepted_rows += group.counters["accepted_rows"]

@@ -1,0 +1,36 @@
+"""`whitepanda central`: the aggregator."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from central import daemon
+from central.config import load
+from whitepanda.common import log
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="The central aggregator: takes what agents measure, learns, and tells them.", no_args_is_help=True
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `run` a subcommand."""
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="central's configuration, TOML")] = Path(
+        "/etc/whitepanda/central.toml"
+    ),
+) -> None:
+    """Run the aggregator in the foreground, until SIGTERM."""
+    settings = load(config)
+    log.configure(settings.central.log_level)
+    asyncio.run(daemon.run(settings))

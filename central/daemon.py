@@ -1,0 +1,226 @@
+"""The central daemon: one event loop, one gRPC server over mTLS, the journal's thread, and loops that roll and build."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import ssl
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from central.config import CentralConfig
+from central.ingest import Ingest
+from central.journal import Journal
+from central.lake import Lake
+from central.rolls import Roller
+from central.streams import StreamRegistry
+from whitepanda.common import log, sdnotify
+from whitepanda.common.errors import TlsError, UnavailableError
+from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
+from whitepanda.common.tls import TlsFiles, server_credentials
+
+__all__ = ["Central", "run"]
+
+_STOP_GRACE_S = 3.0
+_SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
+
+
+class Central:
+    """All of central's parts, started and stopped in order.
+
+    Args:
+        config: as `central.config.load` returns it.
+
+    """
+
+    def __init__(self, config: CentralConfig) -> None:
+        self.config = config
+        self.port = 0
+        self._log = log.get("central")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Open the journal, listen, and start the loops.
+
+        Raises:
+            UnavailableError: a folder is not writable, another central is at work on it, or the port is taken.
+            TlsError: a certificate or key is missing or wrong.
+
+        """
+        config = self.config
+        credentials = _checked_credentials(config.central.tls)
+        state = Path(config.central.state_dir)
+        self.lake = _open_lake(Path(config.central.lake_dir or state / "lake"))
+        self.journal = Journal(
+            state, replica=config.central.replica, commit_interval_s=config.ingest.commit_interval_ms / 1e3
+        )
+        self.journal.start()
+        try:
+            self.registry = StreamRegistry()
+            self.ingest = Ingest(config, self.journal, self.registry)
+            self.roller = Roller(config.ingest, self.journal, self.lake)
+            await self._listen(credentials)
+            _write_port(state / "port", self.port)
+        except BaseException:
+            await self._stop_server(0.0)
+            await self.journal.close()
+            raise
+        self._spawn(self.roller.run(), "rolls")
+        self._spawn(_watchdog(), "watchdog")
+        stats = self.journal.stats
+        self._log.info(
+            "listening", address=config.central.listen, port=self.port, journal=self.journal.origin,
+            journal_rows=stats.journal_rows, accepted_rows=stats.accepted_rows,
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """Stop taking batches, commit and acknowledge what was taken, and close everything."""
+        await self.ingest.drain()
+        await self._stop_server(_STOP_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.journal.close()
+
+    async def wait(self) -> None:
+        """Return never, unless a part of central ends, which it must not.
+
+        Raises:
+            UnavailableError: the journal cannot go on.
+            Exception: what a loop ended with.
+
+        """
+        fatal = self.journal.fatal
+        if fatal is None:
+            raise RuntimeError("central is waited for before it was started")
+        parts: set[asyncio.Future[Any]] = {fatal, *self._tasks}
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        if fatal in done:
+            raise UnavailableError(
+                f"{fatal.result()}; nothing further is acknowledged, agents keep their windows"
+            )
+        for task in done:
+            await task
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _listen(self, credentials: grpc.ServerCredentials) -> None:
+        config = self.config
+        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us.
+        options = (
+            *SERVER_CHANNEL_OPTIONS,
+            ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
+        )
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((self.ingest.handler(),))
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (
+            *_SERVICES,
+            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
+            reflection.SERVICE_NAME,
+        )
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self.port = self._server.add_secure_port(config.central.listen, credentials)
+        except RuntimeError as error:
+            raise UnavailableError(
+                f"central.listen {config.central.listen}: cannot listen there (another process has the port, or the "
+                "address is not this machine's); stop it, or set another central.listen"
+            ) from error
+        await self._server.start()
+        for name in ("", *_SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def _stop_server(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+
+
+async def run(config: CentralConfig) -> None:
+    """Run central until SIGTERM or SIGINT.
+
+    Raises:
+        UnavailableError, TlsError: it cannot start, or cannot go on; one line says why and the remedy.
+
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    central = Central(config)
+    await central.start()
+    sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
+    waiter = asyncio.create_task(central.wait())
+    stopper = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((waiter, stopper), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        sdnotify.notify("STOPPING=1")
+        stopper.cancel()
+        await central.stop()
+        log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
+    if waiter.done():
+        await waiter
+    waiter.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiter
+
+
+async def _watchdog() -> None:
+    """Tell systemd that the loop turns, as often as it asks for."""
+    interval_s = sdnotify.watchdog_interval_s()
+    while True:
+        if interval_s is not None:
+            sdnotify.notify("WATCHDOG=1")
+        await asyncio.sleep(interval_s if interval_s is not None else 3600.0)
+
+
+def _checked_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Read the server's certificates; gRPC itself would fail without a word on which file is wrong."""
+    credentials = server_credentials(files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_verify_locations(files.ca)
+    except ssl.SSLError as error:
+        raise TlsError(f"central.tls.ca: {files.ca} holds no usable certificate: {error.reason}") from error
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+    except ssl.SSLError as error:
+        raise TlsError(
+            f"central.tls: certificate {files.certificate} and key {files.key} cannot be used together: {error.reason}; "
+            "`whitepanda pki` makes matching ones"
+        ) from error
+    return credentials
+
+
+def _open_lake(root: Path) -> Lake:
+    lake = Lake(root)
+    try:
+        lake.samples_dir.mkdir(parents=True, exist_ok=True)
+        probe = root / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UnavailableError(
+            f"the lake's folder {root} is not writable: {error.strerror}; create it for central's user, or set "
+            "central.lake_dir"
+        ) from error
+    return lake
+
+
+def _write_port(path: Path, port: int) -> None:
+    unfinished = path.with_name(path.name + ".tmp")
+    unfinished.write_text(f"{port}\n", encoding="ascii")
+    unfinished.replace(path)

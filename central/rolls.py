@@ -1,0 +1,85 @@
+"""The roll loop: what the journal holds becomes segments of the lake, every minute or when there is much of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from importlib import metadata
+
+from central.config import IngestSection
+from central.journal import Journal, Roll
+from central.lake import Lake
+from central.validate import samples_table
+from whitepanda.common import log
+
+__all__ = ["Roller"]
+
+_LOOK_S = 0.25  # how often the loop looks at how much there is
+
+
+class Roller:
+    """Rolls one journal into the lake. `on_rolled` is called on the loop after each roll."""
+
+    def __init__(self, config: IngestSection, journal: Journal, lake: Lake) -> None:
+        self.on_rolled: list[Callable[[], None]] = []
+        self.failure = ""  # why the last roll failed; "" while all is well
+        self._config = config
+        self._journal = journal
+        self._lake = lake
+        self._log = log.get("rolls")
+
+    async def run(self) -> None:
+        """Roll for ever: what an earlier process left unfinished at once, then by interval or number of rows."""
+        self._lake.remove_unfinished(self._journal.origin)
+        due = time.monotonic()
+        while True:
+            if time.monotonic() >= due or self._journal.stats.journal_rows >= self._config.roll_rows:
+                due = time.monotonic() + self._config.roll_interval_s
+                if not await self._try():
+                    due = time.monotonic() + min(self._config.roll_interval_s, 10.0)
+                    await asyncio.sleep(min(self._config.roll_interval_s, 1.0))
+            await asyncio.sleep(min(_LOOK_S, self._config.roll_interval_s))
+
+    async def roll_all(self) -> int:
+        """Roll until the journal held nothing. Returns the number of rows.
+
+        Raises:
+            OSError: the lake cannot be written. The rows stay in the journal; the next roll is the same one again.
+            sqlite3.OperationalError: the same of the journal.
+
+        """
+        total = 0
+        while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
+            rows = await asyncio.to_thread(self._write, roll)
+            await self._journal.finish_roll(roll, rows)
+            total += rows
+            for call in self.on_rolled:
+                call()
+        return total
+
+    async def _try(self) -> bool:
+        try:
+            await self.roll_all()
+        except (OSError, sqlite3.OperationalError) as error:
+            if not self.failure:
+                told = "cannot roll into the lake; rows wait in the journal"
+                self._log.error(told, lake=str(self._lake.root), error=str(error))
+            self.failure = str(error)
+            return False
+        if self.failure:
+            self._log.info("rolls work again")
+            self.failure = ""
+        return True
+
+    def _write(self, roll: Roll) -> int:
+        table = samples_table(self._journal.read_roll(roll))
+        provenance = {
+            "replica": self._journal.replica,
+            "journal": self._journal.journal_id,
+            "rows": f"{roll.first}-{roll.last}",
+            "central": metadata.version("whitepanda"),
+        }
+        self._lake.write_segment(table, roll.stem, provenance)
+        return int(table.num_rows)
