@@ -1,0 +1,71 @@
+"""CPI windows as protobuf columns (`whitepanda.v1.CpiBatch`): element i of every column is window i."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from agent.windows import CpiWindow
+from whitepanda.common.protocol import UNKNOWN_COUNT
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["encode"]
+
+_COUNTS = ("cycles", "instructions")
+_GAUGES = ("running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s")
+
+
+def encode(
+    windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False
+) -> agent_pb2.CpiBatch:
+    """Make the batch of some windows.
+
+    A column that no window has is left empty; else a window without the value has NaN or 2^64-1 in it.
+
+    Args:
+        windows: in any order; VMs may repeat.
+        spool_id: the incarnation of the spool that gave the number.
+        sequence: the batch's number, from 1.
+        backlog: whether it is sent late, after an outage.
+
+    """
+    batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence, backlog=backlog)
+    tasks: dict[tuple[str, str, str, str, bool], int] = {}
+    for window in windows:
+        key = (window.vm, window.epoch, window.name, window.job, window.latency_sensitive)
+        index = tasks.get(key)
+        if index is None:
+            index = tasks[key] = len(tasks)
+            batch.tasks.add(
+                vm=window.vm,
+                epoch=window.epoch,
+                name=window.name,
+                job=window.job,
+                latency_sensitive=window.latency_sensitive,
+            )
+        batch.task_index.append(index)
+    batch.start_unix_ns.extend(window.start_unix_ns for window in windows)
+    batch.duration_ns.extend(window.duration_ns for window in windows)
+    batch.cpu_usage_cores.extend(window.cpu_usage_cores for window in windows)
+    _extend_cpi(batch, windows)
+    for name in _COUNTS:
+        counts = [getattr(window, name) for window in windows]
+        if any(count is not None for count in counts):
+            getattr(batch, name).extend(UNKNOWN_COUNT if count is None else count for count in counts)
+    for name in _GAUGES:
+        values = [getattr(window, name) for window in windows]
+        if any(value is not None for value in values):
+            getattr(batch, name).extend(math.nan if value is None else value for value in values)
+    return batch
+
+
+def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None:
+    """CPI and why it is not known: the reasons are there, for every row, as soon as one row lacks its CPI."""
+    missing = [window.cpi is None for window in windows]
+    if not all(missing):
+        batch.cpi.extend(math.nan if window.cpi is None else window.cpi for window in windows)
+    if any(missing):
+        # The numbers of collector.base.Reason are those of the protocol's.
+        reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
+        batch.cpi_reason.extend(reasons)
