@@ -21,7 +21,9 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str = "/var/lib/whitepanda-central"  # journal
     lake_dir: str = ""  # "" = state_dir/lake
     replica: str = "central-0"  # part of segment names
-    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level that is logged, to standard error
+    log_level: Literal["debug", "info", "warning", "error"] = (
+        "info"  # least level that is logged, to standard error
+    )
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
@@ -50,6 +52,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     days: int = 31  # how far back a build looks
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine
+    threads: int = 2  # that the engine computes on; ingest shares the machine with it
 
 
 class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,5 +82,7 @@ def load(path: Path) -> CentralConfig:
     if 86400 % config.build.slot_s:
         raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
     if not config.central.replica.replace("-", "").isalnum():
-        raise ConfigError(f"{path}: central.replica must be letters, digits and '-' (value {config.central.replica!r})")
+        raise ConfigError(
+            f"{path}: central.replica must be letters, digits and '-' (value {config.central.replica!r})"
+        )
     return config
