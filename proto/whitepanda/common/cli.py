@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from whitepanda.common.errors import WhitepandaError
 
@@ -89,7 +90,7 @@ def main() -> None:
     try:
         build()()
     except WhitepandaError as error:
-        errors.print(f"[bold red]error:[/] {error}", soft_wrap=True, markup=True)
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, markup=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(141)
