@@ -90,11 +90,11 @@ def number(value: float | None, unit: str = "") -> str:
 
 
 def si(value: float | None) -> str:
-    """Bytes per second with a decimal prefix, at most 4 characters: 950, 1.2K, 34M. A dash where not known."""
+    """Bytes per second with a decimal prefix, at most 4 characters: 950, 1.2K, 34M; a dash if not known."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     for prefix in ("", "K", "M", "G", "T"):
-        if abs(value) < 999.5 or prefix == "T":  # noqa: PLR2004 - what rounds to four digits takes the next prefix
+        if abs(value) < 999.5 or prefix == "T":  # noqa: PLR2004 - 999.5 rounds to four digits
             digits = 1 if prefix and abs(value) < 9.95 else 0  # noqa: PLR2004
             return f"{value:.{digits}f}{prefix}"
         value /= 1000

@@ -12,6 +12,7 @@ from rich.text import Text
 from agent.cli import _render as render
 from agent.cli._render import UNKNOWN, Column, cell
 from agent.local_client import connect, find_socket
+from collector.base import Reason
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 
@@ -57,7 +58,7 @@ def _numbers(answer: host_pb2.VmExplanation) -> None:
     console.print()
     columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True), Column("AGE")]
     rows = []
-    reasons = {}
+    reasons: dict[Reason, list[str]] = {}
     for metric in answer.vm.metrics:
         known = math.isfinite(metric.value)
         if not known:
@@ -65,7 +66,7 @@ def _numbers(answer: host_pb2.VmExplanation) -> None:
         rows.append(
             [
                 cell(metric.name),
-                cell(f"{metric.value:,.4g}" if known and abs(metric.value) < 1e4 else _large(metric.value)),  # noqa: PLR2004
+                cell(_exact(metric.value)),
                 cell(metric.source or UNKNOWN),
                 cell(render.age(metric.age_ns) if known else UNKNOWN),
             ]
@@ -75,8 +76,11 @@ def _numbers(answer: host_pb2.VmExplanation) -> None:
         _say(f"not known: {', '.join(names)}: {render.remedy(reason)}", "dim")
 
 
-def _large(value: float) -> str:
-    return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN
+def _exact(value: float) -> str:
+    """Four digits, thousands in full with commas; a dash where not known."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004
 
 
 def _arithmetic(answer: host_pb2.VmExplanation) -> None:

@@ -120,8 +120,8 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
         lines.append(
             Text("contention on this host now; `whitepanda explain VM` shows the evidence", style="bold red")
         )
-    for reason, titles in _missing(answer.vms).items():
-        lines.append(Text(f"not shown: {', '.join(titles)}: {_why(reason, answer.vms, status)}", style="dim"))
+    for why, titles in _missing(answer.vms).items():
+        lines.append(Text(f"not shown: {', '.join(titles)}: {_why(why, answer.vms, status)}", style="dim"))
     unknown = Counter(vm.verdict_reason for vm in answer.vms if vm.verdict == "unknown" and vm.verdict_reason)
     if unknown:
         (reason, count), *others = unknown.most_common()
@@ -147,7 +147,7 @@ def _reason(listed: Sequence[host_pb2.VmSummary], names: Sequence[str]) -> Reaso
 
 def _why(reason: Reason, listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus) -> str:
     """Say the reason and the remedy: the source's own words where it has some, they know this host."""
-    sources = {m.source for vm in listed for m in vm.metrics if m.reason == reason and m.source}
+    sources = {m.source for vm in listed for m in vm.metrics if int(m.reason) == reason and m.source}
     for source in status.sources:
         if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
             return f"{reason.code}: {source.detail}"

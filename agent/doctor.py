@@ -1,0 +1,324 @@
+"""What this host can measure and what it would take to measure the rest; works without a running agent.
+
+Nothing here changes anything: sources are only probed, sockets connected to and closed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent.config import AgentConfig, UplinkSection
+from collector.base import Reason
+from collector.registry import SOURCES, SourceSpec, make_inventory
+from whitepanda.common.errors import TlsError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["Check", "examine"]
+
+_DEADLINE_S = 3.0
+_CAP_PERFMON = 38
+_CAP_SYS_ADMIN = 21
+_PARANOID_MAX = 2  # above it (some distributions' patch) even own processes are closed
+
+State = Literal["ok", "missing", "off", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `detail` says what is missing and the remedy; without a `required` one no agent starts."""
+
+    name: str
+    state: State
+    detail: str
+    required: bool = False
+    reason: Reason = Reason.UNSPECIFIED
+
+
+def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> Iterator[Check]:
+    """Look at this host, one finding after the other.
+
+    Args:
+        config: what the agent would run with.
+        file: where `config` is from; None: the defaults, and then the state directory is not required.
+        root: prefix of /proc, /sys, /dev and /run, for tests.
+
+    """
+    yield Check(
+        "host", "info", f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}"
+    )
+    yield Check("configuration", "info", str(file) if file else "none, these are the defaults")
+    yield from _sources(config)
+    yield _paranoid(root)
+    yield _pmu(root)
+    yield _kvm(root)
+    yield _libvirt(root)
+    yield _resctrl(root)
+    yield _ovs(root)
+    yield _state_dir(Path(config.agent.state_dir), required=file is not None)
+    yield from _uplink(config.uplink)
+
+
+# --- sources ---
+
+
+def _sources(config: AgentConfig) -> Iterator[Check]:
+    inventory = make_inventory(config.sources)
+    for spec in SOURCES:
+        section = getattr(config.sources, spec.name)
+        name = f"source {spec.name}"
+        if section.mode == "off":
+            yield Check(name, "off", f"sources.{spec.name}.mode is off: {spec.help}")
+            continue
+        yield _source(name, spec, section, inventory)
+
+
+def _source(name: str, spec: SourceSpec, section: object, inventory: object) -> Check:
+    required = getattr(section, "mode", "") == "required"
+    try:
+        source = spec.factory(section, inventory)  # type: ignore[arg-type]
+        probe = source.probe()
+    except Exception as error:  # noqa: BLE001 - one source's defect must not hide the others' findings
+        return Check(
+            name, "missing", f"failed: {type(error).__name__}: {error}", required, Reason.SOURCE_FAILED
+        )
+    state: State = "ok" if probe.available else "missing"
+    return Check(name, state, probe.detail or spec.help, required, probe.reason)
+
+
+# --- the kernel ---
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _paranoid(root: Path) -> Check:
+    name = "perf_event_paranoid"
+    text = _read(root / "proc/sys/kernel/perf_event_paranoid")
+    if text is None:
+        return Check(
+            name,
+            "missing",
+            "no /proc/sys/kernel/perf_event_paranoid: this kernel has no perf events",
+            reason=Reason.NO_PMU,
+        )
+    value = int(text) if text.lstrip("-").isdigit() else _PARANOID_MAX + 1
+    if _may_measure_others(root):
+        return Check(
+            name, "ok", f"{text}; we may measure other users' threads whatever it says (CAP_PERFMON)"
+        )
+    if value < 0:
+        return Check(name, "ok", f"{text}: everybody may measure")
+    return Check(
+        name,
+        "missing",
+        f"{text}, and we lack CAP_PERFMON: VMs are of another user; run as root or by the unit",
+        reason=Reason.PARANOID,
+    )
+
+
+def _may_measure_others(root: Path) -> bool:
+    for line in (_read(root / "proc/self/status") or "").splitlines():
+        if line.startswith("CapEff:"):
+            effective = int(line.split()[1], 16)
+            return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
+    return False
+
+
+def _pmu(root: Path) -> Check:
+    devices = root / "sys/bus/event_source/devices"
+    found = sorted(
+        p.name for p in devices.glob("*") if p.name == "cpu" or p.name.startswith(("cpu_", "armv8"))
+    )
+    if found:
+        return Check("PMU", "ok", f"the CPU's counters are there: {', '.join(found)}")
+    remedy = (
+        "if this host is a VM, give it a PMU (-cpu host,pmu=on); CPU time, waits, disk and network need none"
+    )
+    return Check(
+        "PMU", "missing", f"this kernel sees no CPU counters, so no CPI; {remedy}", reason=Reason.NO_PMU
+    )
+
+
+def _kvm(root: Path) -> Check:
+    device = root / "dev/kvm"
+    if not device.exists():
+        return Check(
+            "KVM",
+            "missing",
+            "no /dev/kvm: virtualisation is off in the firmware, or kvm_intel or kvm_amd is not loaded",
+        )
+    return Check("KVM", "ok", "/dev/kvm is there")
+
+
+# --- what else may run here ---
+
+
+def _answers(path: Path) -> str:
+    """Return "" where somebody answers at a unix socket, else why not."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_DEADLINE_S)
+            probe.connect(str(path))
+    except OSError as error:
+        return error.strerror or "no answer"
+    return ""
+
+
+def _libvirt(root: Path) -> Check:
+    # The monolithic daemon, or the modular one of QEMU.
+    tried = []
+    for name in ("libvirt-sock-ro", "virtqemud-sock-ro"):
+        path = root / "run/libvirt" / name
+        why = _answers(path)
+        if not why:
+            return Check("libvirt socket", "ok", f"somebody answers at {path}")
+        tried.append(f"{path}: {why}")
+    remedy = "start libvirtd or virtqemud; VMs without libvirt come in a later version"
+    return Check("libvirt socket", "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT)
+
+
+def _resctrl(root: Path) -> Check:
+    listed = {
+        line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()
+    }
+    if "resctrl" not in listed:
+        return Check(
+            "resctrl", "info", "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy later"
+        )
+    mounted = any(
+        line.split()[2:3] == ["resctrl"] for line in (_read(root / "proc/mounts") or "").splitlines()
+    )
+    text = "mounted" if mounted else "there, not mounted (mount -t resctrl resctrl /sys/fs/resctrl)"
+    return Check("resctrl", "info", f"{text}; read in a later version")
+
+
+def _ovs(root: Path) -> Check:
+    path = root / "run/openvswitch/db.sock"
+    why = _answers(path)
+    text = (
+        f"not here ({path}: {why}); network counters are libvirt's"
+        if why
+        else f"answers at {path}; read in a later version"
+    )
+    return Check("Open vSwitch", "info", text)
+
+
+def _state_dir(path: Path, *, required: bool) -> Check:
+    name = "state directory"
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    if not existing.is_dir():
+        return Check(name, "missing", f"{existing} is no folder; set agent.state_dir", required)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        detail = f"{existing} may not be written by user {os.geteuid()}: windows and coefficients need it"
+        return Check(name, "missing", f"{detail}; run as root, or set agent.state_dir", required)
+    free_mib = shutil.disk_usage(existing).free >> 20
+    return Check(name, "ok", f"{path}, {free_mib} MiB free" + ("" if existing == path else ", made at start"))
+
+
+# --- central ---
+
+
+def _uplink(uplink: UplinkSection) -> Iterator[Check]:
+    if not uplink.address:
+        yield Check(
+            "central",
+            "off",
+            "uplink.address is not set: the agent works alone, without statistics and coefficients",
+        )
+        return
+    try:
+        context = _tls(uplink.tls)
+    except TlsError as error:
+        yield Check("TLS files", "missing", str(error), required=True)
+        return
+    yield Check(
+        "TLS files",
+        "ok",
+        f"{uplink.tls.certificate} and its key fit; signed by {uplink.tls.ca} is what we trust",
+    )
+    yield _central(uplink, context)
+
+
+def _tls(files: TlsFiles) -> ssl.SSLContext:
+    """Load the three files as a TLS library would.
+
+    Raises:
+        TlsError: names the file and what is wrong with it.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    named = {"ca": files.ca, "certificate": files.certificate, "key": files.key}
+    for what, path in named.items():
+        if not path:
+            raise TlsError(f"uplink.tls.{what} is not set; `whitepanda pki` makes certificates")
+        if not os.access(path, os.R_OK):
+            state = "may not be read by us" if Path(path).exists() else "does not exist"
+            raise TlsError(f"uplink.tls.{what}: {path} {state}")
+    try:
+        context.load_verify_locations(files.ca)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError(
+            f"uplink.tls.ca: {files.ca} is not a PEM certificate ({_ssl_reason(error)})"
+        ) from error
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        pair = f"{files.certificate} and {files.key}"
+        raise TlsError(
+            f"uplink.tls: {pair} are no certificate with its own key ({_ssl_reason(error)})"
+        ) from error
+    return context
+
+
+def _central(uplink: UplinkSection, context: ssl.SSLContext) -> Check:
+    """TCP and TLS to central, both sides verified, with a deadline. Not required: the agent spools."""
+    host, _, port = uplink.address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with (
+            socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
+            context.wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
+        ):
+            # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
+            # bytes.
+            with contextlib.suppress(TimeoutError):
+                if not stream.recv(1):
+                    return Check(
+                        "central", "missing", f"{uplink.address} closed the connection: is it central?"
+                    )
+            return Check(
+                "central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted"
+            )
+    except ssl.SSLCertVerificationError as error:
+        remedy = "see uplink.tls.ca and uplink.server_name"
+        return Check(
+            "central",
+            "missing",
+            f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}",
+        )
+    except ssl.SSLError as error:
+        remedy = "does central trust the CA of uplink.tls.certificate?"
+        return Check("central", "missing", f"{uplink.address}: TLS failed: {_ssl_reason(error)}; {remedy}")
+    except OSError as error:
+        why = error.strerror or str(error) or "no answer"
+        remedy = "the agent spools until it answers; see uplink.address and the firewall"
+        return Check("central", "missing", f"{uplink.address}: {why}; {remedy}")
+
+
+def _ssl_reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    return str(reason).lower().replace("_", " ")
