@@ -21,9 +21,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str = "/var/lib/whitepanda-central"  # journal
     lake_dir: str = ""  # "" = state_dir/lake
     replica: str = "central-0"  # part of segment names
-    log_level: Literal["debug", "info", "warning", "error"] = (
-        "info"  # least level that is logged, to standard error
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level logged, to standard error
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines

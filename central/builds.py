@@ -1,0 +1,263 @@
+"""Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
+
+    <lake>/state/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, state.json
+
+A day's state is named by the digest of its segments' names, so it is computed anew only when the day has
+other segments than before: a new day costs that day alone. State is a cache; it can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+from central import engine
+from central.config import BuildSection
+from central.lake import Lake
+from central.versions import BuiltVersion, Manifest, VersionStore
+from whitepanda.common import log
+
+__all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder"]
+
+#: Older versions are deleted.
+KEPT_VERSIONS = 50
+
+# Part of every state's digest: a change of what state means makes all of it stale.
+_STATE_FORMAT = "panda-state-1"
+
+
+class BuildStoppedError(Exception):
+    """The build was told to stop."""
+
+
+class _DayFacts(msgspec.Struct, frozen=True):
+    """state.json of a day."""
+
+    rows: int
+    segments: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Day:
+    """One day of the lake, its segments as listed when the build began, and where its state is."""
+
+    day: date
+    digest: str
+    segments: int
+    folder: Path
+
+
+class Builder:
+    """Builds versions, one build at a time.
+
+    Args:
+        section: slot length, look-back, memory.
+        lake: whose samples are read; state and versions are kept beside them.
+        clock_unix_ns: for tests.
+
+    Attributes:
+        current: the version in force; None before the first one.
+        on_version: called with each new version, on the loop that runs `run`.
+        last_error: one line of why the last build failed; "" when it went well.
+        last_build_s: how long the last build took.
+        last_days_computed: of how many days the last build computed the state.
+
+    """
+
+    def __init__(
+        self, section: BuildSection, lake: Lake, *, clock_unix_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self.versions = VersionStore(lake.root / "versions")
+        self.current: BuiltVersion | None = self.versions.latest()
+        self.on_version: list[Callable[[BuiltVersion], None]] = []
+        self.last_error = ""
+        self.last_build_s = 0.0
+        self.last_days_computed = 0
+        self._section = section
+        self._lake = lake
+        self._clock_unix_ns = clock_unix_ns
+        self._slot_ns = round(section.slot_s * 1e9)
+        self._state = lake.root / "state" / f"slot={section.slot_s:g}"
+        self._one_at_a_time = threading.Lock()
+        self._stopping = threading.Event()
+        self._engine: engine.Engine | None = None
+        self._log = log.get("builds")
+
+    async def run(self) -> None:
+        """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again."""
+        self._stopping.clear()
+        while True:
+            began = time.monotonic()
+            await self._build_in_thread()
+            await asyncio.sleep(max(0.0, self._section.interval_s - (time.monotonic() - began)))
+
+    async def _build_in_thread(self) -> None:
+        failed_before = self.last_error
+        work = asyncio.ensure_future(asyncio.to_thread(self.build_once))
+        try:
+            number = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
+            if self.last_error != failed_before:
+                self._log.warning("build failed, the last version stays", error=self.last_error)
+            return
+        if number is not None and self.current is not None:
+            for call in self.on_version:
+                call(self.current)
+
+    def stop(self) -> None:
+        """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
+        self._stopping.set()
+        running = self._engine
+        if running is not None:
+            running.interrupt()
+
+    def build_once(self) -> int | None:
+        """Build a version if the lake has other segments than the current one. Blocks; call it in a thread.
+
+        Returns:
+            The new version's number, or None where there is nothing new.
+
+        Raises:
+            Exception: what went wrong; `last_error` has it in a line, and the current version stays in force.
+
+        """
+        with self._one_at_a_time:
+            began = time.monotonic()
+            try:
+                number = self._build()
+            except Exception as error:
+                if self._stopping.is_set():
+                    raise BuildStoppedError from error
+                self.last_error = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                raise
+            self.last_error = ""
+            if number is not None:
+                self.last_build_s = time.monotonic() - began
+                self._log.info(
+                    "version built",
+                    version=number,
+                    seconds=round(self.last_build_s, 3),
+                    days_computed=self.last_days_computed,
+                )
+            return number
+
+    def _build(self) -> int | None:
+        days = self._days()
+        digest = _digest(f"{self._slot_ns}", *(f"{day.day} {day.digest}" for day in days))
+        if not days or (self.current and self.current.manifest.segments_digest == digest):
+            return None
+        self._state.mkdir(parents=True, exist_ok=True)
+        with self._running_engine() as (duckdb, scratch):
+            stale = [day for day in days if not day.folder.is_dir()]
+            for day in stale:
+                self._check_stopping()
+                self._compute(duckdb, day, scratch)
+            self.last_days_computed = len(stale)
+            self._check_stopping()
+            parts = {
+                name: duckdb.read([day.folder / f"{name}.parquet" for day in days]) for name in engine.STATE
+            }
+            merged = engine.merged_state(parts)
+            statistics = engine.job_statistics(merged["cpi"]).to_pyarrow()
+            coefficients = engine.coefficients(merged).to_pyarrow()
+        facts = [_facts(day) for day in days]
+        manifest = Manifest(
+            version=0,
+            created_unix_ns=self._clock_unix_ns(),
+            slot_s=self._section.slot_s,
+            days=tuple(day.day.isoformat() for day in days),
+            segments=sum(fact.segments for fact in facts),
+            segments_digest=digest,
+            rows=sum(fact.rows for fact in facts),
+            job_statistics=0,
+            coefficients=0,
+            code_version=metadata.version("whitepanda"),
+        )
+        self.current = self.versions.write(manifest, statistics, coefficients)
+        self._forget({day.folder for day in days})
+        self.versions.prune(KEPT_VERSIONS)
+        return self.current.version
+
+    def _days(self) -> list[_Day]:
+        """The lake's days that count: those not older than `days` days before the newest one."""
+        by_day: dict[date, list[str]] = {}
+        for segment in self._lake.segments():
+            by_day.setdefault(segment.day, []).append(segment.name)
+        if not by_day:
+            return []
+        after = max(by_day) - timedelta(days=self._section.days)
+        days = []
+        for day, names in sorted(by_day.items()):
+            if day > after:
+                digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *sorted(names))
+                days.append(_Day(day, digest, len(names), self._state / f"day={day}" / digest[:32]))
+        return days
+
+    def _compute(self, duckdb: engine.Engine, day: _Day, scratch: Path) -> None:
+        """Compute the state of one day; it is there as a whole or not at all."""
+        slots_file = scratch / "slots.parquet"
+        samples = self._lake.samples(duckdb.connection, [day.day])
+        engine.write_parquet(engine.task_slots(samples, self._slot_ns), slots_file)
+        folder = scratch / day.digest
+        folder.mkdir()
+        for name, table in engine.pair_state(duckdb.read([slots_file])).items():
+            engine.write_parquet(table, folder / f"{name}.parquet", engine.STATE[name])
+        rows = sum(segment.rows for segment in self._lake.segments(day.day))
+        (folder / "state.json").write_bytes(msgspec.json.encode(_DayFacts(rows, day.segments)))
+        day.folder.parent.mkdir(exist_ok=True)
+        folder.rename(day.folder)
+        slots_file.unlink()
+
+    def _forget(self, used: set[Path]) -> None:
+        """Delete state of days' earlier segments, and of days that no longer count."""
+        for folder in self._state.glob("day=*/*"):
+            if folder not in used:
+                shutil.rmtree(folder, ignore_errors=True)
+        for folder in self._state.glob("day=*"):
+            with contextlib.suppress(OSError):  # not empty: still used
+                folder.rmdir()
+
+    @contextlib.contextmanager
+    def _running_engine(self) -> Iterator[tuple[engine.Engine, Path]]:
+        """An engine and a folder for what is half done, on the lake's disk and gone afterwards."""
+        with (
+            tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as scratch,
+            engine.Engine(
+                memory_limit_mib=self._section.memory_limit_mib,
+                threads=self._section.threads,
+                spill_dir=Path(scratch) / "spill",
+            ) as duckdb,
+        ):
+            self._engine = duckdb
+            try:
+                yield duckdb, Path(scratch)
+            finally:
+                self._engine = None
+
+    def _check_stopping(self) -> None:
+        if self._stopping.is_set():
+            raise BuildStoppedError
+
+
+def _facts(day: _Day) -> _DayFacts:
+    return msgspec.json.decode((day.folder / "state.json").read_bytes(), type=_DayFacts)
+
+
+def _digest(*words: str) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()
