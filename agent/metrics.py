@@ -144,6 +144,9 @@ METRICS: tuple[Metric, ...] = (
         "agent",
         "Failures of analysis, uplink or local API; none of them stops the tick.",
     ),
+    Metric(
+        "agent_tick_errors_total", "counter", "1", "agent", "agent", "Ticks whose work failed as a whole."
+    ),
     Metric("agent_windows_total", "counter", "1", "agent", "agent", "CPI windows closed."),
     Metric(
         "agent_windows_without_cpu_total",

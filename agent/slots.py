@@ -23,15 +23,17 @@ _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """A source and how it is wanted. Without a source (mode off) its slot only says so.
+    """A source and how it is wanted.
 
-    A sampling that takes longer than `deadline_ns` makes the source stuck.
+    A sampling that takes longer than `deadline_ns` makes the source stuck. `source` None: the mode is off, or
+    the source could not be made, for which `broken` is the reason.
     """
 
     name: str
     mode: Mode
     source: Source | None
     deadline_ns: int = _DEFAULT_DEADLINE_NS
+    broken: SourceError | None = None
 
 
 class Slot:
@@ -54,7 +56,10 @@ class Slot:
         self._failures = 0
         self._tried = threading.Event()
         self._thread: threading.Thread | None = None
-        if plan.source is None or plan.mode == "off":
+        if plan.broken is not None:
+            self._tried.set()
+            self._state, self._reason, self._detail = "unavailable", plan.broken.reason, str(plan.broken)
+        elif plan.source is None or plan.mode == "off":
             self._detail = f"switched off; sources.{plan.name}.mode in the configuration"
             self._tried.set()
         else:
@@ -71,7 +76,7 @@ class Slot:
         self._thread.start()
 
     def kick(self) -> None:
-        """Ask for a sample now. A source still at its last one is let alone; past the deadline it is stuck."""
+        """Ask for a sample. A source still at its last one is let alone; past the deadline it is stuck."""
         if self._thread is None:
             return
         now_ns = self._clock.mono_ns()

@@ -102,7 +102,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Window:
-    """One window that is open: until its end and some grace on the monotonic clock, whatever Unix time does."""
+    """One open window: until its end and some grace on the monotonic clock, whatever Unix time does."""
 
     close_mono_ns: int
     sums: dict[tuple[str, str], _Sums] = field(default_factory=dict)
@@ -239,7 +239,7 @@ class WindowAccumulator:
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:
-    """Return cycles, instructions and running ratio. Counts that lack a thread are not told: they are too small."""
+    """Return cycles, instructions and running ratio. Counts that lack a thread are too small: not told."""
     if sums.perf_dt_ns == 0:
         return None, None, None
     ratio = sums.running_ns / sums.enabled_ns if sums.enabled_ns else 1.0

@@ -1,0 +1,351 @@
+"""The agent's process on one asyncio loop: sources, tick, windows, and the sinks.
+
+No sink (analysis, uplink, local API) stops the tick: each is called under a guard that counts and logs its
+failures, once per change. The watchdog is fed only while ticks go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.clock import Clock, SystemClock, boot_id
+from agent.config import AgentConfig
+from agent.host_info import platform_name
+from agent.pipeline import Pipeline
+from agent.slots import Slots, SourcePlan
+from agent.ticks import TickSchedule, first_due_ns
+from agent.view import Counters, Names, StateView
+from agent.windows import CpiWindow
+from collector.base import Reason, SourceError
+from collector.registry import SOURCES, build_sources, make_inventory
+from whitepanda.common import log, sdnotify
+from whitepanda.common.errors import UnavailableError, WhitepandaError
+from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+
+if TYPE_CHECKING:
+    from agent.coefficients import CoefficientStore
+    from agent.uplink import Uplink
+    from whitepanda.v1 import agent_pb2
+
+__all__ = ["Daemon", "make_plans", "run"]
+
+_log = log.get("agent")
+
+_START_WAIT_S = 10.0  # for the required sources to be probed and opened
+_SOURCES_STOP_S = 2.0
+_RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
+_DEADLINE_S = 2.0  # of a source whose section has no setting for it
+
+
+def run(config: AgentConfig) -> None:
+    """Run the agent until SIGTERM or SIGINT.
+
+    Raises:
+        WhitepandaError: it cannot start: a required source is not available, or a setting does not work here.
+
+    """
+    asyncio.run(Daemon(config).run())
+
+
+def make_plans(config: AgentConfig) -> list[SourcePlan]:
+    """Make every source as configured; one that cannot even be made says so as its probe would."""
+    inventory = make_inventory(config.sources)
+    plans = []
+    for spec in SOURCES:
+        section = getattr(config.sources, spec.name)
+        deadline_ns = round(getattr(section, "deadline_s", _DEADLINE_S) * 1e9)
+        try:
+            built = build_sources(config.sources, inventory, specs=(spec,))
+        except ImportError as error:
+            broken = SourceError(
+                f"{spec.name}: this installation lacks '{error.name}'; install whitepanda[host]",
+                Reason.NOT_PRESENT,
+            )
+            plans.append(SourcePlan(spec.name, section.mode, None, deadline_ns, broken))
+        else:
+            plans.append(SourcePlan(spec.name, section.mode, built[0][0] if built else None, deadline_ns))
+    return plans
+
+
+class Daemon:
+    """The agent.
+
+    Args:
+        config: all of it.
+        clock: for tests.
+        plans: sources instead of the configured ones.
+
+    """
+
+    def __init__(
+        self, config: AgentConfig, clock: Clock | None = None, plans: Sequence[SourcePlan] | None = None
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._stop = asyncio.Event()
+        self._slots = Slots(make_plans(config) if plans is None else plans, self._clock)
+        self._boot_id = boot_id()
+        self._period_ns = round(config.agent.tick_s * 1e9)
+        pipeline = Pipeline(config, self._slots)
+        schedule = TickSchedule(self._period_ns, self._first_due_ns())
+        self.state = StateView(
+            names=Names(
+                host=config.agent.host or socket.gethostname(),
+                platform=config.agent.platform or platform_name(),
+                agent_version=metadata.version("whitepanda"),
+                started_unix_ns=self._clock.unix_ns(),
+                window_ms=round(config.agent.window_s * 1e3),
+            ),
+            clock=self._clock,
+            pipeline=pipeline,
+            schedule=schedule,
+            counters=Counters(),
+        )
+        self._store: CoefficientStore | None = None
+        self._uplink: Uplink | None = None
+        self._failing: dict[str, str] = {}
+
+    def stop(self) -> None:
+        """Ask the daemon to end: the open windows go to the spool, the sources are closed."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Start everything, tick until `stop` or a signal, and end cleanly.
+
+        Raises:
+            WhitepandaError: as `run`.
+
+        """
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            await self._run()
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+            stuck = self._slots.stop(_SOURCES_STOP_S, lambda: self._clock.mono_ns() / 1e9)
+            if stuck:
+                _log.warning("sources left hanging at the end", sources=",".join(stuck))
+
+    async def _run(self) -> None:
+        self._slots.start()
+        await self._wait_for_sources()
+        self._start_analysis()
+        async with self._running_uplink(), self._running_local_api(), asyncio.TaskGroup() as tasks:
+            ticking = tasks.create_task(self._tick_loop())
+            watchdog = tasks.create_task(self._feed_watchdog())
+            # What start made stays; the collector of cycles need not look at it again and again.
+            gc.collect()
+            gc.freeze()
+            sdnotify.notify("READY=1")
+            _log.info("agent runs", host=self.state.names.host, platform=self.state.names.platform)
+            await self._stop.wait()
+            sdnotify.notify("STOPPING=1")
+            ticking.cancel()
+            watchdog.cancel()
+            self._submit(self.state.pipeline.windows.flush())
+        _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
+
+    async def _wait_for_sources(self) -> None:
+        """Wait until the required sources were opened; the others join when they can."""
+        until_ns = self._clock.mono_ns() + round(_START_WAIT_S * 1e9)
+        for slot in self._slots:
+            if slot.plan.mode != "required":
+                continue
+            while not slot.tried and self._clock.mono_ns() < until_ns and not self._stop.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # a thread tells, once at start: not worth an event of the loop
+            view = slot.view()
+            if view.state != "available":
+                detail = view.detail if slot.tried else f"no answer within {_START_WAIT_S:g} s"
+                raise UnavailableError(
+                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {detail}"
+                )
+
+    # --- the tick ---
+
+    def _first_due_ns(self) -> int:
+        return first_due_ns(self._clock.mono_ns(), self._clock.unix_ns(), self._period_ns)
+
+    async def _tick_loop(self) -> None:
+        schedule, counters, pipeline = self.state.schedule, self.state.counters, self.state.pipeline
+        schedule.due_ns = self._first_due_ns()  # what start took are no missed ticks
+        while True:
+            await self._clock.sleep_until(schedule.due_ns)
+            now_ns = self._clock.mono_ns()
+            tick = schedule.advance(now_ns)
+            if tick is None:
+                continue
+            counters.lateness_ns = tick.lateness_ns
+            try:
+                windows = pipeline.tick(now_ns)
+            except Exception as error:  # noqa: BLE001 - the next tick may well succeed; what failed is told
+                counters.tick_errors += 1
+                self._note_failure("tick", error)
+                windows = []
+            else:
+                self._note_success("tick")
+            if windows:
+                self._submit(windows)
+                self._tell_status()
+            counters.duration_ns = self._clock.mono_ns() - now_ns
+
+    async def _feed_watchdog(self) -> None:
+        """Tell the service manager that we live, as long as no tick is overdue by more than the interval."""
+        interval_s = sdnotify.watchdog_interval_s()
+        if interval_s is None:
+            return
+        while True:
+            if self._clock.mono_ns() <= self.state.schedule.due_ns + round(interval_s * 1e9):
+                sdnotify.notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s / 2)
+
+    def _tell_status(self) -> None:
+        views = self._slots.views()
+        bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
+        uplink = self.state.uplink()
+        parts = [f"{len(self.state.pipeline.table)} VMs", *bad]
+        if uplink.state != "off":
+            parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
+        sdnotify.notify("STATUS=" + "; ".join(parts))
+
+    # --- sinks: none of them stops the tick ---
+
+    def _submit(self, windows: list[CpiWindow]) -> None:
+        if not windows:
+            return
+        end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
+        if self.state.analysis is not None:
+            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
+        if self._uplink is not None:
+            self._guard("uplink", self._uplink.submit, windows)
+
+    def _guard(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:  # noqa: BLE001 - a sink's failure costs that sink alone
+            self.state.counters.sink_errors += 1
+            self._note_failure(what, error)
+        else:
+            self._note_success(what)
+
+    def _note_failure(self, what: str, error: Exception) -> None:
+        text = repr(error)
+        if self._failing.get(what) != text:
+            self._failing[what] = text
+            _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
+
+    def _note_success(self, what: str) -> None:
+        if self._failing and self._failing.pop(what, ""):
+            _log.info(what + " works again")
+
+    async def _keep_running(self, what: str, call: Callable[[], Awaitable[None]]) -> None:
+        """Run a sink's coroutine for ever: when it fails, again after a back-off."""
+        wait_s = _RETRY_MIN_S
+        while not self._stop.is_set():
+            try:
+                await call()
+            except Exception as error:  # noqa: BLE001 - as in _guard
+                self.state.counters.sink_errors += 1
+                self._note_failure(what, error)
+            else:
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _RETRY_MAX_S)
+
+    def _start_analysis(self) -> None:
+        from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
+        from agent.host_analysis import HostAnalysis  # noqa: PLC0415
+
+        path = Path(self._config.agent.state_dir) / "coefficients.json"
+        try:
+            self._store = CoefficientStore(path)
+            self.state.analysis = HostAnalysis(self._config.analysis, self.state.names.platform, self._store)
+        except WhitepandaError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in _guard
+            self.state.counters.sink_errors += 1
+            self._note_failure("analysis", error)
+
+    def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+        if self._store is not None:
+            self._guard("coefficients", self._store.apply, update)
+
+    def _hello(self) -> agent_pb2.Hello:
+        from whitepanda.v1 import agent_pb2  # noqa: PLC0415 - only with an uplink
+
+        names = self.state.names
+        return agent_pb2.Hello(
+            host=names.host,
+            boot_id=self._boot_id,
+            platform=names.platform,
+            sent_unix_ns=self._clock.unix_ns(),
+            agent_version=names.agent_version,
+            protocol_version=PROTOCOL_VERSION,
+            min_protocol_version=MIN_PROTOCOL_VERSION,
+            coefficient_version=self._store.version if self._store else 0,
+            jobs=sorted(self.state.pipeline.table.jobs()),
+            window_ms=names.window_ms,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _running_uplink(self) -> AsyncIterator[None]:
+        section = self._config.uplink
+        if not section.address:
+            yield
+            return
+        from agent.spool import Spool  # noqa: PLC0415 - only with an uplink
+        from agent.uplink import Uplink  # noqa: PLC0415
+
+        spool = Spool(
+            Path(self._config.agent.state_dir) / "spool.db",
+            max_bytes=section.spool_max_mib << 20,
+            boot_id=self._boot_id,
+        )
+        uplink = Uplink(section, self._hello, spool, self._on_coefficients, self.state.pipeline.table.jobs)
+        self._uplink = uplink
+        self.state.uplink = uplink.view
+        task = asyncio.create_task(self._keep_running("uplink", uplink.run))
+        try:
+            yield
+        finally:
+            await uplink.close()
+            await _cancel(task)
+            spool.close()
+
+    @contextlib.asynccontextmanager
+    async def _running_local_api(self) -> AsyncIterator[None]:
+        from agent.local_api import LocalApi  # noqa: PLC0415 - grpc comes with it
+
+        api = LocalApi(self.state, Path(self._config.agent.socket))
+        retry: asyncio.Task[Any] | None = None
+        try:
+            await api.start()
+        except WhitepandaError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as in _guard
+            self.state.counters.sink_errors += 1
+            self._note_failure("local API", error)
+            retry = asyncio.create_task(self._keep_running("local API", api.start))
+        try:
+            yield
+        finally:
+            if retry is not None:
+                await _cancel(retry)
+            with contextlib.suppress(Exception):
+                await api.stop()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task

@@ -1,0 +1,48 @@
+"""What the agent tells of its host and of itself: CPU model, and what the agent costs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+__all__ = ["cpu_seconds", "platform_name", "resident_bytes"]
+
+_UNKNOWN = "unknown"
+
+
+def platform_name(proc: Path = Path("/proc")) -> str:
+    """Return the CPU model, within which CPI is compared.
+
+    x86 kernels name it. Arm kernels give numbers only, which do as a name: "arm 0x41 part 0xd0c" (Neoverse
+    N1).
+    """
+    try:
+        text = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _UNKNOWN
+    facts: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            facts.setdefault(key.strip().lower(), " ".join(value.split()))
+    if facts.get("model name"):
+        return facts["model name"]
+    if "cpu implementer" in facts and "cpu part" in facts:
+        return f"arm {facts['cpu implementer']} part {facts['cpu part']}"
+    return _UNKNOWN
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time that this process has used, all threads."""
+    return time.process_time()
+
+
+def resident_bytes(proc: Path = Path("/proc")) -> int:
+    """Return this process's resident memory; where /proc does not tell, its peak so far."""
+    try:
+        pages = int((proc / "self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")

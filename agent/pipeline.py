@@ -1,0 +1,85 @@
+"""One tick's work, from samples to rates and windows, without the loop and the sinks.
+
+A tick takes what the sources delivered since the last tick, then asks them for new samples. So all sources
+sample at the tick's moment, the tick waits for none of them, and what it computes is one tick old, which each
+sample's age says.
+"""
+
+from __future__ import annotations
+
+from agent.config import AgentConfig
+from agent.rates import HostRates, Limits, derive_host
+from agent.slots import Slots
+from agent.vm_table import JobRules, VmTable
+from agent.windows import CpiWindow, WindowAccumulator
+from collector.base import HostCounters, Reason, SourceSample
+
+__all__ = ["STALE_TICKS", "Pipeline"]
+
+#: A sample older than this many ticks is stale, and no delta is made across a longer gap.
+STALE_TICKS = 5
+# A window waits this many ticks for its last samples: one because they are read a tick after they were asked
+# for, and half of one for a source that takes longer than a tick.
+_GRACE_TICKS = 1.5
+
+
+class Pipeline:
+    """Slots, VM table and windows of one host.
+
+    Args:
+        config: ticks, windows, limits and jobs.
+        slots: the sources; whoever made them starts and stops them.
+
+    """
+
+    def __init__(self, config: AgentConfig, slots: Slots) -> None:
+        tick_ns = round(config.agent.tick_s * 1e9)
+        limits = Limits(config.sources.perf.min_running_ratio, config.agent.min_activity_cores)
+        self.slots = slots
+        self.stale_after_ns = STALE_TICKS * tick_ns
+        self.table = VmTable(JobRules(config.jobs), limits, self.stale_after_ns, slots.trouble)
+        self.windows = WindowAccumulator(
+            round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits
+        )
+        self.host_rates: HostRates | Reason = Reason.VM_STARTING
+        self.host_source = ""
+        self.host_mono_ns = 0
+        self._host: tuple[SourceSample, HostCounters] | None = None
+
+    def tick(self, mono_ns: int) -> list[CpiWindow]:
+        """Read all slots, ask for new samples, make rates; return the windows that ended.
+
+        Args:
+            mono_ns: the monotonic clock now.
+
+        """
+        samples = self.slots.samples()
+        self.slots.kick()
+        self.table.update(samples, mono_ns)
+        self._update_host(samples, mono_ns)
+        for vm in self.table:
+            if vm.change is not None:
+                self.windows.add(
+                    vm.identity.uuid,
+                    vm.identity.epoch,
+                    name=vm.identity.name,
+                    job=vm.job,
+                    latency_sensitive=vm.latency_sensitive,
+                    change=vm.change,
+                )
+        return self.windows.close(mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in self.table))
+
+    def _update_host(self, samples: list[SourceSample], mono_ns: int) -> None:
+        sample = next((sample for sample in samples if sample.host is not None), None)
+        if sample is None or sample.host is None:
+            self.host_rates = self.slots.trouble("procfs") or Reason.VM_STARTING
+            return
+        if mono_ns - sample.mono_ns > self.stale_after_ns:
+            self.host_rates = Reason.STALE
+            return
+        last, self._host = self._host, (sample, sample.host)
+        if last is None or last[0].source != sample.source:
+            self.host_rates = Reason.VM_STARTING
+        elif last[0].mono_ns != sample.mono_ns:  # else the same sample again: its rates stand
+            self.host_rates = derive_host(sample.host, last[1])
+        self.host_source, self.host_mono_ns = sample.source, sample.mono_ns

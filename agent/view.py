@@ -1,0 +1,139 @@
+"""The daemon's side of `agent.state`: views of what it knows, made only when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.clock import Clock
+from agent.host_info import cpu_seconds, resident_bytes
+from agent.metrics import METRICS, PART_SOURCES, Metric
+from agent.pipeline import Pipeline
+from agent.rates import HostRates
+from agent.state import HostView, MetricView, UplinkView, VmView
+from agent.ticks import TickSchedule
+from agent.vm_table import Vm
+from collector.base import Reason
+
+if TYPE_CHECKING:
+    from agent.host_analysis import HostAnalysis
+
+__all__ = ["Counters", "Names", "StateView"]
+
+_VM_METRICS = tuple(metric for metric in METRICS if metric.scope == "vm")
+_HOST_METRICS = tuple(metric for metric in METRICS if metric.scope == "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What does not change while the agent runs."""
+
+    host: str
+    platform: str
+    agent_version: str
+    started_unix_ns: int
+    window_ms: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the daemon counts of itself, beside what its parts count."""
+
+    lateness_ns: int = 0
+    duration_ns: int = 0
+    sink_errors: int = 0
+    tick_errors: int = 0
+
+
+@dataclass(slots=True)
+class StateView:
+    """`agent.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start."""
+
+    names: Names
+    clock: Clock
+    pipeline: Pipeline
+    schedule: TickSchedule
+    counters: Counters = field(default_factory=Counters)
+    uplink: Callable[[], UplinkView] = UplinkView
+    analysis: HostAnalysis | None = None
+
+    def host(self) -> HostView:
+        """Return the host's status now."""
+        cost_s, rss_bytes = cpu_seconds(), resident_bytes()
+        return HostView(
+            host=self.names.host,
+            agent_version=self.names.agent_version,
+            platform=self.names.platform,
+            now_unix_ns=self.clock.unix_ns(),
+            started_unix_ns=self.names.started_unix_ns,
+            ticks=self.schedule.ticks,
+            missed_ticks=self.schedule.missed,
+            sources=self.pipeline.slots.views(),
+            uplink=self.uplink(),
+            cpu_seconds=cost_s,
+            rss_bytes=rss_bytes,
+            window_ms=self.names.window_ms,
+            metrics=self._host_metrics() + self._agent_metrics(cost_s, rss_bytes),
+        )
+
+    def vms(self) -> tuple[VmView, ...]:
+        """Return all VMs now, by name."""
+        now_ns = self.clock.mono_ns()
+        views = [self._vm(vm, now_ns) for vm in self.pipeline.table]
+        return tuple(sorted(views, key=lambda view: (view.name, view.uuid)))
+
+    def _vm(self, vm: Vm, now_ns: int) -> VmView:
+        identity = vm.identity
+        return VmView(
+            uuid=identity.uuid,
+            name=identity.name,
+            job=vm.job,
+            latency_sensitive=vm.latency_sensitive,
+            epoch=identity.epoch,
+            state=identity.state,
+            vcpus=identity.vcpus,
+            metrics=tuple(
+                _vm_metric(vm, metric, value, now_ns)
+                for metric, value in zip(_VM_METRICS, vm.rates, strict=True)
+            ),
+        )
+
+    def _host_metrics(self) -> tuple[MetricView, ...]:
+        rates = self.pipeline.host_rates
+        values = rates if isinstance(rates, HostRates) else (rates,) * len(_HOST_METRICS)
+        source = self.pipeline.host_source
+        age_ns = max(0, self.clock.mono_ns() - self.pipeline.host_mono_ns) if source else 0
+        return tuple(
+            _metric(metric.name, value, source, age_ns)
+            for metric, value in zip(_HOST_METRICS, values, strict=True)
+        )
+
+    def _agent_metrics(self, cost_s: float, rss_bytes: int) -> tuple[MetricView, ...]:
+        values = {
+            "agent_ticks_total": self.schedule.ticks,
+            "agent_missed_ticks_total": self.schedule.missed,
+            "agent_tick_lateness_seconds": self.counters.lateness_ns / 1e9,
+            "agent_tick_duration_seconds": self.counters.duration_ns / 1e9,
+            "agent_tick_errors_total": self.counters.tick_errors,
+            "agent_vm_errors_total": self.pipeline.table.errors,
+            "agent_sink_errors_total": self.counters.sink_errors,
+            "agent_windows_total": self.pipeline.windows.closed,
+            "agent_windows_without_cpu_total": self.pipeline.windows.without_cpu,
+            "agent_cpu_seconds_total": cost_s,
+            "agent_resident_bytes": rss_bytes,
+        }
+        return tuple(MetricView(name, float(value), source="agent") for name, value in values.items())
+
+
+def _vm_metric(vm: Vm, metric: Metric, value: float | Reason, now_ns: int) -> MetricView:
+    reading = getattr(vm.now, metric.part)
+    if isinstance(reading, Reason):
+        return _metric(metric.name, value, PART_SOURCES[metric.part][0], 0)
+    return _metric(metric.name, value, reading.source, max(0, now_ns - reading.mono_ns))
+
+
+def _metric(name: str, value: float | Reason, source: str, age_ns: int) -> MetricView:
+    if isinstance(value, Reason):
+        return MetricView(name, None, value, source, age_ns)
+    return MetricView(name, value, Reason.UNSPECIFIED, source, age_ns)
