@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import ssl
 from collections.abc import Coroutine
@@ -116,7 +115,8 @@ class Central:
 
     async def _listen(self, credentials: grpc.ServerCredentials) -> None:
         config = self.config
-        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us.
+        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us;
+        # beyond this one gRPC itself ends the stream with RESOURCE_EXHAUSTED, and we see only that it ended.
         options = (
             *SERVER_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
@@ -166,16 +166,14 @@ async def run(config: CentralConfig) -> None:
     stopper = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait((waiter, stopper), return_when=asyncio.FIRST_COMPLETED)
+        if waiter.done():
+            await waiter  # raises what went wrong
     finally:
         sdnotify.notify("STOPPING=1")
-        stopper.cancel()
+        for task in (waiter, stopper):
+            task.cancel()
         await central.stop()
         log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
-    if waiter.done():
-        await waiter
-    waiter.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await waiter
 
 
 async def _watchdog() -> None:

@@ -382,6 +382,8 @@ class Journal:
                 return True
 
     def _run_call(self, call: _Call) -> None:
+        if not call.result.set_running_or_notify_cancel():
+            return  # who asked has gone
         try:
             call.result.set_result(self._transaction(call.run))
         except sqlite3.OperationalError as error:
