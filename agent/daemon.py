@@ -112,6 +112,8 @@ class Daemon:
         self._store: CoefficientStore | None = None
         self._uplink: Uplink | None = None
         self._failing: dict[str, str] = {}
+        self._updates: set[asyncio.Task[None]] = set()
+        self._update_lock = asyncio.Lock()
 
     def stop(self) -> None:
         """Ask the daemon to end: the open windows go to the spool, the sources are closed."""
@@ -277,8 +279,23 @@ class Daemon:
             self._note_failure("analysis", error)
 
     def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
-        if self._store is not None:
-            self._guard("coefficients", self._store.apply, update)
+        # Writing them waits for the disk, which is not the loop's business. Updates are taken one after
+        # another.
+        task = asyncio.create_task(self._take_coefficients(update))
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+
+    async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+        async with self._update_lock:
+            if self._store is None:
+                return
+            try:
+                await asyncio.to_thread(self._store.apply, update)
+            except Exception as error:  # noqa: BLE001 - as in _guard
+                self.state.counters.sink_errors += 1
+                self._note_failure("coefficients", error)
+            else:
+                self._note_success("coefficients")
 
     def _hello(self) -> agent_pb2.Hello:
         from whitepanda.v1 import agent_pb2  # noqa: PLC0415 - only with an uplink
@@ -311,16 +328,19 @@ class Daemon:
             max_bytes=section.spool_max_mib << 20,
             boot_id=self._boot_id,
         )
-        uplink = Uplink(section, self._hello, spool, self._on_coefficients, self.state.pipeline.table.jobs)
-        self._uplink = uplink
-        self.state.uplink = uplink.view
-        task = asyncio.create_task(self._keep_running("uplink", uplink.run))
+
+        async def work() -> None:
+            self._uplink = Uplink(section, self._hello, spool, self._on_coefficients)
+            self.state.uplink = self._uplink.view
+            await self._uplink.run()
+
+        task = asyncio.create_task(self._keep_running("uplink", work))
         try:
             yield
         finally:
-            await uplink.close()
+            # Ending, it writes what was submitted to the spool.
             await _cancel(task)
-            spool.close()
+            await asyncio.to_thread(spool.close)
 
     @contextlib.asynccontextmanager
     async def _running_local_api(self) -> AsyncIterator[None]:
