@@ -1,0 +1,252 @@
+"""The uplink: keeps a stream to central open, whatever happens, and the agent free of waiting for it.
+
+`submit` only puts windows aside; a thread writes them to the spool, and they leave it when central has
+acknowledged them. While central is away for days the agent works on and the spool fills up to its cap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import grpc
+
+from agent.config import UplinkSection
+from agent.spool import BatchQueue, Spool
+from agent.state import UplinkView
+from agent.uplink_stream import AckTotals, Outage, Timing, UplinkStream, explain
+from agent.windows import CpiWindow
+from whitepanda.common import log
+from whitepanda.common.errors import TlsError, UnavailableError
+from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
+from whitepanda.common.tls import channel_credentials
+from whitepanda.v1 import agent_pb2, agent_pb2_grpc
+
+__all__ = ["Uplink"]
+
+_MAX_PENDING = 64  # submissions that may wait for a slow disk
+_FLUSH_S = 5.0
+_LOG = log.get("uplink")
+
+
+class Uplink:
+    """Sends what is queued to central. Belongs to the one asyncio loop."""
+
+    def __init__(
+        self,
+        section: UplinkSection,
+        hello: Callable[[], agent_pb2.Hello],
+        queue: BatchQueue,
+        on_coefficients: Callable[[agent_pb2.CoefficientUpdate], None] | None = None,
+        *,
+        give_up_after_s: float | None = None,
+        timing: Timing | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Set up; nothing is opened before `run`.
+
+        Args:
+            section: the configuration. With an empty address there is no central, only the spool.
+            hello: says who we are and what runs here now: host, boot_id, platform, agent_version, jobs,
+                coefficient_version, window_ms. Called often, must be quick. The uplink adds the rest.
+            queue: the spool, or what a tool sends instead.
+            on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
+            give_up_after_s: for tools: `run` raises where central refuses us, or is away for so long. None: never.
+            timing: patience; tests shorten it.
+            rng: for the jitter of the back-off.
+
+        """
+        self._section = section
+        self._hello = hello
+        self._queue = queue
+        self._on_coefficients = on_coefficients
+        self._give_up_after_s = give_up_after_s
+        self._timing = timing or Timing()
+        self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._pending: deque[Sequence[CpiWindow]] = deque()
+        self._submitted = asyncio.Event()
+        self._stream: UplinkStream | None = None
+        self._limits = (MAX_BATCH_ROWS, MAX_MESSAGE_BYTES)
+        self._last_error = ""
+        self._overflows = 0
+        #: What central said of our batches since the start.
+        self.totals = AckTotals()
+        #: Streams that central answered on.
+        self.connections = 0
+
+    def submit(self, windows: Sequence[CpiWindow]) -> None:
+        """Queue windows for central. Never waits; where the disk is stuck the oldest are dropped, counted."""
+        if not windows:
+            return
+        if len(self._pending) >= _MAX_PENDING:
+            self._pending.popleft()
+            self._overflows += 1
+        self._pending.append(windows)
+        self._submitted.set()
+
+    def view(self) -> UplinkView:
+        """Return the state for the local API; never blocks."""
+        counts = self._queue.counts()
+        connected = self._stream is not None and self._stream.heard.is_set()
+        return UplinkView(
+            state="off" if not self._section.address else "connected" if connected else "connecting",
+            address=self._section.address,
+            spooled_batches=counts.batches,
+            spooled_bytes=counts.bytes,
+            acknowledged_batches=self.totals.acknowledged_batches,
+            acknowledged_windows=self.totals.acknowledged_rows,
+            dropped_batches=counts.dropped_batches + self._overflows,
+            rejected_rows=sum(self.totals.rejected_rows.values()),
+            last_error=self._last_error,
+        )
+
+    async def run(self) -> None:
+        """Work until cancelled, then close the channel. May be run again; `close` comes last.
+
+        Raises:
+            TlsError, UnavailableError: only with `give_up_after_s`.
+
+        """
+        keeper = asyncio.create_task(self._keep_spool())
+        connector = asyncio.create_task(self._connect_for_ever())
+        try:
+            await asyncio.gather(keeper, connector)
+        finally:
+            for task in (keeper, connector):
+                task.cancel()
+            await asyncio.gather(keeper, connector, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Write what was submitted to the spool (a stuck disk gets 5 s) and let the thread go."""
+        with contextlib.suppress(TimeoutError, RuntimeError):  # RuntimeError: closed before
+            await asyncio.wait_for(self._flush(), _FLUSH_S)
+        self._threads.shutdown(wait=False)
+
+    # -- spool -----------------------------------------------------------------------------------
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    async def _keep_spool(self) -> None:
+        while True:
+            await self._submitted.wait()
+            self._submitted.clear()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        while self._pending:
+            windows = self._pending[0]
+            if self._stream is not None:
+                self._limits = (self._stream.max_batch_rows, self._stream.max_batch_bytes)
+            await self._in_thread(self._append, windows)
+            if self._pending and self._pending[0] is windows:
+                self._pending.popleft()
+            if self._stream is not None:
+                self._stream.wake()
+
+    def _append(self, windows: Sequence[CpiWindow]) -> None:
+        assert isinstance(self._queue, Spool)  # noqa: S101 - tools that bring their own queue submit nothing
+        rows, size = self._limits
+        self._queue.append(windows, max_rows=min(self._section.batch_rows, rows), max_batch_bytes=size)
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    async def _connect_for_ever(self) -> None:
+        if not self._section.address:
+            return
+        loop = asyncio.get_running_loop()
+        failures, away_since, told = 0, loop.time(), ""
+        while True:
+            started = loop.time()
+            outage, stream = await self._one_stream()
+            ended = loop.time()
+            if stream is not None and stream.heard.is_set():
+                away_since, told = ended, ""
+            if stream is not None and (stream.acknowledged or ended - started > self._timing.stable_s):
+                failures = 0
+            self._last_error = outage.message
+            if told != outage.message:
+                _LOG.warning(
+                    "no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches
+                )
+                told = outage.message
+            if self._give_up_after_s is not None and (
+                outage.refused or ended - away_since > self._give_up_after_s
+            ):
+                self._give_up(outage)
+            await asyncio.sleep(self._back_off_s(failures, refused=outage.refused))
+            failures += 1
+
+    def _back_off_s(self, failures: int, *, refused: bool) -> float:
+        """Full jitter: anything up to a ceiling that doubles; where central refuses us, long at once."""
+        longest = self._section.reconnect_max_s
+        if refused:
+            return self._rng.uniform(longest / 2, longest)
+        return self._rng.uniform(0, min(longest, self._section.reconnect_min_s * 2 ** min(failures, 32)))
+
+    @staticmethod
+    def _give_up(outage: Outage) -> NoReturn:
+        raise (TlsError if outage.is_tls else UnavailableError)(outage.message)
+
+    async def _one_stream(self) -> tuple[Outage, UplinkStream | None]:
+        """Connect and talk until the end."""
+        address = self._section.address
+        try:
+            # Read anew each time: a renewed certificate is taken up without a restart.
+            credentials = channel_credentials(self._section.tls)
+        except TlsError as error:
+            return Outage(str(error), refused=True, is_tls=True), None
+        options: list[tuple[str, Any]] = [*CLIENT_CHANNEL_OPTIONS]
+        if self._section.server_name:
+            options.append(("grpc.ssl_target_name_override", self._section.server_name))
+        channel = grpc.aio.secure_channel(address, credentials, options=options)
+        try:
+            call = agent_pb2_grpc.AgentStreamStub(channel).Connect()  # type: ignore[no-untyped-call]
+            stream = self._stream = UplinkStream(
+                call,
+                self._queue,
+                self._hello,
+                self._on_coefficients,
+                self.totals,
+                in_flight_batches=self._section.in_flight_batches,
+                timing=self._timing,
+                in_thread=self._in_thread,
+            )
+            watcher = asyncio.create_task(self._note_connection(stream))
+            try:
+                await stream.run()
+                outage = explain(address, *await _end_of(call))
+            except TimeoutError as error:
+                outage = Outage(f"central {address}: {error}")
+            finally:
+                watcher.cancel()
+                call.cancel()
+            return outage, stream
+        finally:
+            self._stream = None
+            await channel.close()
+
+    async def _note_connection(self, stream: UplinkStream) -> None:
+        await stream.heard.wait()
+        self.connections += 1
+        _LOG.info(
+            "connected to central",
+            address=self._section.address,
+            spooled_batches=self._queue.counts().batches,
+        )
+        self._last_error = ""
+
+
+async def _end_of(call: Any) -> tuple[grpc.StatusCode | None, str]:
+    """Return how a call ended, which is known once its reader or writer has."""
+    try:
+        code = await asyncio.wait_for(call.code(), 5.0)
+        return code, await call.details() or ""
+    except TimeoutError:
+        return None, ""
