@@ -328,18 +328,14 @@ class Daemon:
             max_bytes=section.spool_max_mib << 20,
             boot_id=self._boot_id,
         )
-
-        async def work() -> None:
-            self._uplink = Uplink(section, self._hello, spool, self._on_coefficients)
-            self.state.uplink = self._uplink.view
-            await self._uplink.run()
-
-        task = asyncio.create_task(self._keep_running("uplink", work))
+        uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients)
+        self.state.uplink = uplink.view
+        task = asyncio.create_task(self._keep_running("uplink", uplink.run))
         try:
             yield
         finally:
-            # Ending, it writes what was submitted to the spool.
             await _cancel(task)
+            await uplink.close()  # what was submitted last goes to the spool
             await asyncio.to_thread(spool.close)
 
     @contextlib.asynccontextmanager
