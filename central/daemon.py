@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from central.builds import Builder
 from central.config import CentralConfig
 from central.ingest import Ingest
 from central.journal import Journal
@@ -67,6 +68,7 @@ class Central:
             self.registry = StreamRegistry()
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
+            self.builder = Builder(config.build, self.lake)
             await self._listen(credentials)
             _write_port(state / "port", self.port)
         except BaseException:
@@ -74,6 +76,7 @@ class Central:
             await self.journal.close()
             raise
         self._spawn(self.roller.run(), "rolls")
+        self._spawn(self.builder.run(), "builds")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
         self._log.info(

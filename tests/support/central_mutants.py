@@ -1,0 +1,55 @@
+"""Central with one guarantee broken, to prove that a test would notice. Run: this file, the mutant's name, arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+
+from central import journal
+from whitepanda.common import cli
+
+
+def synchronous_off() -> None:
+    """Commits are not flushed to the disk."""
+    original = journal.Journal._set_pragmas
+
+    def set_pragmas(connection) -> None:
+        original(connection)
+        connection.execute("PRAGMA synchronous=OFF")
+
+    journal.Journal._set_pragmas = staticmethod(set_pragmas)
+
+
+def acknowledge_first() -> None:
+    """Batches are acknowledged, and then committed."""
+    original = journal.Journal._commit
+
+    def commit(self, items) -> bool:
+        group = journal._Group()
+        group.outcomes = [(item, True) for item in items if isinstance(item, journal.Submission)]
+        self._on_loop(self._committed, group)
+        time.sleep(0.1)
+        quiet = [
+            dataclasses.replace(item, done=lambda _: None) if isinstance(item, journal.Submission) else item
+            for item in items
+        ]
+        return original(self, quiet)
+
+    journal.Journal._commit = commit
+
+
+def forget_duplicates() -> None:
+    """A central that was started anew does not know what it has taken before."""
+    journal.Journal._ranges_of = lambda self, _connection, host, spool_id: self._ranges.setdefault(
+        (host, spool_id), journal.SequenceRanges()
+    )
+
+
+if __name__ == "__main__":
+    {
+        "synchronous-off": synchronous_off,
+        "acknowledge-first": acknowledge_first,
+        "forget-duplicates": forget_duplicates,
+    }[sys.argv.pop(1)]()
+    cli.main()
