@@ -3,10 +3,10 @@
 Samples (the lake's rows, or a trace's) become task slots; from those follow either, at once, a fit of the
 paper's equations (1) to (3), or the state of a day, which merges with other days' and gives the same.
 
-Only what every SQL backend of Ibis has is used, so that the same expressions run on Spark too. What is read
-several times is kept in a Parquet file, not in a backend's temporary tables. Engines add floating-point numbers
-in any order, so results differ in the last digits from run to run; moments are taken about a first mean, where
-nothing large cancels.
+Only what every SQL backend of Ibis has is used, so that the same expressions run on Spark too. What is
+read several times is kept in a Parquet file, not in a backend's temporary tables. Engines add floating-point
+numbers in any order, so results differ in the last digits from run to run; moments are taken about a first
+mean, where nothing large cancels.
 """
 
 from __future__ import annotations
@@ -108,6 +108,10 @@ class Engine:
     def close(self) -> None:
         """Free the engine's memory and files."""
         self.connection.disconnect()
+
+    def interrupt(self) -> None:
+        """Have the query that runs now fail. May be called from any thread."""
+        self.connection.con.interrupt()
 
     def read(self, paths: Iterable[Path]) -> ir.Table:
         """Return Parquet files of one schema as one table."""

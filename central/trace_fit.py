@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
 
-#: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task, `cpi_samples` those
-#: with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are latency-sensitive.
+#: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task, `cpi_samples`
+#: those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are latency-sensitive.
 RESULT = pa.schema(
     {
         "job": pa.string(),
@@ -152,8 +152,8 @@ def _unfinished(out: Path, traces: Sequence[Path]) -> Path:
 def _check_found(table: pa.Table, machine_slots: int, names: str, rule: LatencySensitiveRule) -> None:
     if not machine_slots:
         raise InputError(
-            f"{names}: no latency-sensitive task with a CPI (priority at least {rule.priority:g} and scheduling "
-            f"class at least {rule.scheduling_class:g}); --priority and --scheduling-class set what counts as one"
+            f"{names}: no latency-sensitive task with a CPI (priority at least {rule.priority:g}, scheduling "
+            f"class at least {rule.scheduling_class:g}); see --priority and --scheduling-class"
         )
     if not table.num_rows:
         raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")

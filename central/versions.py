@@ -3,7 +3,8 @@
     <lake>/versions/00000042/{job_statistics.parquet,coefficients.parquet,manifest.json}
 
 A folder is claimed by making it, which one builder alone can do, and is a version once its manifest is there.
-The manifest comes last, at once and never over another. So numbers never go back, and nobody reads half of one.
+The manifest comes last, at once and never over another one. So numbers never go back, and nobody reads half a
+version.
 """
 
 from __future__ import annotations

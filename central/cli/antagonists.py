@@ -108,12 +108,12 @@ def _print_fit(summary: dict[str, Any]) -> None:
         )
     console.print(table)
     rows = summary["rows"]
-    rejected = ", ".join(f"{reason} {count:,}" for reason, count in rows["rejected"].items()) or "none"
+    rejected = ", ".join(f"{reason} {count:,}" for reason, count in rows["rejected"].items())
+    used = f"{rows['used']:,} used ({rows['without_cpi']:,} of them without a CPI)"
+    jobs = f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots"
     lines = (
-        f"rows: {rows['read']:,} read, {rows['used']:,} used ({rows['without_cpi']:,} of them without a CPI), "
-        f"rejected: {rejected}",
-        f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots; "
-        f"{summary['machine_slots']:,} machine slots with a latency-sensitive task",
+        f"rows: {rows['read']:,} read, {used}, rejected: {rejected or 'none'}",
+        f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task",
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
     )
     for line in lines:

@@ -1,0 +1,261 @@
+"""The fleet API: what central knows, for operators' certificates only."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+import pyarrow as pa
+
+from central.builds import Builder
+from central.journal import HostRecord, Journal
+from central.lake import Lake
+from central.streams import StreamRegistry
+from central.versions import BuiltVersion
+from whitepanda.common.protocol import PROTOCOL_VERSION
+from whitepanda.common.tls import peer_names
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+__all__ = ["MAX_PAGE_SIZE", "Fleet"]
+
+MAX_PAGE_SIZE = 1000
+_PAGE_SIZE = 100
+_MAX_OFFSET = 2**53
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Row = TypeVar("Row")
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    """Where the next page begins: in which list, of which version, after how many rows or which host."""
+
+    method: str
+    job: str
+    version: int
+    offset: int
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    size: int
+    token: _Token
+
+
+class Fleet(fleet_pb2_grpc.FleetServicer):
+    """The service `whitepanda.v1.Fleet`.
+
+    Lists are in a stable order. A page token stays good while versions come: its pages are of the version that
+    the first page was of, until that one is deleted.
+
+    Args:
+        journal: totals and hosts.
+        registry: which hosts are connected.
+        lake: how much there is.
+        builder: the version in force, and how the last build went.
+        operators: certificate names that may ask.
+
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        registry: StreamRegistry,
+        lake: Lake,
+        builder: Builder,
+        *,
+        operators: tuple[str, ...],
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._journal = journal
+        self._registry = registry
+        self._lake = lake
+        self._builder = builder
+        self._operators = frozenset(operators)
+        self._started_unix_ns = clock_unix_ns()
+        self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
+        self._segment_rows: dict[str, int] = {}
+
+    async def GetFleetStatus(  # noqa: N802 - the protocol's name
+        self, _request: fleet_pb2.GetFleetStatusRequest, context: Context
+    ) -> fleet_pb2.FleetStatus:
+        """Totals of ingest, lake and builds."""
+        await self._check_operator(context)
+        segments, rows = await asyncio.to_thread(self._lake_totals)
+        stats, built = self._journal.stats, self._builder.current
+        return fleet_pb2.FleetStatus(
+            central_version=metadata.version("whitepanda"),
+            protocol_version=PROTOCOL_VERSION,
+            started_unix_ns=self._started_unix_ns,
+            connected_hosts=len(self._registry),
+            accepted_batches=stats.accepted_batches,
+            accepted_rows=stats.accepted_rows,
+            duplicate_batches=stats.duplicate_batches,
+            rejected=_counts(stats.rejected_rows),
+            rejected_batches=_counts(stats.rejected_batches),
+            journal_batches=stats.journal_batches,
+            lake_segments=segments,
+            lake_rows=rows,
+            coefficient_version=built.version if built else 0,
+            coefficient_created_unix_ns=built.manifest.created_unix_ns if built else 0,
+            last_build_error=self._builder.last_error,
+        )
+
+    async def ListHosts(  # noqa: N802
+        self, request: fleet_pb2.ListHostsRequest, context: Context
+    ) -> fleet_pb2.ListHostsResponse:
+        """Every host that ever connected, by name."""
+        await self._check_operator(context)
+        page = await _page(request, "hosts", "", context)
+        names = sorted(
+            name for name in self._journal.hosts if not page.token.after or name > page.token.after
+        )
+        shown = names[: page.size]
+        token = ""
+        if len(names) > page.size:
+            token = _encode(_Token("hosts", "", 0, 0, shown[-1]))
+        return fleet_pb2.ListHostsResponse(
+            hosts=[self._summary(self._journal.hosts[name]) for name in shown], next_page_token=token
+        )
+
+    async def ListJobStatistics(  # noqa: N802
+        self, request: fleet_pb2.ListJobStatisticsRequest, context: Context
+    ) -> fleet_pb2.ListJobStatisticsResponse:
+        """CPI statistics by job and platform; of one job where the request names one."""
+        await self._check_operator(context)
+        page = await _page(request, "statistics", request.job, context)
+        built = await self._version(page, context)
+        if built is None:
+            return fleet_pb2.ListJobStatisticsResponse()
+        rows: list[agent_pb2.JobStatistics]
+        if request.job:
+            rows, total = _cut(built.statistics(request.job), page)
+        else:
+            rows, total = built.statistics_page(page.token.offset, page.size), built.statistics_count
+        return fleet_pb2.ListJobStatisticsResponse(
+            version=built.version, statistics=rows, next_page_token=_next(page, built, total)
+        )
+
+    async def ListCoefficients(  # noqa: N802
+        self, request: fleet_pb2.ListCoefficientsRequest, context: Context
+    ) -> fleet_pb2.ListCoefficientsResponse:
+        """Coefficients, the largest first; of one job where the request names one."""
+        await self._check_operator(context)
+        page = await _page(request, "coefficients", request.job, context)
+        built = await self._version(page, context)
+        if built is None:
+            return fleet_pb2.ListCoefficientsResponse()
+        rows: list[agent_pb2.Coefficient]
+        if request.job:
+            coefficient = built.coefficient(request.job)
+            rows, total = _cut([] if coefficient is None else [coefficient], page)
+        else:
+            rows, total = built.coefficients_page(page.token.offset, page.size), built.coefficients_count
+        return fleet_pb2.ListCoefficientsResponse(
+            version=built.version, coefficients=rows, next_page_token=_next(page, built, total)
+        )
+
+    async def _check_operator(self, context: Context) -> None:
+        names = peer_names(context)
+        if not names & self._operators:
+            shown = ", ".join(sorted(names)) or "none"
+            await _abort(
+                context,
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the fleet API is for operators; none of the certificate's names ({shown}) is in central.operators",
+            )
+
+    async def _version(self, page: _Page, context: Context) -> BuiltVersion | None:
+        """Return the version that the page is of: the one in force on a first page."""
+        current, wanted = self._builder.current, page.token.version
+        if not wanted or (current and current.version == wanted):
+            return current
+        older = self._older
+        if older is None or older.version != wanted:
+            try:
+                older = await asyncio.to_thread(self._builder.versions.read, wanted)
+            except (OSError, pa.ArrowException, msgspec.MsgspecError):
+                message = f"version {wanted} is no longer kept; begin again without page_token"
+                await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+            self._older = older
+        return older
+
+    def _lake_totals(self) -> tuple[int, int]:
+        """Count segments and rows. Segments never change, so each footer is read once."""
+        known = self._segment_rows
+        rows: dict[str, int] = {}
+        for segment in self._lake.segments():
+            name = segment.name
+            rows[name] = segment.rows if (count := known.get(name)) is None else count
+        self._segment_rows = rows
+        return len(rows), sum(rows.values())
+
+    def _summary(self, record: HostRecord) -> fleet_pb2.HostSummary:
+        stream = self._registry.get(record.host)
+        return fleet_pb2.HostSummary(
+            host=record.host,
+            platform=record.platform,
+            agent_version=record.agent_version,
+            protocol_version=record.protocol_version,
+            connected=stream is not None,
+            last_seen_unix_ns=record.last_seen_unix_ns,
+            accepted_rows=record.accepted_rows,
+            spooled_batches=stream.spooled_batches if stream else record.spooled_batches,
+            dropped_batches=stream.dropped_batches if stream else record.dropped_batches,
+            coefficient_version=stream.coefficient_version if stream else record.coefficient_version,
+            jobs=sorted(stream.jobs if stream else record.jobs),
+            clock_offset_ns=record.clock_offset_ns,
+        )
+
+
+async def _page(request: Any, method: str, job: str, context: Context) -> _Page:
+    """Check a request's page_size and page_token."""
+    if request.page_size > MAX_PAGE_SIZE:
+        message = f"page_size must be at most {MAX_PAGE_SIZE} (value {request.page_size})"
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    token = _Token(method, job, 0, 0, "")
+    if request.page_token:
+        try:
+            token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=_Token)
+        except (binascii.Error, ValueError, msgspec.MsgspecError):
+            token = _Token("", "", 0, 0, "")
+        if (token.method, token.job) != (method, job) or not 0 <= token.offset <= _MAX_OFFSET:
+            shown = request.page_token[:40]
+            message = (
+                f"page_token is not one of this request's pages (value {shown!r}); begin again without it"
+            )
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
+    return _Page(request.page_size or _PAGE_SIZE, token)
+
+
+def _cut(rows: list[Row], page: _Page) -> tuple[list[Row], int]:
+    return rows[page.token.offset : page.token.offset + page.size], len(rows)
+
+
+def _next(page: _Page, built: BuiltVersion, total: int) -> str:
+    offset = page.token.offset + page.size
+    if offset >= total:
+        return ""
+    return _encode(msgspec.structs.replace(page.token, version=built.version, offset=offset))
+
+
+def _encode(token: _Token) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
+
+
+def _counts(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:
+    return [agent_pb2.RejectedRows(reason=reason, count=count) for reason, count in sorted(counts.items())]
+
+
+async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
+    await context.abort(code, message)
+    raise AssertionError("abort raises")
