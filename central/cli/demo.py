@@ -1,0 +1,101 @@
+"""`whitepanda demo`: central and four simulated hosts on this machine, and an antagonist found among them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from central.demo.outcome import Outcome
+from central.demo.run import Demo
+from central.demo.show import LiveShow, PlainShow, Show, print_outcome
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["demo"]
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_DEFAULT_SEED = 1
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Makes another fleet, with another antagonist.")] = _DEFAULT_SEED,
+    keep: Annotated[
+        Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+) -> None:
+    """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
+
+    Real processes over real mTLS on the loopback; only the hypervisors are simulated, and the days before.
+    """
+    with _signals_as_exit(), _folders(keep) as (work, sockets):
+        show: Show = (
+            LiveShow(console) if console.is_terminal and not json else PlainShow(errors if json else console)
+        )
+        running = Demo(seed, work, sockets, show)
+        try:
+            outcome = running.run()
+        finally:
+            # From here on nothing may interrupt: it is a matter of seconds, and then all processes are gone.
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
+            show.close()
+            running.close()
+    _tell(outcome, as_json=json)
+
+
+def _tell(outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        print_json(outcome.to_json())
+    else:
+        print_outcome(console, outcome)
+    if not outcome.correct:
+        raise UnavailableError(
+            f"demo: the first suspect on {outcome.host} is {outcome.first_suspect}, "
+            f"but {outcome.injected_antagonist} was injected (seed {outcome.seed})"
+        )
+
+
+@contextlib.contextmanager
+def _signals_as_exit() -> Iterator[None]:
+    """Turn the signals that end a program into an exception, so that everything is cleaned up on the way."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Make the folder of the run and a short-named one for sockets (their paths are limited to 107 bytes)."""
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True)
+        except FileExistsError as error:
+            raise InputError(f"demo: --keep {keep} exists already; name a new folder") from error
+        except OSError as error:
+            raise InputError(f"demo: cannot make the folder --keep {keep}: {error.strerror}") from error
+    temporary = Path(tempfile.mkdtemp(prefix="whitepanda-demo-"))
+    try:
+        work = keep.resolve() if keep is not None else temporary / "work"
+        work.mkdir(exist_ok=True)
+        sockets = temporary / "run"
+        sockets.mkdir()
+        yield work, sockets
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

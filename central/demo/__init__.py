@@ -1,0 +1,1 @@
+"""`whitepanda demo`: four simulated hosts and central, real processes, and an injected antagonist."""

@@ -1,0 +1,263 @@
+"""The fleet of the demonstration, made from a seed: four hosts, their past, and the daemons' configuration.
+
+Every host has five latency-sensitive VMs and batch VMs of which most hurt nobody: `encode` (busy, but all in
+its own registers), `train` (uses more CPU than anybody, the antagonist included) and smaller ones. One kind
+of job truly hurts: it has run on three of the hosts for days, and in the demonstration it comes to the
+fourth. There, a VM of another such job is nearly idle: known to be able to hurt, and innocent now.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collector.simulated.scenario import Scenario, parse
+from whitepanda.common.tls import TlsFiles
+
+__all__ = [
+    "PLATFORM",
+    "SLOT_S",
+    "TICK_S",
+    "DemoFleet",
+    "DemoHost",
+    "agent_config",
+    "central_config",
+    "make_fleet",
+    "to_toml",
+]
+
+#: CPU model of all simulated hosts: CPI is compared within one.
+PLATFORM = "Simulated 40-core server @ 2.6 GHz"
+TICK_S = 0.5
+#: Windows and slots are of one length, in the simulated past too, so that a CPI is compared with its like.
+SLOT_S = 2.0
+
+_HOSTS = 4
+_DAY_S = 86400.0
+_HOST = {
+    "platform": PLATFORM,
+    "cpus": 40,
+    "ghz": 2.6,
+    "llc_mib": 36.0,
+    "memory_gib_per_s": 100.0,
+    "step_s": TICK_S,
+}
+#: Latency-sensitive: job, VMs per host, cores, CPI undisturbed, sensitivity.
+_SERVICES = (
+    ("web", 2, 1.6, 1.1, 0.65),
+    ("search", 1, 1.8, 0.9, 0.8),
+    ("cache", 1, 1.2, 1.4, 0.9),
+    ("orders", 1, 1.5, 1.2, 0.6),
+)
+#: Jobs that hurt: cores, cache_mib_per_core, memory_gib_per_s_per_core.
+_ANTAGONISTS = {"log-scan": (6.0, 3.0, 10.0), "graph-build": (5.5, 11.0, 3.0), "dedup": (6.0, 6.0, 7.0)}
+_IDLE_CORES = 0.05
+_QUIET_CORES = 0.4  # of the known antagonist that is innocent now
+_BURST_S = 2400.0
+_BURSTS_PER_DAY = 2
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DemoHost:
+    """One host: its scenario as a TOML file's text, and its simulated past."""
+
+    name: str
+    live_toml: str
+    past: Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class DemoFleet:
+    """All hosts; what is injected, and where. `services` are the latency-sensitive jobs."""
+
+    seed: int
+    hosts: tuple[DemoHost, ...]
+    target: str
+    antagonist_job: str
+    antagonist_vm: str
+    services: tuple[str, ...]
+
+
+def make_fleet(seed: int, start_file: Path) -> DemoFleet:
+    """Make the fleet of a seed; the antagonist on its host is active from when `start_file` exists."""
+    chance = random.Random(f"whitepanda demo {seed}")  # noqa: S311 - a scenario, no secret
+    names = [f"host-{number}" for number in range(1, _HOSTS + 1)]
+    target = chance.choice(names)
+    job, other = chance.sample(sorted(_ANTAGONISTS), 2)
+    vm_name = f"{job}-{target}"
+    hosts = []
+    for name in names:
+        neighbours = _services(chance, name) + _batch(chance, name)
+        resident = other if name == target else job
+        past = _antagonist(resident, name, _bursts(chance, resident))
+        quiet = _QUIET_CORES if name == target else _IDLE_CORES
+        live = [*neighbours, _antagonist(resident, name, {"cores": quiet})]
+        base: Table = {"seed": seed, "host": {"name": name, **_HOST}, "noise": {"load_std": 0.08}}
+        now: Table = {**base, "vms": live}
+        if name == target:
+            live.append(_antagonist(job, name, {"cores": _IDLE_CORES}))
+            injected = {"vm": vm_name, "cores": _ANTAGONISTS[job][0], "boots": True}
+            now["antagonists"] = [{**injected, "start_file": str(start_file)}]
+        history = parse({**base, "vms": [*neighbours, past]}, f"past of {name}")
+        hosts.append(DemoHost(name, to_toml(now), history))
+    return DemoFleet(seed, tuple(hosts), target, job, vm_name, tuple(service[0] for service in _SERVICES))
+
+
+def _services(chance: random.Random, host: str) -> list[Table]:
+    return [
+        {
+            "name": f"{job}-{host}" if count == 1 else f"{job}{number}-{host}",
+            "job": job,
+            "vcpus": 4,
+            "latency_sensitive": True,
+            "cpi": cpi * chance.uniform(0.97, 1.03),
+            "cpi_noise_std": 0.035,
+            "sensitivity": sensitivity * chance.uniform(0.85, 1.15),
+            "cache_mib_per_core": 1.5,
+            "memory_gib_per_s_per_core": 0.8,
+            "load": {"cores": cores * chance.uniform(0.85, 1.15), "diurnal": 0.25},
+        }
+        for job, count, cores, cpi, sensitivity in _SERVICES
+        for number in range(1, count + 1)
+    ]
+
+
+def _batch(chance: random.Random, host: str) -> list[Table]:
+    def vm(job: str, cpi: float, cache_mib: float, gib_per_s: float, load: Table) -> Table:
+        return {
+            "name": f"{job}-{host}",
+            "job": job,
+            "vcpus": 12,
+            "cpi": cpi,
+            "cache_mib_per_core": cache_mib,
+            "memory_gib_per_s_per_core": gib_per_s,
+            "load": load,
+        }
+
+    def phases(low: float, high: float, every_s: float) -> Table:
+        start = chance.uniform(0.1, 0.4) * every_s
+        points = [[0.0, low], [start, high], [start + every_s * chance.uniform(0.2, 0.4), low]]
+        return {"points": points, "repeat_s": every_s}
+
+    return [
+        vm("encode", 0.7, 0.2, 0.2, {"cores": chance.uniform(4.5, 6.0)}),
+        vm("train", 0.8, 0.7, 0.5, {"cores": chance.uniform(7.5, 9.0), "diurnal": 0.1}),
+        vm("reports", 1.3, 1.0, 1.5, phases(0.8, 2.5, 7200.0)),
+        vm("backup", 1.6, 2.0, 4.0, phases(0.3, 1.8, 21600.0)),
+    ]
+
+
+def _antagonist(job: str, host: str, load: Table) -> Table:
+    _, cache_mib, gib_per_s = _ANTAGONISTS[job]
+    return {
+        "name": f"{job}-{host}",
+        "job": job,
+        "vcpus": 8,
+        "cpi": 2.0,
+        "cache_mib_per_core": cache_mib,
+        "memory_gib_per_s_per_core": gib_per_s,
+        "load": load,
+    }
+
+
+def _bursts(chance: random.Random, job: str) -> Table:
+    """Some hours of each day in which the job works; it is not equally busy every time."""
+    points = [[0.0, _IDLE_CORES]]
+    part_s = _DAY_S / _BURSTS_PER_DAY
+    for burst in range(_BURSTS_PER_DAY):
+        start = burst * part_s + chance.uniform(0.05, 0.9) * (part_s - _BURST_S)
+        points += [[start, _ANTAGONISTS[job][0] * chance.uniform(0.6, 1.1)], [start + _BURST_S, _IDLE_CORES]]
+    return {"points": points, "repeat_s": _DAY_S}
+
+
+def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, operator: str) -> str:
+    """Text of central's configuration file: as shipped, but for a hurry to roll and to build."""
+    return to_toml(
+        {
+            "central": {
+                "listen": listen,
+                "state_dir": str(state_dir),
+                "operators": [operator],
+                "importers": [importer],
+                "tls": _tls(tls),
+            },
+            "ingest": {"roll_interval_s": 1.0},
+            "build": {"interval_s": 2.0, "slot_s": SLOT_S, "days": 5, "memory_limit_mib": 512},
+        }
+    )
+
+
+def agent_config(  # noqa: PLR0917 - one per table of the file
+    fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles
+) -> str:
+    """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state and truth."""
+    services = "|".join(fleet.services)
+    off = {"mode": "off"}
+    return to_toml(
+        {
+            "agent": {
+                "host": host.name,
+                "platform": PLATFORM,
+                "state_dir": str(folder / "state"),
+                "socket": str(socket),
+                "tick_s": TICK_S,
+                "window_s": SLOT_S,
+            },
+            "sources": {
+                "libvirt": off,
+                "perf": off,
+                "procfs": off,
+                "simulated": {
+                    "mode": "required",
+                    "scenario": str(folder / "scenario.toml"),
+                    "truth_file": str(folder / "truth.jsonl"),
+                },
+            },
+            "uplink": {"address": address, "tls": _tls(tls)},
+            "jobs": [
+                {"fact": "job", "pattern": f"^({services})$", "job": r"\1", "latency_sensitive": True},
+                {"fact": "job", "pattern": "^(.+)$", "job": r"\1"},
+            ],
+        }
+    )
+
+
+def _tls(files: TlsFiles) -> Table:
+    return {"ca": files.ca, "certificate": files.certificate, "key": files.key}
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """Write a table of numbers, strings, lists and tables as TOML."""
+    lines: list[str] = []
+    _write(table, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    for key, value in table.items():
+        if not _is_section(value):
+            lines.append(f"{key} = {_value(value)}")
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines.append(f"\n[{prefix}{key}]")
+            _write(value, f"{prefix}{key}.", lines)
+        elif _is_section(value):
+            for item in value:
+                lines.append(f"\n[[{prefix}{key}]]")
+                _write(item, f"{prefix}{key}.", lines)
+
+
+def _is_section(value: Any) -> bool:
+    is_tables = isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
+    return isinstance(value, Mapping) or is_tables
+
+
+def _value(value: Any) -> str:
+    # JSON's strings, numbers, booleans and lists of them are TOML's too.
+    return json.dumps(value)

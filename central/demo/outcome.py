@@ -1,0 +1,54 @@
+"""The demonstration's result, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from central.demo.watch import Ranked
+
+__all__ = ["Outcome", "Victim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A VM that is truly hurt, or that the agent held for a victim (`flagged`). None: not known."""
+
+    vm: str
+    true_degradation: float | None
+    estimated_degradation: float | None
+    flagged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was injected, and what the agent of that host said of it.
+
+    `compared_s` is the time over which true and estimated degradation are averaged, `detection_s` the time
+    from the injection to the agent's trigger. `false_alarms` are hosts whose trigger fired before the
+    injection, or elsewhere.
+    """
+
+    injected_antagonist: str
+    first_suspect: str | None
+    host: str
+    victims: tuple[Victim, ...]
+    suspects: tuple[Ranked, ...]
+    hosts: tuple[str, ...]
+    windows_acknowledged: int
+    past_windows: int
+    coefficient_version: int
+    detection_s: float
+    compared_s: float
+    false_alarms: tuple[str, ...]
+    seed: int
+    seconds: float
+
+    @property
+    def correct(self) -> bool:
+        """Whether the first suspect is of the injected job."""
+        return self.first_suspect == self.injected_antagonist
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, ready for `print_json`."""
+        return asdict(self)

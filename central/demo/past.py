@@ -1,0 +1,154 @@
+"""The demonstration's past: simulated days of every host, sent to central's real ingest by an importer."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+
+from central.demo.fleet import PLATFORM, SLOT_S, DemoFleet
+from collector.simulated.history import History, simulate_days
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.protocol import PROTOCOL_VERSION
+from whitepanda.v1 import agent_pb2, agent_pb2_grpc
+
+__all__ = ["DAYS", "EVERY_S", "Past", "send", "simulate"]
+
+DAYS = 3
+EVERY_S = 300.0
+_BATCH_ROWS = 2000
+_SPOOL_ID = "demo-past"
+_SILENCE_S = 20.0  # without an acknowledgement for so long central is not well
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Batches ready to send, and how many CPI windows they hold."""
+
+    batches: tuple[agent_pb2.CpiBatch, ...]
+    windows: int
+
+
+def simulate(fleet: DemoFleet, now_unix_s: float) -> Past:
+    """Simulate the last `DAYS` days of all hosts by the live model, a window of `SLOT_S` in every `EVERY_S`."""
+    end_s = math.floor(now_unix_s / EVERY_S) * EVERY_S
+    batches: list[agent_pb2.CpiBatch] = []
+    windows = 0
+    for host in fleet.hosts:
+        history = simulate_days(
+            host.past,
+            start_unix_s=end_s - DAYS * 86400,
+            end_unix_s=end_s,
+            every_s=EVERY_S,
+            window_s=SLOT_S,
+        )
+        windows += len(history)
+        batches += _batches(host.name, history, set(fleet.services), first_sequence=len(batches) + 1)
+    return Past(tuple(batches), windows)
+
+
+def _batches(
+    machine: str, history: History, services: set[str], first_sequence: int
+) -> Iterator[agent_pb2.CpiBatch]:
+    tasks = [
+        agent_pb2.Task(
+            vm=task.vm,
+            epoch=task.epoch,
+            job=task.job,
+            latency_sensitive=task.job in services,
+            name=task.name,
+            machine=machine,
+            platform=PLATFORM,
+        )
+        for task in history.tasks
+    ]
+    for number, first in enumerate(range(0, len(history), _BATCH_ROWS)):
+        rows = slice(first, first + _BATCH_ROWS)
+        index = history.task_index[rows]
+        yield agent_pb2.CpiBatch(
+            spool_id=_SPOOL_ID,
+            sequence=first_sequence + number,
+            tasks=tasks,
+            task_index=index,
+            start_unix_ns=history.start_unix_ns[rows],
+            duration_ns=[history.window_ns] * len(index),
+            cpi=history.cpi[rows],
+            cpu_usage_cores=history.cpu_usage_cores[rows],
+            cycles=history.cycles[rows],
+            instructions=history.instructions[rows],
+            running_ratio=history.running_ratio[rows],
+            run_queue_wait_ratio=history.run_queue_wait_ratio[rows],
+            disk_bytes_per_s=history.disk_bytes_per_s[rows],
+            network_bytes_per_s=history.network_bytes_per_s[rows],
+            backlog=True,
+        )
+
+
+def send(channel: grpc.Channel, importer: str, past: Past) -> None:
+    """Send all batches and wait until central has them on its disk.
+
+    Args:
+        channel: with the importer's certificate.
+        importer: the name in it.
+        past: what to send.
+
+    Raises:
+        UnavailableError: central refused something, hung up, or fell silent.
+
+    """
+    outbox: queue.SimpleQueue[agent_pb2.AgentMessage | None] = queue.SimpleQueue()
+    outbox.put(
+        agent_pb2.AgentMessage(
+            hello=agent_pb2.Hello(
+                host=importer,
+                boot_id=_SPOOL_ID,
+                spool_id=_SPOOL_ID,
+                platform=PLATFORM,
+                sent_unix_ns=time.time_ns(),
+                agent_version="demo",
+                protocol_version=PROTOCOL_VERSION,
+                window_ms=round(SLOT_S * 1000),
+            )
+        )
+    )
+    for batch in past.batches:
+        outbox.put(agent_pb2.AgentMessage(batch=batch))
+    stub = agent_pb2_grpc.AgentStreamStub(channel)  # type: ignore[no-untyped-call]
+    timeout_s = _SILENCE_S + len(past.batches)
+    try:
+        replies = stub.Connect(iter(outbox.get, None), timeout=timeout_s, wait_for_ready=True)
+        _until_acknowledged(replies, len(past.batches), past.windows)
+    except grpc.RpcError as error:
+        detail = cast("grpc.Call", error).details()
+        raise UnavailableError(f"demo: central did not take the simulated days: {detail}") from error
+    finally:
+        outbox.put(None)
+
+
+def _until_acknowledged(replies: Iterable[Any], batches: int, windows: int) -> None:
+    waiting = set(range(1, batches + 1))
+    accepted = 0
+    for reply in replies:
+        if reply.WhichOneof("body") != "ack":
+            continue
+        ack = reply.ack
+        for bad in ack.rejected_batches:
+            raise UnavailableError(
+                f"demo: central refused simulated batch {bad.sequence}: {bad.reason}: {bad.detail}"
+            )
+        for rows in ack.rejected_rows:
+            raise UnavailableError(f"demo: central refused {rows.count} simulated windows: {rows.reason}")
+        accepted += ack.accepted_rows
+        for part in ack.ranges:
+            waiting.difference_update(range(part.first, part.last + 1))
+        if not waiting:
+            if accepted != windows:
+                raise UnavailableError(f"demo: central accepted {accepted} of {windows} simulated windows")
+            return
+    raise UnavailableError(f"demo: central hung up with {len(waiting)} simulated batches not acknowledged")

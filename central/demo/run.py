@@ -1,0 +1,260 @@
+"""The course of the demonstration, from nothing to the first suspect. Nothing is staged: what fails is told."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from central.demo import fleet, past
+from central.demo.outcome import Outcome, Victim
+from central.demo.processes import Daemons
+from central.demo.show import Show
+from central.demo.watch import AgentWatch, CentralWatch, SlotEstimate, Truth
+from central.pki import issue, make_ca
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.tls import TlsFiles, channel_credentials
+
+__all__ = ["Demo"]
+
+_POLL_S = 0.4
+_DEADLINE_S = 100.0  # for all of it; on two busy cores it takes about 30
+_CALM_S = 6.0  # watched with coefficients before the antagonist comes
+_MIN_SLOTS = 3  # compared with the truth after the injection
+_LATE_COEFFICIENT_S = 10.0  # how long after the trigger a suspect's coefficient may still be on its way
+_HURT = 1.1  # a VM whose true degradation is from here on is hurt
+_SLOT_NS = round(fleet.SLOT_S * 1e9)
+_OPERATOR = "operator"
+_IMPORTER = "importer"
+
+
+class Demo:
+    """One run. `run` once, then `close`, whatever happened.
+
+    Args:
+        seed: makes the fleet.
+        work: an existing folder for everything.
+        sockets: an existing folder with a short path, for the agents' sockets.
+        show: where progress goes.
+
+    """
+
+    def __init__(self, seed: int, work: Path, sockets: Path, show: Show) -> None:
+        self._began = time.monotonic()
+        self._work = work
+        self._sockets = sockets
+        self._show = show
+        self._start_file = work / "inject"
+        self._fleet = fleet.make_fleet(seed, self._start_file)
+        self._daemons = Daemons()
+        self._agents = [AgentWatch(host.name, sockets / f"{host.name}.sock") for host in self._fleet.hosts]
+        self._target = next(agent for agent in self._agents if agent.name == self._fleet.target)
+        self._channels: list[grpc.Channel] = []
+        self._false_alarms: dict[str, None] = {}
+        self._injected_unix_ns = 0
+
+    def run(self) -> Outcome:
+        """Play it.
+
+        Raises:
+            UnavailableError: something did not come up, ended, or did not happen in time; the log's tail is
+            in the text.
+
+        """
+        address = f"127.0.0.1:{_free_port()}"
+        tools = self._write_files(address)
+        self._start()
+        days = past.simulate(self._fleet, time.time())
+        central = CentralWatch(self._channel(address, tools[_OPERATOR]))
+        self._until("central answers", "central", lambda: central.status() is not None)
+        self._show.event(
+            f"central answers; {days.windows} CPI windows of {past.DAYS} SIMULATED days go through its ingest"
+        )
+        past.send(self._channel(address, tools[_IMPORTER]), _IMPORTER, days)
+        self._show.event("all acknowledged; waiting for central to learn from them")
+        self._wait_for_coefficients(central, days.windows)
+        self._watch_calm()
+        detection_s = self._inject()
+        return self._conclude(days.windows, detection_s)
+
+    def close(self) -> None:
+        """Hang up and end all processes; may be called twice."""
+        for agent in self._agents:
+            agent.close()
+        while self._channels:
+            self._channels.pop().close()
+        stubborn = self._daemons.stop()
+        if stubborn:
+            self._show.event(f"had to be killed: {', '.join(stubborn)}")
+
+    # --- setting up ---
+
+    def _write_files(self, address: str) -> dict[str, TlsFiles]:
+        """Make certificates, scenarios and configuration; return the certificates of our own two roles."""
+        pki = self._work / "pki"
+        make_ca(pki)
+        central = self._work / "central"
+        central.mkdir()
+        server = issue(pki, "central", server=True, addresses=["127.0.0.1", "localhost"])
+        config = fleet.central_config(address, central / "state", server, _IMPORTER, _OPERATOR)
+        (central / "central.toml").write_text(config, encoding="utf-8")
+        for host, agent in zip(self._fleet.hosts, self._agents, strict=True):
+            folder = self._work / host.name
+            folder.mkdir()
+            (folder / "scenario.toml").write_text(host.live_toml, encoding="utf-8")
+            files = issue(pki, host.name)
+            config = fleet.agent_config(self._fleet, host, address, folder, agent.socket, files)
+            (folder / "agent.toml").write_text(config, encoding="utf-8")
+        return {name: issue(pki, name) for name in (_OPERATOR, _IMPORTER)}
+
+    def _start(self) -> None:
+        folder = self._work / "central"
+        self._daemons.start(
+            "central", ["central", "run", "--config", str(folder / "central.toml")], folder / "log"
+        )
+        for agent in self._agents:
+            folder = self._work / agent.name
+            self._daemons.start(
+                agent.name, ["agent", "run", "--config", str(folder / "agent.toml")], folder / "log"
+            )
+        self._show.event(f"started central and {len(self._agents)} agents (seed {self._fleet.seed})")
+
+    def _channel(self, address: str, files: TlsFiles) -> grpc.Channel:
+        options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
+        channel = grpc.secure_channel(address, channel_credentials(files), options=options)
+        self._channels.append(channel)
+        return channel
+
+    # --- the course ---
+
+    def _wait_for_coefficients(self, central: CentralWatch, windows: int) -> None:
+        self._until(
+            f"central publishes statistics of all {windows} windows",
+            "central",
+            lambda: central.samples_behind_statistics() >= windows,
+        )
+        status = central.status()
+        job = self._fleet.antagonist_job
+        coefficient = central.coefficient(job)
+        version = status.coefficient_version if status is not None else 0
+        known = "none" if coefficient is None else f"{coefficient:.2f} mnCPI per core"
+        self._show.event(f"coefficient version {version} built; of {job}, which hurt elsewhere: {known}")
+        self._until(
+            "all hosts have coefficients",
+            "central",
+            lambda: all(agent.coefficient_version > 0 for agent in self._agents),
+        )
+        self._show.event("pushed to all hosts; watching them in peace")
+
+    def _watch_calm(self) -> None:
+        end = time.monotonic() + _CALM_S
+        self._until("the hosts are watched in peace", self._target.name, lambda: time.monotonic() >= end)
+
+    def _inject(self) -> float:
+        """Start the antagonist; wait until its host's agent finds contention; return after how many seconds."""
+        target, injected = self._target, self._fleet.antagonist_vm
+        self._note_false_alarms()
+        self._injected_unix_ns = time.time_ns()
+        began = time.monotonic()
+        self._start_file.touch()
+        self._show.event(
+            f"INJECTED: VM {injected} (job {self._fleet.antagonist_job}) starts on {target.name}"
+        )
+        self._until(
+            f"{target.name} finds contention", target.name, lambda: target.triggered and bool(target.victims)
+        )
+        detection_s = time.monotonic() - began
+        self._show.event(f"{target.name} reports contention; victims: {', '.join(target.victims)}")
+        late = time.monotonic() + _LATE_COEFFICIENT_S
+        self._until(
+            f"{target.name} has ranked and measured",
+            target.name,
+            lambda: len(self._starts()) >= _MIN_SLOTS and (self._all_ranked() or time.monotonic() > late),
+        )
+        return detection_s
+
+    def _all_ranked(self) -> bool:
+        """Whether every VM that may be blamed has a score: a job's coefficient comes a moment after its VM."""
+        return len(self._target.suspects) >= self._target.vms - len(self._target.services)
+
+    def _starts(self) -> list[int]:
+        """Start of every slot after the injection that the agent has judged, of any VM.
+
+        The slot in which the antagonist starts, and the one in which its VM still boots, are left out.
+        """
+        first = self._injected_unix_ns + _SLOT_NS // 2
+        return sorted({start for slots in self._target.slots.values() for start in slots if start >= first})
+
+    def _conclude(self, past_windows: int, detection_s: float) -> Outcome:
+        target = self._target
+        starts = self._starts()
+        truth = Truth(self._work / target.name / "truth.jsonl")
+        victims = [
+            self._victim(truth, vm, [slots[s] for s in starts if s in slots])
+            for vm, slots in sorted(target.slots.items())
+        ]
+        hurt = [v for v in victims if v.flagged or (v.true_degradation or 1.0) >= _HURT]
+        suspects = target.suspects
+        return Outcome(
+            injected_antagonist=self._fleet.antagonist_job,
+            first_suspect=suspects[0].job if suspects and suspects[0].score > 0 else None,
+            host=target.name,
+            victims=tuple(sorted(hurt, key=lambda v: -(v.true_degradation or 0.0))),
+            suspects=suspects,
+            hosts=tuple(agent.name for agent in self._agents),
+            windows_acknowledged=sum(agent.windows_acknowledged for agent in self._agents),
+            past_windows=past_windows,
+            coefficient_version=target.coefficient_version,
+            detection_s=detection_s,
+            compared_s=len(starts) * fleet.SLOT_S,
+            false_alarms=tuple(self._false_alarms),
+            seed=self._fleet.seed,
+            seconds=time.monotonic() - self._began,
+        )
+
+    def _victim(self, truth: Truth, vm: str, slots: list[SlotEstimate]) -> Victim:
+        """Average the agent's words and the truth over the very same slots."""
+        known = [slot for slot in slots if slot.degradation is not None]
+        estimates = [slot.degradation for slot in known if slot.degradation is not None]
+        return Victim(
+            vm=vm,
+            true_degradation=truth.degradation(vm, [slot.start_unix_ns for slot in known or slots]),
+            estimated_degradation=sum(estimates) / len(estimates) if estimates else None,
+            flagged=2 * sum(slot.verdict == "victim" for slot in slots) > len(slots),
+        )
+
+    # --- watching ---
+
+    def _until(self, what: str, who: str, done: Callable[[], bool]) -> None:
+        """Poll until `done`; all processes have to live, and the deadline has not to pass."""
+        while True:
+            self._daemons.check()
+            for agent in self._agents:
+                agent.poll(explain=agent is self._target and agent.coefficient_version > 0)
+            if not self._injected_unix_ns:
+                self._note_false_alarms()
+            self._show.refresh(self._agents)
+            if done():
+                return
+            if time.monotonic() - self._began > _DEADLINE_S:
+                raise UnavailableError(
+                    f"demo: after {_DEADLINE_S:.0f} s still waiting until {what}; "
+                    f"{who}'s last words: {self._daemons.tail(who)}"
+                )
+            time.sleep(_POLL_S)
+
+    def _note_false_alarms(self) -> None:
+        for agent in self._agents:
+            if agent.triggered:
+                self._false_alarms.setdefault(agent.name)
+
+
+def _free_port() -> int:
+    """Return a port that was free a moment ago: agents must know central's before it listens."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,142 @@
+"""How the demonstration is shown: a live screen on a terminal, plain lines anywhere else, and the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from central.demo.outcome import Outcome
+from central.demo.watch import AgentWatch
+
+__all__ = ["LiveShow", "PlainShow", "Show", "print_outcome"]
+
+_EVERY_S = 5.0  # between lines of progress where there is no terminal
+_EVENTS = 12  # kept on the screen
+
+
+class Show(Protocol):
+    """What the demonstration tells while it runs."""
+
+    def event(self, text: str) -> None:
+        """Something happened."""
+
+    def refresh(self, agents: Sequence[AgentWatch]) -> None:
+        """Show the hosts as last seen."""
+
+    def close(self) -> None:
+        """Leave the screen as it is; may be called twice."""
+
+
+class PlainShow:
+    """Lines with the seconds since the start."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = self._last = time.monotonic()
+
+    def event(self, text: str) -> None:
+        """Print one line."""
+        self._console.print(f"{time.monotonic() - self._began:5.1f} s  {text}", soft_wrap=True, markup=False)
+
+    def refresh(self, agents: Sequence[AgentWatch]) -> None:
+        """Print one line every few seconds."""
+        if time.monotonic() - self._last < _EVERY_S or not any(agent.answers for agent in agents):
+            return
+        self._last = time.monotonic()
+        windows = sum(agent.windows_acknowledged for agent in agents)
+        versions = "/".join(str(agent.coefficient_version or "-") for agent in agents)
+        levels = "  ".join(f"{agent.name} {_number(agent.mn_cpi)}" for agent in agents)
+        self.event(f"windows acknowledged {windows}, coefficient versions {versions}, mnCPI {levels}")
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class LiveShow:
+    """One screen: the hosts, and what happened last."""
+
+    def __init__(self, console: Console) -> None:
+        self._began = time.monotonic()
+        self._events: list[str] = []
+        self._agents: Sequence[AgentWatch] = ()
+        self._live = Live(console=console, auto_refresh=False)
+        self._live.start()
+
+    def event(self, text: str) -> None:
+        """Add a line below the hosts."""
+        self._events = [*self._events, f"{time.monotonic() - self._began:5.1f} s  {text}"][-_EVENTS:]
+        self.refresh(self._agents)
+
+    def refresh(self, agents: Sequence[AgentWatch]) -> None:
+        """Draw again."""
+        self._agents = agents
+        self._live.update(self._screen(), refresh=True)
+
+    def close(self) -> None:
+        """Stop drawing."""
+        self._live.stop()
+
+    def _screen(self) -> RenderableType:
+        table = Table(title="whitepanda: four simulated hosts, one central, all real processes over mTLS")
+        for heading in ("host", "uplink", "coefficients", "contention"):
+            table.add_column(heading)
+        for heading in ("VMs", "windows acked", "mnCPI"):
+            table.add_column(heading, justify="right")
+        table.add_column("victims, by the agent's verdict")
+        for agent in self._agents:
+            version = f"version {agent.coefficient_version}" if agent.coefficient_version else "none yet"
+            table.add_row(
+                agent.name,
+                agent.uplink if agent.answers else "starting",
+                version,
+                "[bold red]YES[/]" if agent.triggered else "no",
+                str(agent.vms),
+                str(agent.windows_acknowledged),
+                _number(agent.mn_cpi),
+                "[red]" + ", ".join(agent.victims) + "[/]" if agent.victims else "",
+            )
+        return Group(table, *(Text(line) for line in self._events))
+
+
+def print_outcome(console: Console, outcome: Outcome) -> None:
+    """Tell people the result: the suspects, then the victims beside the truth."""
+    verdict = (
+        "[bold green]the injected antagonist[/]" if outcome.correct else "[bold red]NOT the injected one[/]"
+    )
+    console.print(
+        f"\nFirst suspect on {outcome.host}: [bold]{outcome.first_suspect}[/], {verdict} "
+        f"({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
+    )
+    suspects = Table(title=f"Suspects, ranked by the agent on {outcome.host}")
+    for heading in ("VM", "job"):
+        suspects.add_column(heading)
+    for heading in ("CPU cores", "coefficient", "score"):
+        suspects.add_column(heading, justify="right")
+    for s in outcome.suspects:
+        suspects.add_row(s.vm, s.job, f"{s.cpu_usage_cores:.2f}", f"{s.coefficient:+.3f}", f"{s.score:+.3f}")
+    console.print(suspects)
+    victims = Table(title=f"Victims: slow-down over the same {outcome.compared_s:.0f} s")
+    victims.add_column("VM")
+    for heading in ("estimated", "true"):
+        victims.add_column(heading, justify="right")
+    victims.add_column("agent's verdict")
+    for v in outcome.victims:
+        estimate = _number(v.estimated_degradation if v.estimated_degradation is not None else math.nan)
+        true = _number(v.true_degradation if v.true_degradation is not None else math.nan)
+        victims.add_row(v.vm, estimate, true, "victim" if v.flagged else "normal")
+    console.print(victims)
+    console.print(
+        f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
+        f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s."
+    )
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"

@@ -1,0 +1,189 @@
+"""What the demonstration sees: the agents' words (local sockets), central's (fleet API), and the truth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+
+from central.demo.fleet import SLOT_S
+from whitepanda.common.errors import UnavailableError
+from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc, host_pb2, host_pb2_grpc
+
+__all__ = ["AgentWatch", "CentralWatch", "Ranked", "SlotEstimate", "Truth"]
+
+_DEADLINE_S = 2.0
+_SLOT_NS = round(SLOT_S * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A suspect as an agent ranked it."""
+
+    vm: str
+    job: str
+    cpu_usage_cores: float
+    coefficient: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEstimate:
+    """What an agent said of a VM over one slot. `degradation` None: it did not know."""
+
+    start_unix_ns: int
+    degradation: float | None
+    verdict: str
+
+
+@dataclass(slots=True)
+class AgentWatch:
+    """One agent, as last seen. Values are its own; NaN and 0 mean that it does not know yet."""
+
+    name: str
+    socket: Path
+    answers: bool = False
+    uplink: str = ""
+    vms: int = 0
+    windows_acknowledged: int = 0
+    coefficient_version: int = 0
+    mn_cpi: float = math.nan
+    triggered: bool = False
+    victims: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
+    jobs: frozenset[str] = frozenset()
+    suspects: tuple[Ranked, ...] = ()
+    slots: dict[str, dict[int, SlotEstimate]] = field(default_factory=dict)
+    _channel: grpc.Channel | None = None
+
+    def poll(self, *, explain: bool) -> None:
+        """Ask the agent; with `explain` also of every latency-sensitive VM. Not being up yet is no error."""
+        if self._channel is None:
+            # A socket that appears later is tried again soon, not after gRPC's usual back-off of seconds.
+            options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
+            self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
+        stub = host_pb2_grpc.LocalHostStub(self._channel)  # type: ignore[no-untyped-call]
+        try:
+            self._take_status(stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
+            self._take_vms(stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S))
+            if explain:
+                for vm in self.services:
+                    self._take_explanation(
+                        stub.ExplainVm(host_pb2.ExplainVmRequest(vm=vm), timeout=_DEADLINE_S)
+                    )
+        except grpc.RpcError as error:
+            _only_passing(error, f"the agent of {self.name}")
+            self.answers = False
+            return
+        self.answers = True
+
+    def close(self) -> None:
+        """Hang up; may be called twice."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _take_status(self, status: Any) -> None:
+        self.uplink = status.uplink.state
+        self.windows_acknowledged = status.uplink.acknowledged_windows
+        self.coefficient_version = status.coefficient_version
+        self.mn_cpi = status.mn_cpi
+
+    def _take_vms(self, listed: Any) -> None:
+        self.vms = len(listed.vms)
+        self.triggered = listed.triggered
+        self.victims = tuple(vm.name for vm in listed.vms if vm.verdict == "victim")
+        self.services = tuple(vm.name for vm in listed.vms if vm.latency_sensitive)
+        self.jobs = frozenset(vm.job for vm in listed.vms)
+
+    def _take_explanation(self, explanation: Any) -> None:
+        vm = explanation.vm
+        suspects = [
+            Ranked(s.name, s.job, s.cpu_usage_cores, s.coefficient, s.score)
+            for s in explanation.suspects
+            if not math.isnan(s.score)
+        ]
+        if suspects:
+            self.suspects = tuple(suspects)
+        last = explanation.history[-1] if explanation.history else None
+        # The verdict is on the newest slot; the history has that one only from when the slot was over.
+        if last is None or last.cpi != explanation.cpi:
+            return
+        degradation = None if math.isnan(vm.degradation) else vm.degradation
+        estimate = SlotEstimate(last.start_unix_ns, degradation, vm.verdict)
+        self.slots.setdefault(vm.name, {})[last.start_unix_ns] = estimate
+
+
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.NOT_FOUND,  # a VM that went between two questions
+)
+
+
+def _only_passing(error: grpc.RpcError, who: str) -> None:
+    """Let pass what passes by itself; anything else is an error of the one who answered."""
+    call = cast("grpc.Call", error)
+    if call.code() not in _PASSING:
+        raise UnavailableError(f"demo: {who} answers {call.code().name}: {call.details()}") from error
+
+
+class CentralWatch:
+    """Central's fleet API. Every answer is None while central does not answer."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = fleet_pb2_grpc.FleetStub(channel)  # type: ignore[no-untyped-call]
+
+    def status(self) -> Any | None:
+        """`FleetStatus`."""
+        return self._ask(self._stub.GetFleetStatus, fleet_pb2.GetFleetStatusRequest())
+
+    def samples_behind_statistics(self) -> int:
+        """How many CPI windows the published statistics are made of; 0 before the first version."""
+        answer = self._ask(self._stub.ListJobStatistics, fleet_pb2.ListJobStatisticsRequest(page_size=1000))
+        return sum(row.samples for row in answer.statistics) if answer is not None else 0
+
+    def coefficient(self, job: str) -> float | None:
+        """A_k of a job in the published version; None where there is none."""
+        answer = self._ask(self._stub.ListCoefficients, fleet_pb2.ListCoefficientsRequest(job=job))
+        return answer.coefficients[0].value if answer is not None and answer.coefficients else None
+
+    def _ask(self, method: Any, request: Any) -> Any | None:
+        try:
+            return method(request, timeout=_DEADLINE_S)
+        except grpc.RpcError as error:
+            _only_passing(error, "central")
+            return None
+
+
+class Truth:
+    """The simulator's own record of one host: what really happened, for comparison only."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def degradation(self, vm: str, starts_unix_ns: list[int]) -> float | None:
+        """True degradation of a VM, averaged over the given slots; None where nothing is recorded of them."""
+        total = weight = 0.0
+        for line in self._lines():
+            entry = line["vms"].get(vm)
+            if entry is None:
+                continue
+            first, last = line["since_unix_ns"], line["unix_ns"]
+            for start in starts_unix_ns:
+                shared = min(last, start + _SLOT_NS) - max(first, start)
+                if shared > 0:
+                    total += shared * entry["true_degradation"]
+                    weight += shared
+        return total / weight if weight else None
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        with self._file.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):  # the last one may be half written
+                    yield json.loads(line)
