@@ -169,9 +169,7 @@ def _problems(config: AgentConfig) -> list[str]:
             found.append(f"sources.{name}.{key} must name a file when sources.{name}.mode is {section.mode!r}")
     for index, rule in enumerate(config.jobs):
         try:
-            compiled = re.compile(rule.pattern)
-            compiled.sub(rule.job, "")
-            re.compile(rule.pattern + "|").sub(rule.job, "", count=1)
+            re.compile(rule.pattern).sub(rule.job, "")  # parses the template too, whether or not it matches
         except re.error as error:
             found.append(f"jobs[{index}]: not a regular expression and template (value {rule.pattern!r}, {rule.job!r}): {error}")
         except IndexError as error:

@@ -39,7 +39,7 @@ def check_config(
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
 ) -> None:
-    """Check configuration files; exit code 2 if one would be refused. Missing files that they name are told."""
+    """Check configuration files; exit code 2 if one would be refused. Warns of missing files in them."""
     results = [_check(file) for file in files]
     if json:
         print_json(

@@ -47,6 +47,7 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
         match = _AT.match(str(error))
         what = match["what"] if match else str(error)
         path = ((match["path"] if match else None) or "$").removeprefix("$").removeprefix(".")
+        path = _numbered(data, kind, path)
         unknown = _UNKNOWN.search(what)
         if unknown:
             key = f"{path}.{unknown['key']}" if path else unknown["key"]
@@ -75,19 +76,36 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 - one line for people
 
 
+def _numbered(data: Any, kind: Any, path: str) -> str:
+    """Put the number of the refused element where msgspec only says `[...]`."""
+    while "[...]" in path:
+        before, _, after = path.partition("[...]")
+        element = _kind_at(kind, before + "[0]")
+        refused = (i for i, item in enumerate(_value(data, before) or ()) if not _fits(item, element))
+        path = f"{before}[{next(refused, 0)}]{after}"
+    return path
+
+
+def _fits(item: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(item, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _known_keys(kind: Any, path: str) -> list[str]:
+    found = _kind_at(kind, path)
+    return sorted(f.encode_name for f in msgspec.structs.fields(found)) if _is_struct(found) else []
+
+
+def _kind_at(kind: Any, path: str) -> Any:
+    """Return the type of the setting at `path`."""
     for part in re.findall(r"[^.\[\]]+", path):
-        fields = {f.encode_name: f.type for f in msgspec.structs.fields(kind)} if _is_struct(kind) else {}
-        if part.isdigit() or part == "...":
-            continue
-        kind = _element(fields.get(part))
-    return sorted(f.encode_name for f in msgspec.structs.fields(kind)) if _is_struct(kind) else []
-
-
-def _element(kind: Any) -> Any:
-    for argument in getattr(kind, "__args__", ()):
-        if _is_struct(argument):
-            return argument
+        if part.isdigit():
+            kind = next(iter(getattr(kind, "__args__", ())), Any)
+        elif _is_struct(kind):
+            kind = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(part)
     return kind
 
 

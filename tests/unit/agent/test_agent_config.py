@@ -1,0 +1,126 @@
+"""The agent's configuration: defaults, refusals that name file, key and value."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config import AgentConfig, JobRule, load
+from whitepanda.common.errors import ConfigError
+
+MINIMAL = "[agent]\n"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    return path
+
+
+def test_minimal_file_has_the_documented_defaults(tmp_path):
+    config = load(written(tmp_path, MINIMAL))
+    assert config.agent.tick_s == 1.0
+    assert config.agent.window_s == 10.0
+    assert config.agent.socket == "/run/whitepanda/agent.sock"
+    assert (config.sources.perf.mode, config.sources.simulated.mode) == ("auto", "off")
+    assert config.analysis.victim_slots == 3
+    assert config.jobs == ()
+
+
+def test_configuration_is_frozen(tmp_path):
+    config = load(written(tmp_path, MINIMAL))
+    with pytest.raises(AttributeError):
+        config.agent.tick_s = 2.0
+    assert not dataclasses.is_dataclass(config)
+    assert isinstance(config, msgspec.Struct)
+
+
+def test_job_rules_are_read_in_order(tmp_path):
+    text = (
+        MINIMAL
+        + r"""
+[[jobs]]
+pattern = '^web-(\d+)$'
+job = 'web'
+latency_sensitive = true
+[[jobs]]
+fact = 'nova:flavor'
+pattern = '^db\.(?P<size>\w+)$'
+job = 'database-\g<size>'
+"""
+    )
+    assert load(written(tmp_path, text)).jobs == (
+        JobRule(r"^web-(\d+)$", "web", "name", True),
+        JobRule(r"^db\.(?P<size>\w+)$", r"database-\g<size>", "nova:flavor"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[agent]\ntick_s = 0.01\nwindow_s = 10.0", "agent.tick_s must be 0.05 to 60 seconds (value 0.01)"),
+        ("[agent]\ntick_s = 3.0", "agent.window_s must be a multiple of agent.tick_s 3.0 (value 10.0)"),
+        ("[agent]\nwindow_s = 0.5", "agent.window_s must be a multiple of agent.tick_s 1.0 (value 0.5)"),
+        (
+            "[sources.perf]\nmin_running_ratio = 1.5",
+            "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)",
+        ),
+        ("[sources.perf]\nopens_per_tick = 0", "sources.perf.opens_per_tick must be above 0 (value 0)"),
+        ("[sources.libvirt]\ndeadline_s = -1.0", "sources.libvirt.deadline_s must be above 0 (value -1.0)"),
+        ("[uplink]\naddress = 'central'", "uplink.address must be host:port (value 'central')"),
+        (
+            "[uplink]\nreconnect_min_s = 5.0\nreconnect_max_s = 1.0",
+            "uplink.reconnect_max_s must be at least reconnect_min_s (value 1.0)",
+        ),
+        ("[analysis]\nmn_cpi_percentile = 10.0", "analysis.mn_cpi_percentile must be 50 to 100 (value 10.0)"),
+        ("[analysis]\nvictim_slots = 0", "analysis.victim_slots must be above 0 (value 0)"),
+        (
+            "[sources.simulated]\nmode = 'auto'",
+            "sources.simulated.scenario must name a file when sources.simulated.mode is 'auto'",
+        ),
+        (
+            "[sources.recorded]\nmode = 'required'",
+            "sources.recorded.file must name a file when sources.recorded.mode is 'required'",
+        ),
+    ],
+)
+def test_impossible_values_are_refused(tmp_path, text, message):
+    path = written(tmp_path, text if "[agent]" in text else MINIMAL + text)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "job", "message"),
+    [
+        ("web[", "x", "jobs[0]: not a regular expression and template (value 'web[', 'x'): unterminated"),
+        (r"web-(\d)", r"\2", r"'\\2'): invalid group reference 2"),
+        (r"web-(?P<n>\d)", r"\g<m>", r"jobs[0].job: unknown group name 'm' (value '\\g<m>')"),
+        ("web", r"\q", r"'\\q'): bad escape \q"),
+    ],
+)
+def test_job_rules_that_cannot_work_are_refused(tmp_path, pattern, job, message):
+    with pytest.raises(ConfigError) as error:
+        load(written(tmp_path, f"{MINIMAL}[[jobs]]\npattern = '{pattern}'\njob = '{job}'\n"))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("pattern", "job"), [(r"a(b)?", r"\1"), ("(?i)web", "web"), ("^$", r"\g<0>")])
+def test_job_rules_that_work_are_taken_whether_or_not_the_pattern_matches_nothing(tmp_path, pattern, job):
+    config = load(written(tmp_path, f"{MINIMAL}[[jobs]]\npattern = '{pattern}'\njob = '{job}'\n"))
+    assert config.jobs[0].pattern == pattern
+
+
+def test_missing_agent_table_is_named(tmp_path):
+    path = written(tmp_path, "")
+    with pytest.raises(ConfigError, match=r"agent\.toml: file: object missing required field `agent`"):
+        load(path)
+
+
+def test_defaults_of_all_settings_pass_the_check(tmp_path):
+    """Whoever writes every default into a file gets the same configuration."""
+    config = load(written(tmp_path, MINIMAL))
+    again = msgspec.convert(msgspec.to_builtins(config), AgentConfig)
+    assert again == config

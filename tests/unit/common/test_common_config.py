@@ -1,0 +1,93 @@
+"""TOML into typed structs: every refusal is one line with file, key, value and what was expected."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whitepanda.common.config import convert, load_toml, read_toml
+from whitepanda.common.errors import ConfigError
+
+
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    size: int = 1
+    name: str = ""
+
+
+class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    inner: Inner = Inner()
+    rows: tuple[Inner, ...] = ()
+    ratio: float = 0.5
+    names: tuple[str, ...] = ()
+
+
+def refusal(data: dict) -> str:
+    with pytest.raises(ConfigError) as error:
+        convert(data, Outer, "file.toml")
+    return str(error.value)
+
+
+def test_values_and_defaults():
+    assert convert({"inner": {"size": 2}, "rows": [{"name": "a"}]}, Outer, "x") == Outer(
+        Inner(2, ""), (Inner(1, "a"),), 0.5
+    )
+
+
+def test_whole_numbers_are_taken_for_ratios():
+    assert convert({"ratio": 1}, Outer, "x").ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"colour": "red"},
+            "file.toml: unknown key 'colour' (value 'red'); known here: inner, names, ratio, rows",
+        ),
+        ({"inner": {"sise": 3}}, "file.toml: unknown key 'inner.sise' (value 3); known here: name, size"),
+        ({"rows": [{}, {"sise": 3}]}, "unknown key 'rows[1].sise' (value 3); known here: name, size"),
+        ({"rows": [{"size": 1}, {"size": 1.5}]}, "rows[1].size: expected `int`, got `float` (value 1.5)"),
+        ({"names": ["a", "b", 7]}, "names[2]: expected `str`, got `int` (value 7)"),
+        ({"inner": {"size": "3"}}, "file.toml: inner.size: expected `int`, got `str` (value '3')"),
+        ({"ratio": "much"}, "file.toml: ratio: expected `float`, got `str` (value 'much')"),
+        ({"inner": 3}, "file.toml: inner: expected `object`, got `int` (value 3)"),
+    ],
+)
+def test_refusals_name_key_and_value(data, message):
+    assert message in refusal(data)
+
+
+def test_long_values_are_cut_to_one_line():
+    message = refusal({"ratio": "x" * 500})
+    assert len(message) < 150
+    assert message.endswith("...)")
+
+
+def test_missing_file_and_folder_and_no_toml(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nope\.toml: cannot read: No such file"):
+        read_toml(tmp_path / "nope.toml")
+    with pytest.raises(ConfigError, match="cannot read: Is a directory"):
+        read_toml(tmp_path)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[agent\n")
+    with pytest.raises(ConfigError, match=r"broken\.toml: not valid TOML: .*line 1"):
+        load_toml(broken, Outer)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_toml(broken, Outer)
+
+
+scalars = st.integers() | st.text() | st.booleans() | st.floats(allow_nan=False)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+)
+
+
+@given(st.dictionaries(st.sampled_from(["inner", "rows", "ratio", "names", "other"]), values))
+def test_any_toml_like_value_is_taken_or_refused_in_one_kind_of_error(data):
+    try:
+        convert(data, Outer, "f")
+    except ConfigError as error:
+        assert str(error).startswith("f: ")  # noqa: PT017 - most values are taken
