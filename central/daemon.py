@@ -15,17 +15,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from central.api.fleet import Fleet
 from central.builds import Builder
 from central.config import CentralConfig
 from central.ingest import Ingest
 from central.journal import Journal
 from central.lake import Lake
+from central.publish import Publisher
 from central.rolls import Roller
 from central.streams import StreamRegistry
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, server_credentials
+from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
 
@@ -69,6 +72,7 @@ class Central:
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
             self.builder = Builder(config.build, self.lake)
+            self.publisher = Publisher(self.registry, self.builder, ttl_s=config.build.ttl_s)
             await self._listen(credentials)
             _write_port(state / "port", self.port)
         except BaseException:
@@ -77,6 +81,7 @@ class Central:
             raise
         self._spawn(self.roller.run(), "rolls")
         self._spawn(self.builder.run(), "builds")
+        self._spawn(self.publisher.run(), "publish")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
         self._log.info(
@@ -126,6 +131,10 @@ class Central:
         )
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self.ingest.handler(),))
+        fleet = Fleet(
+            self.journal, self.registry, self.lake, self.builder, operators=config.central.operators
+        )
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)  # type: ignore[no-untyped-call]
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (
