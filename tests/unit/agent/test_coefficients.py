@@ -1,0 +1,221 @@
+"""What the host keeps of central's knowledge: versions, deltas, the end of their life, the file."""
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from agent.analysis.antagonists import CpiStatistics
+from agent.coefficients import Coefficient, CoefficientStore
+from whitepanda.v1 import agent_pb2
+
+NOW = 1_800_000_000 * 10**9
+DAY = 86_400 * 10**9
+SLOT = 300 * 10**9
+
+
+def update(
+    version,
+    *,
+    full=True,
+    created=NOW,
+    slot_ns=SLOT,
+    ttl_ns=7 * DAY,
+    jobs=("web",),
+    removed=(),
+    mean=1.2,
+    a=0.5,
+):
+    return agent_pb2.CoefficientUpdate(
+        version=version,
+        created_unix_ns=created,
+        ttl_ns=ttl_ns,
+        slot_ns=slot_ns,
+        full=full,
+        removed_jobs=removed,
+        statistics=[
+            agent_pb2.JobStatistics(job=job, platform="cpu-a", samples=100, mean_cpi=mean, std_cpi=0.35)
+            for job in jobs
+        ],
+        coefficients=[
+            agent_pb2.Coefficient(job=job, value=a, samples=90, standard_error=math.nan) for job in jobs
+        ],
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CoefficientStore(tmp_path / "state" / "coefficients.json")
+
+
+def test_an_empty_store_knows_nothing(store):
+    assert (store.version, store.slot_ns, store.age_ns(NOW), store.jobs) == (0, 0, 0, frozenset())
+    assert not store.expired(NOW)
+    assert store.statistics("web", "cpu-a", NOW) is None
+    assert store.coefficient("web", NOW) is None
+
+
+def test_a_full_update_is_held_and_survives_a_restart(store, tmp_path):
+    assert store.apply(update(7))
+    again = CoefficientStore(tmp_path / "state" / "coefficients.json")
+    for held in (store, again):
+        assert (held.version, held.slot_ns, held.ttl_ns, held.created_unix_ns) == (7, SLOT, 7 * DAY, NOW)
+        assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(1.2, 0.35, 100)
+        assert held.statistics("web", "cpu-b", NOW) is None
+        assert held.coefficient("web", NOW) == Coefficient(0.5, 90, None)
+        assert held.jobs == {"web"}
+
+
+def test_a_full_update_replaces_all(store):
+    store.apply(update(7, jobs=("web", "db")))
+    assert store.apply(update(8, jobs=("db",)))
+    assert store.jobs == {"db"}
+
+
+def test_a_delta_is_merged_and_removes_jobs(store):
+    store.apply(update(7, jobs=("web", "db", "old")))
+    assert store.apply(update(8, full=False, jobs=("db", "new"), removed=("old",), mean=2.0, a=0.75))
+    assert store.version == 8
+    assert store.jobs == {"web", "db", "new"}
+    assert store.statistics("web", "cpu-a", NOW).mean == 1.2
+    assert store.statistics("db", "cpu-a", NOW).mean == 2.0
+    assert store.coefficient("db", NOW).value == 0.75
+    assert store.coefficient("old", NOW) is None
+
+
+def test_a_delta_of_the_held_version_brings_jobs_that_came_to_this_host(store):
+    store.apply(update(7))
+    assert store.apply(update(7, full=False, jobs=("db",)))
+    assert (store.version, store.jobs) == (7, {"web", "db"})
+
+
+@pytest.mark.parametrize(
+    ("late", "why"),
+    [
+        (update(6, full=False, jobs=("x",)), "older than what is held"),
+        (update(6, full=False, jobs=("x",), created=NOW + DAY), "older than what is held"),
+        (update(6, jobs=("x",)), "older than what is held, and not made later"),
+        (update(6, jobs=("x",), created=NOW - 1), "older than what is held, and not made later"),
+        (update(0, jobs=("x",), created=NOW + DAY), "version 0 is no version"),
+        (update(8, jobs=("x",), slot_ns=0), "no slot length"),
+        (
+            update(8, full=False, jobs=("x",), slot_ns=10),
+            f"of 10 ns slots, beside statistics of {SLOT} ns slots",
+        ),
+    ],
+)
+def test_versions_never_go_backwards_and_unlike_slots_never_mix(store, late, why):
+    store.apply(update(7))
+    with capture_logs() as logs:
+        assert not store.apply(late)
+    assert logs[0]["why"] == why
+    assert (store.version, store.jobs) == (7, {"web"})
+
+
+def test_central_that_lost_its_lake_starts_again_with_a_lower_version(store):
+    store.apply(update(700))
+    assert store.apply(update(1, created=NOW + 1, jobs=("db",)))
+    assert (store.version, store.jobs) == (1, {"db"})
+
+
+def test_nothing_is_used_after_the_time_to_live(store):
+    store.apply(update(7, ttl_ns=DAY))
+    assert store.age_ns(NOW + DAY) == DAY
+    assert store.statistics("web", "cpu-a", NOW + DAY) is not None
+    assert store.expired(NOW + DAY + 1)
+    assert store.statistics("web", "cpu-a", NOW + DAY + 1) is None
+    assert store.coefficient("web", NOW + DAY + 1) is None
+
+
+def test_no_time_to_live_is_no_limit_and_a_clock_behind_is_age_0(store):
+    store.apply(update(7, ttl_ns=0))
+    assert not store.expired(NOW + 1000 * DAY)
+    assert store.age_ns(NOW - DAY) == 0
+
+
+def test_absurd_values_are_left_out_and_counted_in_one_line(store):
+    bad = update(7, jobs=("web", "nan", "negative", "inf"))
+    bad.statistics[1].std_cpi = math.nan
+    bad.statistics[2].mean_cpi = -1.0
+    bad.coefficients[3].value = math.inf
+    with capture_logs() as logs:
+        assert store.apply(bad)
+    assert [(entry["event"], entry["rows"]) for entry in logs] == [
+        ("values of a coefficient update left out: not finite", 3)
+    ]
+    assert store.statistics("nan", "cpu-a", NOW) is None
+    assert store.statistics("negative", "cpu-a", NOW) is None
+    assert store.coefficient("inf", NOW) is None
+    assert store.coefficient("nan", NOW) is not None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": "x"}', b'{"format": 99, "version": 3}']
+)
+def test_a_damaged_file_is_warned_of_and_the_store_starts_empty(tmp_path, content):
+    path = tmp_path / "coefficients.json"
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        store = CoefficientStore(path)
+    assert (store.version, len(logs), logs[0]["log_level"]) == (0, 1, "warning")
+    assert store.apply(update(3))
+    assert CoefficientStore(path).version == 3
+
+
+def test_a_file_that_cannot_be_read_is_warned_of(tmp_path):
+    path = tmp_path / "coefficients.json"
+    path.mkdir()
+    with capture_logs() as logs:
+        assert CoefficientStore(path).version == 0
+    assert logs[0]["error"] == "Is a directory"
+
+
+def test_a_file_that_cannot_be_written_costs_only_the_restart(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    store = CoefficientStore(tmp_path / "file" / "coefficients.json")
+    with capture_logs() as logs:
+        assert store.apply(update(3))
+    assert store.version == 3
+    assert logs[-1]["event"] == "coefficients are not kept over a restart"
+
+
+def test_a_write_that_dies_leaves_the_version_before(store, tmp_path, monkeypatch):
+    """The file is replaced only after the new content is on the disk: fsync comes before the rename."""
+    path = tmp_path / "state" / "coefficients.json"
+    store.apply(update(7))
+    before = path.read_bytes()
+    events = []
+
+    def fsync(fd):
+        events.append(("fsync", path.read_bytes() == before))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert store.apply(update(8))
+    assert events == [("fsync", True)]
+    assert path.read_bytes() == before
+    assert CoefficientStore(path).version == 7
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 3)), max_size=12))
+def test_version_or_creation_time_never_both_go_back(tmp_path_factory, updates):
+    store = CoefficientStore(tmp_path_factory.mktemp("c") / "coefficients.json")
+    for version, full, created in updates:
+        before = (store.version, store.created_unix_ns)
+        taken = store.apply(update(version, full=full, created=NOW + created))
+        if not taken:
+            assert (store.version, store.created_unix_ns) == before
+        elif store.version < before[0]:
+            assert full
+            assert store.created_unix_ns > before[1]
+
+
+def test_the_file_is_plain_json(store, tmp_path):
+    store.apply(update(7))
+    text = Path(tmp_path / "state" / "coefficients.json").read_text()
+    assert '"version":7' in text
+    assert '"standard_error":null' in text
