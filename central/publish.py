@@ -1,9 +1,9 @@
 """Push back: each host gets the statistics and coefficients of the jobs that it runs, and of no others.
 
-A stream's first message of a version is full: it replaces what the agent has. While the version stays and only
-the host's jobs change, a delta brings the new jobs' rows and names the jobs that left. A new version is sent in
-full, for with it nearly every row changes. What a stream was sent is remembered only as long as it lasts: after
-a reconnect nobody has to guess what arrived before the break.
+A stream's first message of a version is full: it replaces what the agent has. While the version stays and
+only the host's jobs change, a delta brings the new jobs' rows and names the jobs that left. A new version is
+sent in full, for with it nearly every row changes. What a stream was sent is remembered only as long as it
+lasts: after a reconnect nobody has to guess what arrived before the break.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class _Sent:
 class Publisher:
     """Sends each connected host its part of the version in force.
 
-    It registers itself with both, so that hosts that connect or change their jobs, and new versions, are looked
-    at by `run`. Importers, which run no jobs, get nothing; nor do hosts none of whose jobs is known.
+    It registers itself with both: `run` looks at hosts that connect or change their jobs, and at all of them
+    when there is a new version. Importers, which run no jobs, get nothing; nor do hosts of unknown jobs only.
 
     Args:
         registry: the open streams.

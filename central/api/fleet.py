@@ -54,8 +54,8 @@ class _Page:
 class Fleet(fleet_pb2_grpc.FleetServicer):
     """The service `whitepanda.v1.Fleet`.
 
-    Lists are in a stable order. A page token stays good while versions come: its pages are of the version that
-    the first page was of, until that one is deleted.
+    Lists are in a stable order. A page token stays good while versions come: its pages are of the version
+    that the first page was of, until that one is deleted.
 
     Args:
         journal: totals and hosts.
@@ -171,7 +171,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):
             await _abort(
                 context,
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"the fleet API is for operators; none of the certificate's names ({shown}) is in central.operators",
+                f"only operators may ask; none of this certificate's names ({shown}) is in central.operators",
             )
 
     async def _version(self, page: _Page, context: Context) -> BuiltVersion | None:
