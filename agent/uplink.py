@@ -56,7 +56,7 @@ class Uplink:
                 coefficient_version, window_ms. Called often, must be quick. The uplink adds the rest.
             queue: the spool, or what a tool sends instead.
             on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
-            give_up_after_s: for tools: `run` raises where central refuses us, or is away for so long. None: never.
+            give_up_after_s: `run` raises where central refuses us or is away for so long; None: never.
             timing: patience; tests shorten it.
             rng: for the jitter of the back-off.
 

@@ -53,6 +53,7 @@ class AckTotals:
     rejected_rows: dict[str, int] = field(default_factory=dict)
     rejected_batches: dict[str, int] = field(default_factory=dict)
     rejected_batch_rows: int = 0
+    counted: bool = False  # whether central says what it did with the rows (protocol 2)
     ignored_acknowledgements: int = 0
     coefficient_updates: int = 0
 
@@ -293,6 +294,7 @@ class UplinkStream:
 
     def _take_welcome(self, welcome: agent_pb2.Welcome) -> None:
         self.protocol_version = welcome.protocol_version or 1
+        self._totals.counted = self.protocol_version >= 2  # noqa: PLR2004 - the version that brought the counts
         self.max_batch_rows = welcome.max_batch_rows or MAX_BATCH_ROWS
         self.max_batch_bytes = welcome.max_batch_bytes or MAX_MESSAGE_BYTES
         self._heartbeat_s = min(max(welcome.heartbeat_ms or DEFAULT_HEARTBEAT_MS, 100), 600_000) / 1000

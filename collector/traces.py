@@ -124,6 +124,11 @@ class TraceBatch:
         """Return the rows at `index` (positions or a mask)."""
         return TraceBatch(*(getattr(self, name)[index] for name in _BATCH_COLUMNS))
 
+    @classmethod
+    def concatenate(cls, batches: Sequence[TraceBatch]) -> TraceBatch:
+        """Return the rows of several batches (at least one) in one."""
+        return cls(*(np.concatenate([getattr(b, name) for b in batches]) for name in _BATCH_COLUMNS))
+
 
 _BATCH_COLUMNS = tuple(TraceBatch.__dataclass_fields__)
 
@@ -137,8 +142,8 @@ def read_trace(
 ) -> TraceReader:
     """Open trace files (Parquet, CSV, compressed CSV; told apart by content) and check their columns.
 
-    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is a batch's,
-    and 16 bytes per row to find duplicates, and the rows that have duplicates, which come last.
+    Iterate over the result for `TraceBatch`es; its `counts` are complete after the last one. Memory is that
+    of a batch, 16 bytes per row to find duplicates, and the rows that have duplicates, which come last.
 
     Args:
         paths: one or several files, taken as one trace: duplicates are found across them.
@@ -184,8 +189,7 @@ class TraceReader:
                 if batch.rows:
                     yield self._count(batch)
         if held:
-            columns_of = ([getattr(b, name) for b in held] for name in _BATCH_COLUMNS)
-            together = TraceBatch(*(np.concatenate(parts) for parts in columns_of))
+            together = TraceBatch.concatenate(held)
             kept = together.take(_first_of_each(together))
             counts.reject("duplicate", together.rows - kept.rows)
             yield self._count(kept)

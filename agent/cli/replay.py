@@ -1,0 +1,231 @@
+"""`whitepanda replay`: a trace or a recorded host through the real uplink and ingest."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from agent import config as agent_config
+from agent.replay import (
+    RecordedRows,
+    ReplayResult,
+    Rows,
+    TraceRows,
+    is_recording,
+    read_all,
+    send,
+    spool_id_of,
+)
+from whitepanda.common import log
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["replay"]
+
+
+def replay(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Google cluster trace v3 rows (Parquet, CSV), or recordings of a host.", show_default=False
+        ),
+    ],
+    *,
+    central: Annotated[
+        str,
+        typer.Option(
+            help="host:port of central. Without it nothing is sent: the files are read and counted."
+        ),
+    ] = "",
+    tls: Annotated[
+        Path | None, typer.Option(help="Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="CA of central's certificate, instead of --tls.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="Our certificate, instead of --tls.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, instead of --tls.")] = None,
+    name: Annotated[
+        str, typer.Option(help="The name in our certificate. Traces need one of central's importers.")
+    ] = "importer",
+    server_name: Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")] = "",
+    platform: Annotated[
+        str, typer.Option(help="CPU platform of the rows; CPI is compared within one.")
+    ] = "trace",
+    machine: Annotated[str, typer.Option(help="Recordings: the host they are of, for an importer.")] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="Recordings: an agent's configuration, for its job rules and windows.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="At most so many rows per second; 0: no limit.", min=0)] = 0.0,
+    patience: Annotated[float, typer.Option(help="Seconds that central may be away.", min=0)] = 60.0,
+    max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is rejected as absurd_cpi.")] = 100.0,
+    priority: Annotated[
+        float, typer.Option(help="Traces: latency-sensitive from this priority on ...")
+    ] = 120.0,
+    scheduling_class: Annotated[float, typer.Option(help="... and this scheduling class.")] = 2.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only, send nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """Stream traces or recordings through the real gRPC ingest until every row is acknowledged.
+
+    Rows that cannot be used are counted by reason, and the counts must add up: else the exit code is 1.
+    Central knows a replay by its files' content and options: run it again, whole or broken off, and nothing
+    counts twice.
+    """
+    log.configure("warning")
+    is_host = _one_kind(files)
+    settings = agent_config.load(config) if config else None
+    rows: Rows
+    options: tuple[object, ...]
+    if is_host:
+        rows, options = RecordedRows(files, config=settings, machine=machine), (settings, machine, platform)
+    else:
+        rows, options = (
+            _trace(files, max_cpi, priority, scheduling_class),
+            (max_cpi, priority, scheduling_class, platform),
+        )
+    with _Bar(rows) as bar:
+        if dry_run or not central:
+            result = read_all(rows, bar.update)
+        else:
+            _check_address(central)
+            files_of = TlsFiles(
+                ca=str(ca or _in(tls, "ca.crt")),
+                certificate=str(cert or _in(tls, f"{name}.crt")),
+                key=str(key or _in(tls, f"{name}.key")),
+            )
+            result = asyncio.run(
+                send(
+                    rows,
+                    spool_id=spool_id_of(files, options),
+                    address=central,
+                    tls=files_of,
+                    host=name,
+                    platform=platform,
+                    agent_version=metadata.version("whitepanda"),
+                    server_name=server_name,
+                    rows_per_s=rate,
+                    patience_s=patience,
+                    on_progress=bar.update,
+                )
+            )
+    sent = result.rows_acknowledged is not None
+    if json:
+        print_json(_as_json(result, sent=sent))
+    else:
+        _show(result, sent=sent, wanted=not dry_run)
+    problems = result.problems()
+    if problems:
+        raise WhitepandaError(f"the counts do not add up: {'; '.join(problems)}")
+    if result.rejected_batches:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.rejected_batches.items()))
+        remedy = "traces need the certificate of one of central's importers (central.importers)"
+        raise InputError(f"central refused whole batches: {reasons}; {remedy}")
+
+
+def _one_kind(files: list[Path]) -> bool:
+    kinds = {is_recording(file) for file in files}
+    if len(kinds) > 1:
+        raise InputError("recordings and traces cannot be mixed in one replay; give them one after the other")
+    return kinds.pop()
+
+
+def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class: float) -> Rows:
+    try:
+        from collector.traces import LatencySensitiveRule, TraceLimits, read_trace  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        message = (
+            f"reading traces needs {error.name}, which is not installed here; install whitepanda[central]"
+        )
+        raise UnavailableError(message) from error
+    reader = read_trace(
+        files,
+        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
+        limits=TraceLimits(max_cpi=max_cpi),
+    )
+    return TraceRows(reader)
+
+
+def _check_address(central: str) -> None:
+    host, _, port = central.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"--central must be host:port (value {central!r})")
+
+
+def _in(folder: Path | None, file: str) -> Path:
+    if folder is None:
+        raise TlsError("give --tls FOLDER (of `whitepanda pki`), or --ca, --cert and --key")
+    return folder / file
+
+
+class _Bar:
+    """A progress bar on standard error, for people only."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=errors,
+            transient=True,
+            disable=not errors.is_terminal,
+        )
+        self._task = self._progress.add_task("reading", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, result: ReplayResult) -> None:
+        """Show acknowledged rows where rows are sent, else rows read."""
+        done, what = result.rows_read, "reading"
+        if result.rows_acknowledged is not None:
+            done, what = result.rows_acknowledged + sum(result.rejected_by_reader.values()), "acknowledged"
+        self._progress.update(self._task, completed=done, total=self._rows.total_rows, description=what)
+
+
+def _as_json(result: ReplayResult, *, sent: bool) -> dict[str, Any]:
+    values = dataclasses.asdict(result)
+    return {"sent": sent, **values, "rows_per_s": round(result.rows_per_s), "adds_up": not result.problems()}
+
+
+def _show(result: ReplayResult, *, sent: bool, wanted: bool) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+
+    def row(label: str, count: int | None) -> None:
+        if count is not None:
+            table.add_row(label, f"{count:,}")
+
+    row("rows read", result.rows_read)
+    for reason, count in sorted(result.rejected_by_reader.items()):
+        row(f"  rejected before sending: {reason}", count)
+    row("rows sent" if sent else "rows to send", result.rows_sent)
+    row("  of them without CPI", result.without_cpi)
+    row("rows acknowledged", result.rows_acknowledged)
+    row("  accepted", result.rows_accepted)
+    for reason, count in sorted(result.rejected_by_central.items()):
+        row(f"  rejected by central: {reason}", count)
+    if result.rejected_batch_rows:
+        reasons = ", ".join(sorted(result.rejected_batches))
+        row(f"  in batches rejected by central: {reasons}", result.rejected_batch_rows)
+    if result.rows_already_there:
+        row("  there already, not counted again", result.rows_already_there)
+    console.print(table)
+    console.print(f"{result.seconds:.1f} s, {result.rows_per_s:,.0f} rows/s")
+    if not sent:
+        console.print(
+            "Nothing was sent." if not wanted else "Nothing was sent; --central HOST:PORT sends it."
+        )

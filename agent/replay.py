@@ -1,0 +1,493 @@
+"""Replay: a trace or a recorded host through the same uplink and ingest that live samples take.
+
+The batches of a replay are numbered like a spool's, and its spool_id is made from the content of the files
+and the options. So central knows a batch that it has seen, from this run before a reconnect or from another
+run, and a replay that is repeated or broken off and started again counts nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from agent.batches import encode
+from agent.config import AgentConfig, AgentSection, UplinkSection
+from agent.rates import Limits
+from agent.spool import QueueCounts, QueuedBatch
+from agent.uplink import Uplink
+from agent.uplink_stream import Timing
+from agent.vm_table import JobRules, VmTable
+from agent.windows import CpiWindow, WindowAccumulator
+from collector.base import Reason, SourceError
+from collector.recorded import RecordedSource, decode
+from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.protocol import MAX_BATCH_ROWS
+from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2
+
+if TYPE_CHECKING:
+    from collector.traces import TraceBatch, TraceReader
+
+__all__ = [
+    "RecordedRows",
+    "ReplayResult",
+    "Rows",
+    "TraceRows",
+    "is_recording",
+    "read_all",
+    "send",
+    "spool_id_of",
+]
+
+_STALE_TICKS = 5
+_GRACE_TICKS = 1.5
+_READ_BYTES = 1 << 20
+
+
+class Rows(Protocol):
+    """What is replayed. The counts are complete after the last batch."""
+
+    @property
+    def total_rows(self) -> int | None:
+        """Rows in the files, where known."""
+
+    @property
+    def rows_read(self) -> int:
+        """Rows of the files so far, good and bad."""
+
+    @property
+    def without_cpi(self) -> int:
+        """Rows among the sent ones that have no CPI."""
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rows of the files that are not sent, by reason."""
+
+    def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
+        """Give out all batches, numbered from 1."""
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """Where the rows are. `None`: nothing was sent, or central's protocol is too old to say."""
+
+    rows_read: int = 0
+    without_cpi: int = 0
+    rejected_by_reader: dict[str, int] = field(default_factory=dict)
+    rows_sent: int = 0
+    batches_sent: int = 0
+    rows_acknowledged: int | None = None
+    rows_accepted: int | None = None
+    rows_already_there: int | None = None
+    rejected_by_central: dict[str, int] = field(default_factory=dict)
+    rejected_batches: dict[str, int] = field(default_factory=dict)
+    rejected_batch_rows: int = 0
+    streams: int = 0
+    seconds: float = 0.0
+    spool_id: str = ""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows read, checked, sent and acknowledged per second, from end to end."""
+        return self.rows_read / self.seconds if self.seconds else 0.0
+
+    def problems(self) -> list[str]:
+        """Check that the counts add up; one line for each that does not."""
+        found = []
+        rejected = sum(self.rejected_by_reader.values())
+        if self.rows_read != self.rows_sent + rejected:
+            found.append(
+                f"{self.rows_read} rows read, but {self.rows_sent} sent and {rejected} rejected before"
+            )
+        if self.rows_acknowledged is not None and self.rows_acknowledged != self.rows_sent:
+            found.append(f"{self.rows_sent} rows sent, but {self.rows_acknowledged} acknowledged")
+        if self.rows_already_there is not None and self.rows_already_there < 0:
+            found.append(f"central counts {-self.rows_already_there} rows more than were acknowledged")
+        return found
+
+
+class TraceRows:
+    """Rows of Google cluster traces (`collector.traces`), each on the machine that the trace names."""
+
+    def __init__(self, reader: TraceReader, batch_rows: int = MAX_BATCH_ROWS) -> None:
+        self._reader = reader
+        self._batch_rows = batch_rows
+
+    @property
+    def total_rows(self) -> int | None:
+        """Rows in the files, where known."""
+        return self._reader.total_rows
+
+    @property
+    def rows_read(self) -> int:
+        """Rows of the files so far, good and bad."""
+        return self._reader.counts.rows_read
+
+    @property
+    def without_cpi(self) -> int:
+        """Accepted rows that have no CPI."""
+        return self._reader.counts.without_cpi
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Rows that are not sent, by reason."""
+        return dict(self._reader.counts.rejected)
+
+    def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
+        """Give out all batches. Their borders depend on the rows alone, not on how the file was read."""
+        for sequence, rows in enumerate(_rebatched(self._reader, self._batch_rows), 1):
+            yield _trace_batch(rows, spool_id, sequence)
+
+
+def _rebatched(batches: Iterable[TraceBatch], size: int) -> Iterator[TraceBatch]:
+    import numpy as np  # noqa: PLC0415 - an extra; recorded hosts are replayed without it
+
+    waiting: list[TraceBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.rows
+        if count < size:
+            continue
+        whole = type(batch).concatenate(waiting)
+        full = count - count % size
+        for first in range(0, full, size):
+            yield whole.take(np.arange(first, first + size))
+        waiting, count = [whole.take(np.arange(full, count))], count - full
+    if count:
+        yield type(waiting[0]).concatenate(waiting)
+
+
+def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
+    """Make protobuf columns of numpy columns; one task for each (collection, instance, machine, class)."""
+    import numpy as np  # noqa: PLC0415 - as above
+
+    batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence)
+    keys = np.stack(
+        [rows.collection_id, rows.instance_index, rows.machine_id, rows.latency_sensitive], axis=1
+    )
+    tasks, index = np.unique(keys, axis=0, return_inverse=True)
+    for collection, instance, machine, sensitive in tasks.tolist():
+        batch.tasks.add(
+            vm=f"{collection}-{instance}",
+            job=str(collection),
+            machine=str(machine),
+            latency_sensitive=bool(sensitive),
+        )
+    batch.task_index.extend(index.reshape(-1).tolist())
+    batch.start_unix_ns.extend(rows.start_unix_ns.tolist())
+    batch.duration_ns.extend(rows.duration_ns.tolist())
+    batch.cpu_usage_cores.extend(rows.cpu_usage.tolist())
+    missing = np.isnan(rows.cpi)
+    if not missing.all():
+        batch.cpi.extend(rows.cpi.tolist())
+    if missing.any():
+        batch.cpi_reason.extend(np.where(missing, int(agent_pb2.REASON_NOT_IN_TRACE), 0).tolist())
+    return batch
+
+
+class _RecordedClock:
+    """Time that stands still but for what is slept: a recording is read as fast as it goes."""
+
+    def __init__(self, mono_ns: int, unix_ns: int) -> None:
+        self.mono_ns, self.unix_ns = mono_ns, unix_ns
+
+    def sleep_s(self, seconds: float) -> None:
+        self.mono_ns += round(seconds * 1e9)
+        self.unix_ns += round(seconds * 1e9)
+
+
+class RecordedRows:
+    """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window."""
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        config: AgentConfig | None = None,
+        machine: str = "",
+        batch_rows: int = 2000,
+    ) -> None:
+        """Set up.
+
+        Args:
+            files: recordings (`collector.recorded`).
+            config: tick, window length, limits and job rules; the agent's defaults without it.
+            machine: which host the rows are of; "" for the certificate's own. Importers name others.
+            batch_rows: at most so many windows in a batch.
+
+        """
+        self._files = files
+        self._config = config or AgentConfig(agent=AgentSection())
+        self._machine = machine
+        self._batch_rows = batch_rows
+        self.total_rows: int | None = None
+        self.rows_read = 0
+        self.without_cpi = 0
+        self.rejected: dict[str, int] = {}
+
+    def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
+        """Give out all batches."""
+        sequence = 0
+        waiting: list[CpiWindow] = []
+        for file in self._files:
+            for window in self._windows(file):
+                self.rows_read += 1
+                self.without_cpi += window.cpi is None
+                waiting.append(window)
+                if len(waiting) == self._batch_rows:
+                    sequence += 1
+                    yield self._batch(waiting, spool_id, sequence)
+                    waiting = []
+        if waiting:
+            yield self._batch(waiting, spool_id, sequence + 1)
+
+    def _batch(self, windows: list[CpiWindow], spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
+        batch = encode(windows, spool_id=spool_id, sequence=sequence)
+        for task in batch.tasks:
+            task.machine = self._machine
+        return batch
+
+    def _windows(self, file: Path) -> Iterator[CpiWindow]:
+        section = self._config.agent
+        tick_ns = round(section.tick_s * 1e9)
+        limits = Limits(self._config.sources.perf.min_running_ratio, section.min_activity_cores)
+        table = VmTable(JobRules(self._config.jobs), limits, _STALE_TICKS * tick_ns, _trouble)
+        windows = WindowAccumulator(round(section.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits)
+        clock = _start_of(file)
+        source = RecordedSource(
+            file, mono_ns=lambda: clock.mono_ns, unix_ns=lambda: clock.unix_ns, sleep_s=clock.sleep_s
+        )
+        try:
+            source.open()
+            while True:
+                try:
+                    sample = source.sample()
+                except SourceError as error:
+                    if error.reason is Reason.STALE:  # the recording's end
+                        break
+                    raise InputError(str(error)) from error
+                table.update([sample], sample.mono_ns)
+                for vm in table:
+                    if vm.change is not None:
+                        windows.add(
+                            vm.identity.uuid,
+                            vm.identity.epoch,
+                            name=vm.identity.name,
+                            job=vm.job,
+                            latency_sensitive=vm.latency_sensitive,
+                            change=vm.change,
+                        )
+                yield from windows.close(
+                    sample.mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in table)
+                )
+            yield from windows.flush()
+        finally:
+            source.close()
+
+
+def _trouble(source: str) -> Reason | None:
+    return None if source == "recorded" else Reason.SOURCE_OFF
+
+
+def _start_of(file: Path) -> _RecordedClock:
+    try:
+        with file.open("rb") as stream:
+            first = decode(stream.readline())
+    except OSError as error:
+        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{file}:1: not a recorded sample: {error}") from error
+    return _RecordedClock(first.mono_ns, first.unix_ns)
+
+
+def is_recording(file: Path) -> bool:
+    """Tell a recorded host (JSON lines) from a trace by the first byte.
+
+    Raises:
+        InputError: the file cannot be read.
+
+    """
+    try:
+        with file.open("rb") as stream:
+            return stream.read(1) == b"{"
+    except OSError as error:
+        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+
+
+def spool_id_of(files: Sequence[Path], options: object) -> str:
+    """Name a replay by its files' content and all options that change what is sent."""
+    digest = hashlib.sha256(f"whitepanda replay 1 {options!r}".encode())
+    for file in files:
+        with file.open("rb") as stream:
+            while chunk := stream.read(_READ_BYTES):
+                digest.update(chunk)
+        digest.update(b"\0")
+    return f"replay-{digest.hexdigest()[:32]}"
+
+
+class _ReplayQueue:
+    """A `BatchQueue` over rows: holds what is not acknowledged, and asks for more as it is sent."""
+
+    def __init__(self, rows: Rows, spool_id: str, rows_per_s: float) -> None:
+        self.spool_id = spool_id
+        self.rows_sent = 0
+        self.batches_sent = 0
+        self.is_finished = False
+        self._batches = rows.batches(spool_id)
+        self._exhausted = False
+        self._held: dict[int, QueuedBatch] = {}
+        self._again: list[QueuedBatch] = []
+        self._rows_per_s = rows_per_s
+        self._started_s = 0.0
+
+    def begin_stream(self) -> None:
+        self._again = [self._held[sequence] for sequence in sorted(self._held, reverse=True)]
+
+    def fetch(self, limit: int) -> list[QueuedBatch]:
+        found: list[QueuedBatch] = []
+        while len(found) < limit and self._again:
+            found.append(self._again.pop())
+        self._started_s = self._started_s or time.monotonic()
+        while len(found) < limit and not self._exhausted and self._may_send():
+            message = next(self._batches, None)
+            if message is None:
+                self._exhausted = True
+                break
+            batch = QueuedBatch(len(message.task_index), message)
+            self._held[message.sequence] = batch
+            self.rows_sent += batch.rows
+            self.batches_sent += 1
+            found.append(batch)
+        self._finish()
+        return found
+
+    def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
+        before = len(self._held)
+        if spool_id == self.spool_id:
+            for first, last in ranges:
+                for sequence in [held for held in self._held if first <= held <= last]:
+                    del self._held[sequence]
+        self._finish()
+        return before - len(self._held)
+
+    def counts(self) -> QueueCounts:
+        return QueueCounts(batches=len(self._held))
+
+    def _may_send(self) -> bool:
+        if not self._rows_per_s:
+            return True
+        return self.rows_sent <= (time.monotonic() - self._started_s) * self._rows_per_s
+
+    def _finish(self) -> None:
+        self.is_finished = self._exhausted and not self._held
+
+
+def read_all(rows: Rows, on_progress: Callable[[ReplayResult], None] | None = None) -> ReplayResult:
+    """Read and count only: what `send` would send."""
+    started = time.monotonic()
+    result = ReplayResult()
+    for batch in rows.batches(""):
+        result.rows_sent += len(batch.task_index)
+        result.batches_sent += 1
+        _progress(result, rows, started, on_progress)
+    _progress(result, rows, started, on_progress)
+    return result
+
+
+def _progress(
+    result: ReplayResult, rows: Rows, started: float, on_progress: Callable[[ReplayResult], None] | None
+) -> None:
+    result.rows_read, result.without_cpi, result.rejected_by_reader = (
+        rows.rows_read,
+        rows.without_cpi,
+        rows.rejected,
+    )
+    result.seconds = time.monotonic() - started
+    if on_progress is not None:
+        on_progress(result)
+
+
+async def send(
+    rows: Rows,
+    *,
+    spool_id: str,
+    address: str,
+    tls: TlsFiles,
+    host: str,
+    platform: str,
+    agent_version: str,
+    server_name: str = "",
+    rows_per_s: float = 0.0,
+    patience_s: float = 60.0,
+    on_progress: Callable[[ReplayResult], None] | None = None,
+) -> ReplayResult:
+    """Send all rows to central and wait until each batch is acknowledged, over reconnects.
+
+    Args:
+        rows: what to send.
+        spool_id: of `spool_id_of`.
+        address: host:port of central.
+        tls: an importer's certificate for traces, a host's own for its recording.
+        host: a name in that certificate.
+        platform: CPU platform of the rows.
+        agent_version: of this distribution.
+        server_name: expected in central's certificate, where it is not the address's host.
+        rows_per_s: at most; 0 for as fast as it goes.
+        patience_s: how long central may be away.
+        on_progress: called a few times per second.
+
+    Raises:
+        InputError: a file turned out to be broken; what was sent before is counted, once.
+        TlsError, UnavailableError: central refuses us, or is away for too long.
+
+    """
+    started = time.monotonic()
+    queue = _ReplayQueue(rows, spool_id, rows_per_s)
+    section = UplinkSection(address=address, server_name=server_name, tls=tls, reconnect_max_s=5.0)
+
+    def hello() -> agent_pb2.Hello:
+        return agent_pb2.Hello(host=host, platform=platform, agent_version=agent_version)
+
+    uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, timing=Timing(poll_s=0.05))
+    result = ReplayResult(spool_id=spool_id)
+    task = asyncio.create_task(uplink.run())
+    try:
+        while not queue.is_finished:
+            await asyncio.wait({task}, timeout=0.05)
+            if task.done():
+                task.result()
+                raise UnavailableError(f"the uplink to {address} ended early")
+            _take(result, queue, uplink)
+            _progress(result, rows, started, on_progress)
+        _take(result, queue, uplink)
+        _progress(result, rows, started, on_progress)
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+        await uplink.close()
+    return result
+
+
+def _take(result: ReplayResult, queue: _ReplayQueue, uplink: Uplink) -> None:
+    totals = uplink.totals
+    result.rows_sent, result.batches_sent, result.streams = (
+        queue.rows_sent,
+        queue.batches_sent,
+        uplink.connections,
+    )
+    result.rows_acknowledged = totals.acknowledged_rows
+    result.rejected_by_central = dict(totals.rejected_rows)
+    result.rejected_batches = dict(totals.rejected_batches)
+    result.rejected_batch_rows = totals.rejected_batch_rows
+    if totals.counted:
+        counted = totals.accepted_rows + sum(totals.rejected_rows.values()) + totals.rejected_batch_rows
+        result.rows_accepted = totals.accepted_rows
+        result.rows_already_there = totals.acknowledged_rows - counted

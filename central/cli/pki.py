@@ -1,0 +1,142 @@
+"""`whitepanda pki`: a small certificate authority for sites that have none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca
+from whitepanda.common.cli import console, print_json
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Certificates for mTLS: a small CA, central's certificate, one per host, and those of the tools.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the CA and of what it issues.", show_default=False)]
+Days = Annotated[int, typer.Option(help="Valid for so many days, and never longer than the CA.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+_SOON_DAYS = 30
+
+
+@app.command("init")
+def init(
+    directory: Folder,
+    *,
+    days: Annotated[int, typer.Option(help="The CA is valid for so many days.")] = CA_DAYS,
+    force: Force = False,
+) -> None:
+    """Make the CA: ca.crt, which every machine gets, and ca.key, which stays here."""
+    path = make_ca(directory, days=days, force=force)
+    console.print(f"{path}: goes to every host and to central")
+    console.print(
+        f"{path.with_suffix('.key')}: stays here, is needed for new certificates only, keep it offline"
+    )
+
+
+@app.command("central")
+def central(
+    directory: Folder,
+    *,
+    name: Annotated[str, typer.Option(help="Central's name.")] = "central",
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A DNS name or IP address by which agents reach it. May be repeated.", show_default=False
+        ),
+    ] = None,
+    days: Days = LEAF_DAYS,
+    force: Force = False,
+) -> None:
+    """Issue central's certificate. Agents check that it names the address that they connect to."""
+    files = issue(directory, name, server=True, addresses=address or (), days=days, force=force)
+    _tell(files, "central")
+
+
+@app.command("host")
+def host(
+    directory: Folder,
+    names: Annotated[list[str], typer.Argument(help="Names of hosts, as in agent.host.", show_default=False)],
+    *,
+    days: Days = LEAF_DAYS,
+    force: Force = False,
+) -> None:
+    """Issue certificates of hosts. A host speaks for the name in its certificate only."""
+    for name in names:
+        _tell(issue(directory, name, days=days, force=force), f"host {name}")
+
+
+@app.command("operator")
+def operator(
+    directory: Folder,
+    *,
+    name: Annotated[str, typer.Option(help="A name listed in central.operators.")] = "operator",
+    days: Days = LEAF_DAYS,
+    force: Force = False,
+) -> None:
+    """Issue the certificate of people and tools that ask the fleet API."""
+    _tell(issue(directory, name, days=days, force=force), "whoever asks the fleet API")
+
+
+@app.command("importer")
+def importer(
+    directory: Folder,
+    *,
+    name: Annotated[str, typer.Option(help="A name listed in central.importers.")] = "importer",
+    days: Days = LEAF_DAYS,
+    force: Force = False,
+) -> None:
+    """Issue the certificate of `whitepanda replay`, which may submit rows of any machine."""
+    _tell(issue(directory, name, days=days, force=force), "whoever replays traces")
+
+
+@app.command("show")
+def show(
+    files: Annotated[list[Path], typer.Argument(help="Certificates, PEM.", show_default=False)],
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
+) -> None:
+    """Show whose certificates these are, what for, and until when."""
+    found = {str(path): describe(path) for path in files}
+    if json:
+        print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
+        return
+    for path, info in found.items():
+        console.print(f"[bold]{path}[/]", soft_wrap=True)
+        console.print(_table(info))
+
+
+def _tell(files: TlsFiles, whom: str) -> None:
+    console.print(f"{files.certificate}, {files.key}: go to {whom}, with {files.ca}", soft_wrap=True)
+
+
+def _as_json(info: CertificateInfo) -> dict[str, object]:
+    values = dataclasses.asdict(info)
+    return values | {"not_before": info.not_before.isoformat(), "not_after": info.not_after.isoformat()}
+
+
+def _table(info: CertificateInfo) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    purposes = ["authority"] if info.is_ca else list(info.purposes)
+    if info.days_left < 0:
+        left = "[bold red]expired[/]"
+    elif info.days_left < _SOON_DAYS:
+        left = f"[yellow]{info.days_left} days left[/]"
+    else:
+        left = f"{info.days_left} days left"
+    table.add_row("  names", ", ".join(info.names) or "-")
+    table.add_row("  for", ", ".join(purposes) or "-")
+    table.add_row("  valid", f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, {left}")
+    table.add_row("  subject", info.subject or "-")
+    table.add_row("  issuer", info.issuer)
+    table.add_row("  serial", info.serial)
+    table.add_row("  SHA-256", info.sha256)
+    return table
