@@ -1,0 +1,56 @@
+#!/bin/bash
+# Start a VM of the lab (transient: libvirt forgets it when it ends) and wait until its guest is up.
+# usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      LOAD is mixed, idle or busy; the VM is wplab-LOAD-NUMBER
+. "$(dirname "$0")/lib.sh"
+LOAD=$1 NUMBER=$2 VCPUS=${3:-1} MAX_VCPUS=${4:-${3:-1}}
+NAME=$PREFIX$LOAD-$NUMBER
+TWO=$(printf %02x "$NUMBER")
+PING=$([ "$LOAD" = mixed ] && echo 10.77.0.1 || true)
+ready() { grep -q GUEST-READY "$VM/$NAME.log"; }
+define() {
+    truncate -s 64M "$VM/$NAME.raw"
+    rm -f "$VM/$NAME.log"
+    cat >"$VM/$NAME.xml" <<XML
+<domain type='qemu'>
+  <name>$NAME</name>
+  <uuid>57500000-0000-4000-8000-0000000000$TWO</uuid>
+  <title>lab $LOAD</title>
+  <metadata>
+    <nova:instance xmlns:nova="http://openstack.org/xmlns/libvirt/nova/1.1">
+      <nova:name>$LOAD-server</nova:name>
+      <nova:flavor name="lab.$LOAD"><nova:memory>128</nova:memory></nova:flavor>
+      <nova:owner><nova:user uuid="0a">operator</nova:user><nova:project uuid="0b">lab</nova:project></nova:owner>
+      <nova:root type="image" uuid="0c"/>
+    </nova:instance>
+  </metadata>
+  <memory unit='MiB'>128</memory>
+  <vcpu current='$VCPUS'>$MAX_VCPUS</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <kernel>$VM/vmlinuz</kernel>
+    <initrd>$VM/initrd.gz</initrd>
+    <cmdline>console=ttyS0 quiet panic=-1 no_timer_check tsc=reliable nowatchdog ipv6.disable=1 load=$LOAD address=10.77.0.$((100 + NUMBER)) ping=$PING</cmdline>
+  </os>
+  <features><acpi/></features>
+  <cpu mode='custom' match='exact' check='none'><model fallback='allow'>qemu64</model></cpu>
+  <on_poweroff>destroy</on_poweroff><on_reboot>destroy</on_reboot><on_crash>destroy</on_crash>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none'/><source file='$VM/$NAME.raw'/><target dev='vda' bus='virtio'/>
+    </disk>
+    <interface type='bridge'>
+      <source bridge='$BRIDGE'/><virtualport type='openvswitch'/><target dev='wptap$NUMBER'/>
+      <model type='virtio'/><mac address='52:54:00:77:00:$TWO'/>
+    </interface>
+    <controller type='usb' model='none'/><memballoon model='none'/>
+    <serial type='file'><source path='$VM/$NAME.log'/><target port='0'/></serial>
+  </devices>
+</domain>
+XML
+}
+if ! virsh_ domstate "$NAME" >/dev/null 2>&1; then
+    define
+    virsh_ create "$VM/$NAME.xml"
+fi
+wait_for 90 ready || die "$NAME: the guest is not up after 90 s; see $VM/$NAME.log"
