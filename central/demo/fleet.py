@@ -54,7 +54,7 @@ _SERVICES = (
     ("orders", 1, 1.5, 1.2, 0.6),
 )
 #: Jobs that hurt: cores, cache_mib_per_core, memory_gib_per_s_per_core.
-_ANTAGONISTS = {"log-scan": (6.0, 3.0, 10.0), "graph-build": (5.5, 11.0, 3.0), "dedup": (6.0, 6.0, 7.0)}
+_ANTAGONISTS = {"log-scan": (6.0, 3.5, 8.5), "graph-build": (5.5, 11.0, 3.0), "dedup": (6.0, 6.0, 7.0)}
 _IDLE_CORES = 0.05
 _QUIET_CORES = 0.4  # of the known antagonist that is innocent now
 _BURST_S = 2400.0

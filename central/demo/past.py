@@ -36,7 +36,7 @@ class Past:
 
 
 def simulate(fleet: DemoFleet, now_unix_s: float) -> Past:
-    """Simulate the last `DAYS` days of all hosts by the live model, a window of `SLOT_S` in every `EVERY_S`."""
+    """Simulate the last `DAYS` days of all hosts by the live model: a window of `SLOT_S` per `EVERY_S`."""
     end_s = math.floor(now_unix_s / EVERY_S) * EVERY_S
     batches: list[agent_pb2.CpiBatch] = []
     windows = 0

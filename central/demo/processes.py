@@ -1,4 +1,4 @@
-"""The demonstration's daemons: real processes, watched, and gone when the demonstration is, however it ends."""
+"""The demonstration's daemons: real processes, watched, and gone when the demonstration is, come what may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of the demonstration, from nothing to the first suspect. Nothing is staged: what fails is told."""
+"""The course of the demonstration, from nothing to the first suspect. Not staged: what fails is told."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Demo"]
 _POLL_S = 0.4
 _DEADLINE_S = 100.0  # for all of it; on two busy cores it takes about 30
 _CALM_S = 6.0  # watched with coefficients before the antagonist comes
-_MIN_SLOTS = 3  # compared with the truth after the injection
+_MIN_SLOTS = 5  # compared with the truth after the injection
 _LATE_COEFFICIENT_S = 10.0  # how long after the trigger a suspect's coefficient may still be on its way
 _HURT = 1.1  # a VM whose true degradation is from here on is hurt
 _SLOT_NS = round(fleet.SLOT_S * 1e9)
@@ -154,9 +154,8 @@ class Demo:
         self._until("the hosts are watched in peace", self._target.name, lambda: time.monotonic() >= end)
 
     def _inject(self) -> float:
-        """Start the antagonist; wait until its host's agent finds contention; return after how many seconds."""
+        """Start the antagonist; wait for its host's agent to find contention; return after how many seconds."""
         target, injected = self._target, self._fleet.antagonist_vm
-        self._note_false_alarms()
         self._injected_unix_ns = time.time_ns()
         began = time.monotonic()
         self._start_file.touch()
@@ -177,7 +176,7 @@ class Demo:
         return detection_s
 
     def _all_ranked(self) -> bool:
-        """Whether every VM that may be blamed has a score: a job's coefficient comes a moment after its VM."""
+        """Whether all that may be blamed have a score: a job's coefficient comes a moment after its VM."""
         return len(self._target.suspects) >= self._target.vms - len(self._target.services)
 
     def _starts(self) -> list[int]:
@@ -234,8 +233,7 @@ class Demo:
             self._daemons.check()
             for agent in self._agents:
                 agent.poll(explain=agent is self._target and agent.coefficient_version > 0)
-            if not self._injected_unix_ns:
-                self._note_false_alarms()
+            self._note_false_alarms()
             self._show.refresh(self._agents)
             if done():
                 return
@@ -248,7 +246,8 @@ class Demo:
 
     def _note_false_alarms(self) -> None:
         for agent in self._agents:
-            if agent.triggered:
+            is_right = agent is self._target and self._injected_unix_ns > 0
+            if agent.triggered and not is_right:
                 self._false_alarms.setdefault(agent.name)
 
 

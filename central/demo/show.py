@@ -112,7 +112,8 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     )
     console.print(
         f"\nFirst suspect on {outcome.host}: [bold]{outcome.first_suspect}[/], {verdict} "
-        f"({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
+        f"({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started.",
+        soft_wrap=True,
     )
     suspects = Table(title=f"Suspects, ranked by the agent on {outcome.host}")
     for heading in ("VM", "job"):
@@ -134,7 +135,8 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     console.print(victims)
     console.print(
         f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
-        f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s."
+        f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
+        soft_wrap=True,
     )
 
 

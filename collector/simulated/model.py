@@ -6,7 +6,8 @@ It is simple and has a physical reading; it is nobody's measured machine. Per VM
   exceeds its size S, so i loses the fraction lost = max(0, 1 - S/W), of which max(0, 1 - S/w_i) it owes to
   itself;
 - memory bandwidth: with utilisation r (all VMs) the latency grows as in an open queue with constant service
-  times (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)), r capped at 0.95;
+  times (Pollaczek-Khinchine), g(r) = r^2 / (2 (1 - r)); r counts up to 0.85, because VMs
+  that wait for memory ask for less of it: a closed system, which saturates later than an open queue;
 - pressure of the others on i: p_i = [lost(W) - lost(w_i)] + [g(r) - g(r_i)], r_i being its own utilisation;
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
 - CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
@@ -25,7 +26,7 @@ from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, 
 __all__ = ["Host", "Vm", "cores_at"]
 
 _DAY_S = 86400.0
-_MAX_UTILISATION = 0.95
+_MAX_UTILISATION = 0.85
 _TWO_PI = 2 * math.pi
 
 
