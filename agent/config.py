@@ -1,4 +1,4 @@
-"""The agent's configuration: a TOML file into frozen structs. Every setting is documented in docs/operate.md (a test sees to it)."""
+"""The agent's configuration: a TOML file into frozen structs. docs/configuration.md is made from this file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The daemon itself."""
 
     host: str = ""  # name of this host towards central; "" = the system's host name
-    platform: str = ""  # CPU model that CPI is compared within; "" = /proc/cpuinfo's (Arm kernels name none there)
+    platform: str = (
+        ""  # CPU model that CPI is compared within; "" = /proc/cpuinfo's (Arm kernels name none there)
+    )
     state_dir: str = "/var/lib/whitepanda"  # spool, coefficients
     socket: str = "/run/whitepanda/agent.sock"  # the local API
     tick_s: float = 1.0  # how often everything is sampled, in seconds
@@ -103,7 +105,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first rule whose `pattern` matches `fact` names the VM's job. `job` may use the pattern's groups (\\1)."""
+    """The first rule whose `pattern` is found in `fact` names the VM's job."""
 
     pattern: str  # regular expression, searched in the fact
     job: str  # name of the job; may use the groups of the pattern
@@ -112,7 +114,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it. `jobs` are tried in order; a VM that no rule matches is a job of its own name, not latency-sensitive."""
+    """All of it. `jobs` are tried in order; a VM that none matches is a job of its own, not latency-sensitive."""
 
     agent: AgentSection
     sources: Sources = Sources()
@@ -141,9 +143,13 @@ def _problems(config: AgentConfig) -> list[str]:
         found.append(f"agent.tick_s must be 0.05 to 60 seconds (value {agent.tick_s})")
     ratio = agent.window_s / agent.tick_s if agent.tick_s > 0 else 0
     if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
-        found.append(f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})")
+        found.append(
+            f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
+        )
     if not 0 <= config.sources.perf.min_running_ratio <= 1:
-        found.append(f"sources.perf.min_running_ratio must be 0 to 1 (value {config.sources.perf.min_running_ratio})")
+        found.append(
+            f"sources.perf.min_running_ratio must be 0 to 1 (value {config.sources.perf.min_running_ratio})"
+        )
     positive = {
         "sources.perf.opens_per_tick": config.sources.perf.opens_per_tick,
         "sources.libvirt.deadline_s": config.sources.libvirt.deadline_s,
@@ -156,22 +162,30 @@ def _problems(config: AgentConfig) -> list[str]:
     }
     found += [f"{key} must be above 0 (value {value})" for key, value in positive.items() if value <= 0]
     if uplink.reconnect_max_s < uplink.reconnect_min_s:
-        found.append(f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})")
+        found.append(
+            f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
+        )
     if uplink.address and not re.fullmatch(r".+:\d{1,5}", uplink.address):
         found.append(f"uplink.address must be host:port (value {uplink.address!r})")
     if not 50 <= analysis.mn_cpi_percentile <= 100:  # noqa: PLR2004 - said in the message
         found.append(f"analysis.mn_cpi_percentile must be 50 to 100 (value {analysis.mn_cpi_percentile})")
-    for name in ("simulated", "recorded"):
-        section = getattr(config.sources, name)
-        file = section.scenario if name == "simulated" else section.file
-        if section.mode != "off" and not file:
-            key = "scenario" if name == "simulated" else "file"
-            found.append(f"sources.{name}.{key} must name a file when sources.{name}.mode is {section.mode!r}")
-    for index, rule in enumerate(config.jobs):
+    for key, mode, file in (
+        ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
+        ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
+    ):
+        if mode != "off" and not file:
+            found.append(f"sources.{key} must name a file when its source's mode is {mode!r}")
+    return found + _rule_problems(config.jobs)
+
+
+def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
+    found = []
+    for index, rule in enumerate(rules):
         try:
             re.compile(rule.pattern).sub(rule.job, "")  # parses the template too, whether or not it matches
         except re.error as error:
-            found.append(f"jobs[{index}]: not a regular expression and template (value {rule.pattern!r}, {rule.job!r}): {error}")
+            got = f"(value {rule.pattern!r}, {rule.job!r})"
+            found.append(f"jobs[{index}]: not a regular expression and template {got}: {error}")
         except IndexError as error:
             found.append(f"jobs[{index}].job: {error} (value {rule.job!r})")
     return found

@@ -1,4 +1,4 @@
-"""Central's configuration: a TOML file into frozen structs. Every setting is documented in docs/operate.md (a test sees to it)."""
+"""Central's configuration: a TOML file into frozen structs. docs/configuration.md is made from this file."""
 
 from __future__ import annotations
 

@@ -14,7 +14,11 @@ SKIPS = ROOT / "tests" / "skips.toml"
 
 def _allowed() -> dict[str, str]:
     """Tests that may skip in CI, with the reason, by node id (or the start of it)."""
-    return {row["test"]: row["reason"] for row in tomllib.loads(SKIPS.read_text())["skip"]} if SKIPS.exists() else {}
+    return (
+        {row["test"]: row["reason"] for row in tomllib.loads(SKIPS.read_text())["skip"]}
+        if SKIPS.exists()
+        else {}
+    )
 
 
 class SkipPolicy:

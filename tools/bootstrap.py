@@ -2,7 +2,8 @@
 
 python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, host
 
---copy installs the product into the environment instead of linking to this checkout. $WHITEPANDA_VENV names another place.
+--copy installs the product into the environment instead of linking to this checkout.
+$WHITEPANDA_VENV names another place for it.
 
 pip comes from the wheel beside this file (pip's own release, MIT licence), because a fresh Debian has none. Which index
 is used is the machine's own pip configuration. All of base, central and dev installs from binary wheels only; `host`
@@ -29,7 +30,9 @@ def pip(*arguments: str) -> None:
     command = [str(VENV / "bin" / "python"), f"{PIP}/pip", "--disable-pip-version-check", *arguments]
     code = subprocess.run(command, check=False).returncode
     if code:
-        raise SystemExit(f"whitepanda: pip {arguments[0]} failed (exit {code}); what pip printed above says why")
+        raise SystemExit(
+            f"whitepanda: pip {arguments[0]} failed (exit {code}); what pip printed above says why"
+        )
 
 
 def stamp(extra: str) -> tuple[Path, str]:
@@ -48,7 +51,10 @@ def main(extras: list[str]) -> int:
         return 1
     unknown = [extra for extra in extras if extra not in EXTRAS]
     if unknown or not extras:
-        print(f"usage: bootstrap.py [--copy] EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}", file=sys.stderr)
+        print(
+            f"usage: bootstrap.py [--copy] EXTRA [EXTRA ...], EXTRA one of {', '.join(EXTRAS)}",
+            file=sys.stderr,
+        )
         return 2
     if not (VENV / "bin" / "python").exists():
         venv.EnvBuilder(with_pip=False, symlinks=True).create(VENV)

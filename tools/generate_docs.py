@@ -68,7 +68,9 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments)
             continue
-        arguments = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)]
+        arguments = [
+            a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)
+        ]
         if arguments:
             nested += _tables(arguments[0], f"[{field.name}]", comments)
             continue
@@ -79,7 +81,17 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
         return nested
     title = f"## `[{prefix}]`" if prefix else "## top level"
     doc = (kind.__doc__ or "").strip()
-    return [title, "", doc, "", "| setting | type | default | meaning |", "|---|---|---|---|", *rows, "", *nested]
+    return [
+        title,
+        "",
+        doc,
+        "",
+        "| setting | type | default | meaning |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        *nested,
+    ]
 
 
 def configuration_page() -> str:
@@ -88,7 +100,12 @@ def configuration_page() -> str:
     from central.config import CentralConfig  # noqa: PLC0415
 
     shared = _comments(ROOT / "proto" / "whitepanda" / "common" / "tls.py")
-    lines = ["# Configuration", "", "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.", ""]
+    lines = [
+        "# Configuration",
+        "",
+        "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.",
+        "",
+    ]
     lines += ["# The agent: agent.toml", ""]
     lines += _tables(AgentConfig, "", shared | _comments(ROOT / "agent" / "config.py"))
     lines += ["# Central: central.toml", ""]
@@ -102,7 +119,9 @@ def _help(*command: str) -> str:
         environment.pop(name, None)
     program = [sys.executable, "-c", "from whitepanda.common.cli import main; main()", *command, "--help"]
     done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
-    return "\n".join(line.rstrip() for line in done.stdout.replace(" -c ", " whitepanda ").strip().splitlines())
+    return "\n".join(
+        line.rstrip() for line in done.stdout.replace(" -c ", " whitepanda ").strip().splitlines()
+    )
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -114,7 +133,10 @@ def commands() -> list[tuple[str, ...]]:
         found.append((point.name,))
         loaded = point.load()
         if isinstance(loaded, typer.Typer):
-            found += [(point.name, c.name or str(getattr(c.callback, "__name__", ""))) for c in loaded.registered_commands]
+            found += [
+                (point.name, c.name or str(getattr(c.callback, "__name__", "")))
+                for c in loaded.registered_commands
+            ]
     return found
 
 

@@ -40,7 +40,9 @@ def generate(out: Path) -> descriptor_pb2.FileDescriptorSet:
     return parsed
 
 
-def _flatten(files: descriptor_pb2.FileDescriptorSet) -> tuple[dict[str, tuple[object, ...]], dict[str, set[int]]]:
+def _flatten(  # noqa: C901 - one walk over four kinds of things
+    files: descriptor_pb2.FileDescriptorSet,
+) -> tuple[dict[str, tuple[object, ...]], dict[str, set[int]]]:
     """Every field, enum value and method by full name and number; and the reserved numbers of every message."""
     found: dict[str, tuple[object, ...]] = {}
     reserved: dict[str, set[int]] = {}

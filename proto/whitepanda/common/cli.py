@@ -56,13 +56,15 @@ def build() -> typer.Typer:
 
     @app.callback()
     def _root(
-        version: bool = typer.Option(False, "--version", help="Print the version.", callback=_version, is_eager=True),  # noqa: FBT001
+        version: bool = typer.Option(  # noqa: FBT001 - typer's way to declare an option
+            False, "--version", help="Print the version.", callback=_version, is_eager=True
+        ),
     ) -> None:
         pass
 
     wanted = _wanted(sys.argv)
     for point in sorted(metadata.entry_points(group="whitepanda.commands"), key=lambda p: p.name):
-        # Only the command that runs is imported, unless help needs them all: the agent pays for nothing it does not use.
+        # Only the command that runs is imported, unless help needs them all.
         if wanted is not None and point.name != wanted:
             continue
         try:
@@ -70,7 +72,9 @@ def build() -> typer.Typer:
         except ImportError as error:
             if wanted is None:
                 continue
-            raise WhitepandaError(f"whitepanda {point.name}: this installation lacks '{error.name}'; install whitepanda[central]") from error
+            raise WhitepandaError(
+                f"whitepanda {point.name}: this installation lacks '{error.name}'; install whitepanda[central]"
+            ) from error
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=point.name)
         else:

@@ -52,7 +52,9 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
         if unknown:
             key = f"{path}.{unknown['key']}" if path else unknown["key"]
             known = ", ".join(_known_keys(kind, path)) or "none"
-            raise ConfigError(f"{where}: unknown key '{key}' (value {_show(_value(data, key))}); known here: {known}") from error
+            raise ConfigError(
+                f"{where}: unknown key '{key}' (value {_show(_value(data, key))}); known here: {known}"
+            ) from error
         got = f" (value {_show(_value(data, path))})" if path else ""
         raise ConfigError(f"{where}: {path or 'file'}: {what[:1].lower()}{what[1:]}{got}") from error
 

@@ -21,7 +21,9 @@ def configure(level: str) -> None:
     ]
     if "JOURNAL_STREAM" not in os.environ:
         processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
-    processors.append(structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True))
+    processors.append(
+        structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+    )
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

@@ -22,7 +22,9 @@ class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _read(path: str, what: str) -> bytes:
     if not path:
-        raise TlsError(f"tls.{what} is not set; `whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts")
+        raise TlsError(
+            f"tls.{what} is not set; `whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts"
+        )
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -39,7 +41,9 @@ def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
         TlsError: a file is missing, unreadable or not PEM.
 
     """
-    return grpc.ssl_channel_credentials(_read(files.ca, "ca"), _read(files.key, "key"), _read(files.certificate, "certificate"))
+    return grpc.ssl_channel_credentials(
+        _read(files.ca, "ca"), _read(files.key, "key"), _read(files.certificate, "certificate")
+    )
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
@@ -50,11 +54,13 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     """
     pair = (_read(files.key, "key"), _read(files.certificate, "certificate"))
-    return grpc.ssl_server_credentials([pair], root_certificates=_read(files.ca, "ca"), require_client_auth=True)
+    return grpc.ssl_server_credentials(
+        [pair], root_certificates=_read(files.ca, "ca"), require_client_auth=True
+    )
 
 
 def peer_names(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> frozenset[str]:
-    """Names (subject alternative names, else the common name) in the client's verified certificate; empty without TLS."""
+    """Names in the client's verified certificate: alternative names, else the common name. Empty without TLS."""
     auth = context.auth_context()
     names = auth.get("x509_subject_alternative_name") or auth.get("x509_common_name") or ()
-    return frozenset(name.decode("utf-8", "replace") for name in names)
+    return frozenset(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes))

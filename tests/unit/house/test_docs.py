@@ -42,7 +42,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_reason_code_has_a_remedy_in_the_guide() -> None:
     guide = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
     rows = [line for line in guide.splitlines() if line.startswith("| `")]
-    missing = [r.code for r in Reason if r is not Reason.UNSPECIFIED and not any(f"`{r.code}`" in row for row in rows)]
+    missing = [
+        r.code
+        for r in Reason
+        if r is not Reason.UNSPECIFIED and not any(f"`{r.code}`" in row for row in rows)
+    ]
     assert missing == []
 
 

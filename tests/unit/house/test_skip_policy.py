@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SKIPPING = "import pytest\n\n@pytest.mark.skip(reason='no such hardware')\ndef test_sleepy():\n    pass\n\ndef test_awake():\n    pass\n"
+SKIPPING = """
+import pytest
+
+@pytest.mark.skip(reason='no such hardware')
+def test_sleepy():
+    pass
+
+def test_awake():
+    pass
+"""
 
 
 @pytest.fixture
@@ -42,7 +51,9 @@ def test_skips_are_free_outside_ci(project: Path) -> None:
 
 
 def test_module_level_skip_fails_in_ci(project: Path) -> None:
-    (project / "tests" / "test_whole.py").write_text("import pytest\npytest.skip('not here', allow_module_level=True)\n")
+    (project / "tests" / "test_whole.py").write_text(
+        "import pytest\npytest.skip('not here', allow_module_level=True)\n"
+    )
     done = run(project, ci=True)
     assert done.returncode == 1
     assert "test_whole.py" in done.stdout
