@@ -190,7 +190,7 @@ def test_a_write_that_dies_leaves_the_version_before(store, tmp_path, monkeypatc
     before = path.read_bytes()
     events = []
 
-    def fsync(fd):
+    def fsync(_fd):
         events.append(("fsync", path.read_bytes() == before))
         raise OSError(28, "No space left on device")
 

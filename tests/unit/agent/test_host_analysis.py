@@ -1,0 +1,377 @@
+"""Verdicts on this host: what a slot is, when a VM is a victim, whom it suspects, why something is unknown."""
+
+import dataclasses
+import math
+
+import pytest
+
+from agent.analysis.antagonists import CpiStatistics
+from agent.coefficients import CoefficientStore
+from agent.config import AnalysisSection
+from agent.host_analysis import CpiPoint, HostAnalysis, SuspectView
+from agent.windows import CpiWindow
+from collector.base import Reason
+from whitepanda.v1 import agent_pb2
+
+S = 10**9
+T0 = 1_800_000_000 * S
+WINDOW = 10 * S
+PLATFORM = "cpu-a"
+
+
+def update(version=7, *, slot_s=30, created=T0, ttl_s=0, std=0.35, web=True):
+    statistics = [
+        agent_pb2.JobStatistics(job="web", platform=PLATFORM, samples=1000, mean_cpi=1.2, std_cpi=std),
+        agent_pb2.JobStatistics(job="scan", platform=PLATFORM, samples=1000, mean_cpi=2.0, std_cpi=0.5),
+        agent_pb2.JobStatistics(job="other", platform="cpu-b", samples=1000, mean_cpi=2.0, std_cpi=0.5),
+    ]
+    return agent_pb2.CoefficientUpdate(
+        version=version,
+        created_unix_ns=created,
+        ttl_ns=ttl_s * S,
+        slot_ns=slot_s * S,
+        full=True,
+        statistics=statistics if web else statistics[1:],
+        coefficients=[
+            agent_pb2.Coefficient(job="scan", value=0.5),
+            agent_pb2.Coefficient(job="web", value=0.1),
+        ],
+    )
+
+
+def window(vm, end, cpi=1.2, *, job="web", ls=True, usage=2.0, epoch="1", reason=Reason.UNSPECIFIED, **more):
+    return CpiWindow(
+        vm=f"uuid-{vm}",
+        epoch=epoch,
+        name=vm,
+        job=job,
+        latency_sensitive=ls,
+        start_unix_ns=end - WINDOW,
+        duration_ns=WINDOW,
+        cpu_usage_cores=usage,
+        cpi=cpi,
+        cpi_reason=reason,
+        **more,
+    )
+
+
+class Host:
+    """Feeds windows every 10 s."""
+
+    def __init__(self, tmp_path, section=None):
+        self.store = CoefficientStore(tmp_path / "coefficients.json")
+        self.analysis = HostAnalysis(section or AnalysisSection(), PLATFORM, self.store)
+        self.now = T0
+
+    def run(self, windows, *vms):
+        """Let `windows` windows pass in which the VMs (dicts for `window`) do the same."""
+        for _ in range(windows):
+            self.now += WINDOW
+            self.analysis.observe([window(end=self.now, **vm) for vm in vms], self.now)
+
+    def verdict(self, vm):
+        return self.analysis.verdict(f"uuid-{vm}")
+
+    def explain(self, vm):
+        return self.analysis.explain(f"uuid-{vm}")
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path)
+
+
+VICTIM = {"vm": "web-1", "cpi": 3.1}
+CALM = {"vm": "web-2", "cpi": 1.3}
+SCAN = {"vm": "scan-1", "cpi": 2.0, "job": "scan", "ls": False, "usage": 4.0}
+ODD = {"vm": "odd-1", "cpi": 2.0, "job": "odd", "ls": False, "usage": 9.0}
+
+
+def test_a_victim_with_its_arithmetic_and_first_suspect(host):
+    host.store.apply(update())
+    host.run(3, VICTIM, CALM, SCAN, ODD)
+    verdict = host.verdict("web-1")
+    assert verdict.verdict == "victim"
+    assert verdict.reason == "CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform"
+    assert verdict.degradation == pytest.approx(3.1 / 1.2)
+    assert verdict.top_suspect == "scan-1"
+
+
+def test_a_normal_vm_has_no_suspect_and_a_slow_down_of_at_least_1(host):
+    host.store.apply(update())
+    host.run(3, CALM, {"vm": "web-3", "cpi": 0.9}, SCAN)
+    verdict = host.verdict("web-2")
+    assert (verdict.verdict, verdict.top_suspect) == ("normal", "")
+    assert verdict.reason == "CPI 1.3 is not above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform"
+    assert verdict.degradation == pytest.approx(1.3 / 1.2)
+    assert host.verdict("web-3").degradation == 1.0
+
+
+def test_what_is_not_latency_sensitive_is_no_victim(host):
+    host.store.apply(update())
+    host.run(3, {**SCAN, "cpi": 9.0}, CALM)
+    verdict = host.verdict("scan-1")
+    assert verdict.verdict == "normal"
+    assert verdict.reason.endswith(
+        "of job scan on this platform; the job is not latency-sensitive, so this is no victim"
+    )
+    assert verdict.degradation == 4.5
+
+
+def test_explanation_has_every_number_of_the_verdict(host):
+    host.store.apply(update())
+    host.run(9, VICTIM, CALM, SCAN, ODD)
+    why = host.explain("web-1")
+    n1, n2 = (3.1 - 1.2) / 0.35, (1.3 - 1.2) / 0.35
+    assert why.statistics == CpiStatistics(1.2, 0.35, 1000)
+    assert (why.cpi, why.victim_threshold_cpi) == (pytest.approx(3.1), pytest.approx(1.9))
+    assert why.n_cpi == pytest.approx(n1)
+    assert why.mn_cpi == pytest.approx((n1 + n2) / 2)
+    assert why.mn_cpi_threshold == 1.0
+    assert (why.victim_slots, why.triggered) == (3, True)
+    assert (why.coefficient_version, why.coefficient_age_ns) == (7, 90 * S)
+    assert why.suspects == (
+        SuspectView(
+            "uuid-scan-1", "scan-1", "scan", pytest.approx(4.0), 0.5, pytest.approx(2.0), Reason.UNSPECIFIED
+        ),
+        SuspectView("uuid-odd-1", "odd-1", "odd", pytest.approx(9.0), None, None, Reason.NO_COEFFICIENTS),
+    )
+
+
+def test_a_suspect_is_not_its_own(host):
+    host.store.apply(update())
+    host.run(3, SCAN, ODD)
+    assert [s.name for s in host.explain("scan-1").suspects] == ["odd-1"]
+
+
+def test_trigger_needs_three_whole_slots_with_a_victim(host):
+    host.store.apply(update())
+    host.run(6, CALM)
+    fired = []
+    for _ in range(10):
+        host.run(1, {**CALM, "cpi": 3.1})
+        fired.append(host.analysis.triggered)
+    # One hot window of three is not above 1.9 = 1.2 + 2 * 0.35: (3.1 + 1.3 + 1.3) / 3 = 1.9; two are.
+    # Slots end now, 30 s and 60 s ago: the oldest has two hot windows after 2 + 6 windows.
+    assert fired == [False] * 7 + [True] * 3
+    host.run(3, CALM)
+    assert not host.analysis.triggered
+
+
+def test_different_victims_in_each_slot_trigger_too(host):
+    host.store.apply(update())
+    for hot in ("web-1", "web-2", "web-3"):
+        host.run(3, *({"vm": vm, "cpi": 9.0 if vm == hot else 1.2} for vm in ("web-1", "web-2", "web-3")))
+    assert host.analysis.triggered
+    assert [host.explain(vm).victim_slots for vm in ("web-1", "web-2", "web-3")] == [0, 0, 1]
+
+
+def test_cpi_of_a_slot_is_cycles_over_instructions_not_a_mean_of_ratios(host):
+    host.store.apply(update())
+    busy = {"vm": "web-1", "cpi": 1.0, "cycles": 3000, "instructions": 3000}
+    host.run(2, busy)
+    host.run(1, {"vm": "web-1", "cpi": 10.0, "cycles": 1000, "instructions": 100})
+    assert host.explain("web-1").cpi == pytest.approx(7000 / 6100)
+
+
+def test_cpi_without_counts_is_weighted_by_duration(host):
+    host.store.apply(update(slot_s=40))
+    host.now += 30 * S
+    long = dataclasses.replace(window("web-1", host.now, 1.0), start_unix_ns=T0, duration_ns=30 * S)
+    host.analysis.observe([long], host.now)
+    host.run(1, {"vm": "web-1", "cpi": 2.0})
+    assert host.explain("web-1").cpi == pytest.approx((1.0 * 30 + 2.0 * 10) / 40)
+
+
+def test_windows_without_cpi_do_not_count_but_their_usage_does(host):
+    host.store.apply(update())
+    host.run(2, {"vm": "web-1", "cpi": None, "reason": Reason.IDLE, "usage": 0.0})
+    host.run(1, {"vm": "web-1", "cpi": 2.5, "usage": 3.0}, SCAN)
+    assert host.explain("web-1").cpi == pytest.approx(2.5)
+    assert host.verdict("web-1").verdict == "victim"
+    host.run(1, {"vm": "scan-2", "job": "scan", "ls": False, "usage": 3.0})
+    host.run(1, {"vm": "scan-2", "job": "scan", "ls": False, "usage": 0.0, "cpi": None})
+    assert host.explain("web-1").suspects[1].cpu_usage_cores == pytest.approx(1.5)
+
+
+def unknown(host, vm="web-1"):
+    verdict = host.verdict(vm)
+    assert verdict.verdict == "unknown"
+    assert verdict.top_suspect == ""
+    return verdict
+
+
+def test_unknown_before_the_first_window(host):
+    assert unknown(host).reason == "no CPI window of this VM yet"
+    assert host.verdict("web-1").degradation_reason is Reason.VM_STARTING
+    why = host.explain("web-1")
+    assert (why.cpi, why.n_cpi, why.mn_cpi, why.suspects, why.history) == (None, None, None, (), ())
+
+
+def test_unknown_until_central_has_sent_statistics(host):
+    host.run(31, VICTIM, SCAN)
+    verdict = unknown(host)
+    assert verdict.reason == "no statistics for job web yet: central has not sent any"
+    assert (verdict.degradation, verdict.degradation_reason) == (None, Reason.NO_COEFFICIENTS)
+    assert host.explain("web-1").cpi == pytest.approx(3.1)
+    assert host.explain("web-1").suspects[0].reason is Reason.NO_COEFFICIENTS
+    assert host.analysis.mn_cpi is None
+    assert not host.analysis.triggered
+
+
+def test_unknown_where_the_version_lacks_the_job_on_this_platform(host):
+    host.store.apply(update(web=False))
+    host.run(3, VICTIM, {**VICTIM, "vm": "x", "job": "other"})
+    assert unknown(host).reason == "no statistics for job web on this platform yet: version 7 has none"
+    assert "job other on this platform" in unknown(host, "x").reason
+
+
+def test_unknown_after_the_time_to_live(host):
+    host.store.apply(update(ttl_s=3600))
+    host.run(3, VICTIM, SCAN)
+    assert host.verdict("web-1").verdict == "victim"
+    host.now += 5400 * S
+    host.run(3, VICTIM, SCAN)
+    verdict = unknown(host)
+    assert verdict.reason == (
+        "statistics of version 7 are 1.5 h old, past their time to live of 1.0 h:"
+        " central has sent no newer ones"
+    )
+    assert verdict.degradation_reason is Reason.STALE
+    suspect = host.explain("web-1").suspects[0]
+    assert (suspect.score, suspect.reason) == (None, Reason.STALE)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (Reason.IDLE, "idle: too little CPU over the last slot for a CPI"),
+        (Reason.NO_PMU, "no CPI over the last slot: no_pmu"),
+    ],
+)
+def test_unknown_without_a_cpi(host, reason, text):
+    host.store.apply(update())
+    host.run(3, {"vm": "web-1", "cpi": None, "reason": reason})
+    verdict = unknown(host)
+    assert (verdict.reason, verdict.degradation, verdict.degradation_reason) == (text, None, reason)
+
+
+def test_unknown_where_the_job_never_varied(host):
+    host.store.apply(update(std=0.0))
+    host.run(3, VICTIM)
+    verdict = unknown(host)
+    assert verdict.reason == "the CPI of job web did not vary over its 1000 samples: there is no threshold"
+    assert verdict.degradation == pytest.approx(3.1 / 1.2)
+    assert host.analysis.mn_cpi == 0.0
+
+
+def test_a_slot_that_was_hardly_watched_is_not_compared_with_whole_ones(host):
+    host.store.apply(update(slot_s=300))
+    host.run(3, VICTIM)
+    verdict = unknown(host)
+    assert verdict.reason == "watched for 30 s of a slot of 300 s: too short to compare"
+    assert verdict.degradation == pytest.approx(3.1 / 1.2)
+    assert host.analysis.mn_cpi is None
+    host.run(12, VICTIM)
+    assert host.verdict("web-1").verdict == "victim"
+
+
+def test_slots_are_as_long_as_centrals_but_never_shorter_than_a_window(host):
+    host.run(1, CALM)
+    assert host.analysis.slot_ns == 300 * S
+    host.store.apply(update(slot_s=30))
+    host.run(1, CALM)
+    assert host.analysis.slot_ns == 30 * S
+    host.store.apply(update(8, slot_s=5))
+    host.run(1, VICTIM)
+    assert host.analysis.slot_ns == WINDOW
+    assert host.verdict("web-1").verdict == "victim"
+
+
+def test_windows_that_end_beside_the_grid_are_in_one_slot_each(host):
+    host.store.apply(update(slot_s=10))
+    for jitter_ms in (3, -4, 2, -1, 0, 5):
+        host.now += WINDOW
+        late = host.now + jitter_ms * 10**6
+        host.analysis.observe([window("web-1", host.now, 3.1)], late)
+    assert (host.explain("web-1").victim_slots, host.analysis.triggered) == (3, True)
+
+
+def test_a_restart_begins_anew(host):
+    host.store.apply(update())
+    host.run(9, VICTIM)
+    assert host.explain("web-1").victim_slots == 3
+    host.run(3, {**VICTIM, "epoch": "2"})
+    assert host.explain("web-1").victim_slots == 1
+    assert len(host.explain("web-1").history) == 1
+
+
+def test_a_vm_that_left_is_forgotten_after_the_slots_under_test(host):
+    host.store.apply(update())
+    host.run(3, VICTIM, SCAN)
+    host.run(3, VICTIM)
+    assert host.explain("web-1").suspects == ()
+    host.run(3, VICTIM)
+    assert unknown(host, "scan-1").reason == "no CPI window of this VM yet"
+    host.run(9)
+    assert unknown(host).reason == "no CPI window of this VM yet"
+    assert host.analysis.mn_cpi is None
+
+
+def test_a_clock_set_back_does_not_freeze_the_slots(host):
+    host.store.apply(update(created=T0 - 7200 * S))
+    host.run(9, VICTIM)
+    host.now -= 3600 * S
+    host.run(3, {**VICTIM, "cpi": 1.2})
+    assert host.explain("web-1").cpi == pytest.approx(1.2)
+    assert host.verdict("web-1").verdict == "normal"
+
+
+def test_threshold_is_the_hosts_own_percentile_once_there_is_history(tmp_path):
+    host = Host(tmp_path, AnalysisSection(history_slots=120))
+    host.store.apply(update(slot_s=10))
+    host.run(101, {"vm": "web-1", "cpi": 1.9})  # nCPI 2
+    assert host.analysis.mn_cpi_threshold == 1.0  # the youngest three slots are under test, no history
+    host.run(2, {"vm": "web-1", "cpi": 1.9})
+    assert host.analysis.mn_cpi_threshold == pytest.approx(2.0)
+    host.run(2, VICTIM)
+    assert host.analysis.mn_cpi_threshold == pytest.approx(2.0)
+    assert not host.analysis.triggered
+    host.run(1, VICTIM)
+    assert host.analysis.triggered
+    assert len(host.analysis._history) <= 120
+
+
+def test_history_over_slots_of_another_length_is_dropped(host):
+    host.store.apply(update(slot_s=10))
+    host.run(20, CALM)
+    host.store.apply(update(8, slot_s=30))
+    host.run(3, CALM)
+    assert len(host.analysis._history) == 1
+    assert len(host.explain("web-2").history) == 1
+
+
+def test_history_for_people_is_one_point_per_slot_oldest_first(host):
+    host.store.apply(update(slot_s=10))
+    for cpi in (1.0, 2.0, 3.0):
+        host.run(1, {"vm": "web-1", "cpi": cpi, "usage": cpi})
+    points = host.explain("web-1").history
+    assert points == tuple(CpiPoint(T0 + i * WINDOW, float(i + 1), float(i + 1)) for i in range(3))
+    host.run(20, CALM | {"vm": "web-1"})
+    assert len(host.explain("web-1").history) == 12
+
+
+def test_latency_sensitive_jobs_without_positive_score_are_not_accused(host):
+    bad = update()
+    bad.coefficients[0].value = -0.5
+    host.store.apply(bad)
+    host.run(3, VICTIM, SCAN)
+    assert host.verdict("web-1").verdict == "victim"
+    assert host.verdict("web-1").top_suspect == ""
+
+
+def test_memory_is_bounded_by_the_slots_under_test(host):
+    host.store.apply(update())
+    host.run(200, VICTIM, SCAN)
+    assert all(len(vm.pieces) <= 9 for vm in host.analysis._vms.values())
+    assert not math.isnan(host.analysis.mn_cpi)
