@@ -1,0 +1,168 @@
+"""Local APIs with canned states, in a process of their own: `python canned_agents.py FOLDER` answers at FOLDER/NAME.sock.
+
+One asyncio loop per process is grpc.aio's rule, and the CLI under test is synchronous.
+"""
+
+import asyncio
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
+
+from agent.coefficients import CoefficientStore  # noqa: E402 - after the path
+from agent.config import AnalysisSection  # noqa: E402
+from agent.host_analysis import HostAnalysis  # noqa: E402
+from agent.local_api import LocalApi  # noqa: E402
+from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402
+from agent.windows import CpiWindow  # noqa: E402
+from collector.base import Reason  # noqa: E402
+from whitepanda.v1 import agent_pb2  # noqa: E402
+
+S = 10**9
+NOW = 1_800_000_000 * S
+PLATFORM = "Xeon E5-2680"
+MS = 10**6
+
+NO_PMU_DETAIL = "no hardware counters; on a virtual machine enable its PMU"
+
+
+def metrics(*, guest, gips, cpi, wait, disk, net, perf=None):
+    """The metrics that the CLI shows; `perf` is the reason why counters are not known."""
+    lack = {"reason": perf, "source": "perf"} if perf else {"source": "perf", "age_ns": 400 * MS}
+    return (
+        MetricView("cpu_usage_cores", guest * 4, source="procfs", age_ns=350 * MS),
+        MetricView("guest_ratio", guest, source="procfs", age_ns=350 * MS),
+        MetricView("run_queue_wait_ratio", wait, source="procfs", age_ns=350 * MS),
+        MetricView("gips", None if perf else gips, **lack),
+        MetricView("cpi", None if perf else cpi, **lack),
+        MetricView("disk_read_bytes_per_s", disk, source="libvirt", age_ns=900 * MS),
+        MetricView("disk_write_bytes_per_s", disk, source="libvirt", age_ns=900 * MS),
+        MetricView("network_receive_bytes_per_s", net, source="libvirt", age_ns=900 * MS),
+        MetricView("network_transmit_bytes_per_s", 0.0, source="libvirt", age_ns=900 * MS),
+    )
+
+
+def vm(name, job, found, *, ls=True, state="running"):
+    return VmView(f"uuid-{name}", name, job, ls, "e1", state, 4, found)
+
+
+HOST = HostView(
+    host="node1",
+    agent_version="0.1.0",
+    platform=PLATFORM,
+    now_unix_ns=NOW,
+    started_unix_ns=NOW - 3600 * S,
+    ticks=3600,
+    missed_ticks=2,
+    sources=(
+        SourceView("perf", "available", "4 groups", 400 * MS, 3 * MS, 3600, 0),
+        SourceView("libvirt", "stuck", "no answer for 4 s", 9 * S, 2 * S, 3000, 600),
+    ),
+    uplink=UplinkView("connected", "central:7443", 1, 4096, 359, 3590, 0, 5, ""),
+    cpu_seconds=12.5,
+    rss_bytes=60 << 20,
+    window_ms=10_000,
+    metrics=(MetricView("host_cpu_idle_ratio", 0.4, source="procfs", age_ns=MS),),
+)
+
+FULL = (
+    vm("batch-0001", "scan", metrics(guest=0.99, gips=2.5, cpi=2.0, wait=0.0, disk=0.0, net=0.0), ls=False),
+    vm(
+        "instance-0000a1f3",
+        "web",
+        metrics(guest=0.785, gips=3.412, cpi=3.1, wait=0.052, disk=612_000.0, net=12_345_678.0),
+    ),
+    vm("instance-0000a1f4", "web", metrics(guest=0.5, gips=12.3, cpi=1.3, wait=0.001, disk=0.0, net=950.0)),
+    vm(
+        "new-1", "brand-new", metrics(guest=0.1, gips=0.5, cpi=None, wait=None, disk=None, net=None), ls=False
+    ),
+    vm(
+        "paused-1", "web", metrics(guest=0.0, gips=0.0, cpi=None, wait=0.0, disk=0.0, net=0.0), state="paused"
+    ),
+)
+
+
+class State:
+    """`agent.state.AgentState` that never changes."""
+
+    def __init__(self, host, vms, analysis):
+        self._host, self._vms, self.analysis = host, vms, analysis
+
+    def host(self):
+        return self._host
+
+    def vms(self):
+        return self._vms
+
+
+def analysis(folder, *, coefficients=True):
+    store = CoefficientStore(Path(folder) / "coefficients.json")
+    if coefficients:
+        store.apply(
+            agent_pb2.CoefficientUpdate(
+                version=7,
+                created_unix_ns=NOW - 120 * S,
+                slot_ns=10 * S,
+                full=True,
+                statistics=[
+                    agent_pb2.JobStatistics(
+                        job="web", platform=PLATFORM, samples=1000, mean_cpi=1.2, std_cpi=0.35
+                    ),
+                ],
+                coefficients=[agent_pb2.Coefficient(job="scan", value=0.5)],
+            )
+        )
+    found = HostAnalysis(AnalysisSection(), PLATFORM, store)
+    rows = (
+        ("batch-0001", "scan", 2.0, False, 3.96),
+        ("instance-0000a1f3", "web", 3.1, True, 3.14),
+        ("instance-0000a1f4", "web", 1.3, True, 2.0),
+        ("new-1", "brand-new", None, False, 0.4),
+    )
+    for end in (NOW - 20 * S, NOW - 10 * S, NOW):
+        windows = [
+            CpiWindow(f"uuid-{name}", "e1", name, job, ls, end - 10 * S, 10 * S, usage, cpi, Reason.IDLE)
+            for name, job, cpi, ls, usage in rows
+        ]
+        found.observe(windows, end)
+    return found
+
+
+def without_pmu():
+    sources = (SourceView("perf", "unavailable", NO_PMU_DETAIL),)
+    lacking = metrics(guest=0.5, gips=0, cpi=0, wait=0.01, disk=1e6, net=1e3, perf=Reason.NO_PMU)
+    vms = (vm("vm-1", "web", lacking), vm("vm-2", "web", lacking))
+    return replace(HOST, sources=sources), vms
+
+
+def states(folder):
+    return {
+        "full": State(HOST, FULL, analysis(f"{folder}/full")),
+        "no_pmu": State(
+            *without_pmu(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
+        ),
+        "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
+        "crippled": State(HOST, FULL, None),
+        "empty": State(HOST, (), None),
+    }
+
+
+async def main(folder):
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    with tempfile.TemporaryDirectory() as scratch:
+        apis = [LocalApi(state, Path(folder) / f"{name}.sock") for name, state in states(scratch).items()]
+        for api in apis:
+            await api.start()
+        print("ready", flush=True)
+        await stop.wait()
+        for api in apis:
+            await api.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

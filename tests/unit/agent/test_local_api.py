@@ -1,0 +1,238 @@
+"""The local API: what it answers, who may ask, and what it does with a socket that is already there."""
+
+import asyncio
+import importlib.util
+import math
+import os
+import socket
+import stat
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from agent.local_api import LocalApi
+from whitepanda.common.errors import ConfigError, UnavailableError
+from whitepanda.v1 import agent_pb2, host_pb2, host_pb2_grpc
+
+spec = importlib.util.spec_from_file_location("canned_agents", Path(__file__).with_name("canned_agents.py"))
+canned = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(canned)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def short(tmp_path_factory):
+    """A folder whose path fits into a socket's address."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def states(short):
+    return canned.states(short)
+
+
+class Served:
+    def __init__(self, state, path):
+        self.api, self.path = LocalApi(state, path), path
+
+    async def __aenter__(self):
+        await self.api.start()
+        self.channel = grpc.aio.insecure_channel(f"unix:{self.path}")
+        self.stub = host_pb2_grpc.LocalHostStub(self.channel)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.channel.close()
+        await self.api.stop()
+
+
+async def test_status(short, states):
+    async with Served(states["full"], short / "a.sock") as served:
+        status = await served.stub.GetStatus(host_pb2.GetStatusRequest())
+    assert (status.host, status.platform, status.agent_version) == ("node1", canned.PLATFORM, "0.1.0")
+    assert (status.ticks, status.missed_ticks, status.coefficient_version) == (3600, 2, 7)
+    assert [(s.name, s.state, s.failures) for s in status.sources] == [
+        ("perf", "available", 0),
+        ("libvirt", "stuck", 600),
+    ]
+    assert status.uplink.acknowledged_windows == 3590
+    assert status.mn_cpi == pytest.approx((1.9 / 0.35 + 0.1 / 0.35) / 2)
+    assert status.host_metrics[0].name == "host_cpu_idle_ratio"
+
+
+async def test_vms_with_verdicts_and_unknown_values_as_nan_with_reason(short, states):
+    async with Served(states["full"], short / "a.sock") as served:
+        answer = await served.stub.ListVms(host_pb2.ListVmsRequest())
+    assert (answer.host, answer.now_unix_ns, answer.triggered) == ("node1", canned.NOW, True)
+    by_name = {vm.name: vm for vm in answer.vms}
+    victim = by_name["instance-0000a1f3"]
+    assert (victim.verdict, victim.top_suspect) == ("victim", "batch-0001")
+    assert victim.degradation == pytest.approx(3.1 / 1.2)
+    assert math.isnan(by_name["new-1"].degradation)
+    assert math.isnan({m.name: m.value for m in by_name["new-1"].metrics}["cpi"])
+    async with Served(states["no_pmu"], short / "b.sock") as served:
+        answer = await served.stub.ListVms(host_pb2.ListVmsRequest())
+    cpi = next(m for m in answer.vms[0].metrics if m.name == "cpi")
+    assert (cpi.reason, cpi.source) == (agent_pb2.REASON_NO_PMU, "perf")
+
+
+@pytest.mark.parametrize("asked", ["instance-0000a1f3", "uuid-instance-0000a1f3"])
+async def test_explanation_by_name_and_by_uuid(short, states, asked):
+    async with Served(states["full"], short / "a.sock") as served:
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm=asked))
+    assert why.vm.name == "instance-0000a1f3"
+    assert (why.statistics.job, why.statistics.samples, why.statistics.mean_cpi) == ("web", 1000, 1.2)
+    assert why.n_cpi == pytest.approx(1.9 / 0.35)
+    assert (why.victim_slots, why.triggered, why.coefficient_version) == (3, True, 7)
+    assert why.coefficient_age_ns == 120 * canned.S
+    assert [(s.name, s.reason) for s in why.suspects] == [
+        ("batch-0001", agent_pb2.REASON_UNSPECIFIED),
+        ("new-1", agent_pb2.REASON_NO_COEFFICIENTS),
+    ]
+    assert why.suspects[0].score == pytest.approx(0.5 * 3.96)
+    assert math.isnan(why.suspects[1].score)
+    assert len(why.history) == 3
+
+
+async def test_without_statistics_they_have_no_samples(short, states):
+    async with Served(states["alone"], short / "a.sock") as served:
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="new-1"))
+    assert (why.statistics.samples, why.statistics.job) == (0, "brand-new")
+    assert math.isnan(why.victim_threshold_cpi)
+
+
+async def test_without_analysis_everything_measured_is_still_told(short, states):
+    async with Served(states["crippled"], short / "a.sock") as served:
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="new-1"))
+        listed = await served.stub.ListVms(host_pb2.ListVmsRequest())
+        status = await served.stub.GetStatus(host_pb2.GetStatusRequest())
+    assert why.vm.verdict == "unknown"
+    assert why.vm.verdict_reason == "the analysis could not be started: see the agent's log"
+    assert math.isnan(why.mn_cpi)
+    assert len(listed.vms) == 5
+    assert math.isnan(status.mn_cpi)
+
+
+@pytest.mark.parametrize(
+    ("state", "asked", "code", "detail"),
+    [
+        (
+            "full",
+            "instance-0000a1f",
+            grpc.StatusCode.NOT_FOUND,
+            "no VM has the name or UUID 'instance-0000a1f': did you mean instance-0000a1f4, instance-0000a1f3,",
+        ),
+        (
+            "full",
+            "zzz",
+            grpc.StatusCode.NOT_FOUND,
+            "there are 5, such as batch-0001; `whitepanda vms` lists them",
+        ),
+        ("empty", "zzz", grpc.StatusCode.NOT_FOUND, "there is none on this host now"),
+        ("full", "", grpc.StatusCode.INVALID_ARGUMENT, "name a VM: its name or UUID"),
+        ("full", "x" * 5000, grpc.StatusCode.NOT_FOUND, "'" + "x" * 80 + "'"),
+    ],
+)
+async def test_unknown_vms_are_refused_with_near_names(short, states, state, asked, code, detail):
+    async with Served(states[state], short / "a.sock") as served:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm=asked))
+    assert error.value.code() is code
+    assert detail in error.value.details()
+
+
+async def test_oversized_questions_are_refused(short, states):
+    async with Served(states["full"], short / "a.sock") as served:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="x" * 100_000))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert (await served.stub.GetStatus(host_pb2.GetStatusRequest())).host == "node1"
+
+
+async def test_health_and_reflection(short, states):
+    async with Served(states["full"], short / "a.sock") as served:
+        health = health_pb2_grpc.HealthStub(served.channel)
+        for service in ("", "whitepanda.v1.LocalHost"):
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        listed = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
+    names = {service.name for service in listed[0].list_services_response.service}
+    assert names >= {"whitepanda.v1.LocalHost", "grpc.health.v1.Health"}
+
+
+async def test_the_socket_is_for_user_and_group_and_its_folder_is_made(short, states):
+    path = short / "made" / "agent.sock"
+    async with Served(states["empty"], path):
+        mode = path.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o660
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o750
+    assert not path.exists()
+
+
+async def test_the_socket_is_never_open_to_others_not_even_before_its_mode_is_set(short, states, monkeypatch):
+    seen = []
+    chmod = Path.chmod
+
+    def watching(path, mode):
+        if path.name == "agent.sock":
+            seen.append(stat.S_IMODE(path.stat().st_mode) & 0o007)
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", watching)
+    async with Served(states["empty"], short / "agent.sock"):
+        assert seen == [0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to a group that is not its own")
+async def test_the_socket_belongs_to_the_folders_group(short, states):
+    os.chown(short, -1, 12345)
+    async with Served(states["empty"], short / "a.sock") as served:
+        assert served.path.stat().st_gid == 12345
+
+
+async def test_a_stale_socket_is_replaced(short, states):
+    path = short / "a.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    async with Served(states["empty"], path) as served:
+        assert (await served.stub.GetStatus(host_pb2.GetStatusRequest())).host == "node1"
+
+
+async def test_a_live_socket_is_left_alone(short, states):
+    path = short / "a.sock"
+    async with Served(states["empty"], path) as first:
+        with pytest.raises(UnavailableError, match=rf"another agent runs here: it answers at {path}"):
+            await LocalApi(states["full"], path).start()
+        assert (await first.stub.ListVms(host_pb2.ListVmsRequest())).host == "node1"
+
+
+async def test_what_is_no_socket_is_left_alone(short, states):
+    path = short / "a.sock"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="exists and is no socket"):
+        await LocalApi(states["empty"], path).start()
+    assert path.read_text() == "precious"
+
+
+async def test_impossible_places_are_one_clear_line(short, states):
+    with pytest.raises(ConfigError, match="agent.socket is longer than 107 bytes"):
+        await LocalApi(states["empty"], short / ("x" * 120)).start()
+    (short / "file").write_text("")
+    with pytest.raises(UnavailableError, match="cannot make the folder of agent.socket .*: "):
+        await LocalApi(states["empty"], short / "file" / "a.sock").start()
+
+
+async def test_stopping_twice_or_unstarted_is_harmless(short, states):
+    api = LocalApi(states["empty"], short / "a.sock")
+    await api.stop()
+    await api.start()
+    await api.stop()
+    await api.stop()
+    await asyncio.sleep(0)
