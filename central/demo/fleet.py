@@ -86,7 +86,7 @@ class DemoFleet:
 
 def make_fleet(seed: int, start_file: Path) -> DemoFleet:
     """Make the fleet of a seed; the antagonist on its host is active from when `start_file` exists."""
-    chance = random.Random(f"whitepanda demo {seed}")  # noqa: S311 - a scenario, no secret
+    chance = random.Random(f"whitepanda demo {seed}")
     names = [f"host-{number}" for number in range(1, _HOSTS + 1)]
     target = chance.choice(names)
     job, other = chance.sample(sorted(_ANTAGONISTS), 2)
@@ -193,7 +193,7 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
     )
 
 
-def agent_config(  # noqa: PLR0917 - one per table of the file
+def agent_config(
     fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles
 ) -> str:
     """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state and truth."""

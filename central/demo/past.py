@@ -119,7 +119,7 @@ def send(channel: grpc.Channel, importer: str, past: Past) -> None:
     )
     for batch in past.batches:
         outbox.put(agent_pb2.AgentMessage(batch=batch))
-    stub = agent_pb2_grpc.AgentStreamStub(channel)  # type: ignore[no-untyped-call]
+    stub = agent_pb2_grpc.AgentStreamStub(channel)
     timeout_s = _SILENCE_S + len(past.batches)
     try:
         replies = stub.Connect(iter(outbox.get, None), timeout=timeout_s, wait_for_ready=True)

@@ -67,7 +67,7 @@ class AgentWatch:
             # A socket that appears later is tried again soon, not after gRPC's usual back-off of seconds.
             options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]
             self._channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
-        stub = host_pb2_grpc.LocalHostStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = host_pb2_grpc.LocalHostStub(self._channel)
         try:
             self._take_status(stub.GetStatus(host_pb2.GetStatusRequest(), timeout=_DEADLINE_S))
             self._take_vms(stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S))
@@ -137,7 +137,7 @@ class CentralWatch:
     """Central's fleet API. Every answer is None while central does not answer."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self._stub = fleet_pb2_grpc.FleetStub(channel)  # type: ignore[no-untyped-call]
+        self._stub = fleet_pb2_grpc.FleetStub(channel)
 
     def status(self) -> Any | None:
         """`FleetStatus`."""

@@ -1,0 +1,116 @@
+"""The demonstration as a user runs it: real processes, real mTLS, one command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WHITEPANDA = Path(sys.executable).parent / "whitepanda"
+
+
+def children_of_demos(mark: str) -> list[str]:
+    """Command lines of all processes whose configuration is below `mark`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            if mark in command and "central.demo.child" in command:
+                found.append(command)
+    return found
+
+
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "TMPDIR": str(tmp_path),
+    }  # so that its folder, and its processes, can be found
+    return subprocess.Popen(
+        [str(WHITEPANDA), "demo", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.fixture
+def short_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sockets live below it, and their paths are limited."""
+    return tmp_path_factory.mktemp("d")
+
+
+def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
+    began = time.monotonic()
+    running = start(short_tmp, "--json", "--seed", "7")
+    out, err = running.communicate(timeout=110)
+    seconds = time.monotonic() - began
+    assert running.returncode == 0, err
+    told = json.loads(out)
+    assert told["first_suspect"] == told["injected_antagonist"]
+    assert len(told["hosts"]) == 4
+    assert told["windows_acknowledged"] >= 4 * 10 * 5
+    assert told["past_windows"] == 34560
+    hurt = [victim for victim in told["victims"] if victim["flagged"]]
+    assert len(hurt) >= 3
+    for victim in hurt:
+        assert victim["true_degradation"] > 1.1
+        assert victim["estimated_degradation"] == pytest.approx(victim["true_degradation"], rel=0.25)
+    assert told["suspects"][0]["job"] == told["first_suspect"]
+    assert told["seconds"] <= seconds < 60
+    assert "SIMULATED days" in err
+    assert children_of_demos(str(short_tmp)) == []
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_demo_and_everything_it_started(short_tmp: Path, number: signal.Signals) -> None:
+    running = start(short_tmp)
+    try:
+        end = time.monotonic() + 30
+        while len(children_of_demos(str(short_tmp))) < 5 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert len(children_of_demos(str(short_tmp))) == 5
+        time.sleep(1.0)
+        running.send_signal(number)
+        running.communicate(timeout=20)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 128 + number
+    assert children_of_demos(str(short_tmp)) == []
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_a_daemon_that_dies_fails_the_demo_with_one_line(short_tmp: Path) -> None:
+    running = start(short_tmp, "--json")
+    pids: list[int] = []
+    end = time.monotonic() + 30
+    while not pids and time.monotonic() < end:
+        time.sleep(0.2)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    command = (entry / "cmdline").read_bytes().decode(errors="replace")
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    continue
+                if str(short_tmp) in command and "host-3" in command:
+                    pids = [int(entry.name)]
+    assert pids
+    os.kill(pids[0], signal.SIGKILL)
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 4
+    assert out == ""
+    assert "error: demo: host-3 was killed by signal 9; its last words:" in err
+    assert "Traceback" not in err
+    assert children_of_demos(str(short_tmp)) == []
+    assert list(short_tmp.iterdir()) == []

@@ -1,0 +1,429 @@
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from agent import config as agent_config_module
+from central import config as central_config_module
+from central.cli.demo import _folders, _tell, demo
+from central.demo import fleet, past
+from central.demo.outcome import Outcome, Victim
+from central.demo.processes import Daemons
+from central.demo.show import LiveShow, PlainShow, print_outcome
+from central.demo.watch import AgentWatch, Ranked, Truth
+from collector.simulated.scenario import parse
+from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2, host_pb2
+
+S = 1_000_000_000
+TLS = TlsFiles(ca="/x/ca.crt", certificate="/x/a.crt", key="/x/a.key")
+
+
+# --- the fleet ---
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 40])
+def test_a_fleet_is_made_of_its_seed_alone(seed: int, tmp_path: Path) -> None:
+    made = fleet.make_fleet(seed, tmp_path / "go")
+    assert made == fleet.make_fleet(seed, tmp_path / "go")
+    assert made != fleet.make_fleet(seed + 1, tmp_path / "go")
+    assert len(made.hosts) == 4
+    assert made.target in [host.name for host in made.hosts]
+
+
+def test_the_injected_job_is_only_on_its_host_now_and_only_elsewhere_before(tmp_path: Path) -> None:
+    made = fleet.make_fleet(1, tmp_path / "go")
+    for host in made.hosts:
+        live = parse(tomllib.loads(host.live_toml), host.name)
+        jobs_now, jobs_before = {vm.job for vm in live.vms}, {vm.job for vm in host.past.vms}
+        is_target = host.name == made.target
+        assert made.antagonist_job in jobs_now
+        assert (made.antagonist_job in jobs_before) == (not is_target)
+        injected = [a.vm for a in live.antagonists]
+        assert injected == ([made.antagonist_vm] if is_target else [])
+        assert all(a.boots for a in live.antagonists)
+        assert sum(vm.latency_sensitive for vm in live.vms) == 5
+        assert {vm.name for vm in host.past.vms} <= {vm.name for vm in live.vms}
+
+
+def test_an_innocent_neighbour_uses_more_cpu_than_the_antagonist(tmp_path: Path) -> None:
+    for seed in range(1, 8):
+        made = fleet.make_fleet(seed, tmp_path / "go")
+        live = parse(tomllib.loads(next(h.live_toml for h in made.hosts if h.name == made.target)), "x")
+        train = next(vm for vm in live.vms if vm.job == "train")
+        assert train.load.cores > live.antagonists[0].cores
+        assert any(
+            vm.job not in {made.antagonist_job, "train"} and vm.job in fleet._ANTAGONISTS for vm in live.vms
+        )
+
+
+def test_configurations_are_those_of_the_shipped_daemons(tmp_path: Path) -> None:
+    made = fleet.make_fleet(1, tmp_path / "go")
+    path = tmp_path / "agent.toml"
+    socket = tmp_path / "a.sock"
+    path.write_text(fleet.agent_config(made, made.hosts[0], "127.0.0.1:7", tmp_path, socket, TLS))
+    agent = agent_config_module.load(path)
+    assert (agent.agent.host, agent.agent.window_s, agent.agent.platform) == ("host-1", 2.0, fleet.PLATFORM)
+    assert agent.sources.simulated.mode == "required"
+    assert {agent.sources.libvirt.mode, agent.sources.perf.mode, agent.sources.procfs.mode} == {"off"}
+    assert [rule.latency_sensitive for rule in agent.jobs] == [True, False]
+    path = tmp_path / "central.toml"
+    path.write_text(fleet.central_config("127.0.0.1:7", tmp_path, TLS, "importer", "operator"))
+    assert central_config_module.load(path).build.slot_s == agent.agent.window_s
+
+
+def test_toml_is_written_as_it_is_read() -> None:
+    table = {
+        "a": 1,
+        "b": {"c": 'x"\\y', "d": [1.5, [2, 3]], "e": {"f": True}},
+        "g": [{"h": 1}, {"i": {"j": "k"}}],
+    }
+    assert tomllib.loads(fleet.to_toml(table)) == table
+
+
+# --- the past ---
+
+
+def test_the_past_is_three_days_of_batches_with_rising_numbers(tmp_path: Path) -> None:
+    made = fleet.make_fleet(1, tmp_path / "go")
+    now_s = 1_750_000_123.0
+    days = past.simulate(made, now_s)
+    assert days.windows == 4 * 10 * 3 * 288
+    assert [batch.sequence for batch in days.batches] == list(range(1, len(days.batches) + 1))
+    assert {task.machine for batch in days.batches for task in batch.tasks} == {h.name for h in made.hosts}
+    starts = [start for batch in days.batches for start in batch.start_unix_ns]
+    assert len(starts) == days.windows
+    assert max(starts) + 2 * S <= now_s * S
+    assert min(starts) >= (now_s - 3 * 86400 - 300) * S
+    assert all(start % (2 * S) == 0 for start in starts)
+    columns = (
+        "duration_ns",
+        "cpi",
+        "cpu_usage_cores",
+        "cycles",
+        "instructions",
+        "running_ratio",
+        "task_index",
+    )
+    for batch in days.batches:
+        assert {len(getattr(batch, column)) for column in columns} == {len(batch.start_unix_ns)}
+        assert all(not math.isnan(cpi) for cpi in batch.cpi)
+
+
+def ack(*ranges: tuple[int, int], rows: int = 0, **more: object) -> agent_pb2.CentralMessage:
+    parts = [agent_pb2.SequenceRange(first=first, last=last) for first, last in ranges]
+    return agent_pb2.CentralMessage(ack=agent_pb2.Ack(ranges=parts, accepted_rows=rows, **more))  # type: ignore[arg-type]
+
+
+def test_sending_ends_when_all_is_acknowledged() -> None:
+    welcome = agent_pb2.CentralMessage(welcome=agent_pb2.Welcome(protocol_version=2))
+    replies = iter([welcome, ack((1, 2), rows=20), ack((3, 3), rows=5), ack((9, 9))])
+    past._until_acknowledged(replies, 3, 25)
+    assert next(replies).ack.ranges[0].first == 9  # nothing was read beyond the last acknowledgement
+
+
+@pytest.mark.parametrize(
+    ("replies", "message"),
+    [
+        ([ack((1, 2), rows=20)], "hung up with 1 simulated batches not acknowledged"),
+        ([ack((1, 3), rows=24)], "accepted 24 of 25 simulated windows"),
+        (
+            [ack((1, 3), rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpi", count=4)])],
+            "refused 4 simulated windows: bad_cpi",
+        ),
+        (
+            [
+                ack(
+                    (1, 3),
+                    rejected_batches=[agent_pb2.RejectedBatch(sequence=2, reason="malformed", detail="no")],
+                )
+            ],
+            "refused simulated batch 2: malformed: no",
+        ),
+    ],
+)
+def test_a_past_that_central_does_not_take_whole_is_an_error(
+    replies: list[agent_pb2.CentralMessage], message: str
+) -> None:
+    with pytest.raises(UnavailableError, match=message):
+        past._until_acknowledged(replies, 3, 25)
+
+
+# --- the truth and the agents' words ---
+
+
+def test_truth_is_averaged_over_the_very_slots(tmp_path: Path) -> None:
+    file = tmp_path / "truth.jsonl"
+
+    def line(since_s: float, until_s: float, degradation: float) -> str:
+        vms = {"web": {"true_degradation": degradation}}
+        entry = {
+            "since_unix_ns": round(since_s * S),
+            "unix_ns": round(until_s * S),
+            "vms": vms,
+            "antagonists": [],
+        }
+        return json.dumps(entry) + "\n"
+
+    file.write_text(line(0, 10, 1.0) + line(10, 11, 1.2) + line(11, 12, 1.6) + line(12, 14, 3.0) + '{"half')
+    truth = Truth(file)
+    assert truth.degradation("web", [10 * S]) == pytest.approx(1.4)
+    assert truth.degradation("web", [10 * S, 12 * S]) == pytest.approx((1.2 + 1.6 + 2 * 3.0) / 4)
+    assert truth.degradation("web", [9 * S]) == pytest.approx(1.1)
+    assert truth.degradation("web", [20 * S]) is None
+    assert truth.degradation("db", [10 * S]) is None
+
+
+def explanation(start_s: int, cpi: float, newest_cpi: float, degradation: float) -> host_pb2.VmExplanation:
+    return host_pb2.VmExplanation(
+        vm=host_pb2.VmSummary(name="web", verdict="victim", degradation=degradation),
+        cpi=newest_cpi,
+        history=[host_pb2.CpiPoint(start_unix_ns=start_s * S, cpi=cpi)],
+        suspects=[
+            host_pb2.Suspect(name="scan-1", job="scan", coefficient=0.7, cpu_usage_cores=2, score=1.4),
+            host_pb2.Suspect(
+                name="new-1", job="new", coefficient=math.nan, cpu_usage_cores=9, score=math.nan
+            ),
+        ],
+    )
+
+
+def test_an_agents_verdict_is_kept_per_slot_and_only_with_its_own_slot(tmp_path: Path) -> None:
+    watch = AgentWatch("h", tmp_path / "s")
+    watch._take_explanation(explanation(10, 1.5, 1.5, 1.4))
+    watch._take_explanation(explanation(10, 1.5, 1.9, 1.8))  # the newest slot is not in the history yet
+    watch._take_explanation(explanation(12, 1.9, 1.9, math.nan))
+    slots = watch.slots["web"]
+    assert {start // S: slot.degradation for start, slot in slots.items()} == {10: 1.4, 12: None}
+    assert watch.suspects == (Ranked("scan-1", "scan", 2.0, 0.7, 1.4),)
+
+
+def test_an_agent_that_is_not_up_yet_is_no_error(tmp_path: Path) -> None:
+    watch = AgentWatch("h", tmp_path / "nobody.sock")
+    watch.poll(explain=True)
+    assert not watch.answers
+    watch.close()
+    watch.close()
+
+
+# --- processes ---
+
+
+def wait_gone(pid: int, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_daemon_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
+    daemons = Daemons()
+    daemons.start("agent", ["check-config", str(tmp_path / "none.toml")], tmp_path / "log")
+    daemons._running[0].process.wait(timeout=20)
+    with pytest.raises(
+        UnavailableError, match=r"demo: agent ended with exit code 2; its last words: .*none.toml"
+    ):
+        daemons.check()
+    assert daemons.stop() == []
+
+
+def stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a process that ignores SIGTERM, and has a child, in place of the product."""
+    code = (
+        "import signal,subprocess,sys,time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']);"
+        "print(p.pid, flush=True); time.sleep(60)"
+    )
+    real = subprocess.Popen
+
+    def popen(_command: list[str], **options: object) -> subprocess.Popen[bytes]:
+        return real([sys.executable, "-c", code], **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr("central.demo.processes.subprocess.Popen", popen)
+
+
+def test_a_daemon_that_does_not_end_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn(monkeypatch)
+    daemons = Daemons()
+    daemons.start("agent", [], tmp_path / "log")
+    end = time.monotonic() + 10
+    while not (tmp_path / "log").read_text().strip() and time.monotonic() < end:
+        time.sleep(0.05)
+    child = int((tmp_path / "log").read_text())
+    pid = daemons.pids()[0]
+    assert daemons.stop(grace_s=0.3) == ["agent"]
+    assert wait_gone(pid)
+    assert wait_gone(child)
+    assert daemons.stop() == []
+
+
+def test_a_program_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(UnavailableError, match="demo: cannot start central: No such file"):
+        Daemons().start("central", [], tmp_path / "log")
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:
+    # The parent starts a child that would wait for ever, and is killed.
+    config = tmp_path / "agent.toml"
+    config.write_text(
+        f'[agent]\nstate_dir = "{tmp_path}/state"\nsocket = "{tmp_path}/a.sock"\n'
+        + "".join(f'[sources.{name}]\nmode = "off"\n' for name in ("libvirt", "perf", "procfs"))
+    )
+    code = (
+        "import sys,time; from pathlib import Path; from central.demo.processes import Daemons; d=Daemons();"
+        "d.start('agent', ['agent','run','--config',sys.argv[1]], Path(sys.argv[2])); print(d.pids()[0], flush=True);"
+        "time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(config), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        end = time.monotonic() + 15
+        while not (tmp_path / "a.sock").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert (tmp_path / "a.sock").exists(), (tmp_path / "log").read_text()
+        parent.kill()
+    try:
+        assert wait_gone(child)
+    finally:
+        if not wait_gone(child, 0.1):
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_of_a_parent_that_is_gone_does_not_begin() -> None:
+    command = [sys.executable, "-P", "-m", "central.demo.child", "1", "--version"]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert done.returncode == 1
+    assert "the parent 1 is gone" in done.stderr
+    command[4] = str(os.getpid())
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    assert done.stdout.startswith("whitepanda ")
+
+
+# --- what is shown ---
+
+
+def outcome(first: str | None = "scan") -> Outcome:
+    return Outcome(
+        injected_antagonist="scan",
+        first_suspect=first,
+        host="host-2",
+        victims=(Victim("web-1", 1.5, 1.46, flagged=True), Victim("web-2", None, None, flagged=False)),
+        suspects=(Ranked("scan-1", "scan", 5.5, 0.7, 3.85),),
+        hosts=("host-1", "host-2"),
+        windows_acknowledged=321,
+        past_windows=1000,
+        coefficient_version=3,
+        detection_s=6.2,
+        compared_s=10.0,
+        false_alarms=(),
+        seed=1,
+        seconds=24.0,
+    )
+
+
+def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    _tell(outcome(), as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["victims"][1] == {
+        "vm": "web-2",
+        "true_degradation": None,
+        "estimated_degradation": None,
+        "flagged": False,
+    }
+    assert (told["injected_antagonist"], told["first_suspect"], told["seconds"]) == ("scan", "scan", 24.0)
+    for wrong in ("train", None):
+        with pytest.raises(
+            UnavailableError, match=rf"the first suspect on host-2 is {wrong}, but scan was injected"
+        ):
+            _tell(outcome(wrong), as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "words"), [("scan", "the injected antagonist"), ("train", "NOT the injected one")]
+)
+def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> None:
+    screen = io.StringIO()
+    print_outcome(Console(file=screen, width=120), outcome(first))
+    text = screen.getvalue()
+    for expected in (words, "scan-1", "+3.850", "web-1", "1.46", "1.50", "321 live CPI windows"):
+        assert expected in text
+
+
+def test_progress_as_lines_and_as_a_screen() -> None:
+    agents = [AgentWatch("host-1", Path("/x")), AgentWatch("host-2", Path("/x"))]
+    agents[0].answers, agents[0].mn_cpi, agents[0].windows_acknowledged = True, 4.25, 77
+    agents[0].triggered, agents[0].victims = True, ("web-1",)
+    lines, screen = io.StringIO(), io.StringIO()
+    plain = PlainShow(Console(file=lines, width=200))
+    plain.event("started [not markup]")
+    plain.refresh(agents)
+    assert len(lines.getvalue().splitlines()) == 1  # the hosts only every few seconds
+    plain._last -= 60
+    plain.refresh(agents)
+    plain.close()
+    assert "started [not markup]" in lines.getvalue()
+    assert (
+        "windows acknowledged 77, coefficient versions -/-, mnCPI host-1 4.25  host-2 -" in lines.getvalue()
+    )
+    live = LiveShow(Console(file=screen, width=150, force_terminal=True))
+    live.event("something [happened]")
+    live.refresh(agents)
+    live.close()
+    live.close()
+    for expected in ("host-1", "YES", "4.25", "web-1", "something [happened]", "starting"):
+        assert expected in screen.getvalue()
+
+
+# --- the command ---
+
+
+def test_keep_wants_a_new_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="exists already; name a new folder"), _folders(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot make the folder"), _folders(tmp_path / "file" / "x"):
+        pass
+
+
+def test_folders_are_removed_but_for_what_is_kept(tmp_path: Path) -> None:
+    with _folders(tmp_path / "kept") as (work, sockets):
+        assert work == tmp_path / "kept"
+        assert len(str(sockets)) < 60 + len(os.environ.get("TMPDIR", "/tmp"))
+        (work / "log").touch()
+    assert (tmp_path / "kept" / "log").exists()
+    assert not sockets.exists()
+    with _folders(None) as (work, sockets):
+        assert work.is_dir()
+    assert not work.exists()
+
+
+def test_help_names_the_options() -> None:
+    app = typer.Typer()
+    app.command()(demo)
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}).output
+    for option in ("--seed", "--keep", "--json"):
+        assert option in text
