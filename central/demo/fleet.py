@@ -86,7 +86,7 @@ class DemoFleet:
 
 def make_fleet(seed: int, start_file: Path) -> DemoFleet:
     """Make the fleet of a seed; the antagonist on its host is active from when `start_file` exists."""
-    chance = random.Random(f"whitepanda demo {seed}")
+    chance = random.Random(f"whitepanda demo {seed}")  # noqa: S311 - a scenario, no secret
     names = [f"host-{number}" for number in range(1, _HOSTS + 1)]
     target = chance.choice(names)
     job, other = chance.sample(sorted(_ANTAGONISTS), 2)
