@@ -174,9 +174,11 @@ class LibvirtSource:
                 if self._alive(module):
                     return self._one_by_one(module, error)
                 self.close()
-                # A daemon that was restarted closed the old connection; the new one may well answer.
-                if attempt == 2:  # noqa: PLR2004 - the last
-                    raise self._explain(error) from error
+                failure = self._explain(error)
+                # A daemon that was restarted closed the old connection and answers on a new one. One that is
+                # silent would block the new one: say so first.
+                if attempt == 2 or failure.reason is Reason.STUCK:  # noqa: PLR2004 - the last
+                    raise failure from error
         raise AssertionError  # the loop returns or raises
 
     def _bulk(self, module: Any) -> dict[str, Mapping[str, Any] | None]:

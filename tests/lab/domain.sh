@@ -1,5 +1,5 @@
 #!/bin/bash
-# Start a VM of the lab (transient: libvirt forgets it when it ends) and wait until its guest is up.
+# Start a VM of the lab (transient: libvirt forgets it when it ends) and wait until its guest is up (NOWAIT=1: do not).
 # usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      LOAD is mixed, idle or busy; the VM is wplab-LOAD-NUMBER
 . "$(dirname "$0")/lib.sh"
 LOAD=$1 NUMBER=$2 VCPUS=${3:-1} MAX_VCPUS=${4:-${3:-1}}
@@ -53,4 +53,5 @@ if ! virsh_ domstate "$NAME" >/dev/null 2>&1; then
     define
     virsh_ create "$VM/$NAME.xml"
 fi
+[ -z "${NOWAIT:-}" ] || exit 0
 wait_for 90 ready || die "$NAME: the guest is not up after 90 s; see $VM/$NAME.log"

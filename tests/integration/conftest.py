@@ -1,0 +1,80 @@
+"""The lab (tests/lab): real libvirtd, Open vSwitch and QEMU VMs on this machine, once per session."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "lab"
+TOOLS = (
+    "virsh",
+    "libvirtd",
+    "virtlogd",
+    "qemu-system-x86_64",
+    "ovs-vswitchd",
+    "ip",
+    "busybox",
+    "cpio",
+    "dpkg-deb",
+)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The running lab. VMs are named wplab-LOAD-NUMBER."""
+
+    state: Path
+
+    def script(self, name: str, *arguments: str, timeout_s: float = 150, **variables: str) -> None:
+        done = subprocess.run(
+            [SCRIPTS / name, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **variables},
+        )
+        assert done.returncode == 0, (
+            f"{name} {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+
+    def virsh(self, *arguments: str, timeout_s: float = 60) -> str:
+        command = ["virsh", "-q", "-c", "qemu:///system", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        assert done.returncode == 0, f"virsh {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def in_network(self, *command: str) -> None:
+        """Run a command in the network namespace that the VMs are attached to (10.77.0.0/24)."""
+        subprocess.run(["nsenter", "--net=/run/netns/wplab", *command], check=True, timeout=60)
+
+    @property
+    def libvirtd_pid(self) -> int:
+        return int((self.state / "run" / "libvirtd.pid").read_text())
+
+
+@pytest.fixture(scope="session")
+def lab():
+    if os.geteuid() != 0:
+        pytest.skip("needs root: starts libvirtd and QEMU")
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if absent:
+        pytest.skip(f"tests/lab/packages.sh did not install all: no {', '.join(absent)}")
+    if importlib.util.find_spec("libvirt") is None:
+        pytest.skip("no libvirt binding; `python3 tools/bootstrap.py host` builds it")
+    up = subprocess.run([SCRIPTS / "up.sh"], capture_output=True, text=True, timeout=400, check=False)
+    try:
+        said = up.stderr.strip()[-2000:]
+        if "it does not start here" in said:
+            pytest.skip(said)
+        assert up.returncode == 0, said
+        yield Lab(Path(os.environ.get("WHITEPANDA_LAB", "/var/lib/whitepanda-lab")))
+    finally:
+        if not os.environ.get("WHITEPANDA_LAB_KEEP"):
+            subprocess.run([SCRIPTS / "down.sh"], timeout=120, check=True)
