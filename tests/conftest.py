@@ -22,7 +22,7 @@ def _allowed() -> dict[str, str]:
 
 
 class SkipPolicy:
-    """In CI a skipped test is a failure unless skips.toml lists it: a test that silently stops running proves nothing."""
+    """In CI a skipped test is a failure unless skips.toml lists it: what silently stops running proves nothing."""
 
     def __init__(self) -> None:
         self.allowed = _allowed()
