@@ -221,7 +221,11 @@ class Builder:
         rows = sum(segment.rows for segment in self._lake.segments(day.day))
         (folder / "state.json").write_bytes(msgspec.json.encode(_DayFacts(rows, day.segments)))
         day.folder.parent.mkdir(exist_ok=True)
-        folder.rename(day.folder)
+        try:
+            folder.rename(day.folder)
+        except OSError:
+            if not day.folder.is_dir():  # else another builder was quicker, with the very same state
+                raise
         slots_file.unlink()
 
     def _forget(self, used: set[Path]) -> None:

@@ -23,7 +23,7 @@ _SHOWN = 10
 
 
 @app.command()
-def fit(  # noqa: PLR0917 - a command's options
+def fit(
     traces: Annotated[
         list[Path],
         typer.Argument(
@@ -121,7 +121,7 @@ def _print_fit(summary: dict[str, Any]) -> None:
 
 
 @app.command()
-def show(  # noqa: PLR0917 - a command's options
+def show(
     central: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")],
     ca: Annotated[str, typer.Option(help="PEM file of the CA that signed central's certificate.")],
     certificate: Annotated[str, typer.Option(help="PEM file of an operator's certificate.")],

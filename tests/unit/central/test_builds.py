@@ -1,0 +1,306 @@
+"""Builds: only changed days are computed, versions never go back, a failure leaves the last one in force."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from datetime import date, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from central import engine
+from central.builds import Builder, BuildStoppedError
+from central.config import BuildSection
+from central.lake import DAY_NS, Lake, segment_stem
+from central.models import panda
+from central.schema import SAMPLES
+from central.versions import VersionStore
+
+FIRST_DAY = date(2026, 11, 1)
+SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1)
+
+
+def rows_of(day: int, seed: int, *, rows=600):
+    """One day's windows: 3 machines, 6 jobs; CPI grows by 5 % a day."""
+    rng = np.random.default_rng(seed)
+    job = rng.integers(0, 6, rows)
+    start = ((FIRST_DAY - date(1970, 1, 1)).days + day) * DAY_NS + rng.integers(0, 24, rows) * 300 * 10**9
+    return {
+        "machine": [f"host-{n}" for n in rng.integers(0, 3, rows)],
+        "vm": [f"vm-{seed}-{n}" for n in range(rows)],
+        "job": [f"job-{n}" for n in job],
+        "platform": ["cpu"] * rows,
+        "latency_sensitive": job < 3,
+        "start_unix_ns": start,
+        "duration_ns": np.full(rows, 10 * 10**9),
+        "cpi": (1 + job) * (1 + 0.05 * day) * rng.lognormal(0, 0.1, rows),
+        "cpu_usage_cores": rng.gamma(2.0, 0.5, rows),
+    }
+
+
+def samples(columns, sequence: int) -> pa.Table:
+    count = len(columns["vm"])
+    columns = {"host": ["h"] * count, "spool_id": ["s"] * count, "sequence": [sequence] * count, "epoch": ["e"] * count} | columns  # fmt: skip
+    arrays = [
+        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+        for field in SAMPLES
+    ]
+    return pa.Table.from_arrays(arrays, schema=SAMPLES)
+
+
+def write_day(lake: Lake, day: int, number: int):
+    columns = rows_of(day, number)
+    lake.write_segment(samples(columns, number), segment_stem("central-0", "0badcafe", number))
+    return columns
+
+
+def fitted(parts):
+    """What the model says of all rows (each is a task slot of its own)."""
+    columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+    slot = columns["start_unix_ns"] // (300 * 10**9)
+    found = panda.fit(
+        machine=columns["machine"],
+        slot=slot,
+        job=columns["job"],
+        platform=columns["platform"],
+        latency_sensitive=columns["latency_sensitive"],
+        usage=columns["cpu_usage_cores"],
+        cpi=columns["cpi"],
+    )
+    return found.statistics, dict(zip(found.coefficients.job.tolist(), found.coefficients.value, strict=True))
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path / "lake")
+
+
+def test_no_segments_no_version(lake):
+    builder = Builder(SECTION, lake)
+    assert builder.build_once() is None
+    assert (builder.current, builder.last_error) == (None, "")
+    assert not (lake.root / "versions").exists()
+
+
+def test_a_version_is_the_fit_of_all_days(lake):
+    parts = [write_day(lake, day, day + 1) for day in range(3)]
+    builder = Builder(SECTION, lake, clock_unix_ns=lambda: 1_234)
+    assert builder.build_once() == 1
+    statistics, values = fitted(parts)
+    built = builder.current
+    assert built is not None
+    for job, value in values.items():
+        row = built.coefficient(job)
+        assert row.value == pytest.approx(value, rel=1e-9)
+        assert np.isnan(row.standard_error)
+    for i, job in enumerate(statistics.job):
+        (row,) = built.statistics(job)
+        assert (row.platform, row.samples) == ("cpu", statistics.samples[i])
+        assert row.mean_cpi == pytest.approx(statistics.mean_cpi[i], rel=1e-12)
+        assert row.std_cpi == pytest.approx(statistics.std_cpi[i], rel=1e-9)
+    assert built.coefficient("nobody") is None
+    assert built.statistics("nobody") == []
+    assert [row.job for row in built.coefficients_page(0, 10)] == sorted(values, key=lambda j: -values[j])
+    manifest = json.loads((lake.root / "versions/00000001/manifest.json").read_text())
+    expected = {"version": 1, "created_unix_ns": 1_234, "slot_s": 300.0, "segments": 3, "rows": 1800}
+    assert {key: manifest[key] for key in expected} == expected
+    assert manifest["days"] == ["2026-11-01", "2026-11-02", "2026-11-03"]
+    assert (manifest["coefficients"], manifest["job_statistics"]) == (6, 6)
+
+
+def test_only_changed_days_are_computed(lake, monkeypatch):
+    computed = []
+    original = Builder._compute
+
+    def compute(self, duckdb, day, scratch):
+        computed.append(day.day.day)
+        original(self, duckdb, day, scratch)
+
+    monkeypatch.setattr(Builder, "_compute", compute)
+    parts = [write_day(lake, day, day + 1) for day in range(3)]
+    builder = Builder(SECTION, lake)
+    assert builder.build_once() == 1
+    assert computed == [1, 2, 3]
+    assert builder.build_once() is None  # nothing new: no version, and nothing computed
+    parts.append(write_day(lake, 3, 4))
+    assert builder.build_once() == 2
+    assert computed == [1, 2, 3, 4]
+    parts.append(write_day(lake, 1, 5))  # a late segment of the second day
+    assert builder.build_once() == 3
+    assert computed == [1, 2, 3, 4, 2]
+    assert builder.last_days_computed == 1
+    _, values = fitted(parts)
+    for job, value in values.items():
+        assert builder.current.coefficient(job).value == pytest.approx(value, rel=1e-9)
+    # the state of the second day's earlier set of segments is gone
+    assert len(list((lake.root / "state/slot=300").glob("day=*/*"))) == 4
+    assert not list((lake.root / "state/slot=300").glob(".build-*"))
+
+
+def test_state_is_only_a_cache(lake):
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    shutil.rmtree(lake.root / "state")
+    write_day(lake, 1, 2)
+    builder = Builder(SECTION, lake)
+    assert builder.build_once() == 2
+    assert builder.last_days_computed == 2
+
+
+def test_a_restarted_builder_goes_on_counting(lake):
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    again = Builder(SECTION, lake)
+    assert again.current.version == 1
+    assert again.build_once() is None
+    write_day(lake, 1, 2)
+    assert again.build_once() == 2
+    # another slot length is another version, though the segments are the same
+    assert Builder(BuildSection(slot_s=600, memory_limit_mib=256), lake).build_once() == 3
+
+
+def test_old_days_do_not_count(lake):
+    parts = [write_day(lake, day, day + 1) for day in range(4)]
+    builder = Builder(BuildSection(days=2, memory_limit_mib=256), lake)
+    builder.build_once()
+    assert builder.current.manifest.days == ("2026-11-03", "2026-11-04")
+    _, values = fitted(parts[2:])
+    assert builder.current.coefficient("job-5").value == pytest.approx(values["job-5"], rel=1e-9)
+
+
+def test_a_failed_build_leaves_the_last_version(lake):
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake)
+    builder.build_once()
+    broken = lake.samples_dir / "day=2026-11-02" / "central-0-0badcafe-000000000009.parquet"
+    broken.parent.mkdir()
+    broken.write_bytes(b"PAR1 this is no Parquet file PAR1")
+    with pytest.raises(Exception, match="Footer length"):
+        builder.build_once()
+    assert builder.current.version == 1
+    assert "central-0-0badcafe-000000000009.parquet" in builder.last_error
+    assert "\n" not in builder.last_error
+    assert VersionStore(lake.root / "versions").numbers() == [1]
+    assert not list((lake.root / "state/slot=300").glob(".build-*"))
+    broken.unlink()
+    write_day(lake, 1, 2)
+    assert builder.build_once() == 2
+    assert builder.last_error == ""
+
+
+def test_a_failure_while_writing_leaves_no_half_version(lake, monkeypatch):
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake)
+    monkeypatch.setattr(
+        VersionStore, "_write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    with pytest.raises(OSError, match="No space left"):
+        builder.build_once()
+    assert builder.current is None
+    assert "No space left" in builder.last_error
+    assert list((lake.root / "versions").iterdir()) == []
+    monkeypatch.undo()
+    assert builder.build_once() == 1
+
+
+async def test_the_loop_builds_tells_and_survives_failures(lake, monkeypatch):
+    told = []
+    builder = Builder(SECTION, lake)
+    builder.on_version.append(lambda built: told.append((built.version, threading.current_thread())))
+    fail = True
+    original = Builder._build
+
+    def build(self):
+        assert threading.current_thread() is not threading.main_thread()
+        if fail:
+            raise RuntimeError("disk on fire\nwith a long story")
+        return original(self)
+
+    monkeypatch.setattr(Builder, "_build", build)
+    write_day(lake, 0, 1)
+    loop = asyncio.create_task(builder.run())
+    async with asyncio.timeout(20):
+        while not builder.last_error:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert builder.last_error == "RuntimeError: disk on fire"
+        fail = False
+        while not told:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert told == [(1, threading.main_thread())]
+    assert builder.last_error == ""
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+async def test_cancelling_ends_a_running_build(lake, monkeypatch):
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake)
+    started = threading.Event()
+
+    def endless(self, duckdb, _day, _scratch):
+        started.set()
+        duckdb.connection.raw_sql("SELECT count(*) FROM range(10000000000) a, range(1000000) b")
+
+    monkeypatch.setattr(Builder, "_compute", endless)
+    loop = asyncio.create_task(builder.run())
+    await asyncio.to_thread(started.wait, 20)
+    await asyncio.sleep(0.2)
+    loop.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+    assert (builder.current, builder.last_error) == (None, "")
+    with pytest.raises(BuildStoppedError):
+        builder.build_once()
+
+
+def test_numbers_are_never_used_twice(tmp_path, lake):
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake)
+    builder.build_once()
+    manifest, store = builder.current.manifest, builder.versions
+    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    (store.root / "00000007").mkdir()  # another builder is at work, or was killed
+    assert store.write(manifest, *tables).version == 8
+    assert store.numbers() == [1, 8]
+    with pytest.raises(FileExistsError):
+        store._write_manifest(store.root / "00000008", manifest)
+    assert store.latest().version == 8
+    (store.root / "00000008/manifest.json").write_text("{")
+    assert store.latest().version == 1  # warned of, and the one before is used
+    assert store.write(manifest, *tables).version == 9
+    store.prune(1)
+    assert [path.name for path in store.root.iterdir()] == ["00000009"]
+
+
+def _schemas():
+    from central.versions import COEFFICIENTS, JOB_STATISTICS  # noqa: PLC0415
+
+    return JOB_STATISTICS, COEFFICIENTS
+
+
+def test_several_builders_get_numbers_of_their_own(lake):
+    write_day(lake, 0, 1)
+    builders = [Builder(SECTION, lake) for _ in range(3)]
+    numbers = []
+    threads = [threading.Thread(target=lambda b=b: numbers.append(b.build_once())) for b in builders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == [1, 2, 3]
+    assert builders[0].versions.numbers() == [1, 2, 3]
+
+
+def test_days_are_calendar_days(lake):
+    write_day(lake, 0, 1)
+    assert lake.days() == [FIRST_DAY]
+    write_day(lake, 40, 2)
+    builder = Builder(SECTION, lake)
+    builder.build_once()
+    assert builder.current.manifest.days == ((FIRST_DAY + timedelta(days=40)).isoformat(),)
