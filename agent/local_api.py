@@ -67,7 +67,7 @@ class LocalApi:
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
             ]
         )
-        host_pb2_grpc.add_LocalHostServicer_to_server(_Servicer(self._state), server)  # type: ignore[no-untyped-call]
+        host_pb2_grpc.add_LocalHostServicer_to_server(_Servicer(self._state), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         # The socket must not be open to everybody even for the moment before its mode is set.
@@ -123,7 +123,7 @@ def _prepare(path: Path) -> None:
     raise UnavailableError(f"another agent runs here: it answers at {path}; stop it, or set agent.socket")
 
 
-class _Servicer(host_pb2_grpc.LocalHostServicer):
+class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # generated code is untyped
     """Turns the state's views into messages."""
 
     def __init__(self, state: AgentState) -> None:

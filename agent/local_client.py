@@ -99,7 +99,7 @@ def connect(path: Path) -> Iterator[Client]:
     _knock(path)
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{path.absolute()}", options=options) as channel:
-        yield Client(host_pb2_grpc.LocalHostStub(channel), path)  # type: ignore[no-untyped-call]
+        yield Client(host_pb2_grpc.LocalHostStub(channel), path)
 
 
 def _knock(path: Path) -> None:

@@ -128,13 +128,22 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -
     return result
 
 
+def _cut(text: Text, width: int) -> Text:
+    """Cut in the middle: the names of VMs often differ only in their end."""
+    if len(text) <= width:
+        return text
+    head = width // 2
+    tail = width - 1 - head
+    return Text(f"{text.plain[:head]}…{text.plain[len(text) - tail :]}", style=text.style)
+
+
 def terminal_width() -> int:
     """Columns of the terminal ($COLUMNS, else the terminal's own); without one nothing needs to be cut."""
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
-    """Print a table that fits the terminal; cut texts end in an ellipsis."""
+    """Print a table that fits the terminal."""
     width = terminal_width()
     widths = fit(columns, rows, width)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -147,7 +156,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> No
             width=columns_wide,
         )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(_cut(item, columns_wide) for item, columns_wide in zip(row, widths, strict=True)))
     console.width = max(width, sum(widths) + len(widths))
     console.print(table, soft_wrap=False)
 

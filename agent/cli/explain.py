@@ -114,7 +114,7 @@ def _arithmetic(answer: host_pb2.VmExplanation) -> None:
 def _suspects(answer: host_pb2.VmExplanation) -> None:
     console.print()
     if not answer.suspects:
-        _say("no suspects: no VM here but this one that is not latency-sensitive")
+        _say("no suspects: no other VM here is measured and not latency-sensitive")
         return
     columns = [
         Column("SUSPECT", text=True),

@@ -122,11 +122,13 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
         )
     for why, titles in _missing(answer.vms).items():
         lines.append(Text(f"not shown: {', '.join(titles)}: {_why(why, answer.vms, status)}", style="dim"))
-    unknown = Counter(vm.verdict_reason for vm in answer.vms if vm.verdict == "unknown" and vm.verdict_reason)
+    unknown = Counter(vm.verdict_reason for vm in answer.vms if _verdict(vm) == UNKNOWN)
     if unknown:
-        (reason, count), *others = unknown.most_common()
-        more = f" (and {sum(n for _, n in others)} for other reasons)" if others else ""
-        lines.append(Text(f"no verdict on {count} of {len(answer.vms)} VMs: {reason}{more}", style="dim"))
+        often = "; most often" if len(unknown) > 1 else ""
+        text = (
+            f"no verdict on {unknown.total()} of {len(answer.vms)} VMs{often}: {unknown.most_common(1)[0][0]}"
+        )
+        lines.append(Text(text, style="dim"))
     return lines
 
 

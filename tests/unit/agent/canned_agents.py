@@ -1,4 +1,4 @@
-"""Local APIs with canned states, in a process of their own: `python canned_agents.py FOLDER` answers at FOLDER/NAME.sock.
+"""Local APIs with canned states, in a process of their own: `canned_agents.py FOLDER` answers at FOLDER/NAME.sock.
 
 One asyncio loop per process is grpc.aio's rule, and the CLI under test is synchronous.
 """
@@ -30,18 +30,24 @@ MS = 10**6
 NO_PMU_DETAIL = "no hardware counters; on a virtual machine enable its PMU"
 
 
+def value(name, number, source, reason):
+    """A metric; without a number the reason."""
+    age_ns = {"procfs": 350, "perf": 400, "libvirt": 900}[source] * MS
+    return MetricView(name, number, Reason.UNSPECIFIED if number is not None else reason, source, age_ns)
+
+
 def metrics(*, guest, gips, cpi, wait, disk, net, perf=None):
     """The metrics that the CLI shows; `perf` is the reason why counters are not known."""
     lack = {"reason": perf, "source": "perf"} if perf else {"source": "perf", "age_ns": 400 * MS}
     return (
         MetricView("cpu_usage_cores", guest * 4, source="procfs", age_ns=350 * MS),
         MetricView("guest_ratio", guest, source="procfs", age_ns=350 * MS),
-        MetricView("run_queue_wait_ratio", wait, source="procfs", age_ns=350 * MS),
+        value("run_queue_wait_ratio", wait, "procfs", Reason.NOT_PRESENT),
         MetricView("gips", None if perf else gips, **lack),
-        MetricView("cpi", None if perf else cpi, **lack),
-        MetricView("disk_read_bytes_per_s", disk, source="libvirt", age_ns=900 * MS),
-        MetricView("disk_write_bytes_per_s", disk, source="libvirt", age_ns=900 * MS),
-        MetricView("network_receive_bytes_per_s", net, source="libvirt", age_ns=900 * MS),
+        MetricView("cpi", None, **lack) if perf else value("cpi", cpi, "perf", Reason.IDLE),
+        value("disk_read_bytes_per_s", disk, "libvirt", Reason.STUCK),
+        value("disk_write_bytes_per_s", disk, "libvirt", Reason.STUCK),
+        value("network_receive_bytes_per_s", net, "libvirt", Reason.STUCK),
         MetricView("network_transmit_bytes_per_s", 0.0, source="libvirt", age_ns=900 * MS),
     )
 

@@ -222,10 +222,10 @@ async def test_what_is_no_socket_is_left_alone(short, states):
 
 
 async def test_impossible_places_are_one_clear_line(short, states):
-    with pytest.raises(ConfigError, match="agent.socket is longer than 107 bytes"):
+    with pytest.raises(ConfigError, match=r"agent\.socket is longer than 107 bytes"):
         await LocalApi(states["empty"], short / ("x" * 120)).start()
     (short / "file").write_text("")
-    with pytest.raises(UnavailableError, match="cannot make the folder of agent.socket .*: "):
+    with pytest.raises(UnavailableError, match=r"cannot make the folder of agent.socket .*: "):
         await LocalApi(states["empty"], short / "file" / "a.sock").start()
 
 
