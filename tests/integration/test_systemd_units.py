@@ -1,0 +1,537 @@
+"""The shipped units, started by a real systemd as PID 1: readiness, watchdog, sandbox, the sources in it.
+
+systemd runs in namespaces over a throw-away layer of this machine's root (tests/lab/systemd_ns.sh). The product
+is in /opt/whitepanda there, on this checkout's code; everything in systemd/ is installed as docs/operate.md
+says. A program of another user stands for a QEMU: libvirt's status file names it, its threads are the vCPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.config import AgentConfig, AgentSection
+from agent.config import load as load_agent
+from central.config import CentralConfig, CentralSection
+from central.config import load as load_central
+from central.pki import issue, make_ca
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = ROOT / "systemd"
+HOST = "sandbox"
+VM_UUID = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0"
+EXPOSURE = {"agent": 2.7, "central": 1.6}
+CAP_PERFMON = 38
+
+# The vCPU threads: one busy, one idle. QEMU's arguments have the UUID, and so have ours.
+STAND_IN = """
+import threading, time
+def busy():
+    while True: pass
+def idle():
+    while True: time.sleep(0.2)
+for work in (busy, idle):
+    threading.Thread(target=work).start()
+"""
+
+SCENARIO = """
+[[vms]]
+name = "db"
+job = "db"
+latency_sensitive = true
+load.cores = 2.0
+[[vms]]
+name = "batch"
+job = "batch"
+load.cores = 3.0
+"""
+
+
+# -- what needs no systemd to run --------------------------------------------------------------------------------
+
+
+def uncommented(path, tmp_path):
+    """The example with every default that it shows switched on."""
+    text = re.sub(r"(?m)^#(?=[a-z_]+ = )", "", path.read_text())
+    assert text != path.read_text()
+    copy = tmp_path / path.name
+    copy.write_text(text)
+    return copy
+
+
+def test_example_configurations_load():
+    assert load_agent(UNITS / "agent.toml") == AgentConfig(agent=AgentSection())
+    central = load_central(UNITS / "central.toml").central
+    assert central.listen == "[::]:7443"
+    assert central.tls.key == "/etc/whitepanda/tls/central.key"
+
+
+def test_defaults_shown_in_the_examples_are_the_defaults(tmp_path):
+    assert load_agent(uncommented(UNITS / "agent.toml", tmp_path)) == AgentConfig(agent=AgentSection())
+    found = load_central(uncommented(UNITS / "central.toml", tmp_path))
+    plain = load_central(UNITS / "central.toml")
+    lake_and_rest = msgspec.structs.replace(plain.central, listen=found.central.listen)
+    assert found == CentralConfig(central=lake_and_rest)
+    assert msgspec.structs.replace(
+        found.central, listen=CentralSection().listen, tls=CentralSection().tls
+    ) == CentralSection()  # fmt: skip
+
+
+def test_the_examples_job_rule_loads(tmp_path):
+    text = (UNITS / "agent.toml").read_text()
+    rule = re.sub(r"(?m)^# ", "", text[text.index("# [[jobs]]") :])
+    (tmp_path / "agent.toml").write_text("[agent]\n" + rule)
+    (job,) = load_agent(tmp_path / "agent.toml").jobs
+    assert re.sub(job.pattern, job.job, "db.small") == "database-small"
+    assert job.latency_sensitive
+
+
+@pytest.fixture
+def analyze():
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze (Debian: systemd)")
+
+    def run(*arguments):
+        return subprocess.run(
+            ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["agent", "central"])
+def test_units_are_well_formed(analyze, tmp_path, name):
+    # The product is not installed on this machine; verify wants the program to exist.
+    program = tmp_path / "whitepanda"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit = (UNITS / f"whitepanda-{name}.service").read_text()
+    copy = tmp_path / f"whitepanda-{name}.service"
+    copy.write_text(unit.replace("/opt/whitepanda/bin/whitepanda", str(program)))
+    result = analyze("verify", str(copy))
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["agent", "central"])
+def test_exposure(analyze, name):
+    path = UNITS / f"whitepanda-{name}.service"
+    limit = EXPOSURE[name]
+    result = analyze("security", "--offline=true", f"--threshold={round(10 * limit)}", str(path))
+    assert result.returncode == 0, result.stdout
+    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", result.stdout)
+    assert found
+    assert float(found[1]) <= limit
+
+
+def settings(name):
+    """Settings of a unit's [Service] as systemd reads them: later lines add to lists."""
+    found: dict[str, list[str]] = {}
+    for line in (UNITS / f"whitepanda-{name}.service").read_text().splitlines():
+        if "=" in line and not line.startswith("#"):
+            key, value = line.split("=", 1)
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_capabilities_are_those_that_are_needed():
+    assert settings("agent")["CapabilityBoundingSet"] == ["CAP_PERFMON"]
+    assert settings("central")["CapabilityBoundingSet"] == [""]
+    assert settings("central")["User"] == ["whitepanda-central"]
+
+
+# -- a machine with systemd --------------------------------------------------------------------------------------
+
+
+def interpreter(prepare):
+    """Which Python /opt/whitepanda stands on: Debian's where it fits, else this one, where units can see it."""
+    debian = Path(f"/usr/bin/python3.{sys.version_info.minor}")
+    if debian.exists():
+        return debian
+    prepare += [
+        "mkdir -p opt/whitepanda-python",
+        f"mount --bind {sys.base_prefix} opt/whitepanda-python",
+        "echo /opt/whitepanda-python/lib > etc/ld.so.conf.d/whitepanda-test.conf",
+        "ldconfig -r .",
+    ]
+    return Path(f"/opt/whitepanda-python/bin/python3.{sys.version_info.minor}")
+
+
+def install_product(folder):
+    """The virtual environment /opt/whitepanda, with this checkout's code and libraries."""
+    prepare = []
+    python = interpreter(prepare)
+    site = next(Path(p) for p in sys.path if p.endswith("site-packages"))
+    packages = f"opt/whitepanda/lib/python3.{sys.version_info.minor}/site-packages"
+    prepare += [
+        f"mkdir -p opt/whitepanda/bin {packages} opt/whitepanda-source opt/whitepanda-libraries",
+        f"mount --bind {ROOT} opt/whitepanda-source",
+        f"mount --bind {site} opt/whitepanda-libraries",
+        f"ln -sf {python} opt/whitepanda/bin/python",
+        f"echo 'home = {python.parent}' > opt/whitepanda/pyvenv.cfg",
+        f"printf '/opt/whitepanda-%s\\n' libraries source source/proto > {packages}/whitepanda.pth",
+        "chmod 755 opt/whitepanda/bin/whitepanda",
+    ]
+    (folder / "prepare").write_text("\n".join(prepare) + "\n")
+    program = folder / "root/opt/whitepanda/bin/whitepanda"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/opt/whitepanda/bin/python\nfrom whitepanda.common.cli import main\n\nmain()\n")
+
+
+def install_configuration(folder):
+    """As docs/operate.md says, but for the test's pace and names."""
+    root = folder / "root"
+    units, etc = root / "etc/systemd/system", root / "etc/whitepanda"
+    for path in (units, etc, root / "usr/lib/tmpfiles.d", root / "usr/lib/sysusers.d"):
+        path.mkdir(parents=True)
+    for name in ("agent", "central"):
+        shutil.copy(UNITS / f"whitepanda-{name}.service", units)
+    shutil.copy(UNITS / "tmpfiles.conf", root / "usr/lib/tmpfiles.d/whitepanda.conf")
+    shutil.copy(UNITS / "sysusers.conf", root / "usr/lib/sysusers.d/whitepanda.conf")
+    agent = (UNITS / "agent.toml").read_text()
+    for shown, wanted in {
+        '#host = ""': f'host = "{HOST}"',
+        "#window_s = 10.0": "window_s = 1.0",
+        '#address = ""': 'address = "127.0.0.1:7443"',
+        '#ca = ""': 'ca = "/etc/whitepanda/tls/ca.crt"',
+        '#certificate = ""': f'certificate = "/etc/whitepanda/tls/{HOST}.crt"',
+        '#key = ""': f'key = "/etc/whitepanda/tls/{HOST}.key"',
+    }.items():
+        assert agent.count(shown) == 1, shown
+        agent = agent.replace(shown, wanted)
+    agent += '\n[sources.simulated]\nmode = "required"\nscenario = "/etc/whitepanda/scenario.toml"\n'
+    (etc / "agent.toml").write_text(agent)
+    (etc / "scenario.toml").write_text(SCENARIO)
+    central = (UNITS / "central.toml").read_text()
+    for shown, wanted in {
+        "#roll_interval_s = 60.0": "roll_interval_s = 1.0",
+        "#interval_s = 3600.0": "interval_s = 2.0\nslot_s = 1.0",
+    }.items():
+        assert central.count(shown) == 1, shown
+        central = central.replace(shown, wanted)
+    (etc / "central.toml").write_text(central)
+    pki = folder / "pki"
+    make_ca(pki)
+    issue(pki, HOST)
+    issue(pki, "central", server=True, addresses=["127.0.0.1"])
+    tls = etc / "tls"
+    tls.mkdir()
+    for name in ("ca.crt", f"{HOST}.crt", f"{HOST}.key", "central.crt", "central.key"):
+        shutil.copy(pki / name, tls)
+
+
+def install_stand_in(folder):
+    """A program of another user; `run_stand_in` writes what libvirt would say of it."""
+    root = folder / "root"
+    (root / "opt/stand-in.py").write_text(STAND_IN)
+    (root / "etc/systemd/system/stand-in.service").write_text(
+        f"[Service]\nUser=nobody\nExecStart=/opt/whitepanda/bin/python /opt/stand-in.py -uuid {VM_UUID}\n"
+    )
+
+
+class Machine:
+    """The systemd in the namespaces."""
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def run(self, *command, check=True, timeout_s=30, stdin=""):
+        result = subprocess.run(
+            ["nsenter", "-t", str(self.pid), "-a", *command],
+            capture_output=True, text=True, timeout=timeout_s, check=False, input=stdin,
+        )  # fmt: skip
+        if check:
+            assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def start(self, unit):
+        try:
+            self.run("systemctl", "start", unit, timeout_s=60)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.journal(unit)}") from error
+
+    def show(self, unit, name):
+        return self.run("systemctl", "show", unit, "-p", name, "--value").strip()
+
+    def journal(self, unit):
+        return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit, check=False)
+
+    def is_active(self, unit):
+        return self.run("systemctl", "is-active", unit, check=False).strip()
+
+    def python(self, code):
+        """Ask the agent by its own client; `code` prints JSON of `client`."""
+        head = "import json,sys,pathlib\nfrom agent.local_client import connect\n"
+        with_client = f"with connect(pathlib.Path('/run/whitepanda/agent.sock')) as client:\n    {code}\n"
+        return json.loads(self.run("/opt/whitepanda/bin/python", "-c", head + with_client))
+
+    def sources(self):
+        rows = self.python(
+            "print(json.dumps({s.name: [s.state, s.detail] for s in client.status().sources}))"
+        )
+        return {name: tuple(row) for name, row in rows.items()}
+
+    def vms(self):
+        text = self.run("/opt/whitepanda/bin/whitepanda", "vms", "--json")
+        return {vm["name"]: vm for vm in json.loads(text)["vms"]}
+
+    def override(self, unit, text):
+        """Run `unit` with a drop-in (None: without)."""
+        folder = f"/run/systemd/system/{unit}.service.d"
+        if text is None:
+            self.run("rm", "-rf", folder)
+        else:
+            self.run("mkdir", "-p", folder)
+            self.run("tee", f"{folder}/test.conf", stdin=f"[Service]\n{text}\n")
+        self.run("systemctl", "daemon-reload")
+
+
+def eventually(check, what, timeout_s=20.0):
+    """Wait until `check()` returns something true, and return it."""
+    end = time.monotonic() + timeout_s
+    while True:
+        found = check()
+        if found:
+            return found
+        assert time.monotonic() < end, what() if callable(what) else what
+        time.sleep(0.1)
+
+
+def run_stand_in(machine):
+    machine.start("stand-in.service")
+    pid = machine.show("stand-in", "MainPID")
+    tids = eventually(
+        lambda: (t := sorted(int(t) for t in machine.run("ls", f"/proc/{pid}/task").split()))[2:] and t,
+        "no threads",
+    )
+    tids.remove(int(pid))
+    status = f"""<domstatus state='running' reason='booted' pid='{pid}'>
+      <vcpus>{"".join(f"<vcpu id='{i}' pid='{t}'/>" for i, t in enumerate(tids))}</vcpus>
+      <domain type='qemu'><name>stand-in</name><uuid>{VM_UUID}</uuid></domain></domstatus>"""
+    # As libvirt has it: root's alone.
+    machine.run("mkdir", "-p", "/run/libvirt/qemu")
+    machine.run("tee", "/run/libvirt/qemu/stand-in.xml", stdin=status)
+    machine.run("chmod", "600", "/run/libvirt/qemu/stand-in.xml")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: namespaces, mounts and a control group")
+    for tool in ("/lib/systemd/systemd", "nsenter", "unshare"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"needs {tool} (Debian: systemd, util-linux)")
+    folder = tmp_path_factory.mktemp("systemd")
+    (folder / "root").mkdir()
+    install_product(folder)
+    install_configuration(folder)
+    install_stand_in(folder)
+    process = subprocess.Popen(
+        [ROOT / "tests/lab/systemd_ns.sh", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("PID "), process.communicate()[1] + (folder / "systemd.log").read_text()
+        machine = Machine(int(line.split()[1]))
+        eventually(
+            lambda: (
+                machine.run("systemctl", "is-system-running", check=False).strip() in ("running", "degraded")
+            ),
+            "systemd does not come up",
+        )
+        machine.run("systemd-sysusers", "/usr/lib/sysusers.d/whitepanda.conf")
+        machine.run("systemd-tmpfiles", "--create", "/usr/lib/tmpfiles.d/whitepanda.conf")
+        run_stand_in(machine)
+        machine.start("whitepanda-central")
+        machine.start("whitepanda-agent")
+        yield machine
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+
+
+@pytest.fixture
+def override(machine):
+    """Start a unit anew with a drop-in; without it again afterwards."""
+    changed = []
+
+    def change(unit, text):
+        changed.append(unit)
+        machine.override(unit, text)
+        machine.run("systemctl", "restart", unit, timeout_s=60)
+
+    yield change
+    for unit in changed:
+        machine.override(unit, None)
+        machine.run("systemctl", "reset-failed", unit, check=False)
+        machine.run("systemctl", "restart", unit, timeout_s=60)
+
+
+@pytest.mark.parametrize("name", ["agent", "central"])
+def test_units_are_ready_by_notification(machine, name):
+    unit = f"whitepanda-{name}"
+    assert machine.is_active(unit) == "active"
+    assert machine.show(unit, "Type") == "notify"
+    assert machine.show(unit, "NRestarts") == "0"
+    assert machine.show(unit, "WatchdogUSec") == "30s"
+    assert int(machine.show(unit, "WatchdogTimestampMonotonic")) > 0  # it was fed
+
+
+def test_files_and_users(machine):
+    def stat(path):
+        return machine.run("stat", "-c", "%U:%G %a", path).strip()
+
+    assert stat("/run/whitepanda") == "root:whitepanda 750"
+    assert stat("/run/whitepanda/agent.sock") == "root:whitepanda 660"
+    assert stat("/var/lib/whitepanda") == "root:whitepanda 700"
+    assert stat("/var/lib/whitepanda-central") == "whitepanda-central:whitepanda-central 700"
+    assert stat("/etc/whitepanda/tls/central.key") == "whitepanda-central:whitepanda-central 600"
+    assert stat(f"/etc/whitepanda/tls/{HOST}.key") == "root:root 600"
+    pid = machine.show("whitepanda-central", "MainPID")
+    assert stat(f"/proc/{pid}").startswith("whitepanda-central:")
+
+
+def test_privileges_of_the_running_processes(machine):
+    for name, expected in (("agent", 1 << CAP_PERFMON), ("central", 0)):
+        pid = machine.show(f"whitepanda-{name}", "MainPID")
+        status = dict(line.split(":\t", 1) for line in machine.run("cat", f"/proc/{pid}/status").splitlines())
+        assert int(status["CapEff"], 16) == expected
+        assert int(status["CapBnd"], 16) == expected
+        assert status["NoNewPrivs"] == "1"
+        assert status["Seccomp"] == "2"
+
+
+def test_sources_work_in_the_units_sandbox(machine):
+    found = eventually(
+        lambda: (s := machine.sources())["procfs"][0] == "available" and s, "procfs is not sampled", 10
+    )
+    assert found["simulated"][0] == "available"
+    state, detail = found["perf"]
+    # Where this machine has no counters, that and not a missing permission is what keeps perf from counting.
+    assert state == "available" or "shows no hardware counters" in detail, detail
+
+
+def metrics(vm):
+    return (
+        {metric["name"]: metric for metric in vm["metrics"]}
+        if isinstance(vm["metrics"], list)
+        else vm["metrics"]
+    )
+
+
+def value(vm, name):
+    return vm["metrics"][name]["value"]
+
+
+def test_vms_answers_with_a_vm_of_another_user_and_the_simulated_ones(machine):
+    def sampled():
+        found = machine.vms()
+        return (
+            found
+            if {"stand-in", "db", "batch"} <= found.keys() and value(found["stand-in"], "guest_ratio")
+            else None
+        )
+
+    found = eventually(sampled, lambda: json.dumps(machine.vms(), indent=1))
+    assert found["stand-in"]["vcpus"] == 2
+    assert 0.1 < value(found["db"], "cpi") < 20
+    # One busy thread of two; this machine may have others at work.
+    assert 0.02 < value(found["stand-in"], "guest_ratio") <= 0.6
+
+
+def test_windows_reach_central_the_lake_and_a_build(machine):
+    eventually(
+        lambda: machine.python("print(json.dumps(client.status().uplink.acknowledged_windows))") >= 6,
+        lambda: machine.journal("whitepanda-agent") + machine.journal("whitepanda-central"),
+    )
+    lake = "/var/lib/whitepanda-central/lake"
+    eventually(
+        lambda: machine.run("find", lake, "-name", "*.parquet").strip(),
+        lambda: machine.journal("whitepanda-central"),
+    )
+    eventually(
+        lambda: machine.python("print(json.dumps(client.status().coefficient_version))") > 0,
+        lambda: machine.journal("whitepanda-central"),
+    )
+
+
+def test_nothing_is_logged_as_an_error(machine):
+    for name in ("agent", "central"):
+        text = machine.journal(f"whitepanda-{name}")
+        assert not re.search(
+            r"level=(error|critical)|Traceback|Permission denied|Operation not permitted", text
+        ), text
+
+
+def test_the_watchdog_restarts_what_hangs(machine, override):
+    units = ("whitepanda-agent", "whitepanda-central")
+    for unit in units:
+        override(unit, "WatchdogSec=2")
+    pids = {unit: machine.show(unit, "MainPID") for unit in units}
+    time.sleep(3)
+    for unit in units:  # one that lives is left alone
+        assert machine.show(unit, "MainPID") == pids[unit]
+        assert machine.show(unit, "NRestarts") == "0"
+    for unit in units:
+        machine.run("kill", "-STOP", pids[unit])
+    for unit in units:
+        eventually(lambda: machine.show(unit, "NRestarts") == "1", lambda: machine.journal(unit), 30)  # noqa: B023
+        eventually(lambda: machine.is_active(unit) == "active", lambda: machine.journal(unit), 30)  # noqa: B023
+        assert machine.show(unit, "MainPID") not in {pids[unit], "0"}
+        assert f"{unit}.service: Watchdog timeout (limit 2s)!" in machine.journal(unit)
+
+
+def test_a_wrong_configuration_is_not_retried(machine, override):
+    text = machine.run("cat", "/etc/whitepanda/agent.toml")
+    machine.run("tee", "/etc/whitepanda/wrong.toml", stdin=text.replace("[agent]", "[agent]\nticks = 1"))
+    with pytest.raises(AssertionError):
+        override(
+            "whitepanda-agent",
+            "ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/wrong.toml",
+        )
+    time.sleep(3)
+    assert machine.is_active("whitepanda-agent") == "failed"
+    assert machine.show("whitepanda-agent", "NRestarts") == "0"
+    assert "unknown key 'agent.ticks'" in machine.journal("whitepanda-agent")
+
+
+# -- mutants: each thing that the unit leaves open is needed -----------------------------------------------------
+
+
+def perf_detail(machine):
+    return eventually(lambda: machine.sources()["perf"][1], "no word of perf", 10)
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "expected"),
+    [
+        ("CapabilityBoundingSet=", "give the agent CAP_PERFMON"),
+        ("SystemCallFilter=~perf_event_open", "seccomp filter"),
+    ],
+)
+def test_perf_needs_what_the_unit_gives(machine, override, drop_in, expected):
+    override("whitepanda-agent", drop_in)
+    assert expected in perf_detail(machine)
+
+
+def test_other_users_threads_need_an_open_proc(machine, override):
+    override("whitepanda-agent", "ProtectProc=invisible")
+    eventually(lambda: "db" in machine.vms(), "no VM", 10)
+    assert "stand-in" not in machine.vms()
+
+
+def test_examples_are_toml():
+    for name in ("agent", "central"):
+        assert tomllib.loads((UNITS / f"{name}.toml").read_text())
