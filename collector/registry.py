@@ -60,11 +60,12 @@ def _recorded(section: Any, _inventory: Inventory) -> Source:
     return RecordedSource(Path(section.file))
 
 
-#: In the order in which they are opened and shown.
+#: In their order of precedence where two tell the same. procfs comes before libvirt: it still knows which VMs there
+#: are while libvirtd hangs.
 SOURCES: tuple[SourceSpec, ...] = (
+    SourceSpec("procfs", _procfs, "guest time and run-queue wait per vCPU thread, the host's CPU time"),
     SourceSpec("libvirt", _libvirt, "VMs and their state, disk and network counters"),
     SourceSpec("perf", _perf, "cycles and instructions per vCPU thread"),
-    SourceSpec("procfs", _procfs, "guest time and run-queue wait per vCPU thread, the host's CPU time"),
     SourceSpec("simulated", _simulated, "a synthetic hypervisor"),
     SourceSpec("recorded", _recorded, "a recorded host"),
 )

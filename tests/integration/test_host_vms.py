@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -244,7 +245,7 @@ def test_a_vm_started_saved_restored_and_stopped_while_sampling(lab, procfs, lib
     for uuid in (MIXED, IDLE, BUSY):
         for samples in (seen.procfs, seen.libvirt):
             assert len(epochs_of(samples, uuid)) == 1
-            for older, newer in zip(samples, samples[1:], strict=False):
+            for older, newer in itertools.pairwise(samples):
                 rates = derive(joined(uuid, newer), joined(uuid, older))
                 if newer.source == "procfs":
                     assert 0 <= rates.guest_ratio < 1.5
