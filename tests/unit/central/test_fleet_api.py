@@ -1,0 +1,261 @@
+"""The fleet API over real mTLS gRPC: who may ask, pages, and the numbers of its status."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pyarrow as pa
+import pytest
+
+from central import pki
+from central.api.fleet import Fleet
+from central.builds import Builder
+from central.config import BuildSection
+from central.journal import HostRecord, Journal
+from central.lake import Lake, segment_stem
+from central.schema import SAMPLES
+from central.streams import HostStream, StreamRegistry
+from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
+from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
+from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    pki.make_ca(folder)
+    made = {"central": pki.issue(folder, "central", server=True, addresses=["127.0.0.1"])}
+    return made | {name: pki.issue(folder, name) for name in ("operator", "host-1")}
+
+
+def publish(builder: Builder, jobs: int) -> None:
+    """Write a version of `jobs` jobs: statistics on two platforms each, coefficients job 0 < job 1 < ..."""
+    names = [f"job-{n:04d}" for n in range(jobs)]
+    statistics = [
+        {"job": job, "platform": platform, "samples": 5, "mean_cpi": 1.0, "std_cpi": 0.5}
+        for job in names
+        for platform in ("amd", "intel")
+    ]
+    coefficients = [
+        {"job": job, "samples": 7, "sum_usage_squared": 1.0, "coefficient": n / 10, "standard_error": None}
+        for n, job in enumerate(names)
+    ]
+    manifest = Manifest(
+        version=0,
+        created_unix_ns=99,
+        slot_s=300.0,
+        days=(),
+        segments=0,
+        segments_digest="",
+        rows=0,
+        job_statistics=0,
+        coefficients=0,
+        code_version="0",
+    )
+    builder.current = builder.versions.write(
+        manifest,
+        pa.Table.from_pylist(statistics, JOB_STATISTICS),
+        pa.Table.from_pylist(coefficients, COEFFICIENTS),
+    )
+
+
+class Served:
+    """A fleet service behind mTLS, and what is behind it."""
+
+    def __init__(self, tmp_path, certificates) -> None:
+        self.certificates = certificates
+        self.lake = Lake(tmp_path / "lake")
+        self.journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
+        self.registry = StreamRegistry()
+        self.builder = Builder(BuildSection(), self.lake)
+        self.port = 0
+        self._server = grpc.aio.server()
+
+    async def start(self) -> None:
+        fleet = Fleet(
+            self.journal,
+            self.registry,
+            self.lake,
+            self.builder,
+            operators=("operator",),
+            clock_unix_ns=lambda: 77,
+        )
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
+        self.port = self._server.add_secure_port(
+            "127.0.0.1:0", server_credentials(self.certificates["central"])
+        )
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+        await self.journal.close()
+
+    async def ask(self, method, request, name="operator"):
+        files: TlsFiles = self.certificates[name]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{self.port}", channel_credentials(files)) as channel:
+            return await getattr(fleet_pb2_grpc.FleetStub(channel), method)(request, timeout=10)
+
+    async def refusal(self, method, request, name="operator"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.ask(method, request, name)
+        return caught.value.code().name, caught.value.details()
+
+
+@pytest.fixture
+async def served(tmp_path, certificates):
+    made = Served(tmp_path, certificates)
+    made.journal.start()
+    await made.start()
+    yield made
+    await made.stop()
+
+
+METHODS = {
+    "GetFleetStatus": fleet_pb2.GetFleetStatusRequest,
+    "ListHosts": fleet_pb2.ListHostsRequest,
+    "ListJobStatistics": fleet_pb2.ListJobStatisticsRequest,
+    "ListCoefficients": fleet_pb2.ListCoefficientsRequest,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_only_operators_may_ask(served, method):
+    code, details = await served.refusal(method, METHODS[method](), "host-1")
+    assert code == "PERMISSION_DENIED"
+    assert (
+        details == "only operators may ask; none of this certificate's names (host-1) is in central.operators"
+    )
+    await served.ask(method, METHODS[method]())
+
+
+async def test_status_before_anything(served):
+    status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
+    assert (status.central_version, status.protocol_version, status.started_unix_ns) == ("0.1.0", 2, 77)
+    assert (status.coefficient_version, status.lake_segments, status.accepted_rows) == (0, 0, 0)
+    listed = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest())
+    assert (listed.version, len(listed.coefficients), listed.next_page_token) == (0, 0, "")
+
+
+async def test_status_numbers(served):
+    stats = served.journal.stats
+    stats.accepted_batches, stats.accepted_rows, stats.duplicate_batches = 3, 30, 2
+    stats.rejected_rows.update({"bad_cpi": 4, "absurd_cpi": 1})
+    stats.rejected_batches.update({"malformed": 1})
+    stats.journal_batches = 5
+    columns = {field.name: pa.nulls(10, field.type) for field in SAMPLES}
+    columns |= {field.name: pa.array([1] * 10).cast(field.type) for field in SAMPLES if not field.nullable}
+    served.lake.write_segment(pa.table(columns, schema=SAMPLES), segment_stem("central-0", "0badcafe", 1))
+    publish(served.builder, 2)
+    served.builder.last_error = "OSError: no space"
+    served.registry.add(HostStream("host-1"))
+    for _ in range(2):  # the second time from what is known of the segments
+        status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
+        assert (status.lake_segments, status.lake_rows) == (1, 10)
+    assert (status.accepted_batches, status.accepted_rows, status.duplicate_batches) == (3, 30, 2)
+    assert [(row.reason, row.count) for row in status.rejected] == [("absurd_cpi", 1), ("bad_cpi", 4)]
+    assert [(row.reason, row.count) for row in status.rejected_batches] == [("malformed", 1)]
+    assert (status.journal_batches, status.connected_hosts) == (5, 1)
+    assert (status.coefficient_version, status.coefficient_created_unix_ns) == (1, 99)
+    assert status.last_build_error == "OSError: no space"
+
+
+async def test_hosts_in_pages(served):
+    for n in (3, 1, 2):
+        record = HostRecord(f"host-{n}", platform="cpu", agent_version="0.1.0", protocol_version=2, last_seen_unix_ns=n, jobs=("old",), clock_offset_ns=-5)  # fmt: skip
+        served.journal.note_host(record)
+    served.registry.add(HostStream("host-2", jobs=frozenset({"web", "db"}), coefficient_version=4))
+    first = await served.ask("ListHosts", fleet_pb2.ListHostsRequest(page_size=2))
+    assert [host.host for host in first.hosts] == ["host-1", "host-2"]
+    served.journal.note_host(HostRecord("host-0"))  # a host that comes meanwhile moves nobody to another page
+    second = await served.ask(
+        "ListHosts", fleet_pb2.ListHostsRequest(page_size=2, page_token=first.next_page_token)
+    )
+    assert [host.host for host in second.hosts] == ["host-3"]
+    assert second.next_page_token == ""
+    away, here = first.hosts
+    assert (away.connected, list(away.jobs), away.clock_offset_ns, away.last_seen_unix_ns) == (
+        False,
+        ["old"],
+        -5,
+        1,
+    )
+    assert (here.connected, list(here.jobs), here.coefficient_version) == (True, ["db", "web"], 4)
+
+
+async def test_pages_are_of_one_version(served):
+    publish(served.builder, 5)
+    request = fleet_pb2.ListCoefficientsRequest(page_size=2)
+    first = await served.ask("ListCoefficients", request)
+    assert [row.job for row in first.coefficients] == ["job-0004", "job-0003"]
+    assert (first.coefficients[0].value, first.coefficients[0].samples) == (0.4, 7)
+    assert first.coefficients[0].standard_error != first.coefficients[0].standard_error  # NaN: not known
+    publish(served.builder, 50)  # a new version comes between two pages
+    jobs = []
+    token = first.next_page_token
+    while token:
+        request = fleet_pb2.ListCoefficientsRequest(page_size=2, page_token=token)
+        page = await served.ask("ListCoefficients", request)
+        assert page.version == 1
+        jobs += [row.job for row in page.coefficients]
+        token = page.next_page_token
+    assert jobs == ["job-0002", "job-0001", "job-0000"]
+    fresh = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest())
+    assert (fresh.version, len(fresh.coefficients), fresh.next_page_token) == (2, 50, "")
+    # that version is deleted before its last page is asked for
+    served.builder.versions.prune(1)
+    stale = fleet_pb2.ListCoefficientsRequest(page_token=first.next_page_token)
+    assert (await served.ask("ListCoefficients", stale)).version == 1  # still in memory
+    publish(served.builder, 1)
+    other = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(page_size=1))
+    assert other.version == 3
+
+
+async def test_a_version_that_is_gone(served):
+    publish(served.builder, 3)
+    first = await served.ask("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(page_size=4))
+    assert [(row.job, row.platform) for row in first.statistics][3] == ("job-0001", "intel")
+    publish(served.builder, 3)
+    served.builder.versions.prune(1)
+    request = fleet_pb2.ListJobStatisticsRequest(page_token=first.next_page_token)
+    code, details = await served.refusal("ListJobStatistics", request)
+    assert code == "FAILED_PRECONDITION"
+    assert details == "version 1 is no longer kept; begin again without page_token"
+
+
+async def test_one_job(served):
+    publish(served.builder, 3)
+    statistics = await served.ask("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(job="job-0001"))
+    assert [(row.job, row.platform) for row in statistics.statistics] == [
+        ("job-0001", "amd"),
+        ("job-0001", "intel"),
+    ]
+    page = await served.ask(
+        "ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(job="job-0001", page_size=1)
+    )
+    request = fleet_pb2.ListJobStatisticsRequest(job="job-0001", page_size=1, page_token=page.next_page_token)
+    assert [row.platform for row in (await served.ask("ListJobStatistics", request)).statistics] == ["intel"]
+    coefficient = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="job-0002"))
+    assert [row.value for row in coefficient.coefficients] == [0.2]
+    nobody = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="nobody"))
+    assert (nobody.version, len(nobody.coefficients)) == (1, 0)
+    request.job = "job-0002"  # a token of another list
+    assert (await served.refusal("ListJobStatistics", request))[0] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("method", ["ListHosts", "ListJobStatistics", "ListCoefficients"])
+async def test_bad_pages(served, method):
+    code, details = await served.refusal(method, METHODS[method](page_size=1001))
+    assert (code, details) == ("INVALID_ARGUMENT", "page_size must be at most 1000 (value 1001)")
+    for token in ("x", "!!!", "WyJub3BlIl0=", "\N{SNOWMAN}", "W10="):
+        code, details = await served.refusal(method, METHODS[method](page_token=token))
+        assert code == "INVALID_ARGUMENT", token
+        assert details.startswith("page_token is not one of this request's pages")
+
+
+async def test_asking_does_not_block_others(served):
+    publish(served.builder, 5)
+    request = fleet_pb2.ListCoefficientsRequest()
+    answers = await asyncio.gather(*(served.ask("ListCoefficients", request) for _ in range(8)))
+    assert {answer.version for answer in answers} == {1}

@@ -1,0 +1,212 @@
+"""Push back: just the rows of the jobs that a host runs, in full first, then by what changed."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from agent.coefficients import CoefficientStore
+from central import publish
+from central.publish import Publisher
+from central.streams import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
+from central.versions import COEFFICIENTS, JOB_STATISTICS, BuiltVersion, Manifest
+from whitepanda.v1 import agent_pb2
+
+
+def version(number: int, statistics, coefficients) -> BuiltVersion:
+    manifest = Manifest(
+        version=number,
+        created_unix_ns=1_000 + number,
+        slot_s=300.0,
+        days=(),
+        segments=0,
+        segments_digest="",
+        rows=0,
+        job_statistics=0,
+        coefficients=0,
+        code_version="0",
+    )
+    rows = [
+        dict(zip(JOB_STATISTICS.names, (job, platform, 10, mean, 0.5), strict=True))
+        for job, platform, mean in statistics
+    ]
+    values = [
+        dict(zip(COEFFICIENTS.names, (job, 10, 1.0, value, None), strict=True)) for job, value in coefficients
+    ]
+    return BuiltVersion(
+        manifest, pa.Table.from_pylist(rows, JOB_STATISTICS), pa.Table.from_pylist(values, COEFFICIENTS)
+    )
+
+
+ONE = version(
+    1,
+    [("db", "arm", 3.0), ("db", "intel", 1.0), ("web", "intel", 2.0)],
+    [("batch", 0.5), ("db", 0.1), ("web", -0.1)],
+)
+TWO = version(2, [("db", "intel", 1.5)], [("batch", 0.7), ("db", 0.2)])
+
+
+class Fleet:
+    """A registry, a stand-in for the builder, and a publisher that runs."""
+
+    def __init__(self) -> None:
+        self.registry = StreamRegistry()
+        self.builder = SimpleNamespace(current=None, on_version=[])
+        self.publisher = Publisher(self.registry, self.builder, ttl_s=60.0)
+
+    def host(self, name, *jobs, platform="intel", **more) -> HostStream:
+        stream = HostStream(name, platform=platform, jobs=frozenset(jobs), **more)
+        self.registry.add(stream)
+        return stream
+
+    def built(self, built: BuiltVersion) -> None:
+        self.builder.current = built
+        for call in self.builder.on_version:
+            call(built)
+
+
+@pytest.fixture
+async def fleet():
+    made = Fleet()
+    task = asyncio.create_task(made.publisher.run())
+    yield made
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def received(stream: HostStream) -> list[agent_pb2.CoefficientUpdate]:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return [message.coefficients for message in stream.drain()]
+
+
+def content(update):
+    statistics = [(row.job, row.platform, row.mean_cpi) for row in update.statistics]
+    return statistics, [(row.job, row.value) for row in update.coefficients]
+
+
+async def test_only_the_hosts_that_run_the_jobs(fleet):
+    intel = fleet.host("intel-1", "db", "batch")
+    arm = fleet.host("arm-1", "db", platform="arm")
+    other = fleet.host("other", "unheard-of")
+    none = fleet.host("none")
+    importer = fleet.host("importer", "db", is_importer=True)
+    assert await received(intel) == []  # nothing was built yet
+    fleet.built(ONE)
+    (update,) = await received(intel)
+    assert content(update) == ([("db", "intel", 1.0)], [("batch", 0.5), ("db", 0.1)])
+    assert (update.version, update.created_unix_ns, update.ttl_ns, update.slot_ns, update.full) == (
+        1,
+        1_001,
+        60 * 10**9,
+        300 * 10**9,
+        True,
+    )
+    (update,) = await received(arm)  # the job's statistics on the host's own platform
+    assert content(update) == ([("db", "arm", 3.0)], [("db", 0.1)])
+    for stream in (other, none, importer):
+        assert await received(stream) == []
+
+
+async def test_a_host_that_connects_gets_its_part(fleet):
+    fleet.built(ONE)
+    stream = fleet.host("h", "web")
+    (update,) = await received(stream)
+    assert content(update) == ([("web", "intel", 2.0)], [("web", -0.1)])
+    # it reports the version that it took: nothing more is due
+    fleet.registry.update(stream, coefficient_version=1)
+    assert await received(stream) == []
+    # a new stream of the same host starts from nothing, whatever it claims to hold
+    again = fleet.host("h", "web", coefficient_version=1)
+    (update,) = await received(again)
+    assert update.full
+    assert content(update) == ([("web", "intel", 2.0)], [("web", -0.1)])
+
+
+async def test_jobs_that_come_and_go_are_a_delta(fleet):
+    fleet.built(ONE)
+    stream = fleet.host("h", "web", "batch")
+    await received(stream)
+    fleet.registry.update(stream, jobs=["batch", "db", "unheard-of"])
+    (update,) = await received(stream)
+    assert not update.full
+    assert content(update) == ([("db", "intel", 1.0)], [("db", 0.1)])
+    assert list(update.removed_jobs) == ["web"]
+    fleet.registry.update(stream, jobs=["batch", "db"])  # central knew nothing of the one that left
+    assert await received(stream) == []
+
+
+async def test_a_new_version_replaces_the_old_one(fleet):
+    fleet.built(ONE)
+    stream, other = fleet.host("h", "db", "web"), fleet.host("other", "web")
+    await received(stream)
+    await received(other)
+    fleet.built(TWO)
+    (update,) = await received(stream)
+    assert (update.version, update.full) == (2, True)
+    assert content(update) == ([("db", "intel", 1.5)], [("db", 0.2)])
+    (update,) = await received(other)  # its only job is gone: it must not keep the old rows
+    assert (update.version, update.full, content(update)) == (2, True, ([], []))
+    fleet.built(ONE)
+    assert len(await received(other)) == 1
+
+
+async def test_agents_end_with_what_central_means(fleet, tmp_path):
+    """Full updates and deltas, applied by the agent's own store, give the rows of the host's jobs."""
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    fleet.built(ONE)
+    stream = fleet.host("h", "web")
+    for jobs in (["web"], ["web", "db"], ["db", "batch"], ["batch"], ["batch", "web", "db"]):
+        fleet.registry.update(stream, jobs=jobs)
+        for update in await received(stream):
+            assert store.apply(update)
+        assert store.jobs == set(jobs)
+    fleet.built(TWO)
+    for update in await received(stream):
+        assert store.apply(update)
+    assert (store.version, store.jobs) == (2, {"batch", "db"})
+    assert store.coefficient("batch", 1_002).value == 0.7
+
+
+async def test_a_host_that_does_not_read_gets_it_later(fleet, monkeypatch):
+    monkeypatch.setattr(publish, "_RETRY_S", 0.01)
+    stream = fleet.host("h", "db")
+    for _ in range(MAX_QUEUED_MESSAGES):
+        assert stream.send(agent_pb2.CentralMessage())
+    fleet.built(ONE)
+    assert len(await received(stream)) == MAX_QUEUED_MESSAGES
+    await asyncio.sleep(0.05)
+    (update,) = await received(stream)
+    assert (update.version, update.full) == (1, True)
+
+
+async def test_closed_streams_are_forgotten(fleet):
+    stream = fleet.host("h", "db")
+    fleet.built(ONE)
+    await received(stream)
+    fleet.registry.remove(stream)
+    fleet.built(TWO)
+    assert await received(stream) == []
+    assert fleet.publisher._sent == {}
+
+
+async def test_many_hosts_do_not_hold_up_the_loop(fleet):
+    streams = [fleet.host(f"h{n}", "db") for n in range(200)]
+    turns = 0
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    fleet.built(ONE)
+    while not all(stream._messages for stream in streams):
+        await asyncio.sleep(0)
+    task.cancel()
+    assert turns >= 200 // 32
