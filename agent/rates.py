@@ -317,17 +317,36 @@ def _perf_delta(
     dt_ns = _interval(now, last)
     if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
         return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    most_cycles = _MAX_HZ * (2 * dt_ns + _READ_JITTER_NS) / _S
-    most_ns = 2 * dt_ns + _READ_JITTER_NS
-    before = last.value
+    sums = _sum_groups(now.value, last.value, 2 * dt_ns + _READ_JITTER_NS)
+    if isinstance(sums, Reason):
+        return sums
+    incomplete = Reason.VM_STARTING if sums.groups < max(vcpus, len(now.value)) else None
+    return PerfDelta(dt_ns, now.mono_ns, now.unix_ns, *sums[1:], incomplete)
+
+
+class _GroupSums(NamedTuple):
+    """Sums over the groups that both readings have; the fields but the first are those of `PerfDelta`."""
+
+    groups: int
+    cycles: float
+    instructions: float
+    enabled_ns: int
+    running_ns: float
+
+
+def _sum_groups(
+    now: Mapping[int, PerfCounters], before: Mapping[int, PerfCounters], most_ns: int
+) -> _GroupSums | Reason:
+    """Sum the scaled deltas. `most_ns` is the most CPU time that one thread can have had."""
+    most_cycles = _MAX_HZ * most_ns / _S
     cycles = instructions = running_ns = 0.0
     enabled_ns = unscheduled_ns = groups = 0
-    for tid, counters in now.value.items():
+    for tid, counters in now.items():
         old = before.get(tid)
         if old is None or old.opened != counters.opened:
             continue
-        scaled = scale_delta(counters, old)
         groups += 1
+        scaled = scale_delta(counters, old)
         if isinstance(scaled, Reason):
             if scaled is not Reason.NOT_SCHEDULED:
                 return scaled
@@ -341,19 +360,22 @@ def _perf_delta(
         running_ns += scaled.enabled_ns * scaled.running_ratio
     if groups == 0:
         return Reason.VM_STARTING
-    if unscheduled_ns:
-        # Threads that ran while the PMU counted others: multiplexing too, seen from the VM. Scale as for time
-        # slices.
-        if unscheduled_ns > most_ns * groups:
-            return Reason.INVALID_VALUE
-        factor = (enabled_ns + unscheduled_ns) / enabled_ns if enabled_ns else 0.0
-        cycles *= factor
-        instructions *= factor
-        enabled_ns += unscheduled_ns
-    incomplete = Reason.VM_STARTING if groups < max(vcpus, len(now.value)) else None
-    return PerfDelta(
-        dt_ns, now.mono_ns, now.unix_ns, cycles, instructions, enabled_ns, running_ns, incomplete
-    )
+    sums = _GroupSums(groups, cycles, instructions, enabled_ns, running_ns)
+    return _scale_for(sums, unscheduled_ns, most_ns, most_cycles) if unscheduled_ns else sums
+
+
+def _scale_for(
+    sums: _GroupSums, unscheduled_ns: int, most_ns: int, most_cycles: float
+) -> _GroupSums | Reason:
+    """Scale for threads that ran while the PMU counted only others: time slices as well, seen from the VM."""
+    if unscheduled_ns > most_ns * sums.groups:
+        return Reason.INVALID_VALUE
+    enabled_ns = sums.enabled_ns + unscheduled_ns
+    factor = enabled_ns / sums.enabled_ns if sums.enabled_ns else 0.0
+    cycles, instructions = sums.cycles * factor, sums.instructions * factor
+    if max(cycles, instructions) > most_cycles * sums.groups:
+        return Reason.MULTIPLEXED  # too little of it was counted to scale from
+    return _GroupSums(sums.groups, cycles, instructions, enabled_ns, sums.running_ns)
 
 
 def _disk_delta(

@@ -127,6 +127,7 @@ class WindowAccumulator:
         self._grace_ns = grace_ns
         self._limits = limits
         self._open: dict[int, _Window] = {}
+        self._renamed: list[tuple[int, _Window]] = []
         # Ends of the deltas of each VM that were added last, part by part: a slow source's delta is seen at
         # several ticks.
         self._seen: dict[tuple[str, str], list[int]] = {}
@@ -164,7 +165,7 @@ class WindowAccumulator:
 
         """
         ended = [index for index, window in self._open.items() if window.close_mono_ns <= mono_ns]
-        if not ended:
+        if not ended and not self._renamed:
             return []
         rows = self._rows(ended)
         here = set(present)
@@ -186,6 +187,10 @@ class WindowAccumulator:
             return None
         index = (unix_ns - dt_ns // 2) // self._window_ns
         window = self._open.get(index)
+        if window is not None and mono_ns - dt_ns // 2 > window.close_mono_ns - self._grace_ns:
+            # Unix time was set back: this is another window of the same name; the ended one stays as it is.
+            self._renamed.append((index, self._open.pop(index)))
+            window = None
         if window is None:
             left_ns = (index + 1) * self._window_ns - unix_ns
             window = self._open[index] = _Window(mono_ns + left_ns + self._grace_ns)
@@ -196,8 +201,10 @@ class WindowAccumulator:
 
     def _rows(self, indexes: list[int]) -> list[CpiWindow]:
         rows = []
-        for index in sorted(indexes):
-            for (uuid, epoch), sums in self._open.pop(index).sums.items():
+        ended = self._renamed + [(index, self._open.pop(index)) for index in sorted(indexes)]
+        self._renamed = []
+        for index, window in ended:
+            for (uuid, epoch), sums in window.sums.items():
                 if sums.cpu_dt_ns == 0:
                     self.without_cpu += 1
                 else:

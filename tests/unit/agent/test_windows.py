@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.rates import Limits, PerfDelta, VmDelta, delta
+from agent.windows import CpiWindow, WindowAccumulator
+from collector.base import Reason
+from tests.unit.agent.agent_fakes import UNIX0, S, joined, threads
+
+W = 10 * S
+HERE = [("u1", "e1")]
+
+
+def accumulator(**limits: float) -> WindowAccumulator:
+    return WindowAccumulator(W, 3 * S // 2, Limits(**limits))
+
+
+def add(windows: WindowAccumulator, change: VmDelta, epoch: str = "e1") -> None:
+    windows.add("u1", epoch, name="vm1", job="job1", latency_sensitive=True, change=change)
+
+
+def second(index: int, *, shift_unix_ns: int = 0) -> VmDelta:
+    """The deltas from second `index` to the next one; Unix time starts at a window's border."""
+    change = delta(joined(index + 1), joined(index))
+    if not shift_unix_ns:
+        return change
+    return VmDelta(*(part._replace(unix_ns=part.unix_ns + shift_unix_ns) for part in change))
+
+
+def test_a_window_has_the_sums_of_its_ten_seconds():
+    windows = accumulator()
+    for index in range(12):
+        add(windows, second(index))
+    assert windows.close(round(11.4 * S), HERE) == []
+    (window,) = windows.close(round(11.5 * S), HERE)
+    assert window == CpiWindow(
+        vm="u1",
+        epoch="e1",
+        name="vm1",
+        job="job1",
+        latency_sensitive=True,
+        start_unix_ns=UNIX0,
+        duration_ns=W,
+        cpu_usage_cores=1.0,
+        cpi=pytest.approx(1.6),
+        cpi_reason=Reason.UNSPECIFIED,
+        cycles=20 * S,
+        instructions=round(12.5 * S),
+        running_ratio=1.0,
+        run_queue_wait_ratio=pytest.approx(0.05),
+        disk_bytes_per_s=30_000.0,
+        network_bytes_per_s=7000.0,
+    )
+    assert windows.closed == 1
+    assert windows.end_unix_ns(window) == UNIX0 + W
+
+
+def test_cpi_is_the_quotient_of_sums_not_the_mean_of_quotients():
+    windows = accumulator()
+    first, then = second(0), second(1)
+    busy = then.perf._replace(cycles=then.perf.cycles * 9, instructions=then.perf.instructions)
+    add(windows, first)
+    add(windows, then._replace(perf=busy))
+    (window,) = windows.flush()
+    assert window.cpi == pytest.approx(1.6 * 10 / 2)
+
+
+def test_missed_ticks_show_in_the_duration():
+    windows = accumulator()
+    for index in (0, 1, 2, 6, 7):
+        add(windows, second(index))
+    (window,) = windows.flush()
+    assert (window.duration_ns, window.cpu_usage_cores) == (5 * S, pytest.approx(1.0))
+
+
+def test_the_same_delta_is_counted_once():
+    windows = accumulator()
+    for _ in range(3):
+        add(windows, second(0))
+    (window,) = windows.flush()
+    assert (window.duration_ns, window.cycles) == (S, 2 * S)
+
+
+def test_a_new_epoch_cuts_the_window():
+    windows = accumulator()
+    for index in range(4):
+        add(windows, second(index))
+    for index in range(6, 10):
+        add(windows, second(index), "e2")
+    rows = windows.flush()
+    assert [(row.epoch, row.start_unix_ns, row.duration_ns) for row in rows] == [
+        ("e1", UNIX0, 4 * S),
+        ("e2", UNIX0, 4 * S),
+    ]
+
+
+def test_a_clock_set_back_by_an_hour_moves_labels_not_durations_and_delays_nothing():
+    windows = accumulator()
+    hour = 3600 * S
+    for index in range(5):
+        add(windows, second(index))
+    for index in range(5, 12):
+        add(windows, second(index, shift_unix_ns=-hour))
+    rows = windows.close(round(11.5 * S), HERE)  # all that ended by the monotonic clock
+    assert {(row.start_unix_ns - UNIX0, row.duration_ns) for row in rows} == {(0, 5 * S), (-hour, 5 * S)}
+    assert sum(row.cycles for row in rows) == 20 * S
+
+
+def test_a_clock_set_back_by_some_seconds_makes_no_window_longer():
+    windows = accumulator()
+    rows = []
+    for index in range(25):
+        add(windows, second(index, shift_unix_ns=-5 * S if index >= 8 else 0))
+        rows += windows.close((index + 1) * S, HERE)
+    rows += windows.flush()
+    assert [(row.start_unix_ns - UNIX0, row.duration_ns) for row in rows] == [
+        (0, 10 * S),  # labels 0 to 8 and 3 to 5
+        (0, 5 * S),  # labels 5 to 10: what the clock's step doubled
+        (W, 10 * S),
+    ]
+
+
+def test_a_clock_set_ahead_closes_windows_in_time():
+    windows = accumulator()
+    for index in range(12):
+        add(windows, second(index, shift_unix_ns=3600 * S if index >= 5 else 0))
+    rows = windows.close(round(11.5 * S), HERE)
+    assert [(row.start_unix_ns - UNIX0, row.duration_ns) for row in rows] == [(0, 5 * S), (3600 * S, 5 * S)]
+
+
+def test_below_the_activity_floor_a_window_is_idle_and_keeps_its_counts():
+    windows = accumulator(min_activity_cores=1.5)
+    add(windows, second(0))
+    (window,) = windows.flush()
+    assert (window.cpi, window.cpi_reason, window.cycles) == (None, Reason.IDLE, 2 * S)
+
+
+def test_counters_that_ran_too_little_are_multiplexed():
+    windows = accumulator()
+    change = second(0)
+    add(windows, change._replace(perf=change.perf._replace(running_ns=change.perf.enabled_ns * 0.19)))
+    (window,) = windows.flush()
+    assert (window.cpi, window.cpi_reason, window.cycles, window.instructions) == (
+        None,
+        Reason.MULTIPLEXED,
+        None,
+        None,
+    )
+    assert window.running_ratio == pytest.approx(0.19)
+
+
+def test_ticks_in_which_no_counter_ran_are_scaled_for_and_lower_the_ratio():
+    windows = accumulator()
+    for index in range(4):
+        change = second(index)
+        if index == 3:
+            starved = change.perf._replace(cycles=0.0, instructions=0.0, running_ns=0.0)
+            change = change._replace(perf=starved)
+        add(windows, change)
+    (window,) = windows.flush()
+    assert (window.cycles, window.running_ratio, window.cpi) == (
+        8 * S,
+        pytest.approx(0.75),
+        pytest.approx(1.6),
+    )
+
+
+def test_counts_that_lack_a_thread_are_not_told_but_their_quotient_is():
+    windows = accumulator()
+    change = second(0)
+    add(windows, change._replace(perf=change.perf._replace(incomplete=Reason.VM_STARTING)))
+    (window,) = windows.flush()
+    assert (window.cycles, window.instructions, window.cpi) == (None, None, pytest.approx(1.6))
+
+
+def test_without_counters_the_reason_is_told():
+    windows = accumulator()
+    add(windows, second(0)._replace(perf=Reason.PARANOID, disk=Reason.SOURCE_OFF, network=Reason.STALE))
+    (window,) = windows.flush()
+    assert (window.cpi, window.cpi_reason, window.running_ratio) == (None, Reason.PARANOID, None)
+    assert (window.disk_bytes_per_s, window.network_bytes_per_s) == (None, None)
+
+
+def test_a_window_without_cpu_usage_is_dropped_and_counted():
+    windows = accumulator()
+    add(windows, second(0)._replace(cpu=Reason.SOURCE_FAILED))
+    assert windows.flush() == []
+    assert (windows.closed, windows.without_cpu) == (0, 1)
+
+
+def test_a_delta_longer_than_a_window_and_a_half_belongs_to_none():
+    windows = accumulator()
+    add(windows, delta(joined(16), joined(0)))
+    assert windows.flush() == []
+    add(windows, delta(joined(36), joined(21)))  # 15 s: just not too long
+    assert [row.duration_ns for row in windows.flush()] == [15 * S]
+
+
+def test_waits_unknown_for_a_part_of_the_window_are_unknown_for_all_of_it():
+    windows = accumulator()
+    mute = {tid: replace(t, run_queue_wait_ns=None) for tid, t in threads(1).items()}
+    now = joined(1)
+    add(windows, delta(now._replace(threads=now.threads._replace(value=mute)), joined(0)))
+    add(windows, second(1))
+    (window,) = windows.flush()
+    assert window.run_queue_wait_ratio is None
+
+
+def test_vms_that_left_are_forgotten_once_their_window_is_closed():
+    windows = accumulator()
+    add(windows, second(0))
+    assert len(windows.close(12 * S, [])) == 1
+    assert (windows._seen, windows._open) == ({}, {})
+
+
+@settings(max_examples=60)
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(-2 * W, 2 * W))
+def test_every_delta_is_in_just_one_window(taken, step_ns):
+    """Whatever ticks are missed and wherever Unix time steps to half way, the windows' sums are the sums."""
+    windows = accumulator()
+    rows, cycles, duration = [], 0.0, 0
+    for index, take in enumerate(taken):
+        if take:
+            change = second(index, shift_unix_ns=step_ns if index > len(taken) // 2 else 0)
+            assert isinstance(change.perf, PerfDelta)
+            cycles += change.perf.cycles
+            duration += change.perf.dt_ns
+            add(windows, change)
+        rows += windows.close((index + 1) * S, HERE)
+    rows += windows.flush()
+    assert sum(row.duration_ns for row in rows) == duration
+    assert sum(row.cycles or 0 for row in rows) == pytest.approx(cycles)
+    assert all(row.start_unix_ns % W == 0 and row.duration_ns <= W + S for row in rows)
