@@ -84,9 +84,9 @@ def number(value: float | None, unit: str = "") -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     magnitude = abs(value)
-    if value == 0 or magnitude >= 100:  # noqa: PLR2004 - digits
-        return f"{value:.0f}{unit}"
-    return f"{value:.{1 if magnitude >= 10 else 2}f}{unit}"  # noqa: PLR2004
+    # What rounds up to one digit more before the point loses one behind it.
+    digits = 0 if value == 0 or magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2  # noqa: PLR2004
+    return f"{value:.{digits}f}{unit}"
 
 
 def si(value: float | None) -> str:

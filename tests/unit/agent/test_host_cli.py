@@ -1,0 +1,375 @@
+"""The host's commands against real local APIs with canned states: tables at 80 columns, JSON, one-line errors."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+from typer.testing import CliRunner
+
+from agent.cli import _render as render
+from collector.base import Reason
+from whitepanda.common import cli
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+VMS_80 = """\
+NAME      JOB       vCPU GUEST% GIPS  CPI RUNQ% DISK NET  SLOW VERDICT SUSPECT
+inst…a1f3 web          4   78.5 3.41 3.10  5.20 1.2M 12M 2.58x  victim batc…0001
+batc…0001 scan         4   99.0 2.50 2.00     0    0   0     -       - -
+inst…a1f4 web          4   50.0 12.3 1.30  0.10    0 950 1.08x  normal -
+new-1     brand-new    4   10.0 0.50    -     -    -   -     -       - -
+paused-1  web          4      0    0    -     0    0   0     -  paused -
+contention on this host now; `whitepanda explain VM` shows the evidence
+no verdict on 2 of 5 VMs; most often: no statistics for job scan on this platform yet: version 7 has none
+"""
+
+VMS_NO_PMU = """\
+NAME JOB vCPU GUEST% RUNQ% DISK  NET VERDICT
+vm-1 web    4   50.0  1.00 2.0M 1.0K       -
+vm-2 web    4   50.0  1.00 2.0M 1.0K       -
+not shown: GIPS, CPI: no_pmu: no hardware counters; on a virtual machine enable its PMU
+no verdict on 2 of 2 VMs: no CPI window of this VM yet
+"""
+
+EXPLAIN = """\
+instance-0000a1f3  uuid-instance-0000a1f3
+job web (latency-sensitive), 4 vCPUs, running
+victim: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
+slow-down 2.58x: CPI of the last slot / mean CPI of the job
+
+METRIC                            VALUE SOURCE     AGE
+cpu_usage_cores                    3.14 procfs  350 ms
+guest_ratio                       0.785 procfs  350 ms
+run_queue_wait_ratio              0.052 procfs  350 ms
+gips                              3.412 perf    400 ms
+cpi                                 3.1 perf    400 ms
+disk_read_bytes_per_s           612,000 libvirt 900 ms
+disk_write_bytes_per_s          612,000 libvirt 900 ms
+network_receive_bytes_per_s  12,345,678 libvirt 900 ms
+network_transmit_bytes_per_s          0 libvirt 900 ms
+
+job web on Xeon E5-2680, 1000 samples:
+  CPI mean 1.2, std 0.35
+  victim above 1.9 = 1.2 + 2 * 0.35
+CPI over the last slot 3.1: nCPI 5.43 = (3.1 - 1.2) / 0.35
+a victim for 3 slots in a row
+host: mnCPI 2.86 is above its threshold 1: contention
+coefficients: version 7, 2 min old
+
+SUSPECT    JOB       COEFFICIENT CORES SCORE
+batch-0001 scan             0.50  3.96  1.98
+new-1      brand-new           -  0.40     -
+score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot
+no score: no_coefficients: central has not sent statistics or coefficients for the job; is it reachable?
+"""
+
+
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory):
+    """Folder with the canned agents' sockets."""
+    folder = tmp_path_factory.mktemp("a")
+    with subprocess.Popen(
+        [sys.executable, str(HERE / "canned_agents.py"), str(folder)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.strip() == "ready":
+                break
+        yield folder
+        process.terminate()
+        process.stdout.read()
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run `whitepanda ARGUMENTS` in this process: (exit code, stdout, stderr), stripped at the right."""
+
+    def _run(*arguments, width=80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr(sys, "argv", ["whitepanda", *arguments])
+        monkeypatch.setattr(cli.errors, "_width", 300)
+        result = CliRunner().invoke(cli.build(), arguments)
+        code, err = result.exit_code, result.stderr
+        if isinstance(result.exception, cli.WhitepandaError):
+            code, err = result.exception.exit_code, err + f"error: {result.exception}\n"
+        elif result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return code, "".join(line.rstrip() + "\n" for line in result.stdout.splitlines()), err
+
+    return _run
+
+
+def test_vms_at_80_columns(run, agents):
+    code, out, err = run("vms", "--socket", str(agents / "full.sock"))
+    assert (code, out, err) == (0, VMS_80, "")
+    assert max(map(len, out.splitlines()[:6])) <= 80
+
+
+def test_vms_without_pmu_hides_the_columns_and_says_why(run, agents):
+    assert run("vms", "--socket", str(agents / "no_pmu.sock")) == (0, VMS_NO_PMU, "")
+
+
+def test_vms_alone_has_no_slow_down_and_no_suspects(run, agents):
+    code, out, _ = run("vms", "--socket", str(agents / "alone.sock"))
+    assert code == 0
+    assert out.splitlines()[0].split() == [
+        "NAME",
+        "JOB",
+        "vCPU",
+        "GUEST%",
+        "GIPS",
+        "CPI",
+        "RUNQ%",
+        "DISK",
+        "NET",
+        "VERDICT",
+    ]
+    assert "no statistics for job web yet: central has not sent any" in out
+
+
+def test_vms_of_a_host_without_any_names_the_source_that_is_broken(run, agents):
+    code, out, _ = run("vms", "--socket", str(agents / "empty.sock"))
+    assert (code, out) == (0, "no VM runs on node1 now\nsource libvirt is stuck: no answer for 4 s\n")
+
+
+def test_wide_terminals_and_pipes_cut_nothing(run, agents):
+    _, out, _ = run("vms", "--socket", str(agents / "full.sock"), width=200)
+    assert "instance-0000a1f3" in out
+    assert "…" not in out
+
+
+def test_vms_for_programs(run, agents):
+    code, out, err = run("vms", "--json", "--socket", str(agents / "full.sock"))
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert (answer["host"], answer["triggered"], len(answer["vms"])) == ("node1", True, 5)
+    by_name = {vm["name"]: vm for vm in answer["vms"]}
+    victim = by_name["instance-0000a1f3"]
+    assert victim["metrics"]["cpi"] == {"value": 3.1, "reason": None, "source": "perf", "age_s": 0.4}
+    assert (victim["verdict"], victim["top_suspect"]) == ("victim", "batch-0001")
+    assert victim["degradation"] == pytest.approx(3.1 / 1.2)
+    assert by_name["new-1"]["metrics"]["cpi"]["value"] is None
+    assert by_name["new-1"]["metrics"]["cpi"]["reason"] == "idle"
+    assert by_name["new-1"]["degradation"] is None
+    assert by_name["paused-1"]["metrics"]["gips"]["value"] == 0.0
+
+
+def test_explain_at_80_columns(run, agents):
+    assert run("explain", "instance-0000a1f3", "--socket", str(agents / "full.sock")) == (0, EXPLAIN, "")
+
+
+def test_explain_tells_the_reason_of_each_dash(run, agents):
+    code, out, _ = run("explain", "new-1", "--socket", str(agents / "full.sock"))
+    assert code == 0
+    assert "unknown: idle: too little CPU over the last slot for a CPI" in out
+    assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [
+        ["cpi", "-", "perf", "-"]
+    ]
+    assert "not known: cpi: idle: too little CPU used for a ratio of counters" in out
+    assert (
+        "not known: disk_read_bytes_per_s, disk_write_bytes_per_s, network_receive_bytes_per_s: stuck: its source"
+        in out
+    )
+
+
+def test_explain_without_analysis(run, agents):
+    code, out, _ = run("explain", "new-1", "--socket", str(agents / "crippled.sock"))
+    assert code == 0
+    assert "unknown: the analysis could not be started: see the agent's log" in out
+    assert "coefficients: none, central has not sent any" in out
+    assert "no suspects" in out
+    assert "nan" not in out
+
+
+def test_explain_for_programs(run, agents):
+    _, out, _ = run("explain", "uuid-instance-0000a1f3", "--json", "--socket", str(agents / "full.sock"))
+    answer = json.loads(out)
+    assert answer["statistics"] == {
+        "job": "web",
+        "platform": "Xeon E5-2680",
+        "samples": 1000,
+        "mean_cpi": 1.2,
+        "std_cpi": 0.35,
+    }
+    assert answer["n_cpi"] == pytest.approx(1.9 / 0.35)
+    assert [s["name"] for s in answer["suspects"]] == ["batch-0001", "new-1"]
+    assert answer["suspects"][1]["score"] is None
+    assert answer["suspects"][1]["reason"] == "no_coefficients"
+    assert (answer["coefficient_age_s"], answer["victim_slots"]) == (120.0, 3)
+    _, out, _ = run("explain", "new-1", "--json", "--socket", str(agents / "crippled.sock"))
+    answer = json.loads(out)
+    assert (answer["statistics"], answer["mn_cpi"], answer["coefficient_age_s"]) == (None, None, None)
+
+
+def test_an_unknown_vm_is_one_line_with_near_names(run, agents):
+    code, out, err = run("explain", "batch-001", "--socket", str(agents / "full.sock"))
+    assert (code, out) == (3, "")
+    assert err == "error: no VM has the name or UUID 'batch-001': did you mean batch-0001, uuid-batch-0001?\n"
+
+
+def test_no_agent_is_one_line_with_the_remedy(run, tmp_path):
+    path = tmp_path / "agent.sock"
+    message = f"error: no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket\n"
+    assert run("vms", "--socket", str(path)) == (4, "", message)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert run("explain", "x", "--socket", str(path)) == (4, "", message)
+
+
+def test_a_closed_door_is_named(run, tmp_path, monkeypatch):
+    """Root passes every door, so the kernel's answer is played."""
+
+    def refuse(_self, _address):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("agent.local_client.socket.socket.connect", refuse)
+    code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
+    assert code == 4
+    assert err.startswith(
+        f"error: no permission for {tmp_path}/a.sock: become root, or join the group that owns it"
+    )
+
+
+def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
+    """A server that takes connections and never says a word."""
+    monkeypatch.setattr("agent.local_client._DEADLINE_S", 0.3)
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(tmp_path / "a.sock"))
+        mute.listen()
+        code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
+    assert code == 4
+    assert err == f"error: the agent at {tmp_path}/a.sock did not answer in 0 s; see its log\n"
+
+
+def test_a_server_that_hangs_up_is_no_traceback(run, tmp_path):
+    with socket.socket(socket.AF_UNIX) as rude:
+        rude.bind(str(tmp_path / "a.sock"))
+        rude.listen()
+
+        def hang_up():
+            try:
+                while True:
+                    rude.accept()[0].close()
+            except OSError:
+                return
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
+        rude.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    assert code == 4
+    assert err.startswith(f"error: the agent at {tmp_path}/a.sock failed: unavailable: ")
+
+
+def test_the_socket_is_that_of_the_configuration(run, agents, tmp_path):
+    config = tmp_path / "agent.toml"
+    config.write_text(f"[agent]\nsocket = '{agents}/empty.sock'\n")
+    assert run("vms", "--config", str(config))[1].startswith("no VM runs on node1 now")
+    code, _, err = run("vms", "--config", str(tmp_path / "nope.toml"))
+    assert (code, err) == (2, f"error: {tmp_path}/nope.toml: cannot read: No such file or directory\n")
+
+
+def test_brackets_in_an_error_are_printed(tmp_path):
+    path = tmp_path / "[agent] [/red].sock"
+    program = "from whitepanda.common.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "vms", "--socket", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 4
+    assert str(path) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(metadata.entry_points(group="whitepanda.commands").names))
+def test_every_command_has_help(run, name):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert f"whitepanda {name}" in out
+    help_lines = [line for line in out.splitlines() if line.strip() and "Usage:" not in line]
+    assert len(help_lines[0].strip()) > 15
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (0.0, "0"),
+        (0.001, "0.00"),
+        (0.123, "0.12"),
+        (1.0, "1.00"),
+        (9.999, "10.0"),
+        (99.97, "100"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (-1.5, "-1.50"),
+    ],
+)
+def test_numbers(value, text):
+    assert render.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (999.4, "999"),
+        (999.6, "1.0K"),
+        (1234.0, "1.2K"),
+        (9960.0, "10K"),
+        (999_600.0, "1.0M"),
+        (12_345_678.0, "12M"),
+        (5e12, "5.0T"),
+        (2e16, "20000T"),
+    ],
+)
+def test_bytes_per_second(value, text):
+    assert render.si(value) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0 ms"),
+        (350_000_000, "350 ms"),
+        (12 * 10**9, "12 s"),
+        (300 * 10**9, "5 min"),
+        (5 * 3600 * 10**9, "5 h"),
+        (4 * 86400 * 10**9, "4 d"),
+    ],
+)
+def test_ages(nanoseconds, text):
+    assert render.age(nanoseconds) == text
+
+
+def test_every_reason_that_a_host_can_have_has_a_remedy():
+    later = {Reason.UNSPECIFIED, Reason.NO_RDT, Reason.RDT_UNAVAILABLE, Reason.NO_RMID}
+    for reason in set(Reason) - later:
+        assert len(render.remedy(reason)) > len(reason.code) + 10, reason
+
+
+def test_reasons_of_a_newer_agent_are_unspecified():
+    assert render.reason_of(999) is Reason.UNSPECIFIED
+
+
+def test_columns_share_what_is_left_but_numbers_are_never_cut():
+    columns = [render.Column("NAME", text=True), render.Column("N"), render.Column("JOB", text=True)]
+    rows = [[Text("x" * 40), Text("1" * 20), Text("y" * 12)]]
+    assert render.fit(columns, rows, 100) == [40, 20, 12]
+    assert render.fit(columns, rows, 60) == [26, 20, 12]
+    assert render.fit(columns, rows, 40) == [9, 20, 9]
+    assert render.fit(columns, rows, 10) == [8, 20, 8]
