@@ -1,0 +1,171 @@
+"""The agent itself, as a process with a configuration, on the lab's hypervisor; asked through its CLI and local API."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.local_client import connect
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+CONFIG = """
+[agent]
+host = "lab-host"
+state_dir = "{folder}/state"
+socket = "{folder}/agent.sock"
+tick_s = 0.5
+
+[sources.libvirt]
+mode = "required"
+deadline_s = 1.0
+
+[sources.procfs]
+mode = "required"
+
+[[jobs]]
+fact = "nova:flavor"
+pattern = '^lab\\.(.+)$'
+job = '\\1'
+"""
+
+
+class Agent:
+    def __init__(self, folder: Path, process: subprocess.Popen) -> None:
+        self.socket = folder / "agent.sock"
+        self.process = process
+
+    def vms(self):
+        """What `whitepanda vms --json` prints, by the VM's name."""
+        command = [
+            Path(sys.executable).parent / "whitepanda",
+            "vms",
+            "--json",
+            "--socket",
+            self.socket,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        return {vm["name"]: vm for vm in json.loads(done.stdout)["vms"]}
+
+    def status(self):
+        with connect(self.socket) as client:
+            return client.status()
+
+    def source(self, name):
+        return next(source for source in self.status().sources if source.name == name)
+
+    def wait(self, condition, timeout_s=30.0):
+        """Wait for something to be true of `vms`; returns it."""
+        end = time.monotonic() + timeout_s
+        while not condition(vms := self.vms()):
+            assert self.process.poll() is None, "the agent ended"
+            assert time.monotonic() < end, f"did not come true in time: {json.dumps(vms)[:3000]}"
+            time.sleep(0.3)
+        return vms
+
+
+@pytest.fixture
+def agent(lab, tmp_path):
+    (tmp_path / "agent.toml").write_text(CONFIG.format(folder=tmp_path))
+    with (tmp_path / "agent.log").open("wb") as output:
+        command = [Path(sys.executable).parent / "whitepanda", "agent", "run", "-c", tmp_path / "agent.toml"]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        end = time.monotonic() + 30
+        while not (tmp_path / "agent.sock").exists():
+            assert process.poll() is None, (tmp_path / "agent.log").read_text()
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        running = Agent(tmp_path, process)
+        running.wait(lambda vms: measured(vms, "wplab-mixed-1", "guest_ratio"))
+        yield running
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0, (tmp_path / "agent.log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def measured(vms, name, *metrics):
+    """Whether a VM has numbers, and new ones, for these metrics."""
+    if name not in vms:
+        return False
+    found = [vms[name]["metrics"][metric] for metric in metrics]
+    return all(metric["value"] is not None and metric["age_s"] < 3 for metric in found)
+
+
+def test_three_real_vms_and_their_life_cycle_as_the_agent_tells_them(lab, agent):
+    network = ("network_receive_bytes_per_s", "network_transmit_bytes_per_s")
+    disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
+    vms = agent.wait(
+        lambda vms: all(
+            measured(vms, name, "guest_ratio", "run_queue_wait_ratio", *disk, *network)
+            for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3")
+        )
+    )
+    assert {name: vm["job"] for name, vm in vms.items()} == {
+        "wplab-mixed-1": "mixed",
+        "wplab-idle-2": "idle",
+        "wplab-busy-3": "busy",
+    }
+    values = {name: {key: m["value"] for key, m in vm["metrics"].items()} for name, vm in vms.items()}
+    busy = values["wplab-busy-3"]
+    assert busy["guest_ratio"] + busy["run_queue_wait_ratio"] > 0.8
+    assert values["wplab-idle-2"]["guest_ratio"] < 0.1
+    assert values["wplab-idle-2"]["disk_write_bytes_per_s"] == 0
+
+    saved = lab.state / "vm" / "wplab-saved"
+    lab.script("domain.sh", "busy", "6", NOWAIT="1")
+    first = agent.wait(lambda vms: measured(vms, "wplab-busy-6", "guest_ratio", *disk))
+    lab.virsh("save", "wplab-busy-6", str(saved))
+    agent.wait(lambda vms: "wplab-busy-6" not in vms)
+    lab.virsh("restore", str(saved))
+    second = agent.wait(lambda vms: measured(vms, "wplab-busy-6", "guest_ratio", *disk))
+    assert second["wplab-busy-6"]["epoch"] != first["wplab-busy-6"]["epoch"]
+    lab.virsh("destroy", "wplab-busy-6")
+    last = agent.wait(lambda vms: "wplab-busy-6" not in vms)
+    for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"):
+        assert last[name]["epoch"] == vms[name]["epoch"]
+        assert measured(last, name, "guest_ratio", *disk)
+
+
+def test_the_agent_goes_on_while_libvirtd_is_dead_and_again_with_it(lab, agent):
+    os.kill(lab.libvirtd_pid, signal.SIGKILL)
+    try:
+        gone = agent.wait(lambda vms: not measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
+        for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"):
+            assert measured(gone, name, "guest_ratio", "run_queue_wait_ratio")
+        source = agent.source("libvirt")
+        assert source.state == "failed"
+        assert "is libvirtd (or virtqemud) running?" in source.detail
+    finally:
+        lab.script("libvirtd.sh")
+    agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s", "guest_ratio"))
+
+
+def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
+    agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
+    os.kill(lab.libvirtd_pid, signal.SIGSTOP)
+    try:
+        end = time.monotonic() + 20
+        while agent.source("libvirt").state != "stuck":
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        before = agent.status()
+        time.sleep(3)
+        after = agent.status()
+        assert after.ticks - before.ticks >= 4  # of 6 at 0.5 s; this machine may be loaded
+        vms = agent.wait(lambda vms: not measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
+        for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"):
+            assert measured(vms, name, "guest_ratio", "run_queue_wait_ratio")
+    finally:
+        os.kill(lab.libvirtd_pid, signal.SIGCONT)
+    agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s", "guest_ratio"))
