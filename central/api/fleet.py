@@ -51,7 +51,7 @@ class _Page:
     token: _Token
 
 
-class Fleet(fleet_pb2_grpc.FleetServicer):
+class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
     """The service `whitepanda.v1.Fleet`.
 
     Lists are in a stable order. A page token stays good while versions come: its pages are of the version

@@ -136,7 +136,7 @@ def show(
     options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     version, rows = 0, list[agent_pb2.Coefficient]()
     with grpc.secure_channel(central, credentials, options=options) as channel:
-        stub = fleet_pb2_grpc.FleetStub(channel)  # type: ignore[no-untyped-call]
+        stub = fleet_pb2_grpc.FleetStub(channel)
         token = ""
         while len(rows) < limit:
             request = fleet_pb2.ListCoefficientsRequest(

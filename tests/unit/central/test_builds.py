@@ -44,7 +44,8 @@ def rows_of(day: int, seed: int, *, rows=600):
 
 def samples(columns, sequence: int) -> pa.Table:
     count = len(columns["vm"])
-    columns = {"host": ["h"] * count, "spool_id": ["s"] * count, "sequence": [sequence] * count, "epoch": ["e"] * count} | columns  # fmt: skip
+    batch = {"host": ["h"] * count, "spool_id": ["s"] * count, "sequence": [sequence] * count}
+    columns = batch | {"epoch": ["e"] * count} | columns
     arrays = [
         pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
         for field in SAMPLES
@@ -224,11 +225,11 @@ async def test_the_loop_builds_tells_and_survives_failures(lake, monkeypatch):
     write_day(lake, 0, 1)
     loop = asyncio.create_task(builder.run())
     async with asyncio.timeout(20):
-        while not builder.last_error:  # noqa: ASYNC110
+        while not builder.last_error:
             await asyncio.sleep(0.01)
         assert builder.last_error == "RuntimeError: disk on fire"
         fail = False
-        while not told:  # noqa: ASYNC110
+        while not told:
             await asyncio.sleep(0.01)
     assert told == [(1, threading.main_thread())]
     assert builder.last_error == ""

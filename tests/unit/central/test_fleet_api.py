@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 
 import grpc
 import grpc.aio
@@ -18,6 +20,7 @@ from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
 from central.streams import HostStream, StreamRegistry
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
+from whitepanda.common import cli
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
 from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -163,7 +166,7 @@ async def test_status_numbers(served):
 
 async def test_hosts_in_pages(served):
     for n in (3, 1, 2):
-        record = HostRecord(f"host-{n}", platform="cpu", agent_version="0.1.0", protocol_version=2, last_seen_unix_ns=n, jobs=("old",), clock_offset_ns=-5)  # fmt: skip
+        record = HostRecord(f"host-{n}", last_seen_unix_ns=n, jobs=("old",), clock_offset_ns=-5)
         served.journal.note_host(record)
     served.registry.add(HostStream("host-2", jobs=frozenset({"web", "db"}), coefficient_version=4))
     first = await served.ask("ListHosts", fleet_pb2.ListHostsRequest(page_size=2))
@@ -259,3 +262,43 @@ async def test_asking_does_not_block_others(served):
     request = fleet_pb2.ListCoefficientsRequest()
     answers = await asyncio.gather(*(served.ask("ListCoefficients", request) for _ in range(8)))
     assert {answer.version for answer in answers} == {1}
+
+
+async def run_show(served, capsys, monkeypatch, *arguments, name="operator"):
+    files = served.certificates[name]
+    known = ["--ca", files.ca, "--certificate", files.certificate, "--key", files.key]
+    monkeypatch.setattr(sys, "argv", ["whitepanda", "antagonists", "show", *known, *arguments])
+
+    def run() -> int:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0)
+
+    code = await asyncio.to_thread(run)
+    return code, capsys.readouterr()
+
+
+async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
+    central = f"127.0.0.1:{served.port}"
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
+    assert (code, shown.out.strip()) == (0, "central has built no coefficients yet")
+    publish(served.builder, 1500)
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--limit", "2", "--json")
+    assert json.loads(shown.out) == {
+        "version": 1,
+        "coefficients": [
+            {"job": "job-1499", "coefficient": 149.9, "samples": 7, "standard_error": None},
+            {"job": "job-1498", "coefficient": 149.8, "samples": 7, "standard_error": None},
+        ],
+    }
+    code, shown = await run_show(
+        served, capsys, monkeypatch, "--central", central, "--limit", "5000", "--json"
+    )
+    assert len({row["job"] for row in json.loads(shown.out)["coefficients"]}) == 1500
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--job", "job-0003")
+    assert "Version 1" in shown.out
+    assert "job-0003" in shown.out
+    assert "0.3" in shown.out
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central, name="host-1")
+    assert code == 4
+    assert "PERMISSION_DENIED: only operators may ask" in shown.err

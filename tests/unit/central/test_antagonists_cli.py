@@ -1,0 +1,281 @@
+"""`whitepanda antagonists fit` on traces with a known answer and on bad ones; `show` against a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+import pytest
+
+from central import trace_fit
+from whitepanda.common import cli
+
+SLOT_US = 300 * 10**6
+BEGIN_US = 600 * 10**6  # the trace's clock starts 600 s before the first record
+
+
+def trace(seed=3, *, machines=20, slots=60):
+    """A trace whose antagonists are known: A_k of the CPI's rise per unit of usage, noise, short records, gaps.
+
+    Jobs 0..4 are latency-sensitive, 5..14 batch; batch job k raises every CPI beside it by 0.05 * (k - 5) * usage.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for machine in range(machines):
+        tasks = [(job, machine) for job in rng.choice(15, size=8, replace=False).tolist()]
+        for slot in range(slots):
+            usage = {task: rng.gamma(2.0, 0.2) for task in tasks}
+            pressure = sum(0.05 * (job - 5) * used for (job, _), used in usage.items() if job > 5)
+            for task, used in usage.items():
+                if rng.random() < 0.1:
+                    continue
+                cpi = (1 + task[0] / 5) * (1 + pressure) * rng.lognormal(0, 0.1)
+                start = BEGIN_US + slot * SLOT_US
+                pieces = [(start, start + SLOT_US)]
+                if rng.random() < 0.3:  # two records in one slot
+                    middle = start + int(rng.integers(1, SLOT_US))
+                    pieces = [(start, middle), (middle, start + SLOT_US)]
+                for first, last in pieces:
+                    known = rng.random() > 0.2
+                    rows.append(
+                        {
+                            "collection_id": 10_000_000_000 + task[0],
+                            "instance_index": task[1],
+                            "machine_id": machine + 1,
+                            "start_time": first,
+                            "end_time": last,
+                            "avg_cpu": used * rng.uniform(0.8, 1.2),
+                            "cycles_per_instruction": cpi * rng.uniform(0.9, 1.1) if known else None,
+                            "priority": 200.0 if task[0] < 5 else 100.0,
+                            "scheduling_class": 3.0 if task[0] < 5 else 1.0,
+                        }
+                    )
+    return rows
+
+
+def plain(rows):
+    """Design equations (1) to (3) in plain numpy: {job: (A_k, number of task slots, scale of the terms)}."""
+    merged: dict = {}
+    for row in rows:
+        key = (row["machine_id"], row["start_time"] // SLOT_US, row["collection_id"], row["instance_index"])
+        duration = row["end_time"] - row["start_time"]
+        sums = merged.setdefault(key, np.zeros(4))
+        sums += [row["avg_cpu"] * duration, duration, 0, 0]
+        if row["cycles_per_instruction"] is not None:
+            sums += [0, 0, row["cycles_per_instruction"] * duration, duration]
+    keys = np.array(list(merged))
+    sums = np.array(list(merged.values()))
+    machine, slot, job = keys[:, 0], keys[:, 1], keys[:, 2]
+    usage = sums[:, 0] / sums[:, 1]
+    with np.errstate(invalid="ignore"):
+        cpi = sums[:, 2] / sums[:, 3]
+    n_cpi = np.full(len(keys), math.nan)
+    for each in np.unique(job[job < 10_000_000_005]):
+        own = job == each
+        n_cpi[own] = (cpi[own] - np.nanmean(cpi[own])) / np.nanstd(cpi[own])
+    mn_cpi = np.full(len(keys), math.nan)
+    for place in np.unique(np.stack([machine, slot], axis=1), axis=0):
+        here = (machine == place[0]) & (slot == place[1])
+        counted = here & ~np.isnan(n_cpi)
+        if counted.any():
+            mn_cpi[here] = np.mean(n_cpi[counted])
+    found = {}
+    for each in np.unique(job):
+        own = (job == each) & ~np.isnan(mn_cpi)
+        u, y = usage[own], mn_cpi[own]
+        found[int(each)] = (np.sum(u * y) / np.sum(u**2), int(own.sum()), np.sum(abs(u * y)) / np.sum(u**2))
+    return found
+
+
+def run(monkeypatch, *arguments) -> int:
+    monkeypatch.setattr(sys, "argv", ["whitepanda", "antagonists", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def write(rows, path):
+    table = pa.Table.from_pylist(rows)
+    if path.suffix == ".csv":
+        pc.write_csv(table, path)
+    else:
+        pq.write_table(table, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_coefficients_equal_plain_numpy(tmp_path, monkeypatch, capsys, suffix):
+    rows = trace()
+    half = len(rows) // 2  # several files are one trace
+    files = [write(part, tmp_path / f"t{i}{suffix}") for i, part in enumerate((rows[:half], rows[half:]))]
+    out = tmp_path / "fit.parquet"
+    assert run(monkeypatch, "fit", *files, "--out", out, "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    expected = plain(rows)
+    found = pq.read_table(out)
+    assert found.schema == trace_fit.RESULT
+    found = found.to_pylist()
+    assert {row["collection_id"] for row in found} == expected.keys()
+    for row in found:
+        value, samples, scale = expected[row["collection_id"]]
+        assert abs(row["coefficient"] - value) <= 1e-12 * scale, row["job"]
+        assert row["samples"] == samples
+        assert row["job"] == str(row["collection_id"])
+        assert row["standard_error"] > 0
+    values = [row["coefficient"] for row in found]
+    assert values == sorted(values, reverse=True)
+    # the strongest of the injected antagonists come first, and victims do not
+    assert {row["collection_id"] - 10_000_000_000 for row in found[:3]} <= {11, 12, 13, 14}
+    assert {row["latency_sensitive_ratio"] for row in found[:3]} == {0.0}
+    assert summary["rows"] == {
+        "read": len(rows),
+        "used": len(rows),
+        "rejected": {},
+        "without_cpi": sum(row["cycles_per_instruction"] is None for row in rows),
+        "without_priority": 0,
+    }
+    assert summary["jobs"] == len(found) == 15
+    assert summary["top"][0]["coefficient"] == values[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["fit.parquet", *(f.name for f in files)]
+    )
+
+
+def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
+    def row(job, machine, slot, usage, cpi, sensitive):
+        start = BEGIN_US + slot * SLOT_US
+        priority, klass = (120.0, 2.0) if sensitive else (119.0, 2.0)
+        return {
+            "collection_id": job,
+            "instance_index": 0,
+            "machine_id": machine,
+            "start_time": start,
+            "end_time": start + SLOT_US,
+            "avg_cpu": usage,
+            "cycles_per_instruction": cpi,
+            "priority": priority,
+            "scheduling_class": klass,
+        }
+
+    rows = [
+        row(1, 1, 0, 0.5, 1.0, True),
+        row(1, 1, 1, 0.5, 3.0, True),
+        row(2, 1, 0, 1.0, None, False),
+        row(2, 1, 1, 2.0, 5.0, False),
+        row(3, 1, 1, 0.0, 1.0, False),  # never used CPU: no coefficient
+        row(4, 2, 1, 1.0, 1.0, False),  # never beside a latency-sensitive task: none either
+    ]
+    out = tmp_path / "fit.parquet"
+    assert run(monkeypatch, "fit", write(rows, tmp_path / "t.parquet"), "--out", out) == 0
+    batch, victim = pq.read_table(out).to_pylist()
+    # u = 1, 2 beside mnCPI -1, 1: A = (-1 + 2) / 5, residuals 2 - 1/5 over 1 degree of freedom
+    assert (batch["job"], batch["samples"], batch["cpi_samples"]) == ("2", 2, 1)
+    assert batch["coefficient"] == pytest.approx(0.2, abs=1e-15)
+    assert batch["standard_error"] == pytest.approx(math.sqrt((2 - 0.2) / 1 / 5))
+    assert (batch["sum_usage_squared"], batch["mean_cpi"], batch["std_cpi"]) == (5.0, 5.0, 0.0)
+    assert (victim["job"], victim["coefficient"], victim["mean_cpi"], victim["std_cpi"]) == (
+        "1",
+        0.0,
+        2.0,
+        1.0,
+    )
+    assert (victim["latency_sensitive_ratio"], batch["latency_sensitive_ratio"]) == (1.0, 0.0)
+    shown = capsys.readouterr().out
+    assert "rows: 6 read, 6 used (1 of them without a CPI), rejected: none" in shown
+    assert "2 jobs from 6 task slots; 2 machine slots with a latency-sensitive task" in shown
+
+
+def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, capsys):
+    rows = trace(machines=4, slots=20)
+    bad = [
+        dict(rows[0], machine_id=-1),
+        dict(rows[1]),
+        dict(rows[2], start_time=7, cycles_per_instruction=105.0),
+    ]
+    bad.append(dict(rows[3], start_time=8, avg_cpu=-1.0))
+    out = tmp_path / "fit.parquet"
+    assert run(monkeypatch, "fit", write(rows + bad, tmp_path / "t.parquet"), "--out", out, "--json") == 0
+    counts = json.loads(capsys.readouterr().out)["rows"]
+    assert counts["rejected"] == {"absurd_cpi": 1, "bad_cpu_usage": 1, "duplicate": 1, "unknown_machine": 1}
+    assert counts["read"] == counts["used"] + 4
+    expected = plain(rows)
+    for row in pq.read_table(out).to_pylist():
+        value, _, scale = expected[row["collection_id"]]
+        assert abs(row["coefficient"] - value) <= 1e-12 * scale
+
+
+def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
+    rows = trace(machines=2, slots=5)
+    good = write(rows, tmp_path / "good.parquet")
+    out = tmp_path / "fit.parquet"
+    out.write_bytes(b"what was there before")
+    no_usage = write([dict(row, avg_cpu=0.0) for row in rows], tmp_path / "idle.parquet")
+    empty = tmp_path / "empty.parquet"
+    pq.write_table(pa.Table.from_pylist(rows).slice(0, 0), empty)
+    all_bad = write([dict(row, machine_id=-1) for row in rows], tmp_path / "bad.parquet")
+    lacking = write([{"collection_id": 1}], tmp_path / "lacking.parquet")
+    garbage = tmp_path / "garbage.parquet"
+    garbage.write_bytes(b"PAR1 no Parquet")
+    cases = [
+        ((lacking, "--out", out), "lacking.parquet: missing columns"),
+        ((garbage, "--out", out), "garbage.parquet: not readable as Parquet"),
+        ((tmp_path / "none", "--out", out), "none: cannot read"),
+        ((empty, "--out", out), "empty.parquet: no usable row (the trace is empty)"),
+        (
+            (all_bad, "--out", out),
+            f"no usable row ({len(rows)} rows read; rejected: unknown_machine {len(rows)})",
+        ),
+        (
+            (good, "--out", out, "--priority", "201"),
+            "no latency-sensitive task with a CPI (priority at least 201",
+        ),
+        ((no_usage, "--out", out), "idle.parquet: no task used CPU beside a latency-sensitive one"),
+        ((good, "--out", tmp_path / "no" / "x"), "x: cannot write: No such file or directory"),
+        ((good, "--out", tmp_path), "is a folder; give the name of a file"),
+        ((good, "--out", good), "good.parquet: is the trace itself"),
+        ((good, "--out", out, "--slot-s", "0"), "a slot must be 0.001 s to 86400.0 s long (value 0.0)"),
+    ]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for arguments, line in cases:
+        assert run(monkeypatch, "fit", *arguments) == 3, line
+        shown = capsys.readouterr()
+        assert line in shown.err
+        assert shown.err.count("\n") == 1, shown.err
+        assert shown.out == ""
+    assert out.read_bytes() == b"what was there before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
+    good = write(trace(machines=2, slots=5), tmp_path / "good.parquet")
+
+    def full(*_arguments, **_more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace_fit.engine, "write_parquet", full)
+    assert run(monkeypatch, "fit", good, "--out", tmp_path / "fit.parquet") == 4
+    shown = capsys.readouterr().err
+    assert "No space left on device" in shown
+    assert "TMPDIR" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["good.parquet"]
+
+
+def test_the_real_trace(data_dir, tmp_path, monkeypatch, capsys):
+    source = data_dir / "google2019" / "instance_usage.parquet"
+    if not source.exists():
+        pytest.skip(f"no {source}")
+    out = tmp_path / "fit.parquet"
+    assert run(monkeypatch, "fit", source, "--out", out, "--json") == 0
+    counts = json.loads(capsys.readouterr().out)["rows"]
+    assert counts["read"] == 325_611
+    assert counts["read"] == counts["used"] + sum(counts["rejected"].values())
+    assert counts["rejected"]["duplicate"] == 7
+    table = pq.read_table(out)
+    assert table.num_rows > 0
+    assert np.isfinite(table["coefficient"].to_numpy()).all()
+    assert (table["std_cpi"].to_numpy() >= 0).all()
