@@ -22,8 +22,9 @@ from central.cli.demo import _folders, _tell, demo
 from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
+from central.demo.run import Demo
 from central.demo.show import LiveShow, PlainShow, print_outcome
-from central.demo.watch import AgentWatch, Ranked, Truth
+from central.demo.watch import AgentWatch, Ranked, SlotEstimate, Truth
 from collector.simulated.scenario import parse
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
@@ -427,3 +428,48 @@ def test_help_names_the_options() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}).output
     for option in ("--seed", "--keep", "--json"):
         assert option in text
+
+
+# --- the course ---
+
+
+def test_what_does_not_happen_in_time_is_told_with_the_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    monkeypatch.setattr("central.demo.run._DEADLINE_S", 0.0)
+    running._daemons.start("central", ["--version"], tmp_path / "log")
+    monkeypatch.setattr(running._daemons, "check", lambda: None)  # it ends at once: here only its words count
+    running._daemons._running[0].process.wait(timeout=20)
+    with pytest.raises(
+        UnavailableError, match=r"after 0 s still waiting until pigs fly; central's last words: whitepanda \d"
+    ):
+        running._until("pigs fly", "central", lambda: False)
+    running.close()
+    running.close()
+
+
+def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> None:
+    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    other = next(agent for agent in running._agents if agent is not running._target)
+    running._target.triggered = True
+    running._injected_unix_ns = 1
+    running._note_false_alarms()
+    assert list(running._false_alarms) == []
+    other.triggered = True
+    running._note_false_alarms()
+    assert list(running._false_alarms) == [other.name]
+    running._injected_unix_ns = 0
+    running._note_false_alarms()
+    assert list(running._false_alarms) == [other.name, running._target.name]
+    running.close()
+
+
+def test_slots_before_the_antagonist_was_there_are_not_compared(tmp_path: Path) -> None:
+    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running._injected_unix_ns = 100 * S
+    running._target.slots["web"] = {
+        start * S: SlotEstimate(start * S, 1.5, "victim") for start in (97, 99, 101, 103)
+    }
+    assert running._starts() == [101 * S, 103 * S]
+    running.close()

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from collector.base import Reason, Source, SourceError, SourceSample
 from collector.simulated.history import simulate_days
 from collector.simulated.model import Host, cores_at
-from collector.simulated.scenario import Profile, Scenario, load, parse
+from collector.simulated.scenario import (
+    Antagonist,
+    HostSpec,
+    NoiseSpec,
+    Profile,
+    Scenario,
+    VmSpec,
+    load,
+    parse,
+)
 from collector.simulated.source import SimulatedSource
 from whitepanda.common.errors import ConfigError
 
@@ -582,3 +591,15 @@ def test_days_leave_out_what_was_not_there_and_mark_what_has_no_counters() -> No
 def test_days_refuse_windows_that_overlap(every_s: float, window_s: float) -> None:
     with pytest.raises(ValueError, match="every_s must be at least window_s"):
         simulate_days(scenario(TWO_VMS), start_unix_s=0, end_unix_s=9, every_s=every_s, window_s=window_s)
+
+
+# --- the page ---
+
+
+def test_the_page_names_every_key_and_its_example_is_a_scenario() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "simulated.md").read_text(encoding="utf-8")
+    structs = (Scenario, HostSpec, NoiseSpec, VmSpec, Profile, Antagonist)
+    keys = {field for kind in structs for field in kind.__struct_fields__}
+    assert sorted(key for key in keys if f"`{key}`" not in page) == []
+    example = page.split("```toml\n")[1].split("```")[0]
+    assert [vm.job for vm in scenario(example).vms] == ["web", "reports", "scan"]
