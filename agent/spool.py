@@ -227,7 +227,8 @@ class Spool:
                         )
                         removed += self._forget(cursor.fetchall())
                 if removed:
-                    self._db.execute("PRAGMA incremental_vacuum(1024)").fetchall()
+                    # Not `execute`: this pragma works page by page, and Python steps it only once there.
+                    self._db.executescript("PRAGMA incremental_vacuum(1024)")
             except sqlite3.Error as error:
                 self._failed(error)
                 return 0

@@ -1,0 +1,250 @@
+import datetime as dt
+import json
+import os
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from typer.testing import CliRunner
+
+import central.pki as pki_module
+from central.cli.pki import app
+from central.pki import describe, issue, make_ca
+from whitepanda.common.errors import TlsError
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    issue(folder, "central", server=True, addresses=["localhost", "127.0.0.1", "::1"])
+    issue(folder, "compute-1")
+    return folder
+
+
+def certificate(path):
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+@pytest.mark.parametrize(("name", "purpose"), [("central", "sslserver"), ("compute-1", "sslclient")])
+def test_openssl_verifies_them_for_their_purpose_only(pki, name, purpose):
+    openssl = shutil.which("openssl")
+    assert openssl
+    for tried in ("sslserver", "sslclient"):
+        done = subprocess.run(
+            [
+                openssl,
+                "verify",
+                "-x509_strict",
+                "-purpose",
+                tried,
+                "-CAfile",
+                pki / "ca.crt",
+                pki / f"{name}.crt",
+            ],
+            check=False,
+            capture_output=True,
+        )
+        assert (done.returncode == 0) == (tried == purpose), done
+
+
+def test_what_the_certificates_say(pki):
+    ca, server, client = (certificate(pki / f"{name}.crt") for name in ("ca", "central", "compute-1"))
+    basic = ca.extensions.get_extension_for_class(x509.BasicConstraints)
+    assert (basic.critical, basic.value.ca, basic.value.path_length) == (True, True, 0)
+    for leaf, purpose in (
+        (server, ExtendedKeyUsageOID.SERVER_AUTH),
+        (client, ExtendedKeyUsageOID.CLIENT_AUTH),
+    ):
+        assert list(leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [purpose]
+        assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        leaf.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["central", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+    names = client.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["compute-1"]
+    assert len({c.serial_number for c in (ca, server, client)}) == 3
+    assert min(c.serial_number.bit_length() for c in (ca, server, client)) > 64
+    assert client.public_key().curve.name == "secp256r1"
+
+
+def test_keys_are_their_owners_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        make_ca(tmp_path / "new")
+        issue(tmp_path / "new", "h")
+    finally:
+        os.umask(before)
+    mode = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "new").iterdir()}
+    assert mode == {"ca.key": 0o600, "h.key": 0o600, "ca.crt": 0o644, "h.crt": 0o644}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_nothing_is_overwritten_without_force(tmp_path):
+    make_ca(tmp_path)
+    issue(tmp_path, "h")
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(TlsError, match=r"ca\.crt exists and is left alone; --force replaces it"):
+        make_ca(tmp_path)
+    with pytest.raises(TlsError, match=r"h\.crt exists"):
+        issue(tmp_path, "h")
+    (tmp_path / "h.crt").unlink()
+    with pytest.raises(TlsError, match=r"h\.key exists"):
+        issue(tmp_path, "h")
+    issue(tmp_path, "h", force=True)
+    assert (tmp_path / "h.key").read_bytes() != before[tmp_path / "h.key"]
+    assert {file.name for file in tmp_path.iterdir()} == {"ca.crt", "ca.key", "h.crt", "h.key"}
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "ca", "a b", "x" * 254, "-x", "ü"])
+def test_bad_names_are_refused(pki, name):
+    with pytest.raises(TlsError, match="a certificate's name is"):
+        issue(pki, name)
+
+
+def test_bad_addresses_and_days_are_refused(pki):
+    with pytest.raises(TlsError, match=r"value '10\.0\.0\.1:7443'.*without port"):
+        issue(pki, "c2", server=True, addresses=["10.0.0.1:7443"])
+    with pytest.raises(TlsError, match="days must be 1 to 36500"):
+        issue(pki, "c2", days=0)
+
+
+def test_no_ca_or_a_broken_one_gets_the_remedy(tmp_path, pki):
+    with pytest.raises(TlsError, match="no CA here .* `whitepanda pki init"):
+        issue(tmp_path, "h")
+    shutil.copy(pki / "ca.crt", tmp_path)
+    with pytest.raises(TlsError, match=r"ca\.key: cannot read"):
+        issue(tmp_path, "h")
+    shutil.copy(pki / "central.key", tmp_path / "ca.key")
+    with pytest.raises(TlsError, match=r"ca\.key: not the key of"):
+        issue(tmp_path, "h")
+    (tmp_path / "ca.key").write_text("nonsense")
+    with pytest.raises(TlsError, match=r"ca\.key: not an unencrypted PEM"):
+        issue(tmp_path, "h")
+    assert not (tmp_path / "h.crt").exists()
+
+
+def test_a_leaf_never_outlives_its_ca_and_an_expired_ca_issues_nothing(tmp_path, monkeypatch):
+    make_ca(tmp_path, days=10)
+    issue(tmp_path, "h", days=500)
+    assert (
+        certificate(tmp_path / "h.crt").not_valid_after_utc
+        == certificate(tmp_path / "ca.crt").not_valid_after_utc
+    )
+
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(days=11)
+
+    class Later(dt.datetime):
+        @classmethod
+        def now(cls, _tz=None):
+            return later
+
+    monkeypatch.setattr(pki_module.dt, "datetime", Later)
+    with pytest.raises(TlsError, match="expired on"):
+        issue(tmp_path, "h2")
+
+
+def test_a_name_longer_than_a_common_name_works(tmp_path):
+    make_ca(tmp_path)
+    name = "compute." + "x" * 90
+    issue(tmp_path, name)
+    names = certificate(tmp_path / f"{name}.crt").extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    assert names.critical
+    assert names.value.get_values_for_type(x509.DNSName) == [name]
+
+
+def handshake(server_files, client_files, server_name):
+    """A real TLS handshake over a socket pair; returns the client's names as the server sees them."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(server_files.certificate, server_files.key)
+    server.load_verify_locations(server_files.ca)
+    server.verify_mode = ssl.CERT_REQUIRED
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.load_verify_locations(client_files.ca)
+    client.load_cert_chain(client_files.certificate, client_files.key)
+    left, right = socket.socketpair()
+    outcome = []
+
+    def serve():
+        try:
+            with server.wrap_socket(left, server_side=True) as connection:
+                outcome.append(connection.getpeercert()["subjectAltName"])
+                connection.sendall(b"x")
+        except (ssl.SSLError, OSError) as error:
+            outcome.append(error)
+            left.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with client.wrap_socket(right, server_hostname=server_name) as connection:
+            connection.recv(1)
+    finally:
+        right.close()
+        thread.join(10)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def test_real_handshakes(pki, tmp_path):
+    server, client = (
+        issue(pki, name, server=name == "s", addresses=["127.0.0.1"], force=True) for name in "sc"
+    )
+    assert handshake(server, client, "127.0.0.1") == (("DNS", "c"), ("IP Address", "127.0.0.1"))
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch|not valid for"):
+        handshake(server, client, "other.example.org")
+    with pytest.raises(ssl.SSLError):  # a client's certificate is no server's
+        handshake(client, client, "127.0.0.1")
+    with pytest.raises(ssl.SSLError):  # nor the other way round
+        handshake(server, server, "127.0.0.1")
+    make_ca(tmp_path)
+    stranger = issue(tmp_path, "c", addresses=["127.0.0.1"])
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(server, stranger, "127.0.0.1")
+
+
+def test_show_tells_names_purpose_and_end(pki):
+    info = describe(pki / "central.crt")
+    assert info.names == ("central", "localhost", "127.0.0.1", "::1")
+    assert info.purposes == ("server",)
+    assert not info.is_ca
+    assert info.days_left in (pki_module.LEAF_DAYS - 1, pki_module.LEAF_DAYS)
+    assert describe(pki / "ca.crt").is_ca
+    with pytest.raises(TlsError, match="not a PEM certificate"):
+        describe(pki / "central.key")
+
+
+def test_the_commands(tmp_path):
+    run = CliRunner().invoke
+    folder = str(tmp_path / "pki")
+    assert run(app, ["init", folder]).exit_code == 0
+    assert (
+        run(
+            app, ["central", folder, "--name", "c1", "--address", "10.0.0.1", "--address", "c.example"]
+        ).exit_code
+        == 0
+    )
+    assert run(app, ["host", folder, "h1", "h2"]).exit_code == 0
+    assert run(app, ["operator", folder]).exit_code == 0
+    assert run(app, ["importer", folder]).exit_code == 0
+    assert describe(tmp_path / "pki" / "c1.crt").names == ("c1", "10.0.0.1", "c.example")
+    assert describe(tmp_path / "pki" / "h2.crt").purposes == ("client",)
+    assert describe(tmp_path / "pki" / "operator.crt").names == ("operator",)
+    shown = run(app, ["show", "--json", f"{folder}/c1.crt", f"{folder}/importer.crt"])
+    assert [row["names"] for row in json.loads(shown.stdout)] == [
+        ["c1", "10.0.0.1", "c.example"],
+        ["importer"],
+    ]
+    assert "days left" in run(app, ["show", f"{folder}/c1.crt"]).stdout
+    again = run(app, ["host", folder, "h1"])
+    assert isinstance(again.exception, TlsError)
