@@ -1,0 +1,145 @@
+"""check-config: whose file it is, one line per file, warnings for files that are named and not there."""
+
+import json
+import sys
+from importlib import metadata
+
+import pytest
+from typer.testing import CliRunner
+
+from agent.cli import check_config as command
+from whitepanda.common import cli
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run check-config in the folder `tmp_path`: (exit code, stdout, stderr)."""
+
+    def _run(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["whitepanda", "check-config"])
+        result = CliRunner().invoke(cli.build(), ["check-config", *arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+    return _run
+
+
+@pytest.fixture
+def write(tmp_path):
+    def _write(name, text):
+        (tmp_path / name).write_text(text)
+
+    return _write
+
+
+def test_files_of_both_kinds_are_recognised(run, write):
+    write("a.toml", "[agent]\n")
+    write("c.toml", "[central]\n")
+    assert run("a.toml", "c.toml") == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n", "")
+
+
+def test_one_clear_line_and_exit_code_2(run, write):
+    write("a.toml", "[agent]\ntick = 1\n")
+    code, out, err = run("a.toml")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: a.toml: unknown key 'agent.tick' (value 1); known here: host, ")
+    assert err.count("\n") == 1
+
+
+def test_one_bad_file_does_not_hide_the_others(run, write):
+    write("bad.toml", "[central]\nlisten = 'nowhere'\n")
+    write("good.toml", "[agent]\n")
+    code, out, err = run("bad.toml", "good.toml", "nope.toml")
+    assert (code, out) == (2, "good.toml: ok (agent)\n")
+    assert err.splitlines() == [
+        "error: bad.toml: central.listen must be host:port (value 'nowhere')",
+        "error: nope.toml: cannot read: No such file or directory",
+    ]
+
+
+@pytest.mark.parametrize(("text", "has"), [("", "none"), ("[tool]\n[project]\n", "[tool], [project]")])
+def test_a_file_of_another_program_is_told_apart(run, write, text, has):
+    write("x.toml", text)
+    code, _, err = run("x.toml")
+    assert code == 2
+    assert (
+        err
+        == f"error: x.toml: not a configuration of ours: it needs a table [agent] or [central] (it has {has})\n"
+    )
+
+
+def test_files_that_are_not_there_are_warned_of(run, write, tmp_path):
+    write("ca.pem", "")
+    write(
+        "a.toml",
+        "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 'none.toml'\n"
+        "[uplink]\naddress = 'central:7443'\n[uplink.tls]\nca = 'ca.pem'\ncertificate = 'c.pem'\n",
+    )
+    code, out, err = run("a.toml")
+    assert (code, out) == (0, "a.toml: ok (agent)\n")
+    assert err.splitlines() == [
+        "warning: a.toml: sources.simulated.scenario: none.toml does not exist (yet?)",
+        "warning: a.toml: uplink.tls.certificate: c.pem does not exist (yet?)",
+        "warning: a.toml: uplink.tls.key is not set, beside others that are",
+    ]
+    write("none.toml", "")
+    write("c.pem", "")
+    assert run("a.toml")[2].splitlines() == [
+        "warning: a.toml: uplink.tls.key is not set, beside others that are"
+    ]
+
+
+def test_files_of_sources_that_are_off_are_not_asked_for(run, write):
+    write("a.toml", "[agent]\n[sources.recorded]\nmode = 'off'\nfile = 'none'\n")
+    assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
+
+
+def test_centrals_tls_files_too(run, write):
+    write("c.toml", "[central]\n[central.tls]\nca = 'x.pem'\ncertificate = 'y.pem'\nkey = 'z.pem'\n")
+    code, _, err = run("c.toml")
+    assert code == 0
+    assert [line.split(":")[2].strip() for line in err.splitlines()] == [
+        "central.tls.ca",
+        "central.tls.certificate",
+        "central.tls.key",
+    ]
+
+
+def test_json(run, write):
+    write("a.toml", "[agent]\n")
+    write("b.toml", "[agent]\nhost = 3\n")
+    code, out, err = run("--json", "a.toml", "b.toml")
+    assert (code, err) == (2, "")
+    assert json.loads(out) == [
+        {"file": "a.toml", "kind": "agent", "ok": True, "error": None, "warnings": []},
+        {
+            "file": "b.toml",
+            "kind": "agent",
+            "ok": False,
+            "error": "b.toml: agent.host: expected `str`, got `int` (value 3)",
+            "warnings": [],
+        },
+    ]
+
+
+def test_a_kind_that_is_not_installed_here_is_named(run, write, monkeypatch):
+    point = metadata.EntryPoint("central", "nosuchmodule.config:load", "whitepanda.config")
+    monkeypatch.setattr(command, "_kinds", lambda: [point])
+    write("c.toml", "[central]\n")
+    code, _, err = run("c.toml")
+    assert code == 2
+    assert err == (
+        "error: c.toml: cannot check a configuration of central:"
+        " this installation lacks 'nosuchmodule'; install whitepanda[central]\n"
+    )
+
+
+def test_brackets_in_a_value_are_printed_as_they_are(run, write):
+    write("[red]x.toml", "[agent]\nhost = 3\n")
+    assert "[red]x.toml: agent.host" in run("[red]x.toml")[2]
+
+
+def test_without_files_it_says_what_it_needs(run):
+    assert run()[0] == 2

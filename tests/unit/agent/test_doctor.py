@@ -1,0 +1,381 @@
+"""doctor on hosts made of folders, real sockets and a real TLS server: what is missing, and the remedy."""
+
+import json
+import os
+import socket
+import ssl
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+import agent.doctor
+from agent.cli import doctor as command
+from agent.config import AgentConfig, AgentSection, ProcfsSection, Sources, UplinkSection
+from agent.doctor import Check, examine
+from central.pki import issue, make_ca
+from collector.base import Probe, Reason
+from collector.registry import SourceSpec
+from whitepanda.common import cli
+from whitepanda.common.tls import TlsFiles
+
+ALL_CAPS = "CapEff:\t000001ffffffffff\n"
+NO_CAPS = "CapEff:\t0000000000000000\n"
+
+
+@dataclass
+class FakeSource:
+    """A source that only probes."""
+
+    answer: Probe
+    name: str = "procfs"
+
+    def probe(self):
+        return self.answer
+
+
+@dataclass
+class Sandbox:
+    """A host made of files."""
+
+    root: Path
+    config: AgentConfig
+    held: list = field(default_factory=list)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def listen(self, path):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(file))
+        server.listen()
+        self.held.append(server)
+
+    def checks(self, *, file=Path("agent.toml")):
+        return {check.name: check for check in examine(self.config, file, self.root)}
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    off = {
+        name: msgspec.structs.replace(getattr(Sources(), name), mode="off")
+        for name in ("libvirt", "perf", "procfs")
+    }
+    config = AgentConfig(agent=AgentSection(state_dir=str(tmp_path / "state")), sources=Sources(**off))
+    sandbox = Sandbox(tmp_path / "root", config)
+    sandbox.write("proc/self/status", ALL_CAPS)
+    sandbox.write("proc/sys/kernel/perf_event_paranoid", "2\n")
+    monkeypatch.setattr(agent.doctor, "_DEADLINE_S", 2.0)
+    yield sandbox
+    for server in sandbox.held:
+        server.close()
+
+
+def test_a_whole_host(host):
+    host.write("sys/bus/event_source/devices/cpu/type", "4\n")
+    host.write("dev/kvm", "")
+    host.listen("run/libvirt/virtqemud-sock-ro")
+    host.listen("run/openvswitch/db.sock")
+    host.write("proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n\text4\n")
+    host.write("proc/mounts", "resctrl /sys/fs/resctrl resctrl rw 0 0\n")
+    checks = host.checks()
+    states = {name: check.state for name, check in checks.items()}
+    assert states == {
+        "host": "info",
+        "configuration": "info",
+        "source libvirt": "off",
+        "source perf": "off",
+        "source procfs": "off",
+        "source simulated": "off",
+        "source recorded": "off",
+        "perf_event_paranoid": "ok",
+        "PMU": "ok",
+        "KVM": "ok",
+        "libvirt socket": "ok",
+        "resctrl": "info",
+        "Open vSwitch": "info",
+        "state directory": "ok",
+        "central": "off",
+    }
+    assert checks["PMU"].detail == "the CPU's counters are there: cpu"
+    assert checks["resctrl"].detail == "mounted; read in a later version"
+    assert checks["Open vSwitch"].detail.startswith("answers at ")
+    assert checks["state directory"].detail.endswith("MiB free, made at start")
+
+
+def test_a_bare_host_has_a_remedy_for_everything(host):
+    host.write("proc/self/status", NO_CAPS)
+    host.write("proc/filesystems", "nodev\tresctrl\n")
+    checks = host.checks(file=None)
+    assert checks["configuration"].detail == "none, these are the defaults"
+    assert (checks["perf_event_paranoid"].state, checks["perf_event_paranoid"].reason) == (
+        "missing",
+        Reason.PARANOID,
+    )
+    assert "run as root or by the unit" in checks["perf_event_paranoid"].detail
+    assert (checks["PMU"].state, checks["PMU"].reason) == ("missing", Reason.NO_PMU)
+    assert "-cpu host,pmu=on" in checks["PMU"].detail
+    assert "virtualisation is off in the firmware" in checks["KVM"].detail
+    assert "libvirt-sock-ro: No such file or directory" in checks["libvirt socket"].detail
+    assert checks["resctrl"].detail.startswith("there, not mounted (mount -t resctrl")
+    assert not any(check.required for check in checks.values())
+
+
+@pytest.mark.parametrize(
+    ("paranoid", "caps", "state"),
+    [
+        ("-1", NO_CAPS, "ok"),
+        ("4", ALL_CAPS, "ok"),
+        ("0", NO_CAPS, "missing"),
+        ("2", "CapEff:\t0000004000000000\n", "ok"),
+    ],
+)
+def test_perf_wants_cap_perfmon_or_an_open_kernel(host, paranoid, caps, state):
+    host.write("proc/self/status", caps)
+    host.write("proc/sys/kernel/perf_event_paranoid", paranoid)
+    assert host.checks()["perf_event_paranoid"].state == state
+
+
+def test_a_kernel_without_perf(host):
+    (host.root / "proc/sys/kernel/perf_event_paranoid").unlink()
+    assert host.checks()["perf_event_paranoid"].reason is Reason.NO_PMU
+
+
+def test_a_hybrid_or_arm_cpu_has_a_pmu(host):
+    for name in ("cpu_core", "cpu_atom", "armv8_pmuv3_0", "msr"):
+        host.write(f"sys/bus/event_source/devices/{name}/type", "4\n")
+    assert host.checks()["PMU"].detail == "the CPU's counters are there: armv8_pmuv3_0, cpu_atom, cpu_core"
+
+
+def with_source(host, monkeypatch, mode, factory):
+    monkeypatch.setattr(agent.doctor, "SOURCES", (SourceSpec("procfs", factory, "guest time"),))
+    sources = msgspec.structs.replace(host.config.sources, procfs=ProcfsSection(mode=mode))
+    host.config = msgspec.structs.replace(host.config, sources=sources)
+    return host.checks()["source procfs"]
+
+
+def test_sources_speak_for_themselves(host, monkeypatch):
+    good = with_source(host, monkeypatch, "auto", lambda *_: FakeSource(Probe(available=True, detail="")))
+    assert good == Check("source procfs", "ok", "guest time")
+    answer = Probe(available=False, detail="no /proc: mount it", reason=Reason.NOT_PRESENT)
+    bad = with_source(host, monkeypatch, "required", lambda *_: FakeSource(answer))
+    assert bad == Check(
+        "source procfs", "missing", "no /proc: mount it", required=True, reason=Reason.NOT_PRESENT
+    )
+
+
+def test_a_source_that_fails_hides_nobody_elses_finding(host, monkeypatch):
+    def broken(*_):
+        raise ImportError("No module named 'libvirt'")
+
+    found = with_source(host, monkeypatch, "auto", broken)
+    assert (found.state, found.required, found.reason) == ("missing", False, Reason.SOURCE_FAILED)
+    assert found.detail == "failed: ImportError: No module named 'libvirt'"
+    assert "central" in host.checks()
+
+
+def test_a_state_directory_that_cannot_be_written_is_required(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may always
+    check = host.checks()["state directory"]
+    assert (check.state, check.required) == ("missing", True)
+    assert f"{tmp_path} may not be written" in check.detail
+    assert not host.checks(file=None)["state directory"].required
+
+
+def test_a_file_in_the_place_of_the_state_directory(host, tmp_path):
+    (tmp_path / "state").write_text("")
+    assert (
+        host.checks()["state directory"].detail == f"{tmp_path / 'state'} is no folder; set agent.state_dir"
+    )
+
+
+# --- central ---
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    other = tmp_path_factory.mktemp("other")
+    make_ca(folder)
+    make_ca(other)
+    return {
+        "central": issue(folder, "central", server=True, addresses=["localhost"]),
+        "node1": issue(folder, "node1"),
+        "stranger": issue(other, "node1"),
+    }
+
+
+@contextmanager
+def tls_server(files, greeting=b"\0\0\0\4"):
+    """What central is towards a handshake: both sides present a certificate of the CA, then the server speaks."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    context.load_verify_locations(files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            try:
+                plain, _ = server.accept()
+                with plain, context.wrap_socket(plain, server_side=True) as stream:
+                    stream.sendall(greeting)
+            except OSError:
+                return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+    thread.join(5)
+
+
+def central_of(host, address, tls, server_name="localhost"):
+    uplink = UplinkSection(address=address, server_name=server_name, tls=tls)
+    host.config = msgspec.structs.replace(host.config, uplink=uplink)
+    return host.checks()
+
+
+def test_central_answers(host, pki):
+    with tls_server(pki["central"]) as port:
+        checks = central_of(host, f"127.0.0.1:{port}", pki["node1"])
+    assert checks["TLS files"].state == "ok"
+    assert checks["central"].state == "ok"
+    assert checks["central"].detail == f"127.0.0.1:{port} answers, TLSv1.3, both certificates accepted"
+
+
+def test_central_with_another_name(host, pki):
+    with tls_server(pki["central"]) as port:
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"], "central.example.net")["central"]
+    assert (check.state, check.required) == ("missing", False)
+    assert "its certificate does not pass: Hostname mismatch" in check.detail
+    assert "see uplink.tls.ca and uplink.server_name" in check.detail
+
+
+def test_central_that_does_not_trust_us(host, pki):
+    """With TLS 1.3 the refusal comes after the handshake: who does not wait for it reports a false success."""
+    files = TlsFiles(ca=pki["node1"].ca, certificate=pki["stranger"].certificate, key=pki["stranger"].key)
+    with tls_server(pki["central"]) as port:
+        check = central_of(host, f"127.0.0.1:{port}", files)["central"]
+    assert check.state == "missing"
+    assert check.detail.endswith("does central trust the CA of uplink.tls.certificate?")
+
+
+def test_a_central_that_hangs_up_is_none(host, pki):
+    with tls_server(pki["central"], greeting=b"") as port:
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+    assert check.detail == f"127.0.0.1:{port} closed the connection: is it central?"
+
+
+def test_no_central_there(host, pki):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+    assert (check.state, check.required) == ("missing", False)
+    assert check.detail.startswith(f"127.0.0.1:{port}: Connection refused; the agent spools until it answers")
+    check = central_of(host, "central.invalid:7443", pki["node1"])["central"]
+    assert check.state == "missing"
+    assert check.detail.startswith("central.invalid:7443: ")
+
+
+def test_a_central_that_never_answers_costs_no_more_than_the_deadline(host, pki, monkeypatch):
+    monkeypatch.setattr(agent.doctor, "_DEADLINE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        check = central_of(host, f"127.0.0.1:{mute.getsockname()[1]}", pki["node1"])["central"]
+    assert check.state == "missing"
+    assert "timed out" in check.detail
+
+
+def test_tls_files_that_do_not_fit_are_required(host, pki, tmp_path):
+    node, central = pki["node1"], pki["central"]
+    wrong = [
+        (TlsFiles(), "uplink.tls.ca is not set; `whitepanda pki` makes certificates"),
+        (
+            TlsFiles(ca=str(tmp_path / "x"), certificate="c", key="k"),
+            f"uplink.tls.ca: {tmp_path / 'x'} does not exist",
+        ),
+        (TlsFiles(ca=node.key, certificate=node.certificate, key=node.key), "is not a PEM certificate"),
+        (
+            TlsFiles(ca=node.ca, certificate=node.certificate, key=central.key),
+            "are no certificate with its own key",
+        ),
+    ]
+    for files, message in wrong:
+        checks = central_of(host, "127.0.0.1:1", files)
+        assert (checks["TLS files"].state, checks["TLS files"].required) == ("missing", True)
+        assert message in checks["TLS files"].detail
+        assert "central" not in checks
+
+
+# --- the command ---
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def _run(*checks, arguments=(), width=80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setattr("sys.argv", ["whitepanda", "doctor"])
+        monkeypatch.setattr(command, "examine", lambda *_: iter(checks))
+        return CliRunner().invoke(cli.build(), ["doctor", *arguments])
+
+    return _run
+
+
+GOOD = Check("KVM", "ok", "/dev/kvm is there")
+BAD = Check(
+    "PMU", "missing", "this kernel sees no CPU counters, so no CPI; give it a PMU", reason=Reason.NO_PMU
+)
+WORSE = Check("state directory", "missing", "/x may not be written", required=True)
+
+
+def test_findings_as_a_table_of_80_columns(run):
+    result = run(GOOD, BAD)
+    assert result.exit_code == 0
+    assert [line.rstrip() for line in result.stdout.splitlines()] == [
+        "CHECK STATE   WHAT",
+        "KVM   ok      /dev/kvm is there",
+        "PMU   missing no_pmu: this kernel sees no CPU counters, so no CPI; give it a PMU",
+    ]
+    assert all(len(line) <= 60 for line in run(BAD, width=60).stdout.splitlines())
+
+
+def test_exit_code_4_only_for_what_is_required(run):
+    result = run(GOOD, BAD, WORSE)
+    assert result.exception.exit_code == 4
+    assert (
+        str(result.exception) == "required and missing: state directory; the agent does not start like this"
+    )
+    assert "missing!" in result.stdout
+
+
+def test_json(run):
+    result = run(GOOD, BAD, arguments=["--json"])
+    assert json.loads(result.stdout) == {
+        "ok": True,
+        "checks": [
+            {"name": "KVM", "state": "ok", "required": False, "reason": None, "detail": "/dev/kvm is there"},
+            {"name": "PMU", "state": "missing", "required": False, "reason": "no_pmu", "detail": BAD.detail},
+        ],
+    }
+    assert json.loads(run(WORSE, arguments=["--json"]).stdout)["ok"] is False
+
+
+def test_the_real_thing_on_this_very_machine(monkeypatch, tmp_path):
+    """Nothing played: whatever this machine is, doctor says something of every source and does not fail."""
+    config = tmp_path / "agent.toml"
+    config.write_text(f"[agent]\nstate_dir = '{tmp_path / 'state'}'\n")
+    monkeypatch.setattr("sys.argv", ["whitepanda", "doctor"])
+    result = CliRunner().invoke(cli.build(), ["doctor", "--json", "--config", str(config)])
+    assert result.exit_code == 0
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert checks["source procfs"]["state"] in {"ok", "missing"}
+    assert checks["source simulated"]["state"] == "off"
+    assert checks["configuration"]["detail"] == str(config)
+    assert not (tmp_path / "state").exists()
