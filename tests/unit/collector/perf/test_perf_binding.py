@@ -133,7 +133,8 @@ def test_a_failed_open_closes_what_was_open_and_says_why(number, reason, at):
     assert caught.value.reason is reason
     assert caught.value.errno == number
     assert str(caught.value) == (
-        f"perf_event_open({('cycles', 'instructions')[at]}, thread 77): {os.strerror(number)} ({errno.errorcode[number]})"
+        f"perf_event_open({CYCLES_AND_INSTRUCTIONS[at].name}, thread 77): "
+        f"{os.strerror(number)} ({errno.errorcode[number]})"
     )
     assert kernel.closed == kernel.opened
     assert kernel.enabled == []

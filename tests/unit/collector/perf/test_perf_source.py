@@ -147,7 +147,7 @@ def test_probe_of_a_working_pmu_leaves_nothing_open(host):
         (errno.ENOENT, 0, 2, Reason.NO_PMU, "enable its virtual PMU"),
         (errno.EOPNOTSUPP, 0, 2, Reason.NO_PMU, "enable its virtual PMU"),
         (errno.ENOSYS, 0, 2, Reason.NO_PMU, "CONFIG_PERF_EVENTS"),
-        (errno.EACCES, 0, 3, Reason.PARANOID, "kernel.perf_event_paranoid is 3; give the agent CAP_PERFMON or set it to 1"),
+        (errno.EACCES, 0, 3, Reason.PARANOID, "paranoid is 3; give the agent CAP_PERFMON or set it to 1"),
         (errno.EACCES, 1 << 38, 3, Reason.NO_PERMISSION, "seccomp filter or security module"),
         (errno.EACCES, 1 << 21, 3, Reason.NO_PERMISSION, "seccomp filter or security module"),
         (errno.EPERM, 0, 1, Reason.NO_PERMISSION, "give the agent CAP_PERFMON"),
@@ -419,7 +419,7 @@ def test_a_failing_inventory_is_the_sources_failure(host):
 
 
 class SoftwareKernel(Kernel):
-    """This machine's kernel, asked for software events where it has no hardware ones: task clock and context switches."""
+    """This machine's kernel, asked for task clock and context switches instead of hardware events."""
 
     def perf_event_open(self, attr, pid, cpu, group_fd, flags):
         asked = EventAttr.unpack(attr)
