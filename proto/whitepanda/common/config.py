@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +43,11 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
         ConfigError: names the file, the key, the value it got and what was expected.
 
     """
+    for path, value in _numbers(data, ""):
+        if not math.isfinite(
+            value
+        ):  # TOML has nan and inf; every comparison with nan is false, so none would catch it
+            raise ConfigError(f"{where}: {path} must be a finite number (value {value})")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -62,6 +69,17 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
 def load_toml(path: Path, kind: type[T]) -> T:
     """Read and convert a configuration file. Errors as in `read_toml` and `convert`."""
     return convert(read_toml(path), kind, str(path))
+
+
+def _numbers(data: Any, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(data, float):
+        yield path, data
+    elif isinstance(data, dict):
+        for key, item in data.items():
+            yield from _numbers(item, f"{path}.{key}".removeprefix("."))
+    elif isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from _numbers(item, f"{path}[{index}]")
 
 
 def _value(data: Any, path: str) -> Any:

@@ -74,14 +74,15 @@ job = 'database-\g<size>'
             "uplink.reconnect_max_s must be at least reconnect_min_s (value 1.0)",
         ),
         ("[analysis]\nmn_cpi_percentile = 10.0", "analysis.mn_cpi_percentile must be 50 to 100 (value 10.0)"),
+        ("[analysis]\nmn_cpi_floor = nan", "analysis.mn_cpi_floor must be a finite number (value nan)"),
         ("[analysis]\nvictim_slots = 0", "analysis.victim_slots must be above 0 (value 0)"),
         (
             "[sources.simulated]\nmode = 'auto'",
-            "sources.simulated.scenario must name a file when sources.simulated.mode is 'auto'",
+            "sources.simulated.scenario must name a file when its source's mode is 'auto'",
         ),
         (
             "[sources.recorded]\nmode = 'required'",
-            "sources.recorded.file must name a file when sources.recorded.mode is 'required'",
+            "sources.recorded.file must name a file when its source's mode is 'required'",
         ),
     ],
 )

@@ -59,6 +59,14 @@ def test_refusals_name_key_and_value(data, message):
     assert message in refusal(data)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_are_refused_wherever_they_are(value):
+    assert refusal({"ratio": value}) == f"file.toml: ratio must be a finite number (value {value})"
+    assert refusal({"rows": [{}, {"size": value}]}).startswith(
+        "file.toml: rows[1].size must be a finite number"
+    )
+
+
 def test_long_values_are_cut_to_one_line():
     message = refusal({"ratio": "x" * 500})
     assert len(message) < 150
