@@ -203,6 +203,18 @@ def test_alone_nothing_is_contended_whatever_it_does() -> None:
         assert host.vms[0].cpu_slowdown == 1.0
 
 
+def test_what_a_vm_does_to_itself_is_not_the_others_doing() -> None:
+    # It alone would lose half of what it wants and load the memory by 0.6; the other adds a tenth to each.
+    text = TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\ncache_mib_per_core = 30\nmemory_gib_per_s_per_core = 30")
+    text = text.replace("cache_mib_per_core = 10", "cache_mib_per_core = 1")
+    text = text.replace("gib_per_s_per_core = 10", "gib_per_s_per_core = 1")
+    host = Host(scenario(text + "\n[noise]\nload_std = 0.0\n"))
+    host.step(40, 0, 1)
+    lost = (1 - 30 / 66) - (1 - 30 / 60)
+    growth = 0.66**2 / (2 * 0.34) - 0.6**2 / (2 * 0.4)
+    assert host.vms[0].cpi_multiplier == pytest.approx(1 + 0.5 * (lost + growth), rel=1e-12)
+
+
 def test_a_vm_that_is_not_sensitive_is_not_hurt_and_idle_neighbours_do_not_hurt() -> None:
     host = Host(scenario(TWO_VMS))
     host.step(40, 0, 1)
@@ -242,6 +254,7 @@ def test_noise_remembers_for_its_correlation_time() -> None:
     mean = statistics.fmean(values)
     lag1 = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(values))
     assert lag1 / sum((a - mean) ** 2 for a in values) == pytest.approx(math.exp(-5 / 10), abs=0.05)
+    assert statistics.pstdev(values) == pytest.approx(0.03, rel=0.05)  # remembering does not widen it
 
 
 def test_one_more_vm_leaves_the_others_noise_alone() -> None:
@@ -561,6 +574,19 @@ def test_days_are_what_the_live_source_would_have_told(tmp_path: Path) -> None:
     simulated = [cpi for cpi, task in zip(days.cpi, days.task_index, strict=True) if task == 0]
     assert statistics.fmean(simulated) == pytest.approx(statistics.fmean(live), rel=1e-6)
     assert statistics.pstdev(simulated) == pytest.approx(statistics.pstdev(live), rel=1e-3)
+
+
+def test_noise_is_forgotten_between_windows_far_apart_but_not_within() -> None:
+    def lag1(every_s: float) -> float:
+        calm = scenario(TWO_VMS.replace("cores = 6.0", "cores = 0.01"))
+        days = simulate_days(calm, start_unix_s=0, end_unix_s=3000 * every_s, every_s=every_s, window_s=2)
+        values = [math.log(cpi) for cpi, task in zip(days.cpi, days.task_index, strict=True) if task == 0]
+        mean = statistics.fmean(values)
+        products = sum((a - mean) * (b - mean) for a, b in itertools.pairwise(values))
+        return products / sum((a - mean) ** 2 for a in values)
+
+    assert lag1(2.0) > 0.75
+    assert abs(lag1(300.0)) < 0.08
 
 
 def test_days_repeat_and_antagonists_of_the_days_hurt() -> None:
