@@ -182,12 +182,13 @@ class VmTable:
         if self._broken.get(uuid) != text:
             self._broken[uuid] = text
             _log.warning("VM's data makes no sense; it is left out", vm=identity.name, uuid=uuid, error=text)
+        vm = self._vms.get(uuid)
+        if vm is not None and vm.identity.epoch == identity.epoch:
+            # The last readings that made sense stay, so that the next tick tries again from them.
+            vm.change, vm.rates = None, _INVALID
+            return
         nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(PARTS))
-        try:
-            job, latency_sensitive = self._rules.job_of(identity)
-        except Exception:  # noqa: BLE001 - the identity itself may be what is bad
-            job, latency_sensitive = str(identity.name), False
-        self._vms[uuid] = Vm(identity, job, latency_sensitive, nothing, nothing, None, _INVALID)
+        self._vms[uuid] = Vm(identity, identity.name, False, nothing, nothing, None, _INVALID)
 
 
 def _join(

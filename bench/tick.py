@@ -58,10 +58,7 @@ def child_agent(vms: int, seconds: float) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        rows = [  # one VM each
-            f'[[vms]]\nname = "vm{i:04d}"\njob = "job{i % 20}"\nvcpus = {VCPUS}\nlatency_sensitive = {str(i % 4 == 0).lower()}\n'
-            for i in range(vms)
-        ]
+        rows = [f'[[vms]]\nname = "vm{i:04d}"\njob = "job{i % 20}"\nvcpus = {VCPUS}\n' for i in range(vms)]
         (base / "scenario.toml").write_text(
             f"seed = 1\n[host]\ncpus = {min(4096, vms * VCPUS)}\n" + "\n".join(rows)
         )
@@ -159,10 +156,14 @@ def child_psutil(vms: int, seconds: float) -> None:
     """Read as many threads as the VMs have vCPUs, of one process with sleeping threads, with plain psutil."""
     import psutil
 
-    script = "import threading,time,sys\nthreading.stack_size(65536)\n" + (
-        f"[threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start() for _ in range({vms * VCPUS})]\n"
-        "print('up', flush=True)\nsys.stdin.read()\n"
-    )
+    script = f"""
+import sys, threading, time
+threading.stack_size(65536)
+for _ in range({vms * VCPUS}):
+    threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+print("up", flush=True)
+sys.stdin.read()
+"""
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as busy:

@@ -56,7 +56,7 @@ class FakeSource:
         self.name = name
         self.take = take
         self.said = probe
-        self.opened = self.closed = self.probed = 0
+        self.opened = self.closed = self.probed = self.entered = 0
         self.gate = threading.Event()
         self.gate.set()
 
@@ -68,6 +68,7 @@ class FakeSource:
         self.opened += 1
 
     def sample(self) -> SourceSample:
+        self.entered += 1
         self.gate.wait()
         return self.take()
 

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import structlog
+
+from agent.config import JobRule
+from agent.rates import Limits, PerfDelta
+from agent.vm_table import JobRules, VmTable
+from collector.base import Reason, SourceSample, ThreadCounters, VmSample
+from tests.unit.agent.agent_fakes import UNIX0, S, identity, vm_sample
+
+
+class Host:
+    """A VM table fed by hand, second by second."""
+
+    def __init__(self, *rules: JobRule) -> None:
+        self.troubles: dict[str, Reason | None] = {
+            "procfs": Reason.SOURCE_OFF,
+            "perf": Reason.SOURCE_OFF,
+            "libvirt": Reason.SOURCE_OFF,
+            "recorded": Reason.SOURCE_OFF,
+        }
+        self.table = VmTable(JobRules(rules), Limits(), 5 * S, self.troubles.get)
+
+    def at(self, second: float, *samples: SourceSample) -> None:
+        self.table.update(samples, round(second * S))
+
+    @property
+    def vms(self):
+        return {vm.identity.uuid: vm for vm in self.table}
+
+
+def sample(second: float, vms: dict[str, VmSample], *inventory, source: str = "simulated") -> SourceSample:
+    mono_ns = round(second * S)
+    return SourceSample(source, mono_ns, UNIX0 + mono_ns, vms, None, tuple(inventory) or None)
+
+
+def whole(second: float, *uuids: str, epoch: str = "e1", since: float = 0) -> SourceSample:
+    vms = {uuid: vm_sample(second - since, epoch) for uuid in uuids}
+    return sample(second, vms, *(identity(uuid, epoch, name=uuid) for uuid in uuids))
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "expected"),
+    [
+        ("db-prod-7", {}, ("database-prod", True)),
+        ("web-1", {"nova:flavor": "m1.large"}, ("m1", False)),
+        ("web-1", {"nova:flavor": "tiny"}, ("web-1", False)),
+        ("web-1", {}, ("web-1", False)),
+        ("opt-", {}, ("opt-", False)),  # the template came out empty: not this rule
+    ],
+)
+def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
+    rules = JobRules(
+        [
+            JobRule(r"^opt-(x)?$", r"\1"),
+            JobRule(r"db-(\w+)-\d", r"database-\1", latency_sensitive=True),
+            JobRule(r"^(\w+)\.", r"\1", fact="nova:flavor"),
+            JobRule("prod", "never reached", fact="name"),
+        ]
+    )
+    assert rules.job_of(replace(identity(name=name), facts=facts)) == expected
+
+
+def test_two_readings_make_rates():
+    host = Host()
+    host.at(10, whole(10, "u1", "u2"))
+    assert set(host.vms["u1"].rates) == {Reason.VM_STARTING}
+    host.at(11, whole(11, "u1", "u2"))
+    for vm in host.vms.values():
+        assert vm.rates.cpi == pytest.approx(1.6)
+        assert vm.rates.cpu_usage_cores == pytest.approx(1.0)
+
+
+def test_no_delta_crosses_a_restart():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    host.at(11, whole(11, "u1"))
+    host.at(12, whole(12, "u1", epoch="e2", since=-1000))  # counters went on from somewhere much higher
+    assert set(host.vms["u1"].rates) == {Reason.VM_STARTING}
+    host.at(13, whole(13, "u1", epoch="e2", since=-1000))
+    assert host.vms["u1"].rates.cpu_usage_cores == pytest.approx(1.0)
+
+
+def test_a_sample_of_the_former_epoch_is_not_joined():
+    host = Host()
+    host.troubles["procfs"] = None
+    here = sample(10, {}, identity("u1", "e2"), source="libvirt")
+    host.at(10, here, sample(10, {"u1": vm_sample(10, "e1")}, source="procfs"))
+    assert host.vms["u1"].now.threads is Reason.VM_STARTING
+
+
+def test_vms_that_left_are_forgotten():
+    host = Host()
+    host.at(10, whole(10, "u1", "u2"))
+    host.at(11, whole(11, "u2"))
+    assert list(host.vms) == ["u2"]
+    assert host.table.jobs() == {"u2"}
+    host.at(12, sample(12, {}))  # no inventory at all: no VM
+    assert len(host.table) == 0
+
+
+def test_parts_come_from_several_sources_each_with_its_own_time():
+    host = Host()
+    host.troubles.update(procfs=None, perf=None, libvirt=None)
+    for second in (10, 11):
+        host.at(
+            second,
+            sample(
+                second - 0.3,
+                {"u1": vm_sample(second, perf=Reason.NO_PMU, threads=Reason.NO_PMU)},
+                identity(),
+                source="libvirt",
+            ),
+            sample(second, {"u1": VmSample("e1", perf=vm_sample(second).perf)}, source="perf"),
+            sample(
+                second, {"u1": VmSample("e1", threads=vm_sample(second).threads)}, identity(), source="procfs"
+            ),
+        )
+    vm = host.vms["u1"]
+    assert [part.source for part in vm.now[2:]] == ["procfs", "perf", "libvirt", "libvirt"]
+    assert vm.rates.cpi == pytest.approx(1.6)
+    assert vm.rates.disk_read_bytes_per_s == pytest.approx(10_000)
+
+
+def test_the_reason_that_a_source_gives_for_a_vm_is_told():
+    host = Host()
+    for second in (10, 11):
+        host.at(second, sample(second, {"u1": vm_sample(second, perf=Reason.FD_LIMIT)}, identity()))
+    vm = host.vms["u1"]
+    assert vm.rates.cpi is Reason.FD_LIMIT
+    assert vm.rates.cpu_usage_cores == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [(Reason.PARANOID, Reason.PARANOID), (None, Reason.VM_STARTING), (Reason.SOURCE_OFF, Reason.SOURCE_OFF)],
+)
+def test_without_a_reading_the_sources_state_is_the_reason(trouble, reason):
+    host = Host()
+    host.troubles.update(perf=trouble, simulated=Reason.SOURCE_OFF)
+    host.at(10, sample(10, {"u1": VmSample("e1", threads={})}, identity(), source="procfs"))
+    assert host.vms["u1"].now.perf is reason
+
+
+def test_the_same_sample_again_keeps_its_rates_until_it_is_stale():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    last = whole(11, "u1")
+    host.at(11, last)
+    for second in (12, 13, 16):
+        host.at(second, last)
+        assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
+        change = host.vms["u1"].change
+        assert isinstance(change.perf, PerfDelta)
+        assert change.perf.mono_ns == 11 * S  # by which the windows know that they have it
+    host.at(16.1, last)
+    assert set(host.vms["u1"].rates) == {Reason.STALE}
+    host.at(17, whole(17, "u1"))  # 6 s after the last: too long a gap for a delta
+    assert set(host.vms["u1"].rates) == {Reason.STALE}
+    host.at(18, whole(18, "u1"))
+    assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
+
+
+def test_a_short_failure_of_one_part_is_bridged():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    host.at(11, sample(11, {"u1": vm_sample(11, perf=Reason.SOURCE_FAILED)}, identity()))
+    assert host.vms["u1"].rates.cpi is Reason.SOURCE_FAILED
+    host.at(12, sample(12, {"u1": vm_sample(12)}, identity()))
+    change = host.vms["u1"].change
+    assert isinstance(change.perf, PerfDelta)
+    assert (change.perf.dt_ns, change.perf.cycles) == (2 * S, 4 * S)
+
+
+def test_one_vms_bad_data_costs_nobody_else_and_is_told_once():
+    host = Host()
+    nonsense = VmSample("e1", threads={101: ThreadCounters("a", None, 0, 7), 102: None})  # type: ignore[arg-type]
+
+    def bad(second: float) -> SourceSample:
+        good = whole(second, "u1", "u2")
+        return replace(good, vms={**good.vms, "u1": nonsense})
+
+    host.at(9, whole(9, "u1", "u2"))
+    with structlog.testing.capture_logs() as logs:
+        for second in (10, 11, 12):
+            host.at(second, bad(second))
+            assert host.vms["u2"].rates.cpi == pytest.approx(1.6)
+            assert (set(host.vms["u1"].rates), host.vms["u1"].change) == ({Reason.INVALID_VALUE}, None)
+        host.at(13, whole(13, "u1", "u2"))
+        host.at(14, whole(14, "u1", "u2"))
+    assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
+    assert host.table.errors == 3
+    assert [entry["event"] for entry in logs] == [
+        "VM's data makes no sense; it is left out",
+        "VM's data makes sense again",
+    ]
+
+
+def test_a_renamed_vm_gets_its_job_anew_and_keeps_its_epoch():
+    host = Host(JobRule("^(a|b)", r"job-\1"))
+    host.at(10, sample(10, {"u1": vm_sample(10)}, identity(name="a1")))
+    host.at(11, sample(11, {"u1": vm_sample(11)}, identity(name="b1")))
+    vm = host.vms["u1"]
+    assert (vm.job, vm.identity.name) == ("job-b", "b1")
+    assert vm.rates.cpi == pytest.approx(1.6)
+
+
+def test_the_first_source_that_knows_a_vm_wins():
+    host = Host()
+    first = sample(10, {}, identity(name="by-libvirt"), source="libvirt")
+    second = sample(10, {}, identity(name="by-procfs"), identity("u2"), source="procfs")
+    host.at(10, first, second)
+    assert {uuid: vm.identity.name for uuid, vm in host.vms.items()} == {"u1": "by-libvirt", "u2": "vm1"}
