@@ -144,8 +144,6 @@ class ProcfsSource:
         try:
             threads = self._read_threads(vm, identity)
         except _NoFd:
-            # A sum over some of its vCPUs would look like a slower VM; what it has open serves others.
-            self._close_threads(vm, list(vm.threads))
             reason = Reason.FD_LIMIT
         except PermissionError:
             reason = Reason.NO_PERMISSION
@@ -157,6 +155,9 @@ class ProcfsSource:
             if threads:
                 return VmSample(identity.epoch, threads=threads)
             reason = Reason.NOT_PRESENT
+        # A sum over some of its vCPUs would look like a slower VM. Begin anew next time; until then what it
+        # had open serves others.
+        self._close_threads(vm, list(vm.threads))
         return VmSample(identity.epoch, absent={"threads": reason})
 
     def _read_threads(self, vm: _Vm, identity: VmIdentity) -> dict[int, ThreadCounters]:

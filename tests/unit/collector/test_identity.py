@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.base import Reason, SourceError
+from collector.identity import Inventory, StatusError, parse_status
+
+REAL = Path(__file__).parents[2] / "fixtures" / "libvirt" / "status.xml"
+
+
+@pytest.fixture
+def inventory(host):
+    return Inventory(str(host.state), str(host.proc))
+
+
+def names(inventory):
+    return [vm.name for vm in inventory.vms()]
+
+
+def test_a_real_status_file():
+    status = parse_status(REAL.read_bytes())
+    assert status.name == "wplab-mixed-1"
+    assert status.uuid == "57500000-0000-4000-8000-000000000001"
+    assert (status.pid, status.vcpu_tids) == (5198, (5218,))
+    assert (status.state, status.accelerator) == ("running", "tcg")
+    assert dict(status.facts) == {
+        "title": "lab mixed",
+        "nova:name": "mixed-server",
+        "nova:flavor": "lab.mixed",
+        "nova:user": "operator",
+        "nova:project": "lab",
+        "nova:image": "0c",
+    }
+
+
+def test_vcpu_threads_are_in_the_order_of_the_vcpus_and_unplugged_ones_left_out():
+    text = REAL.read_bytes().replace(
+        b"<vcpu id='0' pid='5218'/>",
+        b"<vcpu id='10' pid='7'/><vcpu id='2' pid='9'/><vcpu id='0' pid='8'/><vcpu id='1' pid='0'/><vcpu id='3'/>",
+    )
+    assert parse_status(text).vcpu_tids == (8, 9, 7)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1", b"2.0"])
+def test_any_version_of_novas_namespace(version):
+    text = REAL.read_bytes().replace(b"libvirt/nova/1.1", b"libvirt/nova/" + version)
+    assert parse_status(text).facts["nova:flavor"] == "lab.mixed"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ((b"</domstatus>", b""), "not XML"),
+        ((b"domstatus", b"other"), r"not a libvirt status file \(<other>\)"),
+        ((b"pid='5198'", b"pid='x'"), "not a number"),
+        ((b"pid='5198'", b""), "not a number"),
+        ((b"pid='5198'", b"pid='0'"), "process id 0 is none"),
+        ((b"<vcpu id='0' pid='5218'/>", b"<vcpu id='0' pid='y'/>"), "not a number"),
+        ((b"<uuid>57500000-0000-4000-8000-000000000001</uuid>", b""), "no uuid or no name"),
+        ((b"<name>wplab-mixed-1</name>", b""), "no uuid or no name"),
+    ],
+)
+def test_what_is_wrong_with_a_status_file_is_said(change, says):
+    with pytest.raises(StatusError, match=says):
+        parse_status(REAL.read_bytes().replace(*change))
+
+
+@given(st.binary(max_size=200))
+def test_any_other_bytes_are_a_status_error(text):
+    with pytest.raises(StatusError):
+        parse_status(text)
+
+
+def test_vms_by_name_with_epochs_of_their_process(host, inventory):
+    host.vm("b", 20, [21, 22], start=500)
+    host.vm("a", 10, [11], kind="qemu", state="paused")
+    a, b = inventory.vms()
+    assert (a.name, a.uuid, a.pid, a.vcpus, a.state, a.accelerator) == (
+        "a",
+        host.uuid_of("a"),
+        10,
+        1,
+        "paused",
+        "tcg",
+    )
+    assert (b.name, b.vcpu_tids, b.accelerator) == ("b", (21, 22), "kvm")
+    assert (a.epoch, b.epoch) == ("111111112222-1000", "111111112222-500")
+
+
+def test_an_unknown_type_of_domain_is_told_by_its_threads_names(host, inventory):
+    host.vm("a", 10, [11], kind="xen")
+    (host.proc / "10/task/11/comm").write_text("CPU 0/TCG\n")
+    assert inventory.vms()[0].accelerator == "tcg"
+
+
+def test_a_restart_is_a_new_epoch_even_with_the_same_process_id(host, inventory):
+    host.vm("a", 10, [11], start=1000)
+    first = inventory.vms()[0].epoch
+    host.stat(host.proc / "10/stat", pid=10, comm="qemu", start=2000)
+    assert inventory.vms()[0].epoch != first
+    host.vm("a", 30, [31], start=3000)
+    assert len({first, inventory.vms()[0].epoch, "111111112222-2000"}) == 3
+
+
+def test_a_reboot_of_the_host_is_a_new_epoch(host):
+    host.vm("a", 10, [11])
+    before = Inventory(str(host.state), str(host.proc)).vms()[0].epoch
+    (host.proc / "sys/kernel/random/boot_id").write_text("99999999-2222-3333-4444-555555555555\n")
+    assert Inventory(str(host.state), str(host.proc)).vms()[0].epoch != before
+
+
+def test_stale_files_are_no_vms(host, inventory):
+    host.vm("alive", 10, [11])
+    host.status("dead", 40)  # no such process
+    host.vm("zombie", 50)
+    host.stat(host.proc / "50/stat", pid=50, comm="qemu", state="Z")
+    host.status("reused", 10)  # the process is another VM's
+    assert names(inventory) == ["alive"]
+
+
+def test_a_vm_that_dies_is_gone_and_comes_back(host, inventory):
+    host.vm("a", 10, [11])
+    assert names(inventory) == ["a"]
+    (host.proc / "10/stat").unlink()
+    assert names(inventory) == []
+    host.vm("a", 60, [61])
+    assert names(inventory) == ["a"]
+    (host.state / "a.xml").unlink()
+    assert names(inventory) == []
+
+
+def test_a_vm_that_is_starting_has_no_vcpu_threads_yet(host, inventory):
+    host.vm("a", 10)
+    assert inventory.vms()[0].vcpus == 0
+    host.status("a", 10, [11, 12])
+    assert inventory.vms()[0].vcpu_tids == (11, 12)
+
+
+def test_hotplug_changes_the_threads_and_not_the_epoch(host, inventory):
+    host.vm("a", 10, [11])
+    first = inventory.vms()[0]
+    host.status("a", 10, [11, 15])
+    second = inventory.vms()[0]
+    assert (first.vcpu_tids, second.vcpu_tids) == ((11,), (11, 15))
+    assert first.epoch == second.epoch
+
+
+def test_a_malformed_file_costs_only_its_vm_and_one_warning(host, inventory, caplog):
+    host.vm("good", 10, [11])
+    (host.state / "bad.xml").write_text("<domstatus")
+    with caplog.at_level(logging.WARNING, "whitepanda"):
+        for _ in range(5):
+            assert names(inventory) == ["good"]
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == [str(host.state / "bad.xml")]
+    host.vm("bad", 20, [21])
+    assert names(inventory) == ["bad", "good"]
+
+
+def test_an_unchanged_file_is_not_parsed_again(host, inventory, monkeypatch):
+    host.vm("a", 10, [11])
+    first = inventory.vms()[0]
+    parsed = []
+    monkeypatch.setattr("collector.identity.parse_status", parsed.append)
+    assert inventory.vms()[0] is first
+    assert parsed == []
+
+
+def test_a_folder_that_does_not_exist_yet_is_a_host_without_vms(host, tmp_path):
+    inventory = Inventory(str(tmp_path / "none"), str(host.proc))
+    assert inventory.vms() == ()
+    assert inventory.probe().available
+
+
+def test_probe_says_what_cannot_be_read(host, inventory, monkeypatch):
+    host.vm("a", 10, [11])
+    assert inventory.probe().available
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    probe = inventory.probe()
+    assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
+    assert probe.detail == f"{host.state / 'a.xml'}: Permission denied; run the agent as root"
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EACCES, Reason.NO_PERMISSION),
+        (errno.EMFILE, Reason.FD_LIMIT),
+        (errno.EIO, Reason.SOURCE_FAILED),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_an_error_not_a_host_without_vms(
+    inventory, monkeypatch, number, reason
+):
+    def fail(_path):
+        raise OSError(number, "said so")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    with pytest.raises(SourceError, match="said so; run the agent as root") as caught:
+        inventory.vms()
+    assert caught.value.reason is reason
+
+
+def test_lack_of_file_descriptors_makes_no_vm_vanish(host, inventory, monkeypatch):
+    host.vm("a", 10, [11])
+    before = inventory.vms()
+
+    def fail(_path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    assert inventory.vms() == before
+
+
+def test_threads_may_ask_at_once(host, inventory):
+    for number in range(10):
+        host.vm(f"vm{number}", 100 + number, [200 + number])
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.extend(inventory.vms() for _ in range(20))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    assert len(set(map(len, found))) == 1
