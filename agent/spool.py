@@ -128,6 +128,7 @@ class Spool:
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._trusted = True
+        self._is_closed = False
         self._spool_id = uuid.uuid4().hex
         self._next_sequence = 1
         self._boundary = 0  # batches up to this id are of former incarnations
@@ -171,7 +172,7 @@ class Spool:
         """
         chunks = [windows[at : at + max_rows] for at in range(0, len(windows), max_rows)]
         with self._lock:
-            for attempt in (1, 2):
+            for attempt in () if self._is_closed else (1, 2):
                 try:
                     if self._db is None:
                         self._open()
@@ -239,8 +240,9 @@ class Spool:
         return QueueCounts(self._batches, self._rows, self._bytes, self._dropped_batches, self._dropped_rows)
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file for good; may be called twice. What is appended afterwards is dropped."""
         with self._lock:
+            self._is_closed = True
             self._close()
 
     # -- below: the lock is held -------------------------------------------------------------

@@ -19,16 +19,17 @@ import grpc
 from agent.config import UplinkSection
 from agent.spool import BatchQueue, Spool
 from agent.state import UplinkView
-from agent.uplink_stream import AckTotals, Outage, Timing, UplinkStream, explain
+from agent.uplink_stream import AckTotals, Outage, StreamError, Timing, UplinkStream, explain
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
 from whitepanda.common.tls import channel_credentials
-from whitepanda.v1 import agent_pb2, agent_pb2_grpc
+from whitepanda.v1 import agent_pb2
 
 __all__ = ["Uplink"]
 
+_METHOD = "/whitepanda.v1.AgentStream/Connect"
 _MAX_PENDING = 64  # submissions that may wait for a slow disk
 _FLUSH_S = 5.0
 _LOG = log.get("uplink")
@@ -71,6 +72,7 @@ class Uplink:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
         self._pending: deque[Sequence[CpiWindow]] = deque()
         self._submitted = asyncio.Event()
+        self._appending: asyncio.Future[Any] | None = None
         self._stream: UplinkStream | None = None
         self._limits = (MAX_BATCH_ROWS, MAX_MESSAGE_BYTES)
         self._last_error = ""
@@ -126,6 +128,8 @@ class Uplink:
         """Write what was submitted to the spool (a stuck disk gets 5 s) and let the thread go."""
         with contextlib.suppress(TimeoutError, RuntimeError):  # RuntimeError: closed before
             await asyncio.wait_for(self._flush(), _FLUSH_S)
+            if self._appending is not None:
+                await asyncio.wait({self._appending}, timeout=_FLUSH_S)
         self._threads.shutdown(wait=False)
 
     # -- spool -----------------------------------------------------------------------------------
@@ -141,12 +145,12 @@ class Uplink:
 
     async def _flush(self) -> None:
         while self._pending:
-            windows = self._pending[0]
+            windows = self._pending.popleft()
             if self._stream is not None:
                 self._limits = (self._stream.max_batch_rows, self._stream.max_batch_bytes)
-            await self._in_thread(self._append, windows)
-            if self._pending and self._pending[0] is windows:
-                self._pending.popleft()
+            # Shielded: were it cancelled half-way, nobody could say whether to append them again.
+            self._appending = asyncio.ensure_future(self._in_thread(self._append, windows))
+            await asyncio.shield(self._appending)
             if self._stream is not None:
                 self._stream.wake()
 
@@ -207,7 +211,11 @@ class Uplink:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
         try:
-            call = agent_pb2_grpc.AgentStreamStub(channel).Connect()  # type: ignore[no-untyped-call]
+            # Answers stay bytes: grpc.aio makes None of what it cannot parse, and goes on.
+            connect: Any = channel.stream_stream(
+                _METHOD, request_serializer=agent_pb2.AgentMessage.SerializeToString
+            )
+            call = connect()
             stream = self._stream = UplinkStream(
                 call,
                 self._queue,
@@ -222,8 +230,8 @@ class Uplink:
             try:
                 await stream.run()
                 outage = explain(address, *await _end_of(call))
-            except TimeoutError as error:
-                outage = Outage(f"central {address}: {error}")
+            except StreamError as error:
+                outage = Outage(f"central {address} {error}")
             finally:
                 watcher.cancel()
                 call.cancel()

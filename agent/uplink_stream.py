@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from agent.spool import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
@@ -22,7 +23,7 @@ from whitepanda.common.protocol import (
 )
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["AckTotals", "Outage", "Timing", "UplinkStream", "explain"]
+__all__ = ["AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
 
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
@@ -131,8 +132,12 @@ def explain(address: str, code: grpc.StatusCode | None, details: str) -> Outage:
 _TLS_KINDS = ("who_we_are", "name", "signer", "handshake")
 
 
+class StreamError(Exception):
+    """Central is there but does not keep to the protocol; the text goes on from "central ADDRESS"."""
+
+
 class UplinkStream:
-    """Drives one call. `in_thread` runs a blocking function of the queue off the loop."""
+    """Drives one call, whose answers are raw bytes. `in_thread` runs a blocking function of the queue off the loop."""
 
     def __init__(
         self,
@@ -144,7 +149,7 @@ class UplinkStream:
         *,
         in_flight_batches: int,
         timing: Timing,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
         self._call = call
         self._queue = queue
@@ -179,7 +184,7 @@ class UplinkStream:
         """Talk until the stream ends, in any way; an exception of ours (not gRPC's) propagates.
 
         Raises:
-            TimeoutError: central acknowledges nothing.
+            StreamError: central acknowledges nothing, or sends garbage.
 
         """
         await self._in_thread(self._queue.begin_stream)
@@ -213,7 +218,7 @@ class UplinkStream:
             self._wake.clear()
             now = _now()
             if self._in_flight and now - self._last_ack_s > self._timing.acknowledgement_s:
-                raise TimeoutError(f"nothing was acknowledged for {self._timing.acknowledgement_s:g} s")
+                raise StreamError(f"has acknowledged nothing for {self._timing.acknowledgement_s:g} s")
             await self._send_heartbeat(now)
             due = self._last_batch_s + self._min_interval_s
             batch = await self._next_batch() if now >= due else None
@@ -278,7 +283,11 @@ class UplinkStream:
     # -- receiving -------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        async for message in self._call:
+        async for raw in self._call:
+            try:
+                message = agent_pb2.CentralMessage.FromString(raw)
+            except DecodeError as error:
+                raise StreamError(f"sends what is no message ({len(raw)} bytes)") from error
             self.heard.set()
             kind = message.WhichOneof("body")
             if kind == "ack":
@@ -309,12 +318,6 @@ class UplinkStream:
                 taken.append((sequence, rows))
         for sequence, _ in taken:
             del self._in_flight[ack.spool_id, sequence]
-        if taken:
-            self.acknowledged = True
-            self._last_ack_s = _now()
-            await self._in_thread(self._queue.acknowledge, ack.spool_id, [(s, s) for s, _ in taken])
-        elif ack.ranges:
-            self._totals.ignored_acknowledgements += 1
         totals = self._totals
         totals.acknowledged_batches += len(taken)
         totals.acknowledged_rows += sum(rows for _, rows in taken)
@@ -325,6 +328,15 @@ class UplinkStream:
         for batch in ack.rejected_batches:
             totals.rejected_batch_rows += rows_of.get(batch.sequence, 0)
             self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
+
+        if taken:
+            self.acknowledged = True
+            self._last_ack_s = _now()
+            ranges = [(sequence, sequence) for sequence, _ in taken]
+            # Shielded: it is counted, so it must leave the queue even if this stream ends now.
+            await asyncio.shield(self._in_thread(self._queue.acknowledge, ack.spool_id, ranges))
+        elif ack.ranges:
+            totals.ignored_acknowledgements += 1
 
     @staticmethod
     def _reject(counts: dict[str, int], reason: str, count: int, detail: str) -> None:

@@ -1,0 +1,581 @@
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import grpc
+import pytest
+import structlog
+
+from agent.config import UplinkSection
+from agent.spool import Spool
+from agent.uplink import Uplink
+from agent.uplink_stream import Timing, explain
+from agent.windows import CpiWindow
+from central.pki import issue, make_ca
+from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until
+from whitepanda.common.errors import TlsError, UnavailableError
+from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2
+
+QUICK = Timing(welcome_s=0.5, acknowledgement_s=20.0, poll_s=0.02, stable_s=5.0)
+
+
+def windows(tag, count=1):
+    return [CpiWindow(f"vm{i}", "e", "n", "job", False, tag, 10**10, 0.5, cpi=1.5) for i in range(count)]
+
+
+class Agent:
+    """An uplink with its spool, as the daemon runs it."""
+
+    def __init__(self, folder, central, **options):
+        self.jobs = ["web"]
+        self.coefficient_version = 0
+        self.updates = []
+        self.spool = Spool(folder / "spool.db", max_bytes=1 << 24, boot_id="b")
+        tls = options.pop("tls", None) or central.client("host-1")
+        section = UplinkSection(
+            address=options.pop("address", central.address),
+            tls=tls,
+            reconnect_min_s=0.02,
+            reconnect_max_s=0.1,
+            in_flight_batches=options.pop("in_flight_batches", 32),
+            server_name=options.pop("server_name", ""),
+        )
+        options = {"timing": QUICK} | options
+        self.uplink = Uplink(
+            section, self.hello, self.spool, options.pop("on_coefficients", self.updates.append), **options
+        )
+        self.task = None
+
+    def hello(self):
+        return agent_pb2.Hello(
+            host="host-1",
+            boot_id="b",
+            platform="cpu",
+            agent_version="1",
+            jobs=self.jobs,
+            coefficient_version=self.coefficient_version,
+        )
+
+    async def __aenter__(self):
+        self.task = asyncio.create_task(self.uplink.run())
+        return self
+
+    async def __aexit__(self, *_):
+        self.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, UnavailableError, TlsError):
+            await self.task
+        await self.uplink.close()
+        self.spool.close()
+
+    @property
+    def view(self):
+        return self.uplink.view()
+
+    @property
+    def appended(self):
+        return self.uplink._appending is None or self.uplink._appending.done()
+
+    async def drained(self):
+        await until(lambda: not self.uplink._pending and self.appended and self.view.spooled_batches == 0)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    return tmp_path_factory.mktemp("pki")
+
+
+@pytest.fixture
+async def central(pki):
+    central = await FakeCentral(pki).start()
+    yield central
+    await central.stop()
+
+
+async def test_hello_batches_and_acknowledgements(tmp_path, central):
+    async with Agent(tmp_path, central) as agent:
+        await until(lambda: agent.view.state == "connected")
+        agent.uplink.submit(windows(5, 3))
+        await until(lambda: agent.view.acknowledged_batches == 1)
+        hello = central.streams[0].hello
+        assert (hello.host, hello.spool_id, hello.platform) == ("host-1", agent.spool.spool_id, "cpu")
+        assert (hello.protocol_version, hello.min_protocol_version) == (
+            PROTOCOL_VERSION,
+            MIN_PROTOCOL_VERSION,
+        )
+        assert hello.sent_unix_ns > 0
+        [batch] = central.batches()
+        assert (batch.sequence, list(batch.start_unix_ns), batch.backlog) == (1, [5] * 3, False)
+        view = agent.view
+        assert (view.state, view.spooled_batches, view.acknowledged_windows, view.last_error) == (
+            "connected",
+            0,
+            3,
+            "",
+        )
+        assert agent.uplink.totals.accepted_rows == 3
+
+
+async def test_live_batches_go_before_the_backlog(tmp_path, central):
+    gate = asyncio.Event()
+
+    async def script(stream):
+        await stream.greet()
+        batch = await stream.next_batch()
+        await gate.wait()
+        await stream.send(ack_of(batch))
+        await stream.acknowledge_all()
+
+    central.script = script
+    agent = Agent(tmp_path, central, in_flight_batches=1)
+    for tag in range(8):
+        agent.spool.append(windows(tag))
+    async with agent:
+        await until(lambda: len(central.batches()) == 1)
+        agent.uplink.submit(windows(100))
+        await until(lambda: agent.view.spooled_batches == 9)
+        gate.set()
+        await agent.drained()
+    tags = [batch.start_unix_ns[0] for batch in central.batches()]
+    assert sorted(tags) == [*range(8), 100]
+    # One was on its way when the live one came, with in_flight_batches = 1 nothing else was fetched.
+    assert tags.index(100) == 1
+    assert [batch.backlog for batch in central.batches() if batch.start_unix_ns[0] != 100] == [True] * 8
+
+
+async def test_no_more_than_the_window_is_in_flight_and_any_order_of_acknowledgements_will_do(
+    tmp_path, central
+):
+    most = 0
+
+    async def script(stream):
+        await stream.greet()
+        waiting = []
+
+        async def acknowledge():
+            rng = random.Random(1)
+            while True:
+                await asyncio.sleep(0.05)
+                rng.shuffle(waiting)
+                while waiting:
+                    await stream.send(ack_of(waiting.pop()))
+
+        task = asyncio.create_task(acknowledge())
+        while (batch := await stream.next_batch()) is not None:
+            nonlocal most
+            waiting.append(batch)
+            most = max(most, len(waiting))
+        task.cancel()
+
+    central.script = script
+    agent = Agent(tmp_path, central, in_flight_batches=4)
+    for tag in range(15):
+        agent.spool.append(windows(tag))
+    async with agent:
+        await agent.drained()
+    assert most == 4
+    assert sorted(b.start_unix_ns[0] for b in central.batches()) == list(range(15))
+
+
+async def test_a_stream_dropped_time_and_again_loses_nothing_and_changes_no_number(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        for _ in range(3):
+            batch = await stream.next_batch()
+            if batch is None:
+                return
+            await stream.send(ack_of(batch))
+        await stream.next_batch()  # sent, never acknowledged
+        await stream.context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        for tag in range(20):
+            agent.uplink.submit(windows(tag))
+        await agent.drained()
+    meaning = {}
+    for batch in central.batches():
+        assert (
+            meaning.setdefault((batch.spool_id, batch.sequence), batch.start_unix_ns[0])
+            == batch.start_unix_ns[0]
+        )
+    assert sorted(meaning.values()) == list(range(20))
+    assert agent.uplink.totals.acknowledged_batches == 20
+    assert len(central.streams) >= 5
+
+
+async def test_central_may_go_and_come_back(tmp_path, pki):
+    central = await FakeCentral(pki).start()
+    async with Agent(tmp_path, central) as agent:
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+        await central.stop()
+        await until(lambda: agent.view.state == "connecting")
+        for tag in (2, 3, 4):
+            agent.uplink.submit(windows(tag))
+        await until(lambda: agent.view.spooled_batches == 3 and agent.view.last_error)
+        assert "is away: unavailable" in agent.view.last_error
+        await central.start()
+        await agent.drained()
+        assert agent.view.state == "connected"
+        assert agent.view.last_error == ""
+        await central.stop()
+    assert sorted(b.start_unix_ns[0] for b in central.batches()) == [1, 2, 3, 4]
+
+
+async def test_acknowledgements_of_what_was_never_sent_are_ignored(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        first = await stream.next_batch()
+        await stream.send(ack(first.spool_id, (100, 2**64 - 1)))
+        await stream.send(ack("another spool", (0, 2**64 - 1)))
+        await stream.send(ack(first.spool_id, (5, 1)))
+        await stream.send(ack(first.spool_id))
+        await stream.send(Message())
+        await stream.send(b"\xf8\x07\x01")  # a field of a future version
+        await asyncio.sleep(0.2)
+        await stream.send(ack(first.spool_id, (0, 2**64 - 1)))  # only what is under way can be meant
+        await stream.acknowledge_all()
+
+    central.script = script
+    agent = Agent(tmp_path, central, in_flight_batches=1)
+    agent.spool.append(windows(1))
+    agent.spool.append(windows(2))
+    async with agent:
+        await until(lambda: agent.uplink.totals.ignored_acknowledgements == 3)
+        assert agent.view.spooled_batches == 2
+        await agent.drained()
+    assert [b.start_unix_ns[0] for b in central.batches()] == [1, 2]
+
+
+async def test_garbage_from_central_ends_the_stream_only(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        if stream.number < 2:
+            await stream.next_batch()
+            await stream.send(b"\xff\xff\xff")
+            await asyncio.sleep(10)
+        await stream.acknowledge_all()
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        agent.uplink.submit(windows(1))
+        await until(lambda: "sends what is no message (3 bytes)" in agent.view.last_error)
+        await agent.drained()
+        assert len(central.streams) == 3
+
+
+async def test_a_silent_central_is_given_up_and_tried_again(tmp_path, central):
+    async def script(stream):
+        if stream.number < 1:
+            await stream.greet()
+            while await stream.receive():
+                pass  # takes everything, acknowledges nothing
+        await obedient(stream)
+
+    central.script = script
+    async with Agent(tmp_path, central, timing=replace(QUICK, acknowledgement_s=0.5)) as agent:
+        agent.uplink.submit(windows(1))
+        await until(lambda: "has acknowledged nothing for 0.5 s" in agent.view.last_error)
+        await agent.drained()
+
+
+async def test_a_central_of_protocol_1_sends_no_welcome(tmp_path, central):
+    async def script(stream):
+        await stream.receive()
+        while (batch := await stream.next_batch()) is not None:
+            await stream.send(ack(batch.spool_id, (batch.sequence, batch.sequence)))
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+        assert agent.view.acknowledged_batches == 1
+        assert not agent.uplink.totals.counted
+
+
+async def test_heartbeats_at_the_pace_of_the_welcome_and_when_jobs_change(tmp_path, central):
+    async def script(stream):
+        await stream.greet(heartbeat_ms=100)
+        await stream.acknowledge_all()
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        await until(lambda: central.streams and len(central.streams[0].heartbeats) >= 3)
+        assert list(central.streams[0].heartbeats[-1].jobs) == ["web"]
+    slow = await FakeCentral(central.pki).start()  # the default pace: 10 s
+    async with Agent(tmp_path / "2", slow) as agent:
+        await until(lambda: agent.view.state == "connected")
+        await asyncio.sleep(0.2)
+        assert slow.streams[0].heartbeats == []
+        agent.jobs = ["db", "web"]
+        await until(lambda: slow.streams[0].heartbeats)
+        agent.coefficient_version = 7
+        await until(lambda: len(slow.streams[0].heartbeats) == 2)
+        await asyncio.sleep(0.1)
+    beats = slow.streams[0].heartbeats
+    assert [(list(b.jobs), b.coefficient_version) for b in beats] == [(["db", "web"], 0), (["db", "web"], 7)]
+    await slow.stop()
+
+
+async def test_slow_down_is_obeyed_and_lifted(tmp_path, central):
+    times = []
+
+    async def script(stream):
+        await stream.greet()
+        await stream.send(Message(slow_down=agent_pb2.SlowDown(min_batch_interval_ms=150)))
+        for n in range(12):
+            batch = await stream.next_batch()
+            times.append(asyncio.get_running_loop().time())
+            if n == 3:
+                await stream.send(Message(slow_down=agent_pb2.SlowDown()))
+            await stream.send(ack_of(batch))
+        await stream.acknowledge_all()
+
+    central.script = script
+    async with Agent(tmp_path, central) as agent:
+        await until(lambda: agent.view.state == "connected")
+        await asyncio.sleep(0.1)
+        for tag in range(12):
+            agent.uplink.submit(windows(tag))
+        await agent.drained()
+    gaps = [b - a for a, b in pairwise(times)]
+    assert min(gaps[:3]) > 0.1
+    assert statistics.median(gaps[5:]) < 0.1
+
+
+async def test_rejections_are_counted_by_reason_and_told_once(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        while (batch := await stream.next_batch()) is not None:
+            if batch.sequence == 3:
+                rejected = agent_pb2.RejectedBatch(sequence=3, reason="oversized", detail="too large")
+                await stream.send(ack(batch.spool_id, (3, 3), rejected_batches=[rejected]))
+                continue
+            rows = [agent_pb2.RejectedRows(reason="absurd_cpi", count=2)]
+            await stream.send(ack(batch.spool_id, (batch.sequence,) * 2, rejected_rows=rows, accepted_rows=3))
+
+    central.script = script
+    with structlog.testing.capture_logs() as logs:
+        async with Agent(tmp_path, central) as agent:
+            for tag in range(4):
+                agent.uplink.submit(windows(tag, 5))
+            await agent.drained()
+            totals = agent.uplink.totals
+            assert totals.rejected_rows == {"absurd_cpi": 6}
+            assert totals.rejected_batches == {"oversized": 1}
+            assert (totals.accepted_rows, totals.acknowledged_rows, totals.rejected_batch_rows) == (9, 20, 5)
+            assert agent.view.rejected_rows == 6
+    assert [log["reason"] for log in logs if log["event"] == "central rejects data"] == [
+        "absurd_cpi",
+        "oversized",
+    ]
+
+
+async def test_new_batches_keep_to_the_limits_of_the_welcome(tmp_path, central):
+    async def script(stream):
+        await stream.greet(max_batch_rows=10, max_batch_bytes=1200)
+        await stream.acknowledge_all()
+
+    central.script = script
+    agent = Agent(tmp_path, central)
+    agent.spool.append(windows(1, 50))  # spooled under another central's limits
+    async with agent:
+        await until(lambda: agent.view.state == "connected" and agent.view.spooled_batches == 0)
+        agent.uplink.submit(windows(2, 50))
+        await agent.drained()
+        assert agent.uplink.totals.rejected_batches == {"oversized": 1}
+    sizes = [(len(b.task_index), b.ByteSize() <= 1200) for b in central.batches()]
+    assert sum(rows for rows, _ in sizes) == 50
+    assert all(rows <= 10 and fits for rows, fits in sizes)
+
+
+async def test_coefficients_are_handed_on_and_a_failing_taker_costs_nothing(tmp_path, central):
+    async def script(stream):
+        await stream.greet()
+        for version in (1, 2):
+            await stream.send(Message(coefficients=agent_pb2.CoefficientUpdate(version=version)))
+        await stream.acknowledge_all()
+
+    central.script = script
+    seen = []
+
+    def take(update):
+        seen.append(update.version)
+        if update.version == 1:
+            raise ValueError("no such job")
+
+    async with Agent(tmp_path, central, on_coefficients=take) as agent:
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+    assert seen == [1, 2]
+    assert len(central.streams) == 1
+
+
+async def test_a_refused_protocol_backs_off_far_and_says_so_once(tmp_path, central):
+    async def script(stream):
+        await stream.receive()
+        await stream.context.abort(grpc.StatusCode.FAILED_PRECONDITION, "host speaks 1 to 2, central 7 to 9")
+
+    central.script = script
+    with structlog.testing.capture_logs() as logs:
+        async with Agent(tmp_path, central) as agent:
+            await until(lambda: len(central.streams) == 3)
+            error = agent.view.last_error
+    assert "refuses the protocol: host speaks 1 to 2, central 7 to 9" in error
+    assert "upgrade the older side" in error
+    assert len([log for log in logs if log["event"] == "no stream to central"]) == 1
+
+
+async def test_a_tool_gives_up_where_an_agent_tries_on(tmp_path, central):
+    async def script(stream):
+        await stream.context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no")
+
+    central.script = script
+    async with Agent(tmp_path, central, give_up_after_s=30.0) as agent:
+        with pytest.raises(UnavailableError, match="refuses the protocol"):
+            await agent.task
+    async with Agent(tmp_path / "2", central, give_up_after_s=0.1, address="127.0.0.1:1") as agent:
+        with pytest.raises(UnavailableError, match="is away: unavailable"):
+            await agent.task
+
+
+async def test_certificates_that_do_not_fit_are_one_clear_line(tmp_path, central):
+    stranger = tmp_path / "stranger"
+    make_ca(stranger)
+    foreign = issue(stranger, "host-1")
+    good = central.client("host-1")
+    cases = {
+        "does not verify": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
+        "does not name": {"server_name": "elsewhere.example"},
+        "cannot read": {
+            "tls": TlsFiles(ca=str(tmp_path / "no.crt"), certificate=good.certificate, key=good.key)
+        },
+    }
+    for n, (text, options) in enumerate(cases.items()):
+        async with Agent(tmp_path / str(n), central, **options) as agent:
+            await until(lambda agent=agent: agent.view.last_error)
+            assert text in agent.view.last_error
+            assert "\n" not in agent.view.last_error
+    # Central refuses a certificate of another CA; with TLS 1.3 the client learns of it as a connection that breaks.
+    async with Agent(
+        tmp_path / "x", central, tls=TlsFiles(ca=good.ca, certificate=foreign.certificate, key=foreign.key)
+    ) as agent:
+        await until(lambda: agent.view.last_error)
+    assert central.streams == []
+
+
+async def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path, central):
+    good = central.client("host-1")
+    mine = {name: tmp_path / name for name in ("ca", "certificate", "key")}
+    async with Agent(tmp_path, central, tls=TlsFiles(**{k: str(v) for k, v in mine.items()})) as agent:
+        agent.uplink.submit(windows(1))
+        await until(lambda: "cannot read" in agent.view.last_error)
+        for name, path in mine.items():
+            with open(getattr(good, name)) as file:  # noqa: ASYNC230, PTH123 - a test
+                path.write_text(file.read())
+        await agent.drained()
+
+
+async def test_without_central_windows_go_to_the_spool(tmp_path, central):
+    async with Agent(tmp_path, central, address="") as agent:
+        agent.uplink.submit(windows(1))
+        await until(lambda: agent.view.spooled_batches == 1)
+        assert agent.view.state == "off"
+        assert agent.view.last_error == ""
+
+
+async def test_what_was_submitted_last_is_in_the_spool_after_closing(tmp_path, central):
+    agent = Agent(tmp_path, central, address="")
+    async with agent:
+        agent.uplink.submit(windows(1))
+        agent.task.cancel()
+    await agent.uplink.close()
+    spool = Spool(tmp_path / "spool.db", max_bytes=1 << 20, boot_id="b")
+    assert spool.counts().batches == 1
+    spool.close()
+
+
+async def test_windows_are_spooled_once_when_the_agent_stops_in_the_middle_of_it(tmp_path, central):
+    agent = Agent(tmp_path, central, address="")
+    entered, append = asyncio.Event(), agent.spool.append
+    loop = asyncio.get_running_loop()
+
+    def slow_append(*arguments, **options):
+        loop.call_soon_threadsafe(entered.set)
+        time.sleep(0.2)
+        return append(*arguments, **options)
+
+    agent.spool.append = slow_append
+    async with agent:
+        agent.uplink.submit(windows(1))
+        agent.uplink.submit(windows(2))
+        await entered.wait()
+    spool = Spool(tmp_path / "spool.db", max_bytes=1 << 20, boot_id="b")
+    spool.begin_stream()
+    assert [b.message.start_unix_ns[0] for b in spool.fetch(9)] == [1, 2]
+    spool.close()
+
+
+async def test_a_stuck_disk_drops_the_oldest_submissions_and_holds_up_nobody(tmp_path, central):
+    agent = Agent(tmp_path, central, address="")
+    for tag in range(100):
+        agent.uplink.submit(windows(tag))
+    assert agent.view.dropped_batches == 36
+    async with agent:
+        await until(lambda: agent.view.spooled_batches == 64)
+
+
+async def test_a_bug_in_the_callback_of_the_daemon_ends_run_and_run_can_be_called_again(tmp_path, central):
+    agent = Agent(tmp_path, central)
+    hello, agent.uplink._hello = agent.hello, lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        await agent.uplink.run()
+    agent.uplink._hello = hello
+    async with agent:
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+
+
+def test_full_jitter():
+    section = UplinkSection(reconnect_min_s=0.5, reconnect_max_s=30.0)
+    uplink = Uplink(section, lambda: None, None, rng=random.Random(7))
+    for failures, ceiling in ((0, 0.5), (1, 1.0), (4, 8.0), (6, 30.0), (500, 30.0)):
+        delays = [uplink._back_off_s(failures, refused=False) for _ in range(2000)]
+        assert max(delays) <= ceiling
+        assert statistics.mean(delays) == pytest.approx(ceiling / 2, rel=0.1)
+    refused = [uplink._back_off_s(0, refused=True) for _ in range(2000)]
+    assert 15 <= min(refused) <= max(refused) <= 30
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "refused", "text"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "connection refused",
+            False,
+            "c:1 is away: unavailable: connection refused",
+        ),
+        (grpc.StatusCode.OK, "", False, "central c:1 ended the stream"),
+        (None, "", False, "central c:1 ended the stream"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many", False, "is away: resource_exhausted: too many"),
+        (grpc.StatusCode.PERMISSION_DENIED, "host 'a'", True, "whitepanda pki host"),
+        (grpc.StatusCode.UNIMPLEMENTED, "", True, "upgrade the older side"),
+        (grpc.StatusCode.ABORTED, "replaced", True, "under the same name"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "malformed", True, "refuses what was sent: malformed"),
+        (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed", True, "whitepanda pki show"),
+        (grpc.StatusCode.UNAVAILABLE, "x\nCERTIFICATE_VERIFY_FAILED\ny", True, "does not verify"),
+        (grpc.StatusCode.UNAVAILABLE, "Hostname Verification Check failed.", True, "does not name c:1"),
+    ],
+)
+def test_explanations(code, details, refused, text):
+    outage = explain("c:1", code, details)
+    assert outage.refused == refused
+    assert text in outage.message
+    assert "\n" not in outage.message
