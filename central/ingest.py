@@ -267,11 +267,11 @@ class Ingest:
         """Write what is queued, until the stream is closed and everything is written."""
         while True:
             await stream.wait()
-            messages = stream.drain()
-            if not messages and stream.closed:
-                return
-            for message in messages:
+            is_last = stream.closed  # nothing is queued on a closed stream
+            for message in stream.drain():
                 await context.write(message.SerializeToString())
+            if is_last:
+                return
 
     async def _receive(self, flow: _Flow, context: _Context) -> None:
         while True:

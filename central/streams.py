@@ -79,7 +79,7 @@ class HostStream:
         self._wake.set()
 
     def close(self, reason: str) -> None:
-        """Have the stream end with this reason. What is queued is not sent any more; unacknowledged batches stay with the agent."""
+        """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
         if not self.closed:
             self.closed = True
             self.close_reason = reason
@@ -87,7 +87,8 @@ class HostStream:
 
     async def wait(self) -> None:
         """Wait until there is something to send, or the stream is closed."""
-        await self._wake.wait()
+        if not self.closed:
+            await self._wake.wait()
 
     def drain(self) -> list[agent_pb2.CentralMessage]:
         """Take what is to be sent now: acknowledgements first, one per spool."""
