@@ -79,6 +79,7 @@ QUIET = SlotState(0.1, ())
         ([QUIET, HOT, HOT, HOT], 1.0, True),
         ([HOT, HOT], 1.0, False),
         ([HOT, QUIET, HOT], 1.0, False),
+        ([QUIET, HOT, HOT], 1.0, False),
         ([HOT, HOT, QUIET], 1.0, False),
         ([HOT, HOT, HOT, SlotState(2.0, ())], 1.0, False),
         ([HOT, HOT, HOT], 2.0, False),

@@ -290,10 +290,11 @@ def test_slots_are_as_long_as_centrals_but_never_shorter_than_a_window(host):
 
 def test_windows_that_end_beside_the_grid_are_in_one_slot_each(host):
     host.store.apply(update(slot_s=10))
-    for jitter_ms in (3, -4, 2, -1, 0, 5):
+    for number, jitter_ms in enumerate((3, -4, 2, -1, 0, 5, -5)):
         host.now += WINDOW
         late = host.now + jitter_ms * 10**6
-        host.analysis.observe([window("web-1", host.now, 3.1)], late)
+        host.analysis.observe([window("web-1", host.now, 3.0 + number)], late)
+        assert host.explain("web-1").cpi == 3.0 + number
     assert (host.explain("web-1").victim_slots, host.analysis.triggered) == (3, True)
 
 
