@@ -22,9 +22,7 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The daemon itself."""
 
     host: str = ""  # name of this host towards central; "" = the system's host name
-    platform: str = (
-        ""  # CPU model that CPI is compared within; "" = /proc/cpuinfo's (Arm kernels name none there)
-    )
+    platform: str = ""  # CPU model that CPI is compared within; "" = that of /proc/cpuinfo
     state_dir: str = "/var/lib/whitepanda"  # spool, coefficients
     socket: str = "/run/whitepanda/agent.sock"  # the local API
     tick_s: float = 1.0  # how often everything is sampled, in seconds
