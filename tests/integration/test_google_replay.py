@@ -1,0 +1,191 @@
+"""The real rows of the Google trace through `whitepanda replay`, gRPC and central, compared with the file itself."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.central_process import MAIN, ROOT, CentralProcess
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def trace(data_dir):
+    file = data_dir / "google2019" / "instance_usage.parquet"
+    if not file.exists():
+        pytest.skip(f"no real data at {file}; set WHITEPANDA_DATA")
+    return file
+
+
+@pytest.fixture
+def central(tmp_path):
+    process = CentralProcess(tmp_path, ingest="roll_interval_s = 0.5")
+    process.start()
+    process.client("importer")
+    yield process
+    process.end()
+
+
+def command(central, trace, *more):
+    where = ["--central", central.address, "--tls", str(central.pki)]
+    return [sys.executable, *MAIN, "replay", str(trace), *where, "--json", *more]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])}
+
+
+def replay(central, trace, *more):
+    done = subprocess.run(
+        command(central, trace, *more), capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def lake(central, rows):
+    """All rows of the segment files themselves (a view would hide what is there twice), once there are so many."""
+    deadline = time.monotonic() + 60
+    while True:
+        files = sorted((central.lake_dir / "samples").glob("*/*.parquet"))
+        if sum(pq.read_metadata(file).num_rows for file in files) >= rows:
+            return pa.concat_tables(pq.ParquetFile(file).read() for file in files)
+        assert time.monotonic() < deadline, "the journal was not rolled"
+        time.sleep(0.2)
+
+
+def by_job(jobs, cpi):
+    """Per job n, mean and population standard deviation of the CPI, straight from numpy."""
+    known = ~np.isnan(cpi)
+    jobs, cpi = jobs[known], cpi[known]
+    order = np.argsort(jobs, kind="stable")
+    names, first = np.unique(jobs[order], return_index=True)
+    parts = np.split(cpi[order], first[1:])
+    return {str(name): (len(part), part.mean(), part.std()) for name, part in zip(names, parts, strict=True)}
+
+
+def expected(trace):
+    """What of the file is good, computed without any of our code; and how many rows are bad, by reason."""
+    table = pq.read_table(trace)
+    columns = {
+        name: table.column(name).to_numpy() for name in ("collection_id", "instance_index", "machine_id")
+    }
+    start, end = table.column("start_time").to_numpy(), table.column("end_time").to_numpy()
+    cpi = table.column("cycles_per_instruction").to_numpy()
+    lost = collections.Counter()
+    kept = {}
+    for i in range(len(cpi)):
+        if columns["machine_id"][i] < 0:
+            lost["unknown_machine"] += 1
+        elif end[i] <= start[i]:
+            lost["bad_time"] += 1
+        elif cpi[i] > 100:
+            lost["absurd_cpi"] += 1
+        else:
+            key = (*(int(columns[name][i]) for name in columns), int(start[i]))
+            if key in kept:
+                lost["duplicate"] += 1
+                if not np.isnan(cpi[kept[key]]) or np.isnan(cpi[i]):
+                    continue
+            kept[key] = i
+    index = np.fromiter(kept.values(), np.int64)
+    return len(cpi), index, columns["collection_id"][index], cpi[index], dict(lost)
+
+
+def assert_lake_is_the_file(found, trace):
+    rows, index, jobs, cpi, lost = expected(trace)
+    assert rows == len(index) + sum(lost.values())
+    assert found.num_rows == len(index)
+    want = by_job(jobs, cpi)
+    got = by_job(
+        found.column("job").to_numpy(zero_copy_only=False).astype(str),
+        found.column("cpi").to_numpy(zero_copy_only=False),
+    )
+    assert got.keys() == want.keys()
+    counts, means, stds = (np.array([[want[job][i], got[job][i]] for job in want]) for i in range(3))
+    np.testing.assert_array_equal(counts[:, 0], counts[:, 1])
+    np.testing.assert_allclose(means[:, 1], means[:, 0], rtol=1e-9, atol=0)
+    np.testing.assert_allclose(stds[:, 1], stds[:, 0], rtol=1e-9, atol=1e-12)
+    # And row by row: each task's usage is where and when the trace has it.
+    table = pq.read_table(trace).take(index)
+    names = zip(
+        table.column("collection_id").to_pylist(), table.column("instance_index").to_pylist(), strict=True
+    )
+    want_rows = sorted(
+        zip(
+            [f"{collection}-{instance}" for collection, instance in names],
+            map(str, table.column("machine_id").to_pylist()),
+            (start * 1000 for start in table.column("start_time").to_pylist()),
+            table.column("avg_cpu").to_pylist(),
+            strict=True,
+        )
+    )
+    columns = ("vm", "machine", "start_unix_ns", "cpu_usage_cores")
+    assert sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True)) == want_rows
+    sensitive = (table.column("priority").to_numpy() >= 120) & (
+        table.column("scheduling_class").to_numpy() >= 2
+    )
+    assert found.column("latency_sensitive").to_numpy(zero_copy_only=False).sum() == sensitive.sum()
+
+
+def test_every_real_row_arrives_once_and_statistics_equal_the_files(central, trace):
+    result = replay(central, trace)
+    rows, index, _, cpi, lost = expected(trace)
+    print(
+        f"{result['rows_per_s']} rows/s end to end, {result['seconds']:.2f} s, {result['batches_sent']} batches"
+    )
+    assert result["rows_read"] == rows == 325_611
+    assert result["rejected_by_reader"] == lost == {"unknown_machine": 13, "absurd_cpi": 1, "duplicate": 7}
+    assert (
+        result["rows_sent"] == result["rows_acknowledged"] == result["rows_accepted"] == len(index) == 325_590
+    )
+    assert result["without_cpi"] == np.isnan(cpi).sum()
+    assert result["rejected_by_central"] == result["rejected_batches"] == {}
+    assert (result["rows_already_there"], result["adds_up"], result["streams"]) == (0, True, 1)
+    assert_lake_is_the_file(lake(central, len(index)), trace)
+
+    again = replay(central, trace)
+    assert (again["rows_accepted"], again["rows_already_there"]) == (0, 325_590)
+    time.sleep(1.5)  # longer than a roll
+    assert lake(central, len(index)).num_rows == 325_590
+
+
+def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(central, trace):
+    for patience_s in (0.4, 0.9):
+        process = subprocess.Popen(
+            command(central, trace, "--rate", "60000"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+        )
+        time.sleep(1.0 + patience_s)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    process = subprocess.Popen(
+        command(central, trace, "--rate", "100000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    for _ in range(2):
+        time.sleep(1.5)
+        central.kill()
+        central.start()
+    output, problems = process.communicate(timeout=90)
+    assert process.returncode == 0, problems
+    result = json.loads(output)
+    assert result["rows_acknowledged"] == result["rows_sent"] == 325_590
+    assert result["streams"] >= 2
+    assert result["rows_accepted"] + result["rows_already_there"] == 325_590
+    assert_lake_is_the_file(lake(central, 325_590), trace)
