@@ -163,6 +163,21 @@ def test_a_malformed_file_costs_only_its_vm_and_one_warning(host, inventory, cap
     assert names(inventory) == ["bad", "good"]
 
 
+def test_a_file_that_cannot_be_read_warns_once_and_is_tried_again(host, inventory, monkeypatch, caplog):
+    host.vm("a", 10, [11])
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "whitepanda"):
+        patch.setattr(Path, "read_bytes", denied)
+        for _ in range(3):
+            assert inventory.vms() == ()
+    said = f"{host.state / 'a.xml'}: Permission denied; this VM is not measured"
+    assert [record.getMessage() for record in caplog.records] == [said]
+    assert names(inventory) == ["a"]
+
+
 def test_an_unchanged_file_is_not_parsed_again(host, inventory, monkeypatch):
     host.vm("a", 10, [11])
     first = inventory.vms()[0]

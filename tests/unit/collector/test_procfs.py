@@ -112,6 +112,7 @@ def test_files_are_closed_with_their_threads_and_vms(host, make):
     (host.state / "b.xml").unlink()
     source.sample()
     assert open_files(host) == 2
+    (host.proc / "10/task/11/stat").unlink()
     host.vm("a", 10, [11], start=5000)  # a new epoch has its files opened anew
     assert source.sample().vms[host.uuid_of("a")].threads[11].start_ticks == 5000
     assert open_files(host) == 2
