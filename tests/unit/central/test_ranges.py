@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from central.ranges import RangeChange, SequenceRanges, merged
+
+numbers = st.lists(st.integers(1, 60), max_size=80)
+
+
+@given(numbers)
+def test_holds_what_was_added_as_ranges_that_never_touch(added: list[int]) -> None:
+    ranges, model = SequenceRanges(), set()
+    stored: dict[int, int] = {}  # as the journal's table keeps them, from the changes alone
+    for number in added:
+        change = ranges.add(number)
+        assert (change is None) == (number in model)
+        model.add(number)
+        if change is not None:
+            for first in change.removed:
+                del stored[first]
+            stored[change.first] = change.last
+        assert number in ranges
+    assert {n for first, last in ranges for n in range(first, last + 1)} == model
+    pairs = list(ranges)
+    assert all(b[0] > a[1] + 1 for a, b in zip(pairs, pairs[1:], strict=False))
+    assert sorted(stored.items()) == pairs
+    assert all((n in ranges) == (n in model) for n in range(62))
+    assert merged(added) == pairs
+    assert list(SequenceRanges(reversed(pairs))) == pairs
+
+
+def test_tells_how_ranges_changed() -> None:
+    ranges = SequenceRanges([(1, 3), (5, 6)])
+    assert ranges.add(2) is None
+    assert ranges.add(8) == RangeChange(8, 8)
+    assert ranges.add(7) == RangeChange(5, 8, (8,))
+    assert ranges.add(4) == RangeChange(1, 8, (5,))
+    assert ranges.add(0) == RangeChange(0, 8, (1,))
+    assert len(ranges) == 1
+
+
+def test_a_range_that_ends_before_its_start_is_an_error() -> None:
+    with pytest.raises(ValueError, match="ends at 1, before its start 2"):
+        SequenceRanges([(2, 1)])

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from central.schema import SAMPLES
+from central.validate import (
+    BATCH_REASONS,
+    ROW_REASONS,
+    BatchError,
+    Checked,
+    Limits,
+    StoredBatch,
+    check,
+    samples_table,
+)
+from whitepanda.v1 import agent_pb2
+
+NOW = 1_790_000_000 * 10**9
+NAN, INF = math.nan, math.inf
+UNKNOWN = 2**64 - 1
+
+
+def a_batch(rows: int = 3, **columns) -> agent_pb2.CpiBatch:
+    whole = {
+        "spool_id": "s",
+        "sequence": 1,
+        "task_index": list(range(rows)),
+        "start_unix_ns": [NOW] * rows,
+        "duration_ns": [10**10] * rows,
+        "cpi": [1.5] * rows,
+        "cpu_usage_cores": [0.5] * rows,
+        "tasks": [agent_pb2.Task(vm=f"vm-{row}", job="job") for row in range(rows)],
+    }
+    return agent_pb2.CpiBatch(**{**whole, **columns})
+
+
+def checked(batch: agent_pb2.CpiBatch, *, is_importer: bool = False, **limits) -> Checked:
+    return check(
+        batch, host="h", platform="P", is_importer=is_importer, limits=Limits(**limits), now_unix_ns=NOW
+    )
+
+
+def refused(batch: agent_pb2.CpiBatch, **options) -> tuple[str, str]:
+    with pytest.raises(BatchError) as error:
+        checked(batch, **options)
+    assert error.value.reason in BATCH_REASONS
+    return error.value.reason, str(error.value)
+
+
+def test_a_good_batch_is_taken_whole() -> None:
+    assert checked(a_batch()) == Checked(3, 3, {}, None, frozenset({"job"}))
+    assert checked(a_batch(0)) == Checked(0, 0, {}, None, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason", "says"),
+    [
+        (a_batch(spool_id=""), "no_spool", "spool_id is empty"),
+        (a_batch(sequence=0), "no_sequence", "sequence must be 1 to 2^63-1 (value 0)"),
+        (a_batch(sequence=2**63), "no_sequence", f"(value {2**63})"),
+        (a_batch(11), "too_many_rows", "11 rows; at most 10 are allowed in a batch"),
+        (a_batch(cpi=[1.0]), "column_length", "column cpi has 1 values, task_index has 3"),
+        (a_batch(cpi_reason=[1] * 4), "column_length", "column cpi_reason has 4 values, task_index has 3"),
+        (
+            a_batch(cpu_usage_cores=[]),
+            "column_length",
+            "column cpu_usage_cores has 0 values, task_index has 3",
+        ),
+        (a_batch(running_ratio=[1.0] * 2), "column_length", "column running_ratio has 2 values"),
+        (a_batch(task_index=[0, 1, 3]), "task_index", "task_index 3 points beyond the batch's 3 tasks"),
+        (a_batch(task_index=[0, 1, 2**32 - 1]), "task_index", "task_index 4294967295 points beyond"),
+        (
+            a_batch(1, tasks=[agent_pb2.Task(vm="v", job="j", machine="other")]),
+            "foreign_machine",
+            "task 0 names machine 'other', platform ''; only importers (central.importers) may, host 'h' speaks for itself",
+        ),
+        (
+            a_batch(1, tasks=[agent_pb2.Task(vm="v", job="j", platform="Z")]),
+            "foreign_machine",
+            "platform 'Z'",
+        ),
+    ],
+)
+def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
+    found, text = refused(batch, max_batch_rows=10)
+    assert found == reason
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"cpi": [1.0, 0.0, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, -1.0, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, INF, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, -INF, 1.0]}, "bad_cpi"),
+        ({"cpi": [1.0, 105.0, 1.0]}, "absurd_cpi"),
+        ({"cpu_usage_cores": [1.0, NAN, 1.0]}, "bad_cpu_usage"),
+        ({"cpu_usage_cores": [1.0, -0.1, 1.0]}, "bad_cpu_usage"),
+        ({"cpu_usage_cores": [1.0, 4097.0, 1.0]}, "bad_cpu_usage"),
+        ({"cpu_usage_cores": [1.0, INF, 1.0]}, "bad_cpu_usage"),
+        ({"duration_ns": [1, 0, 1]}, "bad_time"),
+        ({"duration_ns": [1, 86_400 * 10**9 + 1, 1]}, "bad_time"),
+        ({"duration_ns": [1, 2**64 - 1, 1]}, "bad_time"),
+        ({"start_unix_ns": [0, 2**64 - 1, 0]}, "bad_time"),
+        ({"start_unix_ns": [0, 2**63 - 1, 0]}, "bad_time"),
+        ({"start_unix_ns": [NOW, NOW + 3600 * 10**9 + 1, NOW + 3600 * 10**9]}, "future_time"),
+        ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
+        ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
+        ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "", "c")]}, "bad_task"),
+        ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
+        ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "-1", "c")]}, "bad_machine"),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", " b", "c")]}, "bad_machine"),
+    ],
+)
+def test_a_bad_row_is_counted_under_its_reason_and_the_rest_goes_through(columns, reason) -> None:
+    batch = a_batch(**columns)
+    found = checked(batch, is_importer=True)
+    assert reason in ROW_REASONS
+    assert (found.rows, found.accepted_rows, found.rejected_rows) == (3, 2, {reason: 1})
+    assert found.kept.tolist() == [True, False, True]
+    table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
+    assert table["vm"].to_pylist() == [batch.tasks[0].vm, batch.tasks[2].vm]
+
+
+def test_an_unknown_value_is_no_fault() -> None:
+    assert checked(a_batch(cpi=[NAN, 1.0, NAN])).rejected_rows == {}
+    assert checked(a_batch(cpi=[])).accepted_rows == 3
+    assert checked(a_batch(cycles=[UNKNOWN] * 3, instructions=[])).accepted_rows == 3
+
+
+def test_a_row_with_several_faults_is_counted_once() -> None:
+    batch = a_batch(cpi=[-1.0, 200.0, 1.0], cpu_usage_cores=[NAN, NAN, 1.0], duration_ns=[0, 1, 1])
+    assert checked(batch).rejected_rows == {"bad_time": 1, "bad_cpu_usage": 1}
+
+
+def test_its_own_machine_and_platform_may_be_named() -> None:
+    batch = a_batch(1, tasks=[agent_pb2.Task(vm="v", job="j", machine="h", platform="P")])
+    assert checked(batch).accepted_rows == 1
+
+
+def test_the_table_of_several_batches() -> None:
+    first = a_batch(
+        2,
+        cpi=[NAN, 2.0],
+        cycles=[UNKNOWN, 7],
+        running_ratio=[-1.0, 0.5],
+        disk_bytes_per_s=[INF, 1e6],
+        tasks=[
+            agent_pb2.Task(vm="a", epoch="1", job="x", latency_sensitive=True),
+            agent_pb2.Task(vm="b", job="y"),
+        ],
+    )
+    second = a_batch(
+        2,
+        task_index=[0, 0],
+        tasks=[agent_pb2.Task(vm="c", job="z", machine="m7", platform="Q")],
+        cpu_usage_cores=[1.0, 2.0],
+        llc_occupancy_bytes=[1.0, 2.0],
+    )
+    table = samples_table(
+        [
+            StoredBatch("h1", "P1", "s1", 5, first.SerializeToString()),
+            StoredBatch("h2", "P2", "s2", 6, second.SerializeToString(), np.array([False, True])),
+        ]
+    )
+    assert table.schema.equals(SAMPLES)
+    assert table.validate(full=True) is None
+    assert table.to_pydict() == {
+        "host": ["h1", "h1", "h2"],
+        "spool_id": ["s1", "s1", "s2"],
+        "sequence": [5, 5, 6],
+        "machine": ["h1", "h1", "m7"],
+        "vm": ["a", "b", "c"],
+        "epoch": ["1", "", ""],
+        "job": ["x", "y", "z"],
+        "platform": ["P1", "P1", "Q"],
+        "latency_sensitive": [True, False, False],
+        "start_unix_ns": [NOW] * 3,
+        "duration_ns": [10**10] * 3,
+        "cpi": [None, 2.0, 1.5],
+        "cpu_usage_cores": [0.5, 0.5, 2.0],
+        "cycles": [None, 7, None],
+        "instructions": [None] * 3,
+        "running_ratio": [None, 0.5, None],
+        "run_queue_wait_ratio": [None] * 3,
+        "disk_bytes_per_s": [None, 1e6, None],
+        "network_bytes_per_s": [None] * 3,
+        "llc_occupancy_bytes": [None, None, 2.0],
+        "memory_bandwidth_bytes_per_s": [None] * 3,
+    }
+    assert samples_table([]).equals(SAMPLES.empty_table())
+
+
+doubles = st.floats(width=64) | st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, 1e308, 5e-324, -1.0])
+counts = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63 - 1, 2**63, UNKNOWN, NOW, NOW * 2])
+texts = st.text(max_size=5) | st.sampled_from(["", "-1", "x" * 600, "\0"])
+
+
+@st.composite
+def any_batch(draw) -> agent_pb2.CpiBatch:
+    rows = draw(st.integers(0, 6))
+
+    def column(values):
+        return draw(st.lists(values, min_size=rows, max_size=rows) | st.lists(values, max_size=7))
+
+    tasks = draw(
+        st.lists(st.builds(agent_pb2.Task, vm=texts, job=texts, machine=texts, platform=texts), max_size=4)
+    )
+    return agent_pb2.CpiBatch(
+        spool_id=draw(texts),
+        sequence=draw(counts),
+        tasks=tasks,
+        task_index=column(st.integers(0, 4)),
+        start_unix_ns=column(counts),
+        duration_ns=column(counts),
+        cpi=column(doubles),
+        cpu_usage_cores=column(doubles),
+        cycles=column(counts),
+        running_ratio=column(doubles),
+        llc_occupancy_bytes=column(doubles),
+    )
+
+
+def _is_sound(batch: agent_pb2.CpiBatch) -> None:
+    """Whatever comes: refused with a known reason, or rows that add up and a table that keeps the schema's word."""
+    try:
+        found = checked(batch, is_importer=True)
+    except BatchError as error:
+        assert error.reason in BATCH_REASONS
+        assert "\n" not in str(error)
+        return
+    assert found.accepted_rows + sum(found.rejected_rows.values()) == found.rows == len(batch.task_index)
+    assert set(found.rejected_rows) <= set(ROW_REASONS)
+    assert 0 not in found.rejected_rows.values()
+    table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
+    assert table.num_rows == found.accepted_rows
+    assert table.schema.equals(SAMPLES)
+    table.validate(full=True)
+    cpi = table["cpi"].drop_null().to_numpy()
+    assert ((cpi > 0) & (cpi <= 100)).all()
+    usage = table["cpu_usage_cores"].to_numpy()
+    assert ((usage >= 0) & (usage <= 4096)).all()
+    assert not any(table[field.name].null_count for field in SAMPLES if not field.nullable)
+    assert pa.types.is_int64(table["start_unix_ns"].type)
+    assert (table["start_unix_ns"].to_numpy() >= 0).all()
+
+
+@given(any_batch())
+def test_any_batch_is_refused_or_sound(batch: agent_pb2.CpiBatch) -> None:
+    _is_sound(batch)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_no_message_or_sound(raw: bytes) -> None:
+    try:
+        message = agent_pb2.AgentMessage.FromString(raw)
+    except DecodeError:
+        return
+    _is_sound(message.batch)
+
+
+@given(st.data())
+def test_a_damaged_batch_is_no_message_or_sound(data) -> None:
+    raw = bytearray(a_batch(4, cycles=[1] * 4, running_ratio=[1.0] * 4).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        batch = agent_pb2.CpiBatch.FromString(bytes(raw))
+    except DecodeError:
+        return
+    _is_sound(batch)
