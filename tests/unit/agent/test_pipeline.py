@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agent.config import AgentConfig, AgentSection, JobRule
+from agent.metrics import METRICS
+from agent.pipeline import Pipeline
+from agent.rates import HostRates, VmRates
+from agent.slots import Slots
+from agent.state import UplinkView
+from agent.ticks import TickSchedule
+from agent.view import Names, StateView
+from collector.base import HostCounters, Reason, SourceSample
+from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, vm_sample
+
+CONFIG = AgentConfig(AgentSection(), jobs=(JobRule(r"(\D+)\d+", r"\1", latency_sensitive=True),))
+
+
+class HandSlots(Slots):
+    """Slots without threads: a kick samples at once, and only the next tick sees it, as in the real ones."""
+
+    def __init__(self, take):
+        super().__init__((), FakeClock())
+        self.take = take
+        self.value = None
+        self.bad = None
+
+    def samples(self):
+        return [] if self.value is None else [self.value]
+
+    def kick(self):
+        self.value = self.take()
+
+    def trouble(self, name):
+        return self.bad if name == "procfs" else Reason.SOURCE_OFF
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def pipeline(clock):
+    def take():
+        seconds = (clock.unix - UNIX0) / S
+        host = HostCounters(2, round(seconds * S), 0, round(seconds * S), 0, 0, 0)
+        return SourceSample(
+            "simulated", clock.mono, clock.unix, {"u1": vm_sample(seconds)}, host, (identity(name="db7"),)
+        )
+
+    return Pipeline(CONFIG, HandSlots(take))
+
+
+def test_windows_come_at_the_end_of_their_grace(pipeline, clock):
+    closed = {}
+    for second in range(33):
+        rows = pipeline.tick(clock.mono)
+        if rows:
+            closed[second] = rows
+        clock.advance(S)
+    # The samples of second 10 are read at the tick of second 11, and the window waits half a tick more.
+    assert list(closed) == [12, 22, 32]
+    (row,) = closed[12]
+    assert (row.vm, row.name, row.job, row.latency_sensitive) == ("u1", "db7", "db", True)
+    assert (row.start_unix_ns, row.duration_ns, row.cpi) == (UNIX0, 10 * S, pytest.approx(1.6))
+
+
+def test_a_tick_never_waits_for_the_sample_that_it_asks_for(pipeline, clock):
+    pipeline.tick(clock.mono)
+    assert len(pipeline.table) == 0
+    clock.advance(S)
+    pipeline.tick(clock.mono)
+    (vm,) = pipeline.table
+    assert vm.now.perf.mono_ns == clock.mono - S
+
+
+def test_host_rates_stand_go_stale_and_return(pipeline, clock):
+    pipeline.tick(clock.mono)
+    assert pipeline.host_rates is Reason.VM_STARTING
+    for _ in range(2):
+        clock.advance(S)
+        pipeline.tick(clock.mono)
+    assert pipeline.host_rates == HostRates(0.5, 0.0, 0.5, 0.0, 0.0, 0.0)
+    held = pipeline.slots.value
+    pipeline.slots.take = lambda: held
+    for _ in range(5):
+        clock.advance(S)
+        pipeline.tick(clock.mono)
+        assert isinstance(pipeline.host_rates, HostRates)
+    clock.advance(S)
+    pipeline.tick(clock.mono)
+    assert pipeline.host_rates is Reason.STALE
+
+
+def test_without_a_host_sample_the_sources_trouble_is_the_reason(clock):
+    slots = HandSlots(lambda: None)
+    slots.bad = Reason.NO_PERMISSION
+    pipeline = Pipeline(CONFIG, slots)
+    pipeline.tick(clock.mono)
+    assert pipeline.host_rates is Reason.NO_PERMISSION
+
+
+def test_the_metric_table_is_the_rates_fields():
+    by_scope = {scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "host", "agent")}
+    assert tuple(by_scope["vm"]) == VmRates._fields
+    assert tuple(by_scope["host"]) == HostRates._fields
+    names = [m.name for m in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert metric.help.endswith(".")
+        assert metric.source
+
+
+def view_of(pipeline, clock):
+    names = Names("host1", "cpu model", "1.2.3", UNIX0, 10_000)
+    return StateView(names, clock, pipeline, TickSchedule(S, clock.mono))
+
+
+def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
+    for _ in range(3):
+        pipeline.tick(clock.mono)
+        clock.advance(S)
+    view = view_of(pipeline, clock)
+    (vm,) = view.vms()
+    assert (vm.uuid, vm.name, vm.job, vm.latency_sensitive, vm.vcpus, vm.state) == (
+        "u1",
+        "db7",
+        "db",
+        True,
+        2,
+        "running",
+    )
+    assert [metric.name for metric in vm.metrics] == list(VmRates._fields)
+    cpi = next(metric for metric in vm.metrics if metric.name == "cpi")
+    assert (cpi.value, cpi.reason, cpi.source, cpi.age_ns) == (
+        pytest.approx(1.6),
+        Reason.UNSPECIFIED,
+        "simulated",
+        2 * S,
+    )
+    host = view.host()
+    assert (host.host, host.platform, host.agent_version, host.window_ms) == (
+        "host1",
+        "cpu model",
+        "1.2.3",
+        10_000,
+    )
+    assert (host.now_unix_ns, host.started_unix_ns, host.uplink) == (clock.unix, UNIX0, UplinkView())
+    assert [metric.name for metric in host.metrics] == [m.name for m in METRICS if m.scope != "vm"]
+    assert all(metric.value is not None and math.isfinite(metric.value) for metric in host.metrics)
+    assert host.rss_bytes > 1 << 20
+    assert host.cpu_seconds > 0
+
+
+def test_the_view_tells_reasons_not_zeros(pipeline, clock):
+    for _ in range(2):
+        pipeline.tick(clock.mono)
+        clock.advance(S)
+    (vm,) = view_of(pipeline, clock).vms()
+    assert {(metric.value, metric.reason) for metric in vm.metrics} == {(None, Reason.VM_STARTING)}
