@@ -30,6 +30,15 @@ def configure(level: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=True,
     )
+    root = logging.getLogger()
+    root.handlers = [_Forward(logging.WARNING)]
+
+
+class _Forward(logging.Handler):
+    """Takes the warnings of modules and libraries that know only the standard library's logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        get(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
 def get(component: str) -> structlog.typing.FilteringBoundLogger:
