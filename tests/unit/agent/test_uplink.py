@@ -249,6 +249,55 @@ async def test_central_may_go_and_come_back(tmp_path, pki):
     assert sorted(b.start_unix_ns[0] for b in central.batches()) == [1, 2, 3, 4]
 
 
+class Proxy:
+    """Passes bytes on, until told to swallow them: a peer behind a dead link."""
+
+    def __init__(self, target):
+        self.target = target
+        self.alive = True
+        self.tasks = []
+
+    async def start(self):
+        self.server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def _connect(self, reader, writer):
+        host, port = self.target.split(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        self.tasks += [asyncio.create_task(self._pass(reader, far_writer, alive=self.alive))]
+        self.tasks += [asyncio.create_task(self._pass(far_reader, writer, alive=self.alive))]
+
+    async def _pass(self, reader, writer, *, alive):
+        while data := await reader.read(65536):
+            if self.alive == alive:
+                writer.write(data)
+        writer.close()
+
+    async def stop(self):
+        self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def test_a_peer_that_vanishes_without_a_word_is_noticed_though_nothing_is_sent(
+    tmp_path, central, monkeypatch
+):
+    options = dict(uplink_module.CLIENT_CHANNEL_OPTIONS)
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 60_000
+    options |= {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500}
+    monkeypatch.setattr(uplink_module, "CLIENT_CHANNEL_OPTIONS", tuple(options.items()))
+    proxy = await Proxy(central.address).start()
+    async with Agent(tmp_path, central, address=proxy.address) as agent:
+        await until(lambda: agent.view.state == "connected")
+        proxy.alive = False  # connections made before are dead, new ones live
+        await until(lambda: agent.uplink.connections == 2, 10.0)
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+    await proxy.stop()
+
+
 async def test_acknowledgements_of_what_was_never_sent_are_ignored(tmp_path, central):
     async def script(stream):
         await stream.greet()

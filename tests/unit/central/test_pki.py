@@ -117,7 +117,7 @@ def test_bad_addresses_and_days_are_refused(pki):
 
 
 def test_no_ca_or_a_broken_one_gets_the_remedy(tmp_path, pki):
-    with pytest.raises(TlsError, match="no CA here .* `whitepanda pki init"):
+    with pytest.raises(TlsError, match=r"no CA here .* `whitepanda pki init"):
         issue(tmp_path, "h")
     shutil.copy(pki / "ca.crt", tmp_path)
     with pytest.raises(TlsError, match=r"ca\.key: cannot read"):
@@ -201,7 +201,7 @@ def test_real_handshakes(pki, tmp_path):
         issue(pki, name, server=name == "s", addresses=["127.0.0.1"], force=True) for name in "sc"
     )
     assert handshake(server, client, "127.0.0.1") == (("DNS", "c"), ("IP Address", "127.0.0.1"))
-    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch|not valid for"):
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"Hostname mismatch|not valid for"):
         handshake(server, client, "other.example.org")
     with pytest.raises(ssl.SSLError):  # a client's certificate is no server's
         handshake(client, client, "127.0.0.1")

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from collector.traces import LatencySensitiveRule, TraceBatch, TraceLimits, read_trace
 from whitepanda.common.errors import InputError
 
-FLAT = "collection_id,instance_index,machine_id,start_time,end_time,avg_cpu,cycles_per_instruction,priority,scheduling_class\n"
+FLAT = (
+    "collection_id,instance_index,machine_id,start_time,end_time,"
+    "avg_cpu,cycles_per_instruction,priority,scheduling_class\n"
+)
 ROWS = """\
 100,0,7,300000000,600000000,0.25,1.5,200,3
 100,1,7,300000000,600000000,0.5,,119,3
@@ -243,7 +246,7 @@ def test_missing_columns_are_named_with_what_is_accepted(tmp_path):
 
 def test_a_trace_without_priorities_gets_the_remedy(tmp_path):
     file = write(tmp_path / "a.csv", FLAT.replace("priority", "prio") + ROWS)
-    with pytest.raises(InputError, match="missing column 'priority' .* join by collection_id"):
+    with pytest.raises(InputError, match=r"missing column 'priority' .* join by collection_id"):
         read_trace(file)
 
 
