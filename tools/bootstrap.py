@@ -74,4 +74,7 @@ def main(extras: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except OSError as error:
+        raise SystemExit(f"whitepanda: cannot set up {VENV}: {error}") from error

@@ -27,7 +27,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Per VM unless the name starts with `host_`. Names carry their unit. A value that is not known has a",
+        "Per VM unless the name starts with `host_` or `agent_`. Names carry their unit. A value that is not known has a",
         "[reason code](operate.md#why-a-value-is-missing) instead.",
         "",
         "| metric | kind | unit | source | meaning |",
