@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
+import socket
 import ssl
 from collections.abc import Coroutine
 from pathlib import Path
@@ -134,7 +137,7 @@ class Central:
         fleet = Fleet(
             self.journal, self.registry, self.lake, self.builder, operators=config.central.operators
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)  # type: ignore[no-untyped-call]
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (
@@ -143,12 +146,13 @@ class Central:
             reflection.SERVICE_NAME,
         )
         reflection.enable_server_reflection(names, self._server)
+        _check_free(config.central.listen)
         try:
             self.port = self._server.add_secure_port(config.central.listen, credentials)
         except RuntimeError as error:
             raise UnavailableError(
-                f"central.listen {config.central.listen}: cannot listen there (another process has the port, or the "
-                "address is not this machine's); stop it, or set another central.listen"
+                f"central.listen {config.central.listen}: cannot listen there: {error}; is it an address of this "
+                "machine?"
             ) from error
         await self._server.start()
         for name in ("", *_SERVICES):
@@ -213,6 +217,28 @@ def _checked_credentials(files: TlsFiles) -> grpc.ServerCredentials:
             "`whitepanda pki` makes matching ones"
         ) from error
     return credentials
+
+
+def _check_free(listen: str) -> None:
+    """Say who is in the way. gRPC would be content with one free address of several (::1 and 127.0.0.1)."""
+    host, _, port = listen.rpartition(":")
+    if int(port) == 0:
+        return
+    try:
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnavailableError(f"central.listen {listen}: cannot resolve {host}: {error.strerror}") from error
+    for family, kind, protocol, _, address in addresses:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise UnavailableError(
+                        f"central.listen {listen}: {os.strerror(error.errno)} ({address[0]}); stop the process that "
+                        "has the port, or set another central.listen"
+                    ) from error
 
 
 def _open_lake(root: Path) -> Lake:

@@ -87,7 +87,7 @@ async def _under_load(
     try:
         for _ in range(kills):
             acknowledged = sum(host.uplink.totals.acknowledged_batches for host in hosts)
-            while sum(host.uplink.totals.acknowledged_batches for host in hosts) < acknowledged + 20:  # noqa: ASYNC110
+            while sum(host.uplink.totals.acknowledged_batches for host in hosts) < acknowledged + 20:
                 await asyncio.sleep(0.005)
             await asyncio.sleep(rng.uniform(0, 0.15))
             central.kill()
@@ -172,7 +172,9 @@ def _events(trace: Path) -> list[tuple[str, float, float]]:
             continue
         is_flush = match["call"] in ("fdatasync", "fsync") and "journal.sqlite-wal" in match["rest"]
         returned = _RETURNED.search(line)
-        is_send = match["call"] in ("sendmsg", "sendto") and (not returned or int(returned["n"]) >= SMALLEST_ACK)
+        is_send = match["call"] in ("sendmsg", "sendto") and (
+            not returned or int(returned["n"]) >= SMALLEST_ACK
+        )
         what = "flush" if is_flush else "send" if is_send else None
         if what is None:
             continue

@@ -150,7 +150,7 @@ async def test_this_agent_talks_to_a_central_of_version_1(tmp_path: Path) -> Non
     task = asyncio.create_task(uplink.run())
     try:
         async with asyncio.timeout(20):
-            while spool.counts().batches:  # noqa: ASYNC110
+            while spool.counts().batches:
                 await asyncio.sleep(0.01)
     finally:
         task.cancel()

@@ -60,6 +60,10 @@ key = "{self.pki}/central.key"
 """
         )
 
+    @staticmethod
+    def command(main: Sequence[str] = MAIN) -> list[str]:
+        return [sys.executable, *main, "central", "run"]
+
     @property
     def address(self) -> str:
         return f"localhost:{self.port}"
@@ -80,7 +84,7 @@ key = "{self.pki}/central.key"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*before, sys.executable, *main, "central", "run", "--config", str(self.config)],
+                [*before, *self.command(main), "--config", str(self.config)],
                 stdout=log,
                 stderr=log,
                 env=environment,

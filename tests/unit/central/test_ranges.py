@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def test_holds_what_was_added_as_ranges_that_never_touch(added: list[int]) -> No
         assert number in ranges
     assert {n for first, last in ranges for n in range(first, last + 1)} == model
     pairs = list(ranges)
-    assert all(b[0] > a[1] + 1 for a, b in zip(pairs, pairs[1:], strict=False))
+    assert all(b[0] > a[1] + 1 for a, b in itertools.pairwise(pairs))
     assert sorted(stored.items()) == pairs
     assert all((n in ranges) == (n in model) for n in range(62))
     assert merged(added) == pairs

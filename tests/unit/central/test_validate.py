@@ -235,8 +235,12 @@ def _is_sound(batch: agent_pb2.CpiBatch) -> None:
     try:
         found = checked(batch, is_importer=True)
     except BatchError as error:
-        assert error.reason in BATCH_REASONS
-        assert "\n" not in str(error)
+        refusal = error
+    else:
+        refusal = None
+    if refusal is not None:
+        assert refusal.reason in BATCH_REASONS
+        assert "\n" not in str(refusal)
         return
     assert found.accepted_rows + sum(found.rejected_rows.values()) == found.rows == len(batch.task_index)
     assert set(found.rejected_rows) <= set(ROW_REASONS)

@@ -1,0 +1,356 @@
+"""The real server in this process: what it takes, what it refuses, and how it says so."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from central import ingest as ingest_module
+from central.config import CentralConfig, CentralSection, IngestSection
+from central.daemon import Central
+from central.pki import issue, make_ca
+from tests.support.central_process import CentralProcess
+from whitepanda.common.errors import TlsError, UnavailableError
+from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
+from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+CONNECT = "/whitepanda.v1.AgentStream/Connect"
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    files = {name: issue(folder, name) for name in ("h1", "h2", "importer", "operator")}
+    return files | {"central": issue(folder, "central", server=True, addresses=["localhost"])}
+
+
+def config(folder: Path, pki: dict[str, TlsFiles], listen: str = "localhost:0", **ingest) -> CentralConfig:
+    section = CentralSection(listen=listen, state_dir=str(folder / "state"), tls=pki["central"])
+    return CentralConfig(central=section, ingest=IngestSection(**{"commit_interval_ms": 1, **ingest}))
+
+
+class Peer:
+    """One stream to a central, spoken by hand."""
+
+    def __init__(self, central: Central, files: TlsFiles) -> None:
+        self.channel = grpc.aio.secure_channel(
+            f"localhost:{central.port}", channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
+        )
+        self.call = self.channel.stream_stream(CONNECT)()
+
+    async def send(self, message: agent_pb2.AgentMessage | bytes) -> None:
+        await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
+
+    async def hello(self, host: str, **fields) -> agent_pb2.Welcome:
+        said = {"host": host, "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        await self.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
+        return (await self.read()).welcome
+
+    async def batch(self, sequence: int, rows: int = 2, **fields) -> None:
+        body = {
+            "spool_id": "s",
+            "sequence": sequence,
+            "tasks": [agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(rows)],
+            "task_index": list(range(rows)),
+            "start_unix_ns": [time.time_ns()] * rows,
+            "duration_ns": [10**10] * rows,
+            "cpi": [1.0] * rows,
+            "cpu_usage_cores": [1.0] * rows,
+        }
+        await self.send(agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch(**{**body, **fields})))
+
+    async def read(self) -> agent_pb2.CentralMessage:
+        raw = await asyncio.wait_for(self.call.read(), 10)
+        assert raw is not grpc.aio.EOF, (
+            f"the stream ended: {await self.call.code()} {await self.call.details()}"
+        )
+        return agent_pb2.CentralMessage.FromString(raw)
+
+    async def ack(self) -> agent_pb2.Ack:
+        message = await self.read()
+        assert message.WhichOneof("body") == "ack", message
+        return message.ack
+
+    async def refused(self) -> tuple[str, str]:
+        """Read to the end, which must be an error."""
+        async with asyncio.timeout(10):
+            code, details = await self.call.code(), await self.call.details()
+        assert code != grpc.StatusCode.OK
+        return code.name, details
+
+
+@pytest.fixture
+async def make(tmp_path: Path, pki):
+    """Start centrals with settings; peers by certificate. All are ended."""
+    started, peers = [], []
+
+    class Make:
+        @staticmethod
+        async def central(**ingest) -> Central:
+            central = Central(config(tmp_path, pki, **ingest))
+            await central.start()
+            started.append(central)
+            return central
+
+        @staticmethod
+        def peer(central: Central, name: str) -> Peer:
+            peer = Peer(central, pki[name])
+            peers.append(peer)
+            return peer
+
+    yield Make()
+    for peer in peers:
+        await peer.channel.close()
+    for central in started:
+        await central.stop()
+
+
+async def _until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_batches_are_acknowledged_duplicates_too_but_counted_once(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    assert (await peer.hello("h1")).max_batch_rows == 10_000
+    await peer.batch(1, cpi=[1.0, -1.0])
+    assert await peer.ack() == agent_pb2.Ack(
+        spool_id="s",
+        ranges=[agent_pb2.SequenceRange(first=1, last=1)],
+        accepted_rows=1,
+        rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpi", count=1)],
+    )
+    await peer.batch(1, cpi=[1.0, -1.0])
+    assert await peer.ack() == agent_pb2.Ack(spool_id="s", ranges=[agent_pb2.SequenceRange(first=1, last=1)])
+    await peer.batch(2, task_index=[0, 9])
+    ack = await peer.ack()
+    assert [(r.first, r.last) for r in ack.ranges] == [(2, 2)]
+    [rejected] = ack.rejected_batches
+    assert (rejected.sequence, rejected.reason) == (2, "task_index")
+    assert rejected.detail == "task_index 9 points beyond the batch's 2 tasks"
+    await peer.batch(0)
+    ack = await peer.ack()
+    assert (list(ack.ranges), ack.rejected_batches[0].reason) == ([], "no_sequence")
+    await peer.batch(3)  # the stream goes on
+    assert (await peer.ack()).accepted_rows == 2
+    stats = central.journal.stats
+    assert (stats.accepted_batches, stats.accepted_rows, stats.duplicate_batches) == (2, 3, 1)
+    assert dict(stats.rejected_rows) == {"bad_cpi": 1}
+    assert dict(stats.rejected_batches) == {"task_index": 1, "no_sequence": 1}
+    assert central.journal.hosts["h1"].accepted_rows == 3
+
+
+async def test_what_an_agent_says_of_itself_is_known(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1", jobs=["a"], agent_version="9", coefficient_version=4, sent_unix_ns=time.time_ns())
+    [stream] = central.registry.connected()
+    assert (stream.host, stream.platform, stream.jobs, stream.coefficient_version) == ("h1", "P", {"a"}, 4)
+    await peer.batch(1)
+    await peer.ack()
+    assert stream.jobs == {"a", "job-0", "job-1"}
+    heartbeat = agent_pb2.Heartbeat(jobs=["b"], coefficient_version=5, spooled_batches=7, dropped_batches=2)
+    await peer.send(agent_pb2.AgentMessage(heartbeat=heartbeat))
+    await _until(lambda: stream.jobs == {"b"})
+    assert (stream.coefficient_version, stream.spooled_batches, stream.dropped_batches) == (5, 7, 2)
+    record = central.journal.hosts["h1"]
+    assert (record.agent_version, record.jobs, record.spooled_batches) == ("9", ("b",), 7)
+    assert abs(record.clock_offset_ns) < 5 * 10**9
+    update = agent_pb2.CentralMessage(coefficients=agent_pb2.CoefficientUpdate(version=6))
+    assert stream.send(update)
+    assert await peer.read() == update
+    await peer.call.done_writing()
+    await _until(lambda: not central.registry.connected())
+    assert await peer.call.code() == grpc.StatusCode.OK
+
+
+async def test_only_importers_speak_for_other_machines(make) -> None:
+    central = await make.central()
+    tasks = [agent_pb2.Task(vm="v", job="j", machine=machine, platform="Q") for machine in ("m1", "-1")]
+    host, importer = make.peer(central, "h1"), make.peer(central, "importer")
+    await host.hello("h1")
+    await host.batch(1, tasks=tasks)
+    assert (await host.ack()).rejected_batches[0].reason == "foreign_machine"
+    await importer.hello("importer")
+    await importer.batch(1, tasks=tasks)
+    ack = await importer.ack()
+    assert (ack.accepted_rows, ack.rejected_rows[0].reason) == (1, "bad_machine")
+    assert central.registry.get("importer").jobs == set(), "an importer runs no jobs"
+
+
+async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -> None:
+    monkeypatch.setattr(ingest_module, "_HELLO_TIMEOUT_S", 0.2)
+    central = await make.central()
+    first = make.peer(central, "h1")
+    await first.batch(1)
+    assert await first.refused() == ("FAILED_PRECONDITION", "the first message must be a Hello, it was batch")
+    empty = make.peer(central, "h1")
+    await empty.call.done_writing()
+    assert await empty.refused() == ("FAILED_PRECONDITION", "the stream ended without a Hello")
+    silent = make.peer(central, "h1")
+    assert (await silent.refused())[0] == "DEADLINE_EXCEEDED"
+    other = make.peer(central, "h1")
+    await other.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h2", protocol_version=2)))
+    code, detail = await other.refused()
+    assert code == "PERMISSION_DENIED"
+    assert detail.startswith(
+        "host 'h2' is not a name of its certificate (h1); issue a certificate for that name"
+    )
+    twice = make.peer(central, "h1")
+    await twice.hello("h1")
+    await twice.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h1")))
+    assert (await twice.refused())[0] == "FAILED_PRECONDITION"
+    assert central.ingest.refused_streams == {"no_hello": 3, "wrong_host": 1, "second_hello": 1}
+    assert central.journal.stats.accepted_batches == 0
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize(
+    ("raw", "code", "reason"),
+    [(b"\xff" * 50, "INVALID_ARGUMENT", "malformed"), (b"\x12" * 2000, "RESOURCE_EXHAUSTED", "oversized")],
+)
+async def test_what_is_no_message_is_counted_and_told(make, when, raw, code, reason) -> None:
+    central = await make.central(max_message_bytes=1000)
+    peer = make.peer(central, "h1")
+    if when == "later":
+        await peer.hello("h1")
+    await peer.send(raw)
+    found, detail = await peer.refused()
+    assert found == code
+    assert f"a message of {len(raw)} bytes" in detail
+    await _until(lambda: central.journal.stats.rejected_batches == {reason: 1})
+    again = make.peer(central, "h1")  # central lives
+    await again.hello("h1")
+    await again.batch(1)
+    assert (await again.ack()).accepted_rows == 2
+
+
+async def test_a_newer_stream_of_a_host_replaces_the_older_one(make) -> None:
+    central = await make.central()
+    older, newer = make.peer(central, "h1"), make.peer(central, "h1")
+    await older.hello("h1")
+    await newer.hello("h1")
+    assert await older.refused() == ("ABORTED", "replaced by a newer stream of host 'h1'")
+    await newer.batch(1)
+    assert (await newer.ack()).accepted_rows == 2
+    assert len(central.registry) == 1
+
+
+async def test_no_more_streams_than_allowed(make) -> None:
+    central = await make.central(max_streams=1)
+    first, second = make.peer(central, "h1"), make.peer(central, "h2")
+    await first.hello("h1")
+    code, detail = await second.refused()
+    assert (code, central.ingest.refused_streams["max_streams"]) == ("RESOURCE_EXHAUSTED", 1)
+    assert "as many as ingest.max_streams allows" in detail
+
+
+async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_the_limit(make) -> None:
+    central = await make.central(max_pending_batches=4)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    connection = central.journal._connection
+    connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
+    for sequence in range(1, 21):
+        await peer.batch(sequence, rows=200)
+    await _until(lambda: central.journal.failure and central.ingest.pending == 4)
+    await asyncio.sleep(0.1)
+    assert central.ingest.pending == 4, "no more is read than may be pending"
+    assert central.journal.stats.accepted_batches < 16
+    connection.execute("PRAGMA max_page_count = 100000")
+    acknowledged, paces = set(), []
+    while len(acknowledged) < 20 or not paces or paces[-1]:
+        message = await peer.read()
+        if message.WhichOneof("body") == "slow_down":
+            paces.append(message.slow_down.min_batch_interval_ms)
+            continue
+        acknowledged |= {n for r in message.ack.ranges for n in range(r.first, r.last + 1)}
+    assert acknowledged == set(range(1, 21))
+    assert 1000 in paces
+    assert central.journal.stats.accepted_batches == 20
+    assert central.ingest.pending == 0
+
+
+async def test_a_stop_acknowledges_what_was_taken(make) -> None:
+    central = await make.central(commit_interval_ms=200)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.batch(1)
+    await _until(lambda: central.ingest.pending)
+    stop = asyncio.create_task(central.stop())
+    assert (await peer.ack()).accepted_rows == 2
+    assert await peer.refused() == ("UNAVAILABLE", "central is stopping")
+    await stop
+
+
+async def test_health_reflection_and_the_fleet_api(make, pki) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    operator = make.peer(central, "operator").channel
+    check = health_pb2_grpc.HealthStub(operator).Check
+    for service in ("", "whitepanda.v1.AgentStream", "whitepanda.v1.Fleet"):
+        assert (await check(health_pb2.HealthCheckRequest(service=service))).status == 1
+    info = reflection_pb2_grpc.ServerReflectionStub(operator).ServerReflectionInfo()
+    await info.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    names = {service.name for service in (await info.read()).list_services_response.service}
+    assert {"whitepanda.v1.AgentStream", "whitepanda.v1.Fleet", "grpc.health.v1.Health"} <= names
+    status = await fleet_pb2_grpc.FleetStub(operator).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+    assert (status.connected_hosts, status.protocol_version) == (1, 2)
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await fleet_pb2_grpc.FleetStub(peer.channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+    assert error.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> None:
+    async def why(settings: CentralConfig, kind=UnavailableError) -> str:
+        with pytest.raises(kind) as error:
+            await Central(settings).start()
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    with socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"central.listen localhost:{port}: Address already in use (" in await why(
+            config(tmp_path, pki, f"localhost:{port}")
+        )
+    first = Central(config(tmp_path, pki))
+    await first.start()
+    assert (tmp_path / "state" / "port").read_text() == f"{first.port}\n"
+    assert "another central holds the journal" in await why(config(tmp_path, pki))
+    await first.stop()
+    (tmp_path / "file").write_text("")
+    assert "is not writable: Not a directory" in await why(config(tmp_path / "file", pki))
+    mixed = {"central": TlsFiles(ca=pki["h1"].ca, certificate=pki["h1"].certificate, key=pki["h2"].key)}
+    assert "cannot be used together: KEY_VALUES_MISMATCH" in await why(config(tmp_path, mixed), TlsError)
+    broken = tmp_path / "broken.crt"
+    broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    bad_ca = {"central": TlsFiles(ca=str(broken), certificate=pki["h1"].certificate, key=pki["h1"].key)}
+    assert "holds no usable certificate" in await why(config(tmp_path, bad_ca), TlsError)
+    assert "tls.ca is not set" in await why(config(tmp_path, {"central": TlsFiles()}), TlsError)
+
+
+def test_the_command_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
+    first = CentralProcess(tmp_path)
+    first.start()
+    try:
+        second = subprocess.run(
+            [*first.command(), "--config", str(first.config)], capture_output=True, text=True, check=False
+        )
+    finally:
+        assert first.stop() == 0
+    assert second.returncode == 4
+    assert second.stderr.count("\n") == 1
+    assert "error: another central holds the journal in" in second.stderr

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import errno
+from datetime import date
+from pathlib import Path
+
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from central import lake as lake_module
+from central.lake import DAY_NS, Lake, day_of, segment_stem
+from central.schema import SAMPLES
+
+pytestmark = pytest.mark.filterwarnings("ignore:fetch_arrow_table:DeprecationWarning")
+
+
+def table(*rows: tuple[str, int, int]) -> pa.Table:
+    """Rows of (host, sequence, start_unix_ns)."""
+    known = {
+        "host": [host for host, _, _ in rows],
+        "sequence": [sequence for _, sequence, _ in rows],
+        "start_unix_ns": [start for _, _, start in rows],
+        "latency_sensitive": [False] * len(rows),
+        "duration_ns": [1] * len(rows),
+        "cpu_usage_cores": [1.0] * len(rows),
+    }
+    filled = {f.name: ["x" if f.type == pa.string() else None] * len(rows) for f in SAMPLES}
+    return pa.table({**filled, **known}, schema=SAMPLES)
+
+
+def read(lake: Lake, days=None) -> list[tuple[str, int, int]]:
+    view = ibis.duckdb.connect()
+    found = view.to_pyarrow(lake.samples(view, days))
+    assert found.schema.names == SAMPLES.names
+    return sorted(zip(*(found[n].to_pylist() for n in ("host", "sequence", "start_unix_ns")), strict=True))
+
+
+A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000000b", 1)
+
+
+def test_an_empty_lake_reads_as_no_rows(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "nowhere")
+    assert (lake.days(), lake.segments(), read(lake)) == ([], [], [])
+    assert lake.write_segment(SAMPLES.empty_table(), A) == []
+
+
+def test_one_file_per_day_with_its_origin(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    rows = [("h", 1, 0), ("h", 1, DAY_NS - 1), ("h", 1, DAY_NS), ("h", 2, 20_000 * DAY_NS)]
+    written = lake.write_segment(table(*rows), A, {"replica": "central-0"})
+    assert [segment.name for segment in written] == [
+        "day=1970-01-01/central-0-0000000a-000000000001",
+        "day=1970-01-02/central-0-0000000a-000000000001",
+        "day=2024-10-04/central-0-0000000a-000000000001",
+    ]
+    assert [segment.rows for segment in written] == [2, 1, 1]
+    assert {segment.origin for segment in written} == {"central-0-0000000a"}
+    assert lake.segments() == written
+    assert lake.days() == [date(1970, 1, 1), date(1970, 1, 2), date(2024, 10, 4)]
+    assert lake.segments(date(1970, 1, 2)) == written[1:2]
+    assert written[0].footer.metadata[b"whitepanda.schema"] == b"1"
+    assert written[0].footer.metadata[b"whitepanda.replica"] == b"central-0"
+    assert read(lake) == sorted(rows)
+    assert read(lake, [date(1970, 1, 2), date(1980, 1, 1)]) == [("h", 1, DAY_NS)]
+    assert read(lake, []) == []
+    assert day_of(20_000 * DAY_NS + 5) == date(2024, 10, 4)
+
+
+def test_the_same_roll_again_changes_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    rows = table(("h", 1, 0), ("h", 2, DAY_NS))
+    lake.write_segment(rows, A)
+    before = {segment.name: segment.path.read_bytes() for segment in lake.segments()}
+    lake.write_segment(rows, A)
+    assert {segment.name: segment.path.read_bytes() for segment in lake.segments()} == before
+
+
+def test_a_batch_that_two_replicas_took_is_read_once(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.write_segment(table(("h", 1, 0), ("h", 1, 5), ("h", 1, DAY_NS), ("h", 2, 7)), A)
+    lake.write_segment(table(("h", 1, 0), ("h", 1, 5), ("h", 1, DAY_NS), ("h", 3, 7), ("g", 1, 0)), B)
+    once = [("g", 1, 0), ("h", 1, 0), ("h", 1, 5), ("h", 1, DAY_NS), ("h", 2, 7), ("h", 3, 7)]
+    assert read(lake) == once
+    days = lake.days()
+    assert sorted(row for day in days for row in read(lake, [day])) == once
+
+
+def test_what_is_no_segment_is_not_read(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    [good] = lake.write_segment(table(("h", 1, 0)), A)
+    folder = good.path.parent
+    (folder / f"{A}.parquet.tmp").write_bytes(b"half")
+    (folder / "notes.txt").write_text("?")
+    (folder / "other.parquet").write_bytes(b"?")
+    (lake.samples_dir / "day=never").mkdir()
+    (lake.samples_dir / "day=1999-01-01").mkdir()
+    assert lake.segments() == [good]
+    assert lake.days() == [date(1970, 1, 1)]
+    assert read(lake) == [("h", 1, 0)]
+    assert lake.remove_unfinished("central-1-0000000a") == 0
+    assert lake.remove_unfinished("central-0-0000000a") == 1
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_a_full_disk_leaves_no_half_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path)
+
+    def write_table(_table, file, **_options) -> None:
+        file.write(b"PAR1 half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(lake_module.pq, "write_table", write_table)
+    with pytest.raises(OSError, match="No space left"):
+        lake.write_segment(table(("h", 1, 0)), A)
+    assert lake.segments() == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_segment_is_flushed_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(lake_module.os, "fsync", lambda _fd: calls.append("flush"))
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda self, to: (calls.append("rename"), replace(self, to)))
+    lake = Lake(tmp_path)
+    [segment] = lake.write_segment(table(("h", 1, 0)), A)
+    assert calls[:3] == ["flush", "rename", "flush"]
+    assert pq.read_table(segment.path).num_rows == 1

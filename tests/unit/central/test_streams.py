@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+
+from central.streams import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
+from whitepanda.v1 import agent_pb2
+
+
+def acks(stream: HostStream) -> list[agent_pb2.Ack]:
+    return [message.ack for message in stream.drain() if message.WhichOneof("body") == "ack"]
+
+
+def test_acknowledgements_that_wait_leave_as_merged_ranges() -> None:
+    stream = HostStream("h")
+    for sequence in (3, 1, 2, 7):
+        stream.acknowledge("s", sequence, accepted_rows=10, rejected_rows={"bad_cpi": 1})
+    stream.acknowledge("t", 1, accepted_rows=5)
+    refused = agent_pb2.RejectedBatch(sequence=8, reason="task_index", detail="why")
+    stream.acknowledge("t", 8, rejected_batch=refused)
+    first, second = acks(stream)
+    assert first == agent_pb2.Ack(
+        spool_id="s",
+        ranges=[agent_pb2.SequenceRange(first=1, last=3), agent_pb2.SequenceRange(first=7, last=7)],
+        accepted_rows=40,
+        rejected_rows=[agent_pb2.RejectedRows(reason="bad_cpi", count=4)],
+    )
+    assert second.rejected_batches == [refused]
+    assert [(r.first, r.last) for r in second.ranges] == [(1, 1), (8, 8)]
+    assert stream.drain() == []
+
+
+def test_a_peer_of_version_1_gets_plain_acknowledgements() -> None:
+    stream = HostStream("h", protocol_version=1)
+    refused = agent_pb2.RejectedBatch(sequence=2, reason="task_index")
+    stream.acknowledge("s", 1, accepted_rows=10, rejected_rows={"bad_cpi": 1})
+    stream.acknowledge("s", 2, rejected_batch=refused)
+    assert acks(stream) == [agent_pb2.Ack(spool_id="s", ranges=[agent_pb2.SequenceRange(first=1, last=2)])]
+
+
+def test_a_batch_without_a_number_is_refused_outside_the_ranges() -> None:
+    stream = HostStream("h")
+    stream.acknowledge("s", 0, rejected_batch=agent_pb2.RejectedBatch(reason="no_sequence"))
+    [ack] = acks(stream)
+    assert (len(ack.ranges), ack.rejected_batches[0].reason) == (0, "no_sequence")
+
+
+async def test_a_host_that_does_not_read_fills_its_queue_only() -> None:
+    stream = HostStream("h")
+    message = agent_pb2.CentralMessage(coefficients=agent_pb2.CoefficientUpdate(version=1))
+    assert [stream.send(message) for _ in range(MAX_QUEUED_MESSAGES + 2)] == [True] * MAX_QUEUED_MESSAGES + [
+        False
+    ] * 2
+    await asyncio.wait_for(stream.wait(), 1)
+    assert len(stream.drain()) == MAX_QUEUED_MESSAGES
+    assert stream.send(message)
+    stream.close("gone")
+    stream.close("again")
+    assert not stream.send(message)
+    assert stream.close_reason == "gone"
+    stream.acknowledge("s", 1)
+    assert len(stream.drain()) == 1
+    await asyncio.wait_for(stream.wait(), 1)  # a closed stream never waits
+    assert stream.drain() == []
+
+
+def test_the_registry_tells_who_came_and_what_changed() -> None:
+    registry, seen = StreamRegistry(), []
+    registry.on_change.append(
+        lambda stream: seen.append((stream.host, sorted(stream.jobs), stream.coefficient_version))
+    )
+    first = HostStream("h", jobs=frozenset({"a"}))
+    assert registry.add(first) is None
+    registry.update(first, jobs=["a"])  # no change
+    registry.update(first, jobs=["a", "b"])
+    registry.update(first, coefficient_version=3)
+    assert seen == [("h", ["a"], 0), ("h", ["a", "b"], 0), ("h", ["a", "b"], 3)]
+    second = HostStream("h")
+    assert registry.add(second) is first
+    assert first.closed
+    assert first.close_reason == "replaced by a newer stream of host 'h'"
+    registry.update(first, jobs=["z"])
+    registry.remove(first)
+    assert registry.get("h") is second
+    assert registry.connected() == [second]
+    registry.remove(second)
+    assert (len(registry), registry.get("h")) == (0, None)
+    assert seen[3:] == [("h", [], 0)]
