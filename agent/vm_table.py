@@ -100,16 +100,17 @@ class VmTable:
         """Take the latest sample of every source, in order of precedence, and make every VM's rates.
 
         Inventories are complete lists: a VM that no inventory has any more is forgotten. The list of a source
-        that hangs stays as it last was, so that the others' metrics go on.
+        that hangs is as old as its sample: it counts only while no other source has a newer one, so that a VM
+        that is gone does not stay because libvirt hangs, and none goes because it does.
         """
+        fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
         found: dict[str, VmIdentity] = {}
-        for sample in samples:
+        for sample in [sample for sample in fresh if sample.inventory is not None] or samples:
             for identity in sample.inventory or ():
                 found.setdefault(identity.uuid, identity)
         for uuid in self._vms.keys() - found.keys():
             del self._vms[uuid]
             self._broken.pop(uuid, None)
-        fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
         absent: dict[str, Reason] = {part: self._why_absent(part, samples, mono_ns) for part in PARTS}
         for uuid, identity in found.items():
             try:

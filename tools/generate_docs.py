@@ -27,8 +27,8 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Per VM unless the name starts with `host_` or `agent_`. Names carry their unit. A value that is not known has a",
-        "[reason code](operate.md#why-a-value-is-missing) instead.",
+        "Per VM unless the name starts with `host_` or `agent_`. Names carry their unit. A value that is",
+        "not known has a [reason code](operate.md#why-a-value-is-missing) instead.",
         "",
         "| metric | kind | unit | source | meaning |",
         "|---|---|---|---|---|",

@@ -102,6 +102,22 @@ def test_vms_that_left_are_forgotten():
     assert len(host.table) == 0
 
 
+def test_the_list_of_a_source_that_hangs_holds_no_vm_that_another_knows_to_be_gone():
+    host = Host()
+    host.troubles.update(procfs=None, libvirt=Reason.STUCK)
+    old = sample(10, {}, identity("u1"), identity("u2"), source="libvirt")
+    host.at(11, old, sample(11, {}, identity("u1"), identity("u2"), source="procfs"))
+    host.at(17, old, sample(17, {}, identity("u2"), source="procfs"))
+    assert list(host.vms) == ["u2"]
+
+
+def test_the_list_of_the_only_source_stays_while_it_hangs():
+    host = Host()
+    host.at(10, sample(10, {}, identity("u1"), source="libvirt"))
+    host.at(60, sample(10, {}, identity("u1"), source="libvirt"))
+    assert list(host.vms) == ["u1"]
+
+
 def test_parts_come_from_several_sources_each_with_its_own_time():
     host = Host()
     host.troubles.update(procfs=None, perf=None, libvirt=None)
