@@ -31,7 +31,8 @@ DEFAULT_HEARTBEAT_MS = 10_000
 
 # A peer that is gone without a word (power cut, dropped by a firewall) is noticed by HTTP/2 pings: after 20 s of
 # silence one is sent, and 10 s later the connection is closed. gRPC servers by default hang up on clients that ping
-# more often than every 5 minutes, so the server's side is part of the agreement.
+# more often than every 5 minutes, so the server's side is part of the agreement. The ping's own timeout, 60 s by
+# default, has to be set as well: with grpcio 1.85 a frozen peer was noticed after 80 s without it, after 30 s with it.
 _KEEPALIVE_MS = 20_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
@@ -39,6 +40,7 @@ _KEEPALIVE_TIMEOUT_MS = 10_000
 CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", 16 * MAX_MESSAGE_BYTES),
@@ -51,6 +53,7 @@ CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 SERVER_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 4),
     # Two centrals must never share a port by accident.

@@ -286,7 +286,14 @@ async def test_a_peer_that_vanishes_without_a_word_is_noticed_though_nothing_is_
 ):
     options = dict(uplink_module.CLIENT_CHANNEL_OPTIONS)
     assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 60_000
-    options |= {"grpc.keepalive_time_ms": 1000, "grpc.keepalive_timeout_ms": 500}
+    # Three settings, because gRPC waits for 60 s if it is not told twice how long a ping may take.
+    assert options["grpc.http2.ping_timeout_ms"] == options["grpc.keepalive_timeout_ms"]
+    quick = {
+        "grpc.keepalive_time_ms": 1000,
+        "grpc.keepalive_timeout_ms": 500,
+        "grpc.http2.ping_timeout_ms": 500,
+    }
+    options |= {name: quick.get(name, value) for name, value in options.items()}
     monkeypatch.setattr(uplink_module, "CLIENT_CHANNEL_OPTIONS", tuple(options.items()))
     proxy = await Proxy(central.address).start()
     async with Agent(tmp_path, central, address=proxy.address) as agent:
@@ -588,6 +595,15 @@ async def test_windows_are_spooled_once_when_the_agent_stops_in_the_middle_of_it
     spool.begin_stream()
     assert [b.message.start_unix_ns[0] for b in spool.fetch(9)] == [1, 2]
     spool.close()
+
+
+async def test_windows_that_wait_for_the_thread_are_not_lost_when_the_agent_stops(tmp_path, central):
+    agent = Agent(tmp_path, central, address="")
+    async with agent:
+        agent.uplink._threads.submit(time.sleep, 0.3)
+        agent.uplink.submit(windows(1))
+        await until(lambda: agent.uplink._appending is not None)
+    assert agent.spool.counts().batches == 1
 
 
 async def test_a_stuck_disk_drops_the_oldest_submissions_and_holds_up_nobody(tmp_path, central):
