@@ -1,4 +1,4 @@
-"""The central daemon: one event loop, one gRPC server over mTLS, the journal's thread, and loops that roll and build."""
+"""The central daemon: one event loop, one gRPC server over mTLS, the journal's thread, loops that roll and build."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def _checked_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         context.load_cert_chain(files.certificate, files.key)
     except ssl.SSLError as error:
         raise TlsError(
-            f"central.tls: certificate {files.certificate} and key {files.key} cannot be used together: {error.reason}; "
-            "`whitepanda pki` makes matching ones"
+            f"central.tls: certificate {files.certificate} and key {files.key} cannot be used together: "
+            f"{error.reason}; `whitepanda pki` makes matching ones"
         ) from error
     return credentials
 

@@ -90,6 +90,7 @@ class Ingest:
             max_cpu_usage_cores=config.ingest.max_cpu_usage_cores,
             max_future_s=config.ingest.max_future_s,
         )
+        self._open = 0  # streams, also those that have not said Hello
         self._flows: set[_Flow] = set()
         self._relieved = asyncio.Event()
         self._draining = False
@@ -113,21 +114,25 @@ class Ingest:
 
     async def connect(self, _requests: object, context: _Context) -> None:
         """Serve one stream from its Hello to its end."""
+        self._open += 1
         try:
             await self._serve(context)
         except _RefusedError as refusal:
             await context.abort(refusal.code, str(refusal))
+        finally:
+            self._open -= 1
 
     async def _serve(self, context: _Context) -> None:
         if self._draining:
             raise _RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
         names = peer_names(context)
-        if len(self._flows) >= self._config.ingest.max_streams:
+        allowed = self._config.ingest.max_streams
+        if self._open > allowed:
+            detail = (
+                f"{allowed} streams are open, as many as ingest.max_streams allows; raise it or add a central"
+            )
             raise self._refuse(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "max_streams",
-                f"central has {len(self._flows)} streams, as many as ingest.max_streams allows; raise it or add a central",
-                host=_someone(names),
+                grpc.StatusCode.RESOURCE_EXHAUSTED, "max_streams", detail, host=_someone(names)
             )
         flow = await self._greet(context, names)
         stream = flow.stream
@@ -178,8 +183,8 @@ class Ingest:
             raise self._refuse(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "protocol_version",
-                f"host {hello.host!r} speaks protocol {_span(hello.min_protocol_version, hello.protocol_version)}, central "
-                f"speaks {_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
+                f"host {hello.host!r} speaks protocol {_span(hello.min_protocol_version, hello.protocol_version)}, "
+                f"central speaks {_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
                 host=hello.host,
             )
         stream = HostStream(

@@ -14,22 +14,33 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import queue
 import secrets
 import sqlite3
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
+from central.journal_tables import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    Group,
+    HostRecord,
+    JournalStats,
+    Rejection,
+    Roll,
+    Submission,
+    finish_roll,
+    read_hosts,
+    read_stats,
+    unpack_kept,
+    write_group,
+)
 from central.lake import segment_stem
 from central.ranges import SequenceRanges
 from central.validate import StoredBatch
@@ -38,109 +49,10 @@ from whitepanda.common.errors import UnavailableError
 
 __all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
 
-_SCHEMA_VERSION = "1"
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE batches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
-    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
-    received_unix_ns INTEGER NOT NULL,
-    rows INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    kept BLOB,              -- bit per row, most significant first; NULL: all are accepted
-    payload BLOB NOT NULL   -- the agent's CpiBatch as it came
-);
-CREATE TABLE received (
-    host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    PRIMARY KEY (host, spool_id, first)
-) WITHOUT ROWID;
-CREATE TABLE rejections (
-    host TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
-    PRIMARY KEY (host, kind, reason)
-) WITHOUT ROWID;
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE hosts (
-    host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
-    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
-    clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
-"""
-
 _GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
 _CACHED_SPOOLS = 65_536
 _BUSY_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class HostRecord:
-    """What central knows of a host, connected or not. `clock_offset_ns` is the agent's clock minus ours, at its Hello."""
-
-    host: str
-    platform: str = ""
-    agent_version: str = ""
-    protocol_version: int = 0
-    boot_id: str = ""
-    last_seen_unix_ns: int = 0
-    accepted_rows: int = 0
-    spooled_batches: int = 0
-    dropped_batches: int = 0
-    coefficient_version: int = 0
-    clock_offset_ns: int = 0
-    jobs: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class JournalStats:
-    """Totals, ever, of this journal; and what waits in it for the next roll."""
-
-    accepted_batches: int = 0
-    accepted_rows: int = 0
-    duplicate_batches: int = 0
-    rejected_rows: Counter[str] = field(default_factory=Counter)
-    rejected_batches: Counter[str] = field(default_factory=Counter)
-    journal_batches: int = 0
-    journal_rows: int = 0
-    rolled_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A checked batch, or one refused for good (`refused` is the reason), on its way into the journal.
-
-    `done` is called on the loop once it is on disk; True where the batch was new, False where it was a duplicate.
-    """
-
-    host: str
-    platform: str
-    spool_id: str
-    sequence: int
-    received_unix_ns: int
-    payload: bytes
-    rows: int
-    accepted_rows: int
-    rejected_rows: dict[str, int]
-    kept: bytes | None
-    done: Callable[[bool], None]
-    refused: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Roll:
-    """Rows `first..last` of the journal, on their way into the lake's files named `stem`."""
-
-    stem: str
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Rejection:
-    """Batches refused without a sequence number to remember them by."""
-
-    host: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +63,10 @@ class _Call:
     result: Future[Any]
 
 
-_Item = Submission | HostRecord | _Rejection | _Call | None
+_Item = Submission | HostRecord | Rejection | _Call | None
 
 
-@dataclass(slots=True)
-class _Group:
-    """What one transaction changes, gathered in memory first."""
-
-    new: list[Submission] = field(default_factory=list)
-    outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
-    hosts: dict[str, HostRecord] = field(default_factory=dict)
-    seen: dict[str, tuple[int, int]] = field(
-        default_factory=dict
-    )  # host -> (accepted rows, received_unix_ns)
-    rejections: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (host, kind, reason)
-    upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
-    deletes: set[tuple[str, str, int]] = field(default_factory=set)
-    counters: Counter[str] = field(default_factory=Counter)
+_STOP = object()
 
 
 class Journal:
@@ -238,7 +137,7 @@ class Journal:
 
     def reject(self, host: str, reason: str) -> None:
         """Count a batch that was refused before it had a sequence number (malformed, oversized and the like)."""
-        self._queue.put(_Rejection(host, reason))
+        self._queue.put(Rejection(host, reason))
 
     def note_host(self, record: HostRecord) -> None:
         """Remember what a host said of itself. `accepted_rows` is ours to count and ignored."""
@@ -254,7 +153,7 @@ class Journal:
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
         """Forget the rows of a roll whose files are on disk, and its intent, in one transaction."""
-        batches = await self._call(lambda connection: _finish_roll(connection, roll, rows))
+        batches = await self._call(lambda connection: finish_roll(connection, roll, rows))
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
@@ -271,7 +170,7 @@ class Journal:
         finally:
             connection.close()
         return [
-            StoredBatch(host, platform, spool_id, sequence, payload, _unpack(kept, rows))
+            StoredBatch(host, platform, spool_id, sequence, payload, unpack_kept(kept, rows))
             for host, platform, spool_id, sequence, rows, kept, payload in found
         ]
 
@@ -288,7 +187,7 @@ class Journal:
             if state != "ok":
                 raise sqlite3.DatabaseError(str(state).replace("\n", " "))
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
+            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 os.fsync(folder)
@@ -308,25 +207,17 @@ class Journal:
         connection = self._connection
         meta = dict(connection.execute("SELECT key, value FROM meta"))
         if not meta:
-            meta = {"schema": _SCHEMA_VERSION, "journal": secrets.token_hex(4)}
+            meta = {"schema": SCHEMA_VERSION, "journal": secrets.token_hex(4)}
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
             connection.execute("COMMIT")
-        if meta.get("schema") != _SCHEMA_VERSION:
+        if meta.get("schema") != SCHEMA_VERSION:
             raise UnavailableError(
-                f"journal {self.path} has schema {meta.get('schema')}, this central knows {_SCHEMA_VERSION}: "
+                f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        counters = dict(connection.execute("SELECT name, value FROM counters"))
-        batches, rows = connection.execute("SELECT count(*), total(accepted_rows) FROM batches").fetchone()
-        stats = JournalStats(**counters, journal_batches=batches, journal_rows=int(rows))
-        for kind, reason, count in connection.execute(
-            "SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"
-        ):
-            (stats.rejected_rows if kind == "row" else stats.rejected_batches)[reason] = count
-        self.stats = stats
-        for values in connection.execute(f"SELECT {_HOST_COLUMNS} FROM hosts"):  # noqa: S608 - a constant
-            self.hosts[values[0]] = HostRecord(*[*values[:-1], tuple(json.loads(values[-1]))])
+        self.stats = read_stats(connection)
+        self.hosts = read_hosts(connection)
         return str(meta["journal"])
 
     async def _call(self, run: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -350,7 +241,7 @@ class Journal:
         except Exception as error:  # noqa: BLE001 - whatever it is, central must end loudly, not hang
             self._on_loop(self._set_fatal, f"journal {self.path}: {type(error).__name__}: {error}")
 
-    def _gather(self, first: Submission | HostRecord | _Rejection) -> tuple[list[Any], _Call | object | None]:
+    def _gather(self, first: Submission | HostRecord | Rejection) -> tuple[list[Any], _Call | object | None]:
         """Return what arrives within the commit interval, and what ended the gathering, if something did."""
         items: list[Any] = [first]
         if not self._stopping.is_set():
@@ -400,8 +291,8 @@ class Journal:
             raise
         return result
 
-    def _write(self, connection: sqlite3.Connection, items: list[Any]) -> _Group:
-        group = _Group()
+    def _write(self, connection: sqlite3.Connection, items: list[Any]) -> Group:
+        group = Group()
         for item in items:
             if isinstance(item, Submission):
                 self._take(connection, item, group)
@@ -409,10 +300,10 @@ class Journal:
                 group.hosts[item.host] = item
             else:
                 group.rejections[item.host, "batch", item.reason] += 1
-        _write_group(connection, group)
+        write_group(connection, group)
         return group
 
-    def _take(self, connection: sqlite3.Connection, item: Submission, group: _Group) -> None:
+    def _take(self, connection: sqlite3.Connection, item: Submission, group: Group) -> None:
         change = self._ranges_of(connection, item.host, item.spool_id).add(item.sequence)
         group.outcomes.append((item, change is not None))
         if change is None:
@@ -486,7 +377,7 @@ class Journal:
         if self.fatal is not None and not self.fatal.done():
             self.fatal.set_result(error)
 
-    def _committed(self, group: _Group) -> None:
+    def _committed(self, group: Group) -> None:
         if self.failure:
             self._log.info("commits work again", path=str(self.path))
             self.failure = ""
@@ -509,96 +400,6 @@ class Journal:
             item.done(is_new)
 
 
-_STOP = object()
-_HOST_COLUMNS = (
-    "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, accepted_rows, spooled_batches, "
-    "dropped_batches, coefficient_version, clock_offset_ns, jobs"
-)
-
-
-def _write_group(connection: sqlite3.Connection, group: _Group) -> None:
-    connection.executemany(
-        "INSERT INTO batches (host, platform, spool_id, sequence, received_unix_ns, rows, accepted_rows, kept, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                i.host,
-                i.platform,
-                i.spool_id,
-                i.sequence,
-                i.received_unix_ns,
-                i.rows,
-                i.accepted_rows,
-                i.kept,
-                i.payload,
-            )
-            for i in group.new
-        ],
-    )
-    connection.executemany(
-        "DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes
-    )
-    connection.executemany(
-        "INSERT INTO received VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET last = excluded.last",
-        [(*key, last) for key, last in group.upserts.items()],
-    )
-    connection.executemany(
-        "INSERT INTO rejections VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
-        [(*key, count) for key, count in group.rejections.items()],
-    )
-    connection.executemany(
-        "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        list(group.counters.items()),
-    )
-    connection.executemany(
-        f"INSERT INTO hosts ({_HOST_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)"  # noqa: S608 - a constant
-        " ON CONFLICT DO UPDATE SET platform = excluded.platform, agent_version = excluded.agent_version,"
-        " protocol_version = excluded.protocol_version, boot_id = excluded.boot_id,"
-        " last_seen_unix_ns = excluded.last_seen_unix_ns, spooled_batches = excluded.spooled_batches,"
-        " dropped_batches = excluded.dropped_batches, coefficient_version = excluded.coefficient_version,"
-        " clock_offset_ns = excluded.clock_offset_ns, jobs = excluded.jobs",
-        [_host_values(record) for record in group.hosts.values()],
-    )
-    connection.executemany(
-        "UPDATE hosts SET accepted_rows = accepted_rows + ?, last_seen_unix_ns = ? WHERE host = ?",
-        [(rows, seen, host) for host, (rows, seen) in group.seen.items()],
-    )
-
-
-def _host_values(record: HostRecord) -> tuple[Any, ...]:
-    return (
-        record.host,
-        record.platform,
-        record.agent_version,
-        record.protocol_version,
-        record.boot_id,
-        record.last_seen_unix_ns,
-        *(
-            min(n, 2**63 - 1)
-            for n in (record.spooled_batches, record.dropped_batches, record.coefficient_version)
-        ),
-        max(-(2**63), min(record.clock_offset_ns, 2**63 - 1)),
-        json.dumps(record.jobs),
-    )
-
-
-def _finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
-    """Return how many batches left."""
-    gone = connection.execute(
-        "DELETE FROM batches WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
-    ).rowcount
-    connection.execute("DELETE FROM rolls WHERE stem = ?", (roll.stem,))
-    connection.execute(
-        "INSERT INTO counters VALUES ('rolled_rows', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        (rows,),
-    )
-    return int(gone)
-
-
-def _unpack(kept: bytes | None, rows: int) -> Any:
-    return None if kept is None else np.unpackbits(np.frombuffer(kept, np.uint8), count=rows).astype(np.bool_)
-
-
 def _lock(folder: Path) -> IO[str]:
     """Hold the folder for this process.
 
@@ -619,6 +420,7 @@ def _lock(folder: Path) -> IO[str]:
     except OSError as error:
         file.close()
         raise UnavailableError(
-            f"another central holds the journal in {folder} ({path} is locked); stop it, or set another central.state_dir"
+            f"another central holds the journal in {folder} ({path} is locked); stop it, or set "
+            "another central.state_dir"
         ) from error
     return file

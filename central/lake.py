@@ -48,7 +48,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """Return what identifies the segment within the lake, such as `day=2026-11-20/central-0-1f3a9c00-000000000001`."""
+        """Return what identifies the segment within the lake, `day=<day>/<replica>-<n>`."""
         return f"{self.path.parent.name}/{self.path.stem}"
 
     @property

@@ -117,8 +117,8 @@ class HostStream:
 class StreamRegistry:
     """All open streams, one per host.
 
-    Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or coefficient
-    version changed; never with one that left. An exception in one of them is the caller's bug and propagates.
+    Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or
+    coefficient version changed; never with one that left. An exception in one of them is the caller's bug and propagates.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Central with one guarantee broken, to prove that a test would notice. Run: this file, the mutant's name, arguments."""
+"""Central with one guarantee broken, to prove that a test notices. Run: this file, the mutant's name, arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def acknowledge_first() -> None:
     original = journal.Journal._commit
 
     def commit(self, items) -> bool:
-        group = journal._Group()
+        group = journal.Group()
         group.outcomes = [(item, True) for item in items if isinstance(item, journal.Submission)]
         self._on_loop(self._committed, group)
         time.sleep(0.1)
