@@ -325,10 +325,8 @@ class _File:
 
         column = self.columns[name]
         outer, _, inner = column.partition(".")
-        if column in batch.schema.names:
-            array = batch.column(column)
-        else:
-            array = pc.struct_field(batch.column(outer), inner)
+        is_inside = column not in batch.schema.names
+        array = pc.struct_field(batch.column(outer), inner) if is_inside else batch.column(column)
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
