@@ -118,7 +118,8 @@ class StreamRegistry:
     """All open streams, one per host.
 
     Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or
-    coefficient version changed; never with one that left. An exception in one of them is the caller's bug and propagates.
+    coefficient version changed; never with one that left. An exception in one of them is its
+    own bug and propagates.
     """
 
     def __init__(self) -> None:

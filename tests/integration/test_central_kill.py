@@ -7,6 +7,7 @@ import collections
 import random
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -242,3 +243,51 @@ async def test_the_trace_shows_a_journal_that_does_not_flush(strace: CentralProc
 
 async def test_the_trace_shows_acknowledgements_that_come_first(strace: CentralProcess) -> None:
     assert await _traced(strace, (MUTANTS, "acknowledge-first")) == list(range(7))
+
+
+async def test_the_kill_test_notices_batches_taken_twice(central: CentralProcess) -> None:
+    found, truth = await _under_load(central, kills=6, main=(MUTANTS, "forget-duplicates"))
+    assert found - truth, "windows must be doubled"
+    assert not truth - found
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 1 MiB for the journal."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root with CAP_SYS_ADMIN")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """Journal and lake wait for room, central lives and acknowledges nothing meanwhile; then all goes through."""
+    settings = "roll_interval_s = 0.2\nmax_pending_batches = 50"
+    central = CentralProcess(tmp_path, ingest=settings, state_dir=small_disk / "state")
+    ballast = small_disk / "ballast"
+    try:
+        central.start()
+        ballast.write_bytes(bytes(550 * 1024))
+        host = Host(central, "host-0")
+        uplink = asyncio.create_task(host.uplink.run())
+        while "commit failed" not in central.log.read_text():
+            for _ in range(50):  # an uplink keeps 64 submissions for a slow disk
+                host.produce()
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.5)  # several tries
+        assert central.process.poll() is None
+        assert host.spool.counts().batches > 0
+        ballast.unlink()
+        await asyncio.wait_for(_drained([host]), 60)
+        uplink.cancel()
+        await asyncio.gather(uplink, return_exceptions=True)
+        host.spool.close()
+        assert central.stop() == 0
+        found = await _rolled(central)
+        assert found == collections.Counter({("host-0", number): 1 for number in range(host.produced)})
+        log = central.log.read_text()
+        assert log.count("commit failed") == log.count("commits work again") == 1
+    finally:
+        central.end()
