@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPS = ROOT / "tests" / "skips.toml"
@@ -53,6 +55,13 @@ class SkipPolicy:
 def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("CI") == "true":
         config.pluginmanager.register(SkipPolicy(), "whitepanda-skip-policy")
+
+
+@pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """A test that runs a command configures the process's log; the next test has it as it was."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

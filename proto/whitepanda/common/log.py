@@ -39,7 +39,6 @@ def configure(level: str) -> None:
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.PrintLoggerFactory(file=_StandardError()),
-        cache_logger_on_first_use=True,
     )
     root = logging.getLogger()
     root.handlers = [_Forward(logging.WARNING)]
