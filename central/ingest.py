@@ -33,6 +33,7 @@ __all__ = ["Ingest"]
 _Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
 _HELLO_TIMEOUT_S = 10.0
+_DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
 _SLOW_DOWN_MS = 1000
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
@@ -105,9 +106,10 @@ class Ingest:
     async def drain(self) -> None:
         """End all streams, after what they sent has been committed and acknowledged."""
         self._draining = True
-        for flow in list(self._flows):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(flow.idle.wait(), 5.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                for flow in list(self._flows):
+                    await flow.idle.wait()
         await asyncio.sleep(0)  # the writers take the last acknowledgements
         for flow in list(self._flows):
             flow.stream.close("central is stopping")

@@ -355,3 +355,14 @@ def test_the_command_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> N
     assert second.returncode == 4
     assert second.stderr.count("\n") == 1
     assert "error: another central holds the journal in" in second.stderr
+
+
+async def test_a_journal_that_cannot_go_on_ends_central_with_its_reason(make, monkeypatch) -> None:
+    monkeypatch.setattr(ingest_module, "_DRAIN_S", 0.2)
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    central.journal._write = None  # as a bug would, or a damaged file
+    await peer.batch(1)
+    with pytest.raises(UnavailableError, match=r"journal .*TypeError.*nothing further is acknowledged"):
+        await asyncio.wait_for(central.wait(), 5)
