@@ -121,9 +121,10 @@ def explain(address: str, code: grpc.StatusCode | None, details: str) -> Outage:
     kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)
     if kind is not None:
         what, remedy = _REFUSALS[kind]
-        return Outage(
-            f"{what.format(address=address)}: {details}; {remedy}", refused=True, is_tls=kind in _TLS_KINDS
-        )
+        message = f"{what.format(address=address)}: {details}; {remedy}"
+        # A handshake that merely breaks off may be a central that is just being restarted.
+        refused = kind != "handshake" or "ssl" in lower
+        return Outage(message, refused=refused, is_tls=kind in _TLS_KINDS)
     if code in (None, grpc.StatusCode.OK):
         return Outage(f"central {address} ended the stream")
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")

@@ -654,6 +654,12 @@ def test_full_jitter():
         (grpc.StatusCode.ABORTED, "replaced", True, "under the same name"),
         (grpc.StatusCode.INVALID_ARGUMENT, "malformed", True, "refuses what was sent: malformed"),
         (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed", True, "whitepanda pki show"),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Handshake read failed (Endpoint closing)",
+            False,
+            "whitepanda pki show",
+        ),
         (grpc.StatusCode.UNAVAILABLE, "x\nCERTIFICATE_VERIFY_FAILED\ny", True, "does not verify"),
         (grpc.StatusCode.UNAVAILABLE, "Hostname Verification Check failed.", True, "does not name c:1"),
     ],
