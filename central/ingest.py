@@ -35,6 +35,7 @@ _Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only
 _HELLO_TIMEOUT_S = 10.0
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
+_PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
@@ -80,6 +81,7 @@ class Ingest:
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.pending = 0  # batches that wait for their commit
+        self.pending_bytes = 0
         self.refused_streams: Counter[str] = Counter()  # by reason, since the start
         self._config = config
         self._journal = journal
@@ -282,9 +284,7 @@ class Ingest:
 
     async def _receive(self, flow: _Flow, context: _Context) -> None:
         while True:
-            while (
-                flow.pending >= _PENDING_PER_STREAM or self.pending >= self._config.ingest.max_pending_batches
-            ):
+            while flow.pending >= _PENDING_PER_STREAM or self._is_full():
                 await self._relieved.wait()
             raw = await context.read()
             if raw is grpc.aio.EOF:
@@ -354,10 +354,11 @@ class Ingest:
             self._tell_once(flow, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
         if not stream.is_importer and not checked.jobs <= stream.jobs:
             self._registry.update(stream, jobs=stream.jobs | checked.jobs)
-        self._begin(flow)
+        payload = batch.SerializeToString() if checked.accepted_rows else b""
+        self._begin(flow, len(payload))
 
         def done(is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-            self._end(flow)
+            self._end(flow, len(payload))
             # What was counted already is acknowledged without counts.
             stream.acknowledge(
                 spool_id,
@@ -374,7 +375,7 @@ class Ingest:
                 spool_id=spool_id,
                 sequence=sequence,
                 received_unix_ns=now,
-                payload=batch.SerializeToString() if checked.accepted_rows else b"",
+                payload=payload,
                 rows=checked.rows,
                 accepted_rows=checked.accepted_rows,
                 rejected_rows=checked.rejected_rows,
@@ -390,26 +391,33 @@ class Ingest:
             flow.told_reasons.add(reason)
             self._log.warning("input refused", host=flow.stream.host, reason=reason, detail=detail)
 
-    def _begin(self, flow: _Flow) -> None:
+    def _begin(self, flow: _Flow, size: int) -> None:
+        self.pending_bytes += size
         flow.pending += 1
         flow.idle.clear()
         self.pending += 1
         self._tell_pace(flow)
 
-    def _end(self, flow: _Flow) -> None:
+    def _end(self, flow: _Flow, size: int) -> None:
+        self.pending_bytes -= size
         flow.pending -= 1
         self.pending -= 1
         if not flow.pending:
             flow.idle.set()
-        if self.pending < self._config.ingest.max_pending_batches:
+        if not self._is_full():
             self._relieved.set()  # wakes who waits for room now ...
             self._relieved.clear()  # ... and nobody later
         self._tell_pace(flow)
 
+    def _is_full(self) -> bool:
+        """Whether nothing more is read for now."""
+        return self.pending >= self._config.ingest.max_pending_batches or self.pending_bytes >= _PENDING_BYTES
+
     def _is_slow(self) -> bool:
         """Whether agents shall wait between batches: at half of what may be pending, or while commits fail."""
-        return bool(self._journal.failure) or self.pending >= max(
-            1, self._config.ingest.max_pending_batches // 2
+        half = max(1, self._config.ingest.max_pending_batches // 2)
+        return (
+            bool(self._journal.failure) or self.pending >= half or self.pending_bytes >= _PENDING_BYTES // 2
         )
 
     def _tell_pace(self, flow: _Flow) -> None:

@@ -56,7 +56,7 @@ class Peer:
         await self.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
         return (await self.read()).welcome
 
-    async def batch(self, sequence: int, rows: int = 2, **fields) -> None:
+    async def batch(self, sequence: int, rows: int = 2, **fields) -> int:
         body = {
             "spool_id": "s",
             "sequence": sequence,
@@ -67,7 +67,9 @@ class Peer:
             "cpi": [1.0] * rows,
             "cpu_usage_cores": [1.0] * rows,
         }
-        await self.send(agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch(**{**body, **fields})))
+        batch = agent_pb2.CpiBatch(**{**body, **fields})
+        await self.send(agent_pb2.AgentMessage(batch=batch))
+        return batch.ByteSize()
 
     async def read(self) -> agent_pb2.CentralMessage:
         raw = await asyncio.wait_for(self.call.read(), 10)
@@ -258,13 +260,19 @@ async def test_no_more_streams_than_allowed(make) -> None:
     assert "as many as ingest.max_streams allows" in detail
 
 
-async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_the_limit(make) -> None:
-    central = await make.central(max_pending_batches=4)
+@pytest.mark.parametrize("limit", ["batches", "bytes"])
+async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_the_limit(
+    make, monkeypatch, limit
+) -> None:
+    central = await make.central(max_pending_batches=4 if limit == "batches" else 100)
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     connection = central.journal._connection
     connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
-    for sequence in range(1, 21):
+    size = await peer.batch(1, rows=200)
+    if limit == "bytes":
+        monkeypatch.setattr(ingest_module, "_PENDING_BYTES", round(3.5 * size))
+    for sequence in range(2, 21):
         await peer.batch(sequence, rows=200)
     await _until(lambda: central.journal.failure and central.ingest.pending == 4)
     await asyncio.sleep(0.1)
@@ -279,7 +287,7 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
             continue
         acknowledged |= {n for r in message.ack.ranges for n in range(r.first, r.last + 1)}
     assert acknowledged == set(range(1, 21))
-    assert 1000 in paces
+    assert 1000 in paces, "and they were told to slow down"
     assert central.journal.stats.accepted_batches == 20
     assert central.ingest.pending == 0
 
