@@ -142,6 +142,15 @@ async def test_killed_twenty_times_under_load_nothing_is_lost_or_doubled(central
     assert log.count("event=listening") == 21
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_killed_a_hundred_times_under_load_nothing_is_lost_or_doubled(central: CentralProcess) -> None:
+    found, truth = await _under_load(central, kills=100)
+    assert len(truth) > 5000
+    assert found == truth
+    assert "Traceback" not in central.log.read_text()
+
+
 async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(
     central: CentralProcess,
 ) -> None:

@@ -114,3 +114,18 @@ def test_a_daemon_that_dies_fails_the_demo_with_one_line(short_tmp: Path) -> Non
     assert "Traceback" not in err
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", ["21", "22", "23", "24", "25"])
+def test_demo_is_right_whatever_the_seed(short_tmp: Path, seed: str) -> None:
+    running = start(short_tmp, "--json", "--seed", seed)
+    out, err = running.communicate(timeout=200)
+    assert running.returncode == 0, err
+    told = json.loads(out)
+    assert told["first_suspect"] == told["injected_antagonist"]
+    flagged = [v for v in told["victims"] if v["estimated_degradation"] is not None]
+    assert flagged
+    off = [abs(v["estimated_degradation"] / v["true_degradation"] - 1) for v in flagged]
+    assert sum(off) / len(off) < 0.15

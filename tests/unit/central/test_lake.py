@@ -13,8 +13,6 @@ from central import lake as lake_module
 from central.lake import DAY_NS, Lake, day_of, segment_stem
 from central.schema import SAMPLES
 
-pytestmark = pytest.mark.filterwarnings("ignore:fetch_arrow_table:DeprecationWarning")
-
 
 def table(*rows: tuple[str, int, int]) -> pa.Table:
     """Rows of (host, sequence, start_unix_ns)."""

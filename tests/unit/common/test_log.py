@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 
 import pytest
@@ -27,3 +29,16 @@ def test_warnings_of_the_standard_librarys_loggers_are_lines_like_ours(capsys, m
         'level=warning event="/run/x: no such file" component=whitepanda.identity',
         "level=info event=runs component=agent host=h",
     ]
+
+
+def test_one_line_of_key_value_to_the_standard_error_of_the_moment() -> None:
+    log.configure("info")
+    logger = log.get("uplink")
+    for _ in range(2):  # the first stream is closed by then; the logger has seen it
+        with contextlib.redirect_stderr(io.StringIO()) as stream:
+            logger.info("connected", host="a b", batches=3)
+            logger.debug("not at this level")
+        assert stream.getvalue().endswith(
+            'level=info event=connected component=uplink host="a b" batches=3\n'
+        )
+        stream.close()
