@@ -36,6 +36,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit_interval_ms: int = 5  # group commit: how long the journal gathers batches
     max_pending_batches: int = 2_000  # beyond this agents are told to slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
+    max_past_days: float = 400.0  # older windows are refused; importers may send windows of any age
     max_cpi: float = 100.0  # larger values are refused as absurd
     max_cpu_usage_cores: float = 4096.0  # larger values are refused as absurd
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
@@ -48,6 +49,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interval_s: float = 3600.0  # between builds; a build without new segments is none
     slot_s: float = 300.0  # windows are merged into slots of this length; divides a day
     days: int = 31  # how far back a build looks
+    min_samples: int = 36  # task slots (3 h of one VM); jobs of fewer are shown, not sent to hosts
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine
     threads: int = 2  # that the engine computes on; ingest shares the machine with it
