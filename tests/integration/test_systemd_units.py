@@ -25,6 +25,7 @@ from agent.config import load as load_agent
 from central.config import CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
+from whitepanda.common.errors import ConfigError, TlsError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -142,6 +143,39 @@ def test_a_unit_without_its_system_call_filter_is_too_exposed(analyze, tmp_path,
     mutant.write_text(re.sub(r"(?m)^SystemCall.*\n", "", text))
     limit = round(10 * EXPOSURE[name])
     assert analyze("security", "--offline=true", f"--threshold={limit}", str(mutant)).returncode != 0
+
+
+def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
+    """As docs/operate.md has them: the key of central is named after it and is whitepanda-central's."""
+    if shutil.which("systemd-tmpfiles") is None or os.geteuid() != 0:
+        pytest.skip("needs systemd-tmpfiles (Debian: systemd) and root")
+    tls = tmp_path / "etc/whitepanda/tls"
+    tls.mkdir(parents=True)
+    (tmp_path / "etc/passwd").write_text(
+        "root:x:0:0::/:/bin/sh\nwhitepanda-central:x:4711:4712::/:/bin/false\n"
+    )
+    (tmp_path / "etc/group").write_text("root:x:0:\nwhitepanda-central:x:4712:\n")
+    owners = {"central.example.net.key": (4711, 4712), "central.key": (4711, 4712), "node1.key": (0, 0)}
+    for name, (user, group) in owners.items():
+        (tls / name).touch(mode=0o644)
+        os.chown(tls / name, user, group)
+    config = tmp_path / "usr/lib/tmpfiles.d/whitepanda.conf"
+    config.parent.mkdir(parents=True)
+    shutil.copy(UNITS / "tmpfiles.conf", config)
+    done = subprocess.run(
+        ["systemd-tmpfiles", f"--root={tmp_path}", "--create", str(config)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {path.name: path.stat() for path in tls.iterdir()}
+    assert {name: (stat.st_uid, stat.st_gid) for name, stat in found.items()} == owners
+    assert {stat.st_mode & 0o777 for stat in found.values()} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["agent", "central"])
+def test_what_a_new_start_would_not_mend_is_not_started_again(name):
+    codes = {str(ConfigError.exit_code), str(TlsError.exit_code)}
+    assert settings(name)["RestartPreventExitStatus"] == [" ".join(sorted(codes))]
 
 
 def settings(name):
@@ -360,6 +394,7 @@ def machine(tmp_path_factory):
             "systemd does not come up",
         )
         machine.run("systemd-sysusers", "/usr/lib/sysusers.d/whitepanda.conf")
+        machine.run("chown", "whitepanda-central:", "/etc/whitepanda/tls/central.key")
         machine.run("systemd-tmpfiles", "--create", "/usr/lib/tmpfiles.d/whitepanda.conf")
         run_stand_in(machine)
         machine.start("whitepanda-central")
