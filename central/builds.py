@@ -29,7 +29,7 @@ from central.lake import Lake
 from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
 
-__all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder"]
+__all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -50,6 +50,14 @@ class _DayFacts(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Days of the lake, and their rows, that are not in the version because they are older than `build.days`."""
+
+    days: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Day:
     """One day of the lake, its segments as listed when the build began, and where its state is."""
 
@@ -65,6 +73,7 @@ class Builder:
     Args:
         section: slot length, look-back, memory.
         lake: whose samples are read; state and versions are kept beside them.
+        first_look_s: until there is a version, how often to look whether the lake has anything to build it from.
         clock_unix_ns: for tests.
 
     Attributes:
@@ -73,11 +82,17 @@ class Builder:
         last_error: one line of why the last build failed; "" when it went well.
         last_build_s: how long the last build took.
         last_days_computed: of how many days the last build computed the state.
+        left_out: what the last build found in the lake that is too old to count.
 
     """
 
     def __init__(
-        self, section: BuildSection, lake: Lake, *, clock_unix_ns: Callable[[], int] = time.time_ns
+        self,
+        section: BuildSection,
+        lake: Lake,
+        *,
+        first_look_s: float = 60.0,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.versions = VersionStore(lake.root / "versions")
         self.current: BuiltVersion | None = self.versions.latest()
@@ -85,7 +100,10 @@ class Builder:
         self.last_error = ""
         self.last_build_s = 0.0
         self.last_days_computed = 0
+        self.left_out = LeftOut()
+        self._left_out_rows: dict[date, tuple[str, int]] = {}  # by day: of which segments, and their rows
         self._section = section
+        self._first_look_s = min(first_look_s, section.interval_s)
         self._lake = lake
         self._clock_unix_ns = clock_unix_ns
         self._slot_ns = round(section.slot_s * 1e9)
@@ -96,12 +114,17 @@ class Builder:
         self._log = log.get("builds")
 
     async def run(self) -> None:
-        """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again."""
+        """Build every `interval_s`, beginning now, until cancelled. A failure is logged and tried again.
+
+        While the lake has nothing to build a first version from, that is looked at every `first_look_s`.
+        """
         self._stopping.clear()
         while True:
             began = time.monotonic()
             await self._build_in_thread()
-            await asyncio.sleep(max(0.0, self._section.interval_s - (time.monotonic() - began)))
+            is_waiting = self.current is None and not self.last_error
+            interval_s = self._first_look_s if is_waiting else self._section.interval_s
+            await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     async def _build_in_thread(self) -> None:
         failed_before = self.last_error
@@ -158,7 +181,8 @@ class Builder:
             return number
 
     def _build(self) -> int | None:
-        days = self._days()
+        days, older = self._days()
+        self._look_at_left_out(older)
         digest = _digest(f"{self._slot_ns}", *(f"{day.day} {day.digest}" for day in days))
         if not days or (self.current and self.current.manifest.segments_digest == digest):
             return None
@@ -185,6 +209,8 @@ class Builder:
             segments=sum(fact.segments for fact in facts),
             segments_digest=digest,
             rows=sum(fact.rows for fact in facts),
+            days_left_out=self.left_out.days,
+            rows_left_out=self.left_out.rows,
             job_statistics=0,
             coefficients=0,
             code_version=metadata.version("whitepanda"),
@@ -194,20 +220,40 @@ class Builder:
         self.versions.prune(KEPT_VERSIONS)
         return self.current.version
 
-    def _days(self) -> list[_Day]:
-        """The lake's days that count: those not older than `days` days before the newest one."""
+    def _days(self) -> tuple[list[_Day], list[_Day]]:
+        """The lake's days that count, and those that are `days` days or more older than the newest one."""
         by_day: dict[date, list[str]] = {}
         for segment in self._lake.segments():
             by_day.setdefault(segment.day, []).append(segment.name)
         if not by_day:
-            return []
+            return [], []
         after = max(by_day) - timedelta(days=self._section.days)
-        days = []
+        days: list[_Day] = []
+        older: list[_Day] = []
         for day, names in sorted(by_day.items()):
-            if day > after:
-                digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *sorted(names))
-                days.append(_Day(day, digest, len(names), self._state / f"day={day}" / digest[:32]))
-        return days
+            digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *sorted(names))
+            found = _Day(day, digest, len(names), self._state / f"day={day}" / digest[:32])
+            (days if day > after else older).append(found)
+        return days, older
+
+    def _look_at_left_out(self, older: list[_Day]) -> None:
+        """Count the rows that no version will have, and tell when they become other ones."""
+        known = self._left_out_rows
+        self._left_out_rows = {}
+        for day in older:
+            digest, rows = known.get(day.day, ("", 0))
+            if digest != day.digest:
+                rows = sum(segment.rows for segment in self._lake.segments(day.day))
+            self._left_out_rows[day.day] = (day.digest, rows)
+        left_out = LeftOut(len(older), sum(rows for _, rows in self._left_out_rows.values()))
+        if left_out != self.left_out:
+            self.left_out = left_out
+            self._log.info(
+                "days are too old to count: build.days before the newest day of the lake, or more",
+                days_left_out=left_out.days,
+                rows_left_out=left_out.rows,
+                build_days=self._section.days,
+            )
 
     def _compute(self, duckdb: engine.Engine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""

@@ -74,7 +74,7 @@ class Central:
             self.registry = StreamRegistry()
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
-            self.builder = Builder(config.build, self.lake)
+            self.builder = Builder(config.build, self.lake, first_look_s=config.ingest.roll_interval_s)
             self.publisher = Publisher(self.registry, self.builder, ttl_s=config.build.ttl_s)
             await self._listen(credentials)
             _write_port(state / "port", self.port)

@@ -65,6 +65,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     segments_digest: str
     rows: int  # of the segments
+    days_left_out: int = 0  # days of the lake older than build.days
+    rows_left_out: int = 0  # their rows
     job_statistics: int  # rows of the file
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution

@@ -108,6 +108,8 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             coefficient_version=built.version if built else 0,
             coefficient_created_unix_ns=built.manifest.created_unix_ns if built else 0,
             last_build_error=self._builder.last_error,
+            days_left_out=self._builder.left_out.days,
+            rows_left_out=self._builder.left_out.rows,
         )
 
     async def ListHosts(  # noqa: N802

@@ -21,9 +21,15 @@ class CentralProcess:
     """One central in a folder of its own: starts, is killed, starts again on the same port and state."""
 
     def __init__(
-        self, folder: Path, *, ingest: str = "", central: str = "", state_dir: Path | None = None
+        self,
+        folder: Path,
+        *,
+        ingest: str = "",
+        central: str = "",
+        build: str = "",
+        state_dir: Path | None = None,
     ) -> None:
-        """`ingest` and `central` are TOML lines of these sections."""
+        """`ingest`, `central` and `build` are TOML lines of these sections."""
         self.folder = folder
         self.pki = folder / "pki"
         self.state_dir = state_dir or folder / "state"
@@ -33,6 +39,7 @@ class CentralProcess:
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = (ingest, central)
+        self._build = build
         if not (self.pki / "ca.crt").exists():
             make_ca(self.pki)
             issue(self.pki, "central", server=True, addresses=["localhost", "127.0.0.1"])
@@ -57,6 +64,8 @@ certificate = "{self.pki}/central.crt"
 key = "{self.pki}/central.key"
 [ingest]
 {ingest}
+[build]
+{self._build}
 """
         )
 

@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 from central import engine
-from central.builds import Builder, BuildStoppedError
+from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection
 from central.lake import DAY_NS, Lake, segment_stem
 from central.models import panda
 from central.schema import SAMPLES
 from central.versions import VersionStore
+from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
 SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1)
@@ -173,6 +174,39 @@ def test_old_days_do_not_count(lake):
     assert builder.current.coefficient("job-5").value == pytest.approx(values["job-5"], rel=1e-9)
 
 
+def test_what_is_left_out_for_its_age_is_told(lake, capsys):
+    log.configure("info")
+    for day in range(4):
+        write_day(lake, day, day + 1)
+    builder = Builder(BuildSection(days=2, memory_limit_mib=256), lake)
+    assert builder.left_out == LeftOut(0, 0)
+    assert builder.build_once() == 1
+    assert builder.left_out == LeftOut(2, 1200)
+    manifest = builder.versions.read(1).manifest
+    assert (manifest.days_left_out, manifest.rows_left_out) == (2, 1200)
+    told = capsys.readouterr().err
+    assert told.count("too old to count") == 1
+    assert "days_left_out=2 rows_left_out=1200 build_days=2" in told
+    # An old trace replayed beside: nothing to build from, but it is told.
+    write_day(lake, -7_000, 9)
+    assert builder.build_once() is None
+    assert builder.left_out == LeftOut(3, 1800)
+    assert "days_left_out=3 rows_left_out=1800" in capsys.readouterr().err
+    assert builder.build_once() is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_manifest_from_before_left_out_days_reads(lake):
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    path = lake.root / "versions/00000001/manifest.json"
+    content = json.loads(path.read_text())
+    del content["days_left_out"], content["rows_left_out"]
+    path.write_text(json.dumps(content))
+    manifest = VersionStore(lake.root / "versions").latest().manifest
+    assert (manifest.version, manifest.days_left_out, manifest.rows_left_out) == (1, 0, 0)
+
+
 def test_a_failed_build_leaves_the_last_version(lake):
     write_day(lake, 0, 1)
     builder = Builder(SECTION, lake)
@@ -233,6 +267,52 @@ async def test_the_loop_builds_tells_and_survives_failures(lake, monkeypatch):
             await asyncio.sleep(0.01)
     assert told == [(1, threading.main_thread())]
     assert builder.last_error == ""
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+async def test_a_new_central_builds_when_there_is_something_to_build_from(lake):
+    builder = Builder(BuildSection(interval_s=3600.0, memory_limit_mib=256), lake, first_look_s=0.05)
+    built = asyncio.Event()
+    builder.on_version.append(lambda _: built.set())
+    builds = 0
+    original = builder.build_once
+
+    def counted():
+        nonlocal builds
+        builds += 1
+        return original()
+
+    builder.build_once = counted
+    loop = asyncio.create_task(builder.run())
+    async with asyncio.timeout(20):
+        while builds < 3:  # it looks again and again, and finds nothing
+            await asyncio.sleep(0.01)
+        assert builder.current is None
+        await asyncio.to_thread(write_day, lake, 0, 1)
+        await built.wait()
+    before = builds
+    await asyncio.to_thread(write_day, lake, 1, 2)
+    await asyncio.sleep(0.5)  # ten looks; from the first version on only every `interval_s`
+    assert (builds, builder.current.version) == (before, 1)
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+async def test_a_first_build_that_fails_is_not_tried_at_every_look(lake, monkeypatch):
+    tries = []
+
+    def fail(_self):
+        tries.append(1)
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(Builder, "_build", fail)
+    builder = Builder(BuildSection(interval_s=3600.0), lake, first_look_s=0.01)
+    loop = asyncio.create_task(builder.run())
+    await asyncio.sleep(0.5)
+    assert len(tries) == 1
     loop.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loop

@@ -13,7 +13,7 @@ import pytest
 
 from central import pki
 from central.api.fleet import Fleet
-from central.builds import Builder
+from central.builds import Builder, LeftOut
 from central.config import BuildSection
 from central.journal import HostRecord, Journal
 from central.lake import Lake, segment_stem
@@ -152,6 +152,7 @@ async def test_status_numbers(served):
     served.lake.write_segment(pa.table(columns, schema=SAMPLES), segment_stem("central-0", "0badcafe", 1))
     publish(served.builder, 2)
     served.builder.last_error = "OSError: no space"
+    served.builder.left_out = LeftOut(31, 310)
     served.registry.add(HostStream("host-1"))
     for _ in range(2):  # the second time from what is known of the segments
         status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
@@ -162,6 +163,7 @@ async def test_status_numbers(served):
     assert (status.journal_batches, status.connected_hosts) == (5, 1)
     assert (status.coefficient_version, status.coefficient_created_unix_ns) == (1, 99)
     assert status.last_build_error == "OSError: no space"
+    assert (status.days_left_out, status.rows_left_out) == (31, 310)
 
 
 async def test_hosts_in_pages(served):
