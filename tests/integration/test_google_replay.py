@@ -10,14 +10,19 @@ import subprocess
 import sys
 import time
 
+import grpc
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.central_process import MAIN, ROOT, CentralProcess
+from whitepanda.common.tls import channel_credentials
+from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
 
 pytestmark = pytest.mark.integration
+
+SLOT_US = 300_000_000  # build.slot_s
 
 
 @pytest.fixture
@@ -30,7 +35,8 @@ def trace(data_dir):
 
 @pytest.fixture
 def central(tmp_path):
-    process = CentralProcess(tmp_path, ingest="roll_interval_s = 0.5")
+    build = "interval_s = 0.5\ndays = 40"  # the trace has 32 days
+    process = CentralProcess(tmp_path, ingest="roll_interval_s = 0.5", build=build)
     process.start()
     process.client("importer")
     yield process
@@ -102,6 +108,61 @@ def expected(trace):
     return len(cpi), index, columns["collection_id"][index], cpi[index], dict(lost)
 
 
+def expected_statistics(trace):
+    """Equation (1) per job, straight from numpy: n, mean and std over task slots, records weighted by duration."""
+    _, index, _, _, _ = expected(trace)
+    table = pq.read_table(trace).take(index)
+    start, end = table.column("start_time").to_numpy(), table.column("end_time").to_numpy()
+    sensitive = (table.column("priority").to_numpy() >= 120) & (
+        table.column("scheduling_class").to_numpy() >= 2
+    )
+    cpi = table.column("cycles_per_instruction").to_numpy()
+    known = ~np.isnan(cpi)
+    names = ("collection_id", "instance_index", "machine_id")
+    task = np.stack([*(table.column(name).to_numpy() for name in names), sensitive, start // SLOT_US], axis=1)
+    slots, of_slot = np.unique(task[known], axis=0, return_inverse=True)
+    seconds = (end - start)[known] / 1e6
+    of_slot = of_slot.reshape(-1)
+    merged = np.bincount(of_slot, cpi[known] * seconds) / np.bincount(of_slot, seconds)
+    assert 0 < len(slots) <= known.sum()
+    return by_job(slots[:, 0], merged)
+
+
+def statistics_of(central, rows):
+    """What central's fleet API says of all jobs, once its version is of so many rows."""
+    tls = channel_credentials(central.client("operator"))
+    with grpc.secure_channel(central.address, tls) as channel:
+        fleet = fleet_pb2_grpc.FleetStub(channel)
+        deadline = time.monotonic() + 60
+        while True:
+            manifests = sorted((central.lake_dir / "versions").glob("*/manifest.json"))
+            if manifests and json.loads(manifests[-1].read_text())["rows"] == rows:
+                break
+            assert time.monotonic() < deadline, "no version of all rows"
+            time.sleep(0.2)
+        status = fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), timeout=20)
+        assert (status.days_left_out, status.rows_left_out, status.last_build_error) == (0, 0, "")
+        found, token = {}, ""
+        while True:
+            request = fleet_pb2.ListJobStatisticsRequest(page_size=1000, page_token=token)
+            page = fleet.ListJobStatistics(request, timeout=20)
+            assert not {row.job for row in page.statistics} & found.keys(), "a job has one platform here"
+            found |= {row.job: (row.samples, row.mean_cpi, row.std_cpi) for row in page.statistics}
+            token = page.next_page_token
+            if not token:
+                return found
+
+
+def assert_statistics_are_the_files(got, trace):
+    want = expected_statistics(trace)
+    assert got.keys() == want.keys()
+    counts, means, stds = (np.array([[want[job][i], got[job][i]] for job in want]) for i in range(3))
+    np.testing.assert_array_equal(counts[:, 1], counts[:, 0])
+    np.testing.assert_allclose(means[:, 1], means[:, 0], rtol=1e-9, atol=0)
+    np.testing.assert_allclose(stds[:, 1], stds[:, 0], rtol=1e-9, atol=1e-9)
+    assert (stds[:, 1] > 0).sum() > 300  # the other jobs' CPI does not vary in this part of the trace
+
+
 def assert_lake_is_the_file(found, trace):
     rows, index, jobs, cpi, lost = expected(trace)
     assert rows == len(index) + sum(lost.values())
@@ -153,6 +214,7 @@ def test_every_real_row_arrives_once_and_statistics_equal_the_files(central, tra
     assert result["rejected_by_central"] == result["rejected_batches"] == {}
     assert (result["rows_already_there"], result["adds_up"], result["streams"]) == (0, True, 1)
     assert_lake_is_the_file(lake(central, len(index)), trace)
+    assert_statistics_are_the_files(statistics_of(central, len(index)), trace)
 
     again = replay(central, trace)
     assert (again["rows_accepted"], again["rows_already_there"]) == (0, 325_590)
