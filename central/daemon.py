@@ -75,7 +75,12 @@ class Central:
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
             self.builder = Builder(config.build, self.lake, first_look_s=config.ingest.roll_interval_s)
-            self.publisher = Publisher(self.registry, self.builder, ttl_s=config.build.ttl_s)
+            self.publisher = Publisher(
+                self.registry,
+                self.builder,
+                ttl_s=config.build.ttl_s,
+                min_samples=config.build.min_samples,
+            )
             await self._listen(credentials)
             _write_port(state / "port", self.port)
         except BaseException:

@@ -4,6 +4,8 @@ A stream's first message of a version is full: it replaces what the agent has. W
 only the host's jobs change, a delta brings the new jobs' rows and names the jobs that left. A new version is
 sent in full, for with it nearly every row changes. What a stream was sent is remembered only as long as it
 lasts: after a reconnect nobody has to guess what arrived before the break.
+
+Rows of few samples are not sent: a coefficient of two task slots, or the spread of two CPIs, blames at random.
 """
 
 from __future__ import annotations
@@ -39,13 +41,15 @@ class Publisher:
         registry: the open streams.
         builder: has the version in force.
         ttl_s: how long agents may use a version, from its making.
+        min_samples: task slots that a row must be made from to be sent.
 
     """
 
-    def __init__(self, registry: StreamRegistry, builder: Builder, *, ttl_s: float) -> None:
+    def __init__(self, registry: StreamRegistry, builder: Builder, *, ttl_s: float, min_samples: int) -> None:
         self._registry = registry
         self._builder = builder
         self._ttl_ns = round(ttl_s * 1e9)
+        self._min_samples = min_samples
         self._due: dict[HostStream, None] = {}
         self._wake = asyncio.Event()
         self._sent: dict[str, _Sent] = {}
@@ -115,16 +119,18 @@ class Publisher:
         return True
 
     def _rows_of(self, built: BuiltVersion, job: str, platform: str) -> bytes:
-        """Return a job's rows for hosts of a platform; b"" where the job is not known there."""
+        """Return a job's rows for hosts of a platform; b"" where too little is known of the job there."""
         if self._rows_version != built.version:
             self._rows = {}
             self._rows_version = built.version
         known = self._rows.get((job, platform))
         if known is None:
+            statistics = [row for row in built.statistics(job) if row.platform == platform]
             coefficient = built.coefficient(job)
+            coefficients = [] if coefficient is None else [coefficient]
             known = agent_pb2.CoefficientUpdate(
-                statistics=[row for row in built.statistics(job) if row.platform == platform],
-                coefficients=[] if coefficient is None else [coefficient],
+                statistics=[row for row in statistics if row.samples >= self._min_samples],
+                coefficients=[row for row in coefficients if row.samples >= self._min_samples],
             ).SerializeToString()
             self._rows[job, platform] = known
         return known

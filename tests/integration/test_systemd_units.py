@@ -260,6 +260,7 @@ def install_configuration(folder):
     for shown, wanted in {
         "#roll_interval_s = 60.0": "roll_interval_s = 1.0",
         "#interval_s = 3600.0": "interval_s = 2.0\nslot_s = 1.0",
+        "#min_samples = 36": "min_samples = 3",
     }.items():
         assert central.count(shown) == 1, shown
         central = central.replace(shown, wanted)

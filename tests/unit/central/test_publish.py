@@ -16,7 +16,7 @@ from central.versions import COEFFICIENTS, JOB_STATISTICS, BuiltVersion, Manifes
 from whitepanda.v1 import agent_pb2
 
 
-def version(number: int, statistics, coefficients) -> BuiltVersion:
+def version(number: int, statistics, coefficients, *, samples=10, coefficient_samples=10) -> BuiltVersion:
     manifest = Manifest(
         version=number,
         created_unix_ns=1_000 + number,
@@ -30,11 +30,12 @@ def version(number: int, statistics, coefficients) -> BuiltVersion:
         code_version="0",
     )
     rows = [
-        dict(zip(JOB_STATISTICS.names, (job, platform, 10, mean, 0.5), strict=True))
+        dict(zip(JOB_STATISTICS.names, (job, platform, samples, mean, 0.5), strict=True))
         for job, platform, mean in statistics
     ]
     values = [
-        dict(zip(COEFFICIENTS.names, (job, 10, 1.0, value, None), strict=True)) for job, value in coefficients
+        dict(zip(COEFFICIENTS.names, (job, coefficient_samples, 1.0, value, None), strict=True))
+        for job, value in coefficients
     ]
     return BuiltVersion(
         manifest, pa.Table.from_pylist(rows, JOB_STATISTICS), pa.Table.from_pylist(values, COEFFICIENTS)
@@ -55,7 +56,7 @@ class Fleet:
     def __init__(self) -> None:
         self.registry = StreamRegistry()
         self.builder = SimpleNamespace(current=None, on_version=[])
-        self.publisher = Publisher(self.registry, self.builder, ttl_s=60.0)
+        self.publisher = Publisher(self.registry, self.builder, ttl_s=60.0, min_samples=10)
 
     def host(self, name, *jobs, platform="intel", **more) -> HostStream:
         stream = HostStream(name, platform=platform, jobs=frozenset(jobs), **more)
@@ -110,6 +111,35 @@ async def test_only_the_hosts_that_run_the_jobs(fleet):
     assert content(update) == ([("db", "arm", 3.0)], [("db", 0.1)])
     for stream in (other, none, importer):
         assert await received(stream) == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "coefficient_samples", "sent"),
+    [
+        (10, 9, ([("db", "intel", 1.0)], [])),
+        (9, 10, ([], [("db", 25.12)])),
+        (9, 9, None),
+    ],
+)
+async def test_rows_of_few_samples_are_not_sent(fleet, samples, coefficient_samples, sent):
+    thin = version(
+        1, [("db", "intel", 1.0)], [("db", 25.12)], samples=samples, coefficient_samples=coefficient_samples
+    )
+    stream = fleet.host("h", "db")
+    fleet.built(thin)
+    assert [content(update) for update in await received(stream)] == ([] if sent is None else [sent])
+    assert thin.coefficient("db").value == 25.12  # the fleet API shows it
+
+
+async def test_rows_that_become_thin_are_taken_back(fleet, tmp_path):
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    stream = fleet.host("h", "db")
+    for built, job_count in ((ONE, 1), (version(3, [], [("db", 25.12)], coefficient_samples=2), 0)):
+        fleet.built(built)
+        (update,) = await received(stream)
+        assert store.apply(update)
+        assert len(store.jobs) == job_count
+    assert store.coefficient("db", 1_003) is None
 
 
 async def test_a_host_that_connects_gets_its_part(fleet):
