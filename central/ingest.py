@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from central.config import CentralConfig
 from central.journal import HostRecord, Journal, Submission
 from central.streams import HostStream, StreamRegistry
-from central.validate import BatchError, Checked, Limits, check
+from central.validate import BatchError, Checked, Limits, check, is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import DEFAULT_HEARTBEAT_MS, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
 from whitepanda.common.tls import peer_names
@@ -37,6 +37,7 @@ _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stoppi
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
+_SHOWN = 60  # characters of somebody else's text in a message
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
 
@@ -92,6 +93,7 @@ class Ingest:
             max_cpi=config.ingest.max_cpi,
             max_cpu_usage_cores=config.ingest.max_cpu_usage_cores,
             max_future_s=config.ingest.max_future_s,
+            max_past_days=config.ingest.max_past_days,
         )
         self._open = 0  # streams, also those that have not said Hello
         self._flows: set[_Flow] = set()
@@ -178,10 +180,21 @@ class Ingest:
             raise self._refuse(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "wrong_host",
-                f"host {hello.host!r} is not a name of its certificate ({', '.join(sorted(names)) or 'none'}); "
-                "issue a certificate for that name, or set agent.host to the certificate's name",
-                host=hello.host,
+                f"host {hello.host[:_SHOWN]!r} is not a name of its certificate "
+                f"({', '.join(sorted(names)) or 'none'}); issue a certificate for that name, or set agent.host "
+                "to the certificate's name",
+                host=hello.host[:_SHOWN],
             )
+        for what in ("platform", "agent_version", "boot_id"):
+            value = getattr(hello, what)
+            if value and not is_name(value):
+                raise self._refuse(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "bad_hello",
+                    f"{what} must be a text without control characters, of a name's length "
+                    f"({len(value)} characters, {value[:_SHOWN]!r})",
+                    host=hello.host,
+                )
         version = agree(hello.protocol_version, hello.min_protocol_version)
         if version is None:
             raise self._refuse(
@@ -197,7 +210,7 @@ class Ingest:
             protocol_version=version,
             agent_version=hello.agent_version,
             is_importer=hello.host in self._config.central.importers,
-            jobs=frozenset(hello.jobs),
+            jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
         )
         record = HostRecord(
@@ -308,7 +321,9 @@ class Ingest:
         stream.dropped_batches = heartbeat.dropped_batches
         before = stream.jobs
         self._registry.update(
-            stream, jobs=heartbeat.jobs, coefficient_version=heartbeat.coefficient_version or None
+            stream,
+            jobs=filter(is_name, heartbeat.jobs),
+            coefficient_version=heartbeat.coefficient_version or None,
         )
         if stream.jobs != before or now - flow.record.last_seen_unix_ns >= _HOST_NOTE_INTERVAL_NS:
             self._note(flow, now)
@@ -345,8 +360,13 @@ class Ingest:
             )
         except BatchError as error:
             checked, refusal = Checked(0, 0, {}, None, frozenset()), error
-            self._tell_once(flow, error.reason, f"batch {sequence} of spool {spool_id!r} refused: {error}")
-            if error.reason in ("no_spool", "no_sequence"):  # nothing to remember it by, or to acknowledge
+            told = f"batch {sequence} of spool {spool_id[:_SHOWN]!r} refused: {error}"
+            self._tell_once(flow, error.reason, told)
+            if error.reason in (
+                "no_spool",
+                "bad_spool",
+                "no_sequence",
+            ):  # nothing to remember it by, or to acknowledge
                 self._journal.reject(stream.host, error.reason)
                 stream.acknowledge(spool_id, 0, rejected_batch=_rejected(sequence, error))
                 return

@@ -218,6 +218,42 @@ async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -
     assert central.journal.stats.accepted_batches == 0
 
 
+async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
+    central = await make.central()
+    for fields, what in (
+        ({"platform": "P\0"}, "platform"),
+        ({"agent_version": "x" * 100_000}, "agent_version"),
+        ({"boot_id": "a\nb"}, "boot_id"),
+    ):
+        peer = make.peer(central, "h1")
+        said = {"host": "h1", "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        await peer.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
+        code, detail = await peer.refused()
+        assert code == "INVALID_ARGUMENT"
+        assert detail.startswith(f"{what} must be a text without control characters")
+        assert len(detail) < 300
+    assert central.ingest.refused_streams == {"bad_hello": 3}
+    assert central.journal.hosts == {}
+    peer = make.peer(central, "h1")
+    await peer.hello("h1", jobs=["a", "b\0", "", "x" * 513])
+    assert central.registry.get("h1").jobs == {"a"}
+    await peer.send(agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=["a", "b", "c\n"])))
+    await _until(lambda: central.registry.get("h1").jobs == {"a", "b"})
+    await peer.batch(1, spool_id="x" * 100_000)
+    (refused,) = (await peer.ack()).rejected_batches
+    assert (refused.sequence, refused.reason) == (1, "bad_spool")
+    await peer.batch(2, start_unix_ns=[0, time.time_ns()])
+    ack = await peer.ack()
+    assert (ack.accepted_rows, [(row.reason, row.count) for row in ack.rejected_rows]) == (
+        1,
+        [("old_time", 1)],
+    )
+    assert central.journal.stats.rejected_batches == {"bad_spool": 1}
+    assert central.journal.stats.rejected_rows == {"old_time": 1}
+    await central.roller.roll_all()
+    assert len(central.lake.days()) == 1
+
+
 @pytest.mark.parametrize("when", ["first", "later"])
 @pytest.mark.parametrize(
     ("raw", "code", "reason"),

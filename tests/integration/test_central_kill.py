@@ -34,7 +34,8 @@ ROWS = 10
 def central(tmp_path: Path):
     # Rolls happen all the time, so that kills hit them too.
     process = CentralProcess(
-        tmp_path, ingest="roll_interval_s = 0.1\nroll_rows = 500\ncommit_interval_ms = 2"
+        tmp_path,
+        ingest="roll_interval_s = 0.1\nroll_rows = 500\ncommit_interval_ms = 2\nmax_past_days = 36500.0",
     )
     yield process
     process.end()
@@ -238,7 +239,7 @@ def strace(central: CentralProcess) -> CentralProcess:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     # No rolls: their flushes would prove nothing.
-    central._settings = ("roll_interval_s = 3600.0", "")
+    central._settings = ("roll_interval_s = 3600.0\nmax_past_days = 36500.0", "")
     return central
 
 
@@ -273,7 +274,7 @@ def small_disk(tmp_path: Path):
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Journal and lake wait for room, central lives and acknowledges nothing meanwhile; then all goes through."""
-    settings = "roll_interval_s = 0.2\nmax_pending_batches = 50"
+    settings = "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0"
     central = CentralProcess(tmp_path, ingest=settings, state_dir=small_disk / "state")
     ballast = small_disk / "ballast"
     try:

@@ -38,7 +38,9 @@ V1 = _recorder()
 
 @pytest.fixture(scope="module")
 def central(tmp_path_factory: pytest.TempPathFactory):
-    process = CentralProcess(tmp_path_factory.mktemp("central"), ingest="roll_interval_s = 0.2")
+    process = CentralProcess(
+        tmp_path_factory.mktemp("central"), ingest="roll_interval_s = 0.2\nmax_past_days = 36500.0"
+    )
     process.start()
     yield process
     process.end()

@@ -18,11 +18,13 @@ from central.validate import (
     Limits,
     StoredBatch,
     check,
+    is_name,
     samples_table,
 )
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_790_000_000 * 10**9
+DAY = 86_400 * 10**9
 NAN, INF = math.nan, math.inf
 UNKNOWN = 2**64 - 1
 
@@ -63,6 +65,10 @@ def test_a_good_batch_is_taken_whole() -> None:
     ("batch", "reason", "says"),
     [
         (a_batch(spool_id=""), "no_spool", "spool_id is empty"),
+        (a_batch(spool_id="x" * 65), "bad_spool", "at most 64 characters"),
+        (a_batch(spool_id="x" * 100_000), "bad_spool", "(100000 characters, 'xxxxxxxxxxxxxxxxxxxx'...)"),
+        (a_batch(spool_id="a\0b"), "bad_spool", "without control characters (3 characters"),
+        (a_batch(spool_id="a\nb"), "bad_spool", "'a\\nb'"),
         (a_batch(sequence=0), "no_sequence", "sequence must be 1 to 2^63-1 (value 0)"),
         (a_batch(sequence=2**63), "no_sequence", f"(value {2**63})"),
         (a_batch(11), "too_many_rows", "11 rows; at most 10 are allowed in a batch"),
@@ -109,26 +115,50 @@ def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
         ({"duration_ns": [1, 0, 1]}, "bad_time"),
         ({"duration_ns": [1, 86_400 * 10**9 + 1, 1]}, "bad_time"),
         ({"duration_ns": [1, 2**64 - 1, 1]}, "bad_time"),
-        ({"start_unix_ns": [0, 2**64 - 1, 0]}, "bad_time"),
-        ({"start_unix_ns": [0, 2**63 - 1, 0]}, "bad_time"),
+        ({"start_unix_ns": [NOW, 2**64 - 1, NOW]}, "bad_time"),
+        ({"start_unix_ns": [NOW, 2**63 - 1, NOW]}, "bad_time"),
         ({"start_unix_ns": [NOW, NOW + 3600 * 10**9 + 1, NOW + 3600 * 10**9]}, "future_time"),
+        ({"start_unix_ns": [NOW, 0, NOW]}, "old_time"),
+        ({"start_unix_ns": [NOW, NOW - 400 * DAY - 1, NOW - 400 * DAY]}, "old_time"),
         ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
         ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
         ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
+        ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "b\0c", "c")]}, "bad_task"),
+        (
+            {"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "b\x1b[2J", "\u00dc\u00a0\u4e2d")]},
+            "bad_task",
+        ),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", epoch=e) for e in ("", "1\n", "1")]}, "bad_task"),
+        (
+            {"tasks": [agent_pb2.Task(vm="v", job="j", epoch=e) for e in ("", "x" * 513, "x" * 512)]},
+            "bad_task",
+        ),
+        ({"tasks": [agent_pb2.Task(vm="v", job="j", platform=p) for p in ("", "\x85", "a")]}, "bad_task"),
+        (
+            {"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "b\x7fc", "c")]},
+            "bad_machine",
+        ),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", "-1", "c")]}, "bad_machine"),
         ({"tasks": [agent_pb2.Task(vm="v", job="j", machine=m) for m in ("a", " b", "c")]}, "bad_machine"),
     ],
 )
 def test_a_bad_row_is_counted_under_its_reason_and_the_rest_goes_through(columns, reason) -> None:
     batch = a_batch(**columns)
-    found = checked(batch, is_importer=True)
+    found = checked(batch, is_importer=reason != "old_time")
     assert reason in ROW_REASONS
     assert (found.rows, found.accepted_rows, found.rejected_rows) == (3, 2, {reason: 1})
     assert found.kept.tolist() == [True, False, True]
     table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
     assert table["vm"].to_pylist() == [batch.tasks[0].vm, batch.tasks[2].vm]
+
+
+def test_importers_send_windows_of_any_age() -> None:
+    batch = a_batch(start_unix_ns=[0, NOW - 401 * DAY, NOW])
+    assert checked(batch, is_importer=True).rejected_rows == {}
+    assert checked(batch).rejected_rows == {"old_time": 2}
+    assert checked(batch, max_past_days=402).rejected_rows == {"old_time": 1}
 
 
 def test_an_unknown_value_is_no_fault() -> None:
@@ -202,7 +232,7 @@ def test_the_table_of_several_batches() -> None:
 
 doubles = st.floats(width=64) | st.sampled_from([NAN, INF, -INF, 0.0, -0.0, 1.0, 1e308, 5e-324, -1.0])
 counts = st.integers(0, 2**64 - 1) | st.sampled_from([0, 1, 2**63 - 1, 2**63, UNKNOWN, NOW, NOW * 2])
-texts = st.text(max_size=5) | st.sampled_from(["", "-1", "x" * 600, "\0"])
+texts = st.text(max_size=5) | st.sampled_from(["", "-1", "x" * 600, "\0", "a\x85b", "a\u00a0b"])
 
 
 @st.composite
@@ -213,7 +243,10 @@ def any_batch(draw) -> agent_pb2.CpiBatch:
         return draw(st.lists(values, min_size=rows, max_size=rows) | st.lists(values, max_size=7))
 
     tasks = draw(
-        st.lists(st.builds(agent_pb2.Task, vm=texts, job=texts, machine=texts, platform=texts), max_size=4)
+        st.lists(
+            st.builds(agent_pb2.Task, vm=texts, job=texts, epoch=texts, machine=texts, platform=texts),
+            max_size=4,
+        )
     )
     return agent_pb2.CpiBatch(
         spool_id=draw(texts),
@@ -249,6 +282,9 @@ def _is_sound(batch: agent_pb2.CpiBatch) -> None:
     assert table.num_rows == found.accepted_rows
     assert table.schema.equals(SAMPLES)
     table.validate(full=True)
+    for name in ("vm", "job", "epoch", "machine", "platform"):
+        for text in table[name].to_pylist():
+            assert is_name(text) or (text == "" and name == "epoch"), (name, text)
     cpi = table["cpi"].drop_null().to_numpy()
     assert ((cpi > 0) & (cpi <= 100)).all()
     usage = table["cpu_usage_cores"].to_numpy()
