@@ -65,7 +65,9 @@ class Central:
         config = self.config
         credentials = _checked_credentials(config.central.tls)
         state = Path(config.central.state_dir)
-        self.lake = _open_lake(Path(config.central.lake_dir or state / "lake"))
+        _make_writable(state, "central.state_dir")
+        self.lake = Lake(config.central.lake_dir or state / "lake")
+        _make_writable(self.lake.root, "central.lake_dir")
         self.journal = Journal(
             state, replica=config.central.replica, commit_interval_s=config.ingest.commit_interval_ms / 1e3
         )
@@ -131,8 +133,10 @@ class Central:
 
     async def _listen(self, credentials: grpc.ServerCredentials) -> None:
         config = self.config
-        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us;
-        # beyond this one gRPC itself ends the stream with RESOURCE_EXHAUSTED, and we see only that it ended.
+        # The transport's own limit is higher than ours, so that an oversized message is counted and answered by us.
+        # Beyond this one gRPC itself ends the stream, with RESOURCE_EXHAUSTED and both sizes at the client. To us
+        # that looks as if the client had ended it (EOF, no status), so it can be neither counted nor logged here;
+        # some limit there must be, for memory's sake, so raising this one would not help.
         options = (
             *SERVER_CHANNEL_OPTIONS,
             ("grpc.max_receive_message_length", 4 * config.ingest.max_message_bytes),
@@ -246,19 +250,18 @@ def _check_free(listen: str) -> None:
                     ) from error
 
 
-def _open_lake(root: Path) -> Lake:
-    lake = Lake(root)
+def _make_writable(folder: Path, setting: str) -> None:
+    """Make a folder that nobody else reads, and try to write there."""
     try:
-        lake.samples_dir.mkdir(parents=True, exist_ok=True)
-        probe = root / ".writable"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = folder / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise UnavailableError(
-            f"the lake's folder {root} is not writable: {error.strerror}; create it for central's user, or set "
-            "central.lake_dir"
+            f"{setting} {folder} is not writable: {error.strerror}; create it for the user that central runs as, or "
+            f"set another {setting}"
         ) from error
-    return lake
 
 
 def _write_port(path: Path, port: int) -> None:

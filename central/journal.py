@@ -409,7 +409,7 @@ def _lock(folder: Path) -> IO[str]:
     """
     path = folder / "journal.lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = path.open("a+")
     except OSError as error:
         raise UnavailableError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,5 +33,6 @@ def run(
 ) -> None:
     """Run the aggregator in the foreground, until SIGTERM."""
     settings = load(config)
+    os.umask(0o077)  # what central writes is nobody else's to read, also when no unit says so
     log.configure(settings.central.log_level)
     asyncio.run(daemon.run(settings))

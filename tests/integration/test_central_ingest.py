@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import time
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -275,6 +277,20 @@ async def test_what_is_no_message_is_counted_and_told(make, when, raw, code, rea
     assert (await again.ack()).accepted_rows == 2
 
 
+async def test_beyond_the_transports_limit_the_client_is_told_and_central_lives(make) -> None:
+    central = await make.central(max_message_bytes=1000)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.send(b"\x12" * 5000)
+    code, detail = await peer.refused()
+    assert code == "RESOURCE_EXHAUSTED"
+    assert "(5000 vs. 4000)" in detail
+    again = make.peer(central, "h1")
+    await again.hello("h1")
+    await again.batch(1)
+    assert (await again.ack()).accepted_rows == 2
+
+
 async def test_a_newer_stream_of_a_host_replaces_the_older_one(make) -> None:
     central = await make.central()
     older, newer = make.peer(central, "h1"), make.peer(central, "h1")
@@ -377,7 +393,18 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     assert "another central holds the journal" in await why(config(tmp_path, pki))
     await first.stop()
     (tmp_path / "file").write_text("")
-    assert "is not writable: Not a directory" in await why(config(tmp_path / "file", pki))
+    told = await why(config(tmp_path / "file", pki))
+    assert told.startswith(
+        f"central.state_dir {tmp_path}/file/state is not writable: Not a directory; create"
+    )
+    assert (await why(config(Path("/proc/x"), pki))).startswith(
+        "central.state_dir /proc/x/state is not writable"
+    )
+    elsewhere = config(tmp_path / "other", pki)
+    elsewhere = msgspec.structs.replace(
+        elsewhere, central=msgspec.structs.replace(elsewhere.central, lake_dir="/proc/x")
+    )
+    assert (await why(elsewhere)).startswith("central.lake_dir /proc/x is not writable")
     mixed = {"central": TlsFiles(ca=pki["h1"].ca, certificate=pki["h1"].certificate, key=pki["h2"].key)}
     assert "cannot be used together: KEY_VALUES_MISMATCH" in await why(config(tmp_path, mixed), TlsError)
     broken = tmp_path / "broken.crt"
@@ -385,6 +412,37 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     bad_ca = {"central": TlsFiles(ca=str(broken), certificate=pki["h1"].certificate, key=pki["h1"].key)}
     assert "holds no usable certificate" in await why(config(tmp_path, bad_ca), TlsError)
     assert "tls.key is not set" in await why(config(tmp_path, {"central": TlsFiles()}), TlsError)
+
+
+def test_what_central_writes_nobody_else_reads(tmp_path: Path) -> None:
+    """Also by hand, without the unit's UMask."""
+    process = CentralProcess(tmp_path, state_dir=tmp_path / "new")
+    arguments = [*process.command(), "--config", str(process.config)]
+    central = subprocess.Popen(arguments, umask=0o022, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "new" / "port").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        central.terminate()
+        central.wait(20)
+    made = [path for root in ("new", "lake") for path in (tmp_path / root, *(tmp_path / root).rglob("*"))]
+    assert {path.name for path in made} >= {"new", "lake", "journal.sqlite", "journal.lock", "port"}
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made}
+    assert modes == {path.name: 0o700 if path.is_dir() else 0o600 for path in made}
+
+
+async def test_folders_are_closed_whatever_the_umask(tmp_path: Path, pki) -> None:
+    central = Central(config(tmp_path, pki))
+    before = os.umask(0o022)
+    try:
+        await central.start()
+        await central.stop()
+    finally:
+        os.umask(before)
+    for folder in ("state", "state/lake"):
+        assert (tmp_path / folder).stat().st_mode & 0o777 == 0o700
 
 
 def test_the_command_says_in_one_line_why_it_does_not_start(tmp_path: Path) -> None:
