@@ -20,6 +20,18 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Coefficient", "CoefficientStore"]
 
 _FORMAT = 1
+_MAX_COUNT = 2**64 - 1  # what the protocol can carry
+
+
+def _require(**conditions: bool) -> None:
+    """Refuse what does not hold: from a file (msgspec then says where) as from central."""
+    wrong = [what for what, holds in conditions.items() if not holds]
+    if wrong:
+        raise ValueError(f"out of range: {', '.join(wrong)}")
+
+
+def _is_count(value: int) -> bool:
+    return 0 <= value <= _MAX_COUNT
 
 
 class Coefficient(msgspec.Struct, frozen=True):
@@ -29,6 +41,20 @@ class Coefficient(msgspec.Struct, frozen=True):
     samples: int
     standard_error: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be.
+
+        Raises:
+            ValueError: a value that is not finite, or a count that is none.
+
+        """
+        error = self.standard_error
+        _require(
+            value=math.isfinite(self.value),
+            samples=_is_count(self.samples),
+            standard_error=error is None or math.isfinite(error),
+        )
+
 
 class _Statistics(msgspec.Struct, frozen=True):
     job: str
@@ -36,6 +62,13 @@ class _Statistics(msgspec.Struct, frozen=True):
     samples: int
     mean_cpi: float
     std_cpi: float
+
+    def __post_init__(self) -> None:
+        _require(
+            samples=_is_count(self.samples),
+            mean_cpi=math.isfinite(self.mean_cpi) and self.mean_cpi > 0,
+            std_cpi=math.isfinite(self.std_cpi) and self.std_cpi >= 0,
+        )
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -49,6 +82,14 @@ class _Held(msgspec.Struct, frozen=True):
     statistics: tuple[_Statistics, ...] = ()
     coefficients: dict[str, Coefficient] = {}
 
+    def __post_init__(self) -> None:
+        _require(
+            version=_is_count(self.version),
+            created_unix_ns=_is_count(self.created_unix_ns),
+            ttl_ns=_is_count(self.ttl_ns),
+            slot_ns=_is_count(self.slot_ns) and (self.slot_ns > 0 or self.version == 0),
+        )
+
 
 class CoefficientStore:
     """The newest coefficients that central sent, kept at `path`.
@@ -59,8 +100,7 @@ class CoefficientStore:
 
     Args:
         path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and
-        central
-            sends everything again because the agent then says that it holds version 0.
+            central sends everything again because the agent then says that it holds version 0.
 
     """
 
@@ -161,24 +201,18 @@ class CoefficientStore:
         coefficients = {job: value for job, value in coefficients.items() if job not in removed}
         absurd = 0
         for row in update.statistics:
-            if not (
-                math.isfinite(row.mean_cpi)
-                and math.isfinite(row.std_cpi)
-                and row.mean_cpi > 0
-                and row.std_cpi >= 0
-            ):
+            try:
+                new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi)
+            except ValueError:
                 absurd += 1
                 continue
-            key = (row.job, row.platform)
-            statistics[key] = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi)
-        for coefficient in update.coefficients:
-            if not math.isfinite(coefficient.value):
+            statistics[row.job, row.platform] = new
+        for row in update.coefficients:
+            error = row.standard_error if math.isfinite(row.standard_error) else None
+            try:
+                coefficients[row.job] = Coefficient(row.value, row.samples, error)
+            except ValueError:
                 absurd += 1
-                continue
-            error = coefficient.standard_error
-            coefficients[coefficient.job] = Coefficient(
-                coefficient.value, coefficient.samples, error if math.isfinite(error) else None
-            )
         if absurd:
             self._log.warning(
                 "values of a coefficient update left out: not finite", rows=absurd, version=update.version
@@ -208,7 +242,7 @@ class CoefficientStore:
                 "cannot read coefficients, starting without", path=str(self._path), error=error.strerror
             )
             return _Held()
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._log.warning(
                 "damaged coefficients, starting without", path=str(self._path), error=str(error)
             )

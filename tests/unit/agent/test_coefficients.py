@@ -153,8 +153,34 @@ def test_absurd_values_are_left_out_and_counted_in_one_line(store):
     assert store.coefficient("nan", NOW) is not None
 
 
+OF_A_JOB = b'{"version": 3, "slot_ns": 1, "statistics": [{"job": "a", "platform": "b", "samples": 9, %s}]}'
+OF_A_COEFFICIENT = b'{"version": 3, "slot_ns": 1, "coefficients": {"a": %s}}'
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": "x"}', b'{"format": 99, "version": 3}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b"[" * 100_000,
+        b'{"version": "x"}',
+        b'{"format": 99, "version": 3}',
+        b'{"version": 99999999999999999999999, "slot_ns": 1}',
+        b'{"version": -1, "slot_ns": 1}',
+        b'{"version": 3, "slot_ns": 1, "created_unix_ns": -1}',
+        b'{"version": 3, "slot_ns": 1, "ttl_ns": -1}',
+        b'{"version": 3, "slot_ns": 0}',
+        b'{"version": 3, "slot_ns": 18446744073709551616}',
+        OF_A_JOB % b'"mean_cpi": -1e300, "std_cpi": 0.5',
+        OF_A_JOB % b'"mean_cpi": 0, "std_cpi": 0.5',
+        OF_A_JOB % b'"mean_cpi": 1e999, "std_cpi": 0.5',
+        OF_A_JOB % b'"mean_cpi": 1.5, "std_cpi": -0.5',
+        OF_A_JOB.replace(b"9", b"-9") % b'"mean_cpi": 1.5, "std_cpi": 0.5',
+        OF_A_COEFFICIENT % b'{"value": 1e999, "samples": 1}',
+        OF_A_COEFFICIENT % b'{"value": 1, "samples": -1}',
+    ],
 )
 def test_a_damaged_file_is_warned_of_and_the_store_starts_empty(tmp_path, content):
     path = tmp_path / "coefficients.json"
@@ -164,6 +190,16 @@ def test_a_damaged_file_is_warned_of_and_the_store_starts_empty(tmp_path, conten
     assert (store.version, len(logs), logs[0]["log_level"]) == (0, 1, "warning")
     assert store.apply(update(3))
     assert CoefficientStore(path).version == 3
+
+
+def test_the_largest_numbers_of_the_protocol_survive_a_restart(store, tmp_path):
+    most = 2**64 - 1
+    assert store.apply(update(most, created=most, ttl_ns=most, slot_ns=most))
+    with capture_logs() as logs:
+        again = CoefficientStore(tmp_path / "state" / "coefficients.json")
+    assert (again.version, again.created_unix_ns, again.ttl_ns, again.slot_ns) == (most,) * 4
+    assert logs == []
+    assert agent_pb2.Hello(coefficient_version=again.version).coefficient_version == most
 
 
 def test_a_file_that_cannot_be_read_is_warned_of(tmp_path):
