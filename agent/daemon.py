@@ -232,7 +232,7 @@ class Daemon:
         if self.state.analysis is not None:
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
         if self._uplink is not None:
-            self._guard("uplink", self._uplink.submit, windows)
+            self._guard("queueing for central", self._uplink.submit, windows)
 
     def _guard(self, what: str, call: Callable[..., object], *arguments: object) -> None:
         try:
@@ -242,6 +242,8 @@ class Daemon:
             self._note_failure(what, error)
         else:
             self._note_success(what)
+
+    # What works and what fails are told by one key each: a success under another's would let it log for ever.
 
     def _note_failure(self, what: str, error: Exception) -> None:
         text = repr(error)
@@ -257,12 +259,17 @@ class Daemon:
         """Run a sink's coroutine for ever: when it fails, again after a back-off."""
         wait_s = _RETRY_MIN_S
         while not self._stop.is_set():
+            started_ns = self._clock.mono_ns()
             try:
                 await call()
             except Exception as error:  # noqa: BLE001 - as in _guard
+                if self._clock.mono_ns() - started_ns > _RETRY_MAX_S * 1e9:  # it worked in between
+                    self._failing.pop(what, None)
+                    wait_s = _RETRY_MIN_S
                 self.state.counters.sink_errors += 1
                 self._note_failure(what, error)
             else:
+                self._note_success(what)
                 return
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_MAX_S)

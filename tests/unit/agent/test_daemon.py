@@ -185,6 +185,25 @@ async def test_a_failing_uplink_costs_only_itself(config, monkeypatch):
         assert daemon.state.counters.sink_errors >= 3
 
 
+async def test_an_uplink_that_never_works_is_logged_once(config, monkeypatch):
+    tries = []
+
+    async def fails(self):
+        tries.append(1)
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(Uplink, "run", fails)
+    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.01)
+    monkeypatch.setattr("agent.daemon._RETRY_MAX_S", 0.05)
+    config = msgspec.structs.replace(config, uplink=UplinkSection(address="localhost:1"))
+    with structlog.testing.capture_logs() as logs:
+        async with Running(config) as daemon:
+            windows = daemon.state.pipeline.windows
+            await until(lambda: windows.closed >= 3 and len(tries) >= 5)  # submits succeed in between
+    events = [entry["event"] for entry in logs if "fail" in entry["event"] or "works" in entry["event"]]
+    assert events == ["uplink failed; the agent goes on without"]
+
+
 async def test_a_tick_that_fails_as_a_whole_is_counted_and_the_next_one_runs(config, monkeypatch):
     async with Running(config) as daemon:
         state = daemon.state
