@@ -217,7 +217,7 @@ class HostAnalysis:
             verdict=self.verdict(uuid),
             statistics=statistics,
             cpi=cpi,
-            n_cpi=antagonists.n_cpi(cpi, statistics) if cpi is not None and statistics else None,
+            n_cpi=self._n_cpi(slot, statistics),
             victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
             mn_cpi=self.mn_cpi,
             mn_cpi_threshold=self._threshold,
@@ -346,12 +346,19 @@ class HostAnalysis:
             count += 1
         return count
 
+    def _n_cpi(self, slot: _Slot | None, statistics: CpiStatistics | None) -> float | None:
+        if slot is None or slot.cpi is None or statistics is None or not self._covered(slot):
+            return None
+        return antagonists.n_cpi(slot.cpi, statistics)
+
     def _degradation(self, slot: _Slot, statistics: CpiStatistics | None) -> tuple[float | None, Reason]:
         """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""
         if slot.cpi is None:
             return None, slot.cpi_reason
         if statistics is None:
             return None, Reason.STALE if self._store.expired(self._now_unix_ns) else Reason.NO_COEFFICIENTS
+        if not self._covered(slot):
+            return None, Reason.VM_STARTING
         return max(1.0, slot.cpi / statistics.mean), Reason.UNSPECIFIED
 
     def _why_unknown(self, vm: _Vm, slot: _Slot, statistics: CpiStatistics | None) -> str:

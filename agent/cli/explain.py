@@ -52,6 +52,8 @@ def _head(answer: host_pb2.VmExplanation) -> None:
     _say(f"{vm.verdict}: {vm.verdict_reason}", "bold red" if vm.verdict == "victim" else "")
     if math.isfinite(vm.degradation):
         _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
+    else:
+        _say(f"slow-down {UNKNOWN}", "dim")  # the line above says why
 
 
 def _numbers(answer: host_pb2.VmExplanation) -> None:
@@ -94,6 +96,8 @@ def _arithmetic(answer: host_pb2.VmExplanation) -> None:
         if math.isfinite(answer.n_cpi):
             arithmetic = f"({answer.cpi:.4g} - {mean:.4g}) / {std:.4g}"
             _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {answer.n_cpi:.3g} = {arithmetic}")
+        elif math.isfinite(answer.cpi):
+            _say(f"CPI so far {answer.cpi:.4g}: not comparable yet, see above")
     elif math.isfinite(answer.cpi):
         _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
     if answer.victim_slots:

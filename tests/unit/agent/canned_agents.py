@@ -105,14 +105,14 @@ class State:
         return self._vms
 
 
-def analysis(folder, *, coefficients=True):
+def analysis(folder, *, coefficients=True, slot_s=10):
     store = CoefficientStore(Path(folder) / "coefficients.json")
     if coefficients:
         store.apply(
             agent_pb2.CoefficientUpdate(
                 version=7,
                 created_unix_ns=NOW - 120 * S,
-                slot_ns=10 * S,
+                slot_ns=slot_s * S,
                 full=True,
                 statistics=[
                     agent_pb2.JobStatistics(
@@ -152,6 +152,7 @@ def states(folder):
             *without_pmu(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
         ),
         "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
+        "short": State(HOST, FULL, analysis(f"{folder}/short", slot_s=300)),
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
     }

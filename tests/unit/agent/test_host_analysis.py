@@ -270,10 +270,14 @@ def test_a_slot_that_was_hardly_watched_is_not_compared_with_whole_ones(host):
     host.run(3, VICTIM)
     verdict = unknown(host)
     assert verdict.reason == "watched for 30 s of a slot of 300 s: too short to compare"
-    assert verdict.degradation == pytest.approx(3.1 / 1.2)
+    assert (verdict.degradation, verdict.degradation_reason) == (None, Reason.VM_STARTING)
+    why = host.explain("web-1")
+    assert (why.cpi, why.n_cpi) == (pytest.approx(3.1), None)
     assert host.analysis.mn_cpi is None
     host.run(12, VICTIM)
     assert host.verdict("web-1").verdict == "victim"
+    assert host.verdict("web-1").degradation == pytest.approx(3.1 / 1.2)
+    assert host.explain("web-1").n_cpi == pytest.approx((3.1 - 1.2) / 0.35)
 
 
 def test_slots_are_as_long_as_centrals_but_never_shorter_than_a_window(host):

@@ -188,6 +188,24 @@ def test_explain_without_analysis(run, agents):
     assert "nan" not in out
 
 
+def test_a_vm_that_was_watched_too_shortly_has_no_slow_down(run, agents):
+    _, out, _ = run("vms", "--socket", str(agents / "short.sock"))
+    assert "SLOW" not in out
+    assert "1.08x" not in out
+    assert "watched for 30 s of a slot of 300 s: too short to compare" in out
+    _, out, _ = run("explain", "instance-0000a1f4", "--socket", str(agents / "short.sock"))
+    lines = out.splitlines()
+    assert lines[2:4] == [
+        "unknown: watched for 30 s of a slot of 300 s: too short to compare",
+        "slow-down -",
+    ]
+    assert "CPI so far 1.3: not comparable yet, see above" in lines
+    assert "nCPI" not in out
+    _, out, _ = run("explain", "instance-0000a1f4", "--json", "--socket", str(agents / "short.sock"))
+    answer = json.loads(out)
+    assert (answer["degradation"], answer["n_cpi"], answer["cpi"]) == (None, None, pytest.approx(1.3))
+
+
 def test_explain_for_programs(run, agents):
     _, out, _ = run("explain", "uuid-instance-0000a1f3", "--json", "--socket", str(agents / "full.sock"))
     answer = json.loads(out)
