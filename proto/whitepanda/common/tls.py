@@ -1,7 +1,15 @@
-"""mTLS material: three PEM files, read whole, checked for the obvious, with errors that name the file."""
+"""mTLS material: three PEM files, checked before they are used, with errors that name the file and the remedy.
+
+gRPC tells nobody what is wrong with a side's own certificate: the other side breaks off, and that is all. So we
+look first, with nothing but the standard library: a handshake in memory against a verifier like the other side's.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -9,7 +17,20 @@ import msgspec
 
 from whitepanda.common.errors import TlsError
 
-__all__ = ["TlsFiles", "channel_credentials", "peer_names", "server_credentials"]
+__all__ = [
+    "TlsFiles",
+    "channel_credentials",
+    "peer_names",
+    "problems",
+    "server_credentials",
+    "setting",
+    "warnings",
+]
+
+_FILES = ("ca", "certificate", "key")
+# OpenSSL's X509_V_ERR_*.
+_NOT_YET_VALID, _EXPIRED, _WRONG_PURPOSE = 9, 10, 26
+_HANDSHAKE_TURNS = 8  # a handshake in memory takes three
 
 
 class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,43 +41,252 @@ class TlsFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str = ""  # PEM file: ours, readable by nobody else
 
 
-def _read(path: str, what: str) -> bytes:
-    if not path:
-        raise TlsError(
-            f"tls.{what} is not set; `whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts"
-        )
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise TlsError(f"tls.{what}: cannot read {path}: {error.strerror}") from error
-    if b"-----BEGIN" not in data:
-        raise TlsError(f"tls.{what}: {path} is not a PEM file")
-    return data
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """`certain`: it cannot work like this. Else it may: the other side may know another CA, or have another clock."""
+
+    text: str
+    certain: bool = True
 
 
-def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """Credentials of a client (an agent, a tool).
+def setting(prefix: str, what: str) -> str:
+    """Return the full name of one of the three settings: `uplink.tls.key`, or a tool's option `--cert`."""
+    if prefix == "--":
+        return "--cert" if what == "certificate" else f"--{what}"
+    return f"{prefix}.{what}"
 
-    Raises:
-        TlsError: a file is missing, unreadable or not PEM.
+
+def problems(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
+    """Say what is wrong with the three files, one line each; what another side may yet accept included.
+
+    Args:
+        files: unset and missing files are problems too.
+        server: whether they are central's; else a client's.
+        prefix: what their settings are called: "uplink.tls", "central.tls", or "--" for a tool's options.
 
     """
-    return grpc.ssl_channel_credentials(
-        _read(files.ca, "ca"), _read(files.key, "key"), _read(files.certificate, "certificate")
-    )
+    return [problem.text for problem in _examine(files, server=server, prefix=prefix)]
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+def warnings(files: TlsFiles, *, server: bool, prefix: str) -> list[str]:
+    """Return those of `problems` that only the other side can decide on; connecting may work in spite of them."""
+    return [problem.text for problem in _examine(files, server=server, prefix=prefix) if not problem.certain]
+
+
+def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.ChannelCredentials:
+    """Credentials of a client (an agent, a tool). Reads the files anew; some milliseconds.
+
+    Raises:
+        TlsError: the files cannot work: unreadable, not PEM, no pair, expired, a server's. The first of `problems`.
+
+    """
+    ca, certificate, key = _usable(files, server=False, prefix=prefix)
+    return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def server_credentials(files: TlsFiles, prefix: str = "central.tls") -> grpc.ServerCredentials:
     """Credentials of central: clients must present a certificate of the CA.
 
     Raises:
-        TlsError: a file is missing, unreadable or not PEM.
+        TlsError: as of `channel_credentials`; here a client's certificate is the wrong one.
 
     """
-    pair = (_read(files.key, "key"), _read(files.certificate, "certificate"))
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=_read(files.ca, "ca"), require_client_auth=True
+    ca, certificate, key = _usable(files, server=True, prefix=prefix)
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)
+
+
+def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes, bytes]:
+    for problem in _examine(files, server=server, prefix=prefix):
+        if problem.certain:
+            raise TlsError(problem.text)
+    try:
+        ca, certificate, key = (Path(getattr(files, what)).read_bytes() for what in _FILES)
+    except OSError as error:
+        raise TlsError(
+            f"{setting(prefix, 'certificate')}: {error.filename} has just gone: {error.strerror}"
+        ) from error
+    return ca, certificate, key
+
+
+# -- what can be wrong -------------------------------------------------------------------------------
+
+
+def _examine(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]:
+    unreadable = [problem for what in _FILES if (problem := _unreadable(files, what, prefix))]
+    if unreadable:
+        yield from unreadable
+        return
+    ca, certificate, key = (f"{setting(prefix, what)}: {getattr(files, what)}" for what in _FILES)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(files.ca)
+    except (ssl.SSLError, OSError) as error:
+        yield _Problem(f"{ca} holds no usable certificate ({_reason(error)})")
+        return
+    try:
+        # The empty password keeps OpenSSL from asking for one on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.certificate, files.key, password="")
+    except (ssl.SSLError, OSError, ValueError) as error:
+        if b"ENCRYPTED" in Path(files.key).read_bytes():
+            yield _Problem(
+                f"{key} is encrypted, and nobody can be asked for its passphrase; give it without one"
+            )
+        else:
+            pair = f"{certificate} and {setting(prefix, 'key')}: {files.key}"
+            remedy = "`whitepanda pki` makes matching ones"
+            yield _Problem(f"{pair} cannot be used together ({_reason(error)}); {remedy}")
+        return
+    try:
+        yield from _verify(files, server=server, prefix=prefix)
+    except OSError as error:  # TLS errors are among them; the files may be changing under our hands
+        yield _Problem(f"{certificate} cannot be verified ({_reason(error)})", certain=False)
+
+
+def _unreadable(files: TlsFiles, what: str, prefix: str) -> _Problem | None:
+    path, name = getattr(files, what), setting(prefix, what)
+    if not path:
+        remedy = "`whitepanda pki` makes certificates, docs/operate.md tells how they reach hosts"
+        return _Problem(f"{name} is not set; {remedy}")
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        return _Problem(f"{name}: cannot read {path}: {error.strerror}")
+    return None if b"-----BEGIN" in data else _Problem(f"{name}: {path} is not a PEM file")
+
+
+def _verify(files: TlsFiles, *, server: bool, prefix: str) -> Iterator[_Problem]:
+    """Verify the certificate as the other side will: first by itself, then against the CA."""
+    ours = f"{setting(prefix, 'certificate')}: {files.certificate}"
+    issue = (
+        "issue a new one with `whitepanda pki central`"
+        if server
+        else _ISSUE.get(prefix, _ISSUE["uplink.tls"])
     )
+    error = _refusal(files, files.certificate, server=server)
+    if error is not None:
+        yield _own(ours, error, _validity(files.certificate), server=server, issue=issue)
+        if error.verify_code in (_EXPIRED, _NOT_YET_VALID, _WRONG_PURPOSE):
+            return  # verifying against the CA would say the same again
+    error = _refusal(files, files.ca, server=server)
+    if error is None:
+        return
+    ca = f"{setting(prefix, 'ca')} ({files.ca})"
+    if error.verify_code in (_EXPIRED, _NOT_YET_VALID):
+        text = f"the CA in {ca} does not pass: {error.verify_message}"
+        yield _Problem(f"{text}; check this host's clock, make a new CA with `whitepanda pki init --force`")
+        return
+    others = "agents" if server else "central"
+    text = f"{ours} is not signed by the CA in {ca} ({error.verify_message})"
+    yield _Problem(f"{text}; {others} will not accept it unless set up with its CA; {issue}", certain=False)
+
+
+_ISSUE = {
+    "uplink.tls": "issue a new one with `whitepanda pki host`",
+    "--": "issue a new one with `whitepanda pki operator` or `whitepanda pki importer`",
+}
+
+
+def _own(
+    ours: str,
+    error: ssl.SSLCertVerificationError,
+    validity: tuple[dt.datetime, dt.datetime] | None,
+    *,
+    server: bool,
+    issue: str,
+) -> _Problem:
+    code = error.verify_code
+    start, end = (f" {moment:%Y-%m-%d %H:%M} UTC" for moment in validity) if validity else ("", "")
+    if code == _EXPIRED:
+        return _Problem(f"{ours} expired{' on' if end else ''}{end}, {issue}")
+    if code == _NOT_YET_VALID:
+        text = f"{ours} is not yet valid{', only from' if start else ''}{start}"
+        return _Problem(
+            f"{text}; is this host's clock right ({dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC)?", False
+        )
+    if code == _WRONG_PURPOSE:
+        wrong = "not one for servers" if server else "a server's certificate, not for clients"
+        return _Problem(f"{ours} is {wrong} (extended key usage); {issue}")
+    return _Problem(f"{ours} does not pass: {error.verify_message}; {issue}", certain=False)
+
+
+def _refusal(files: TlsFiles, trusted: str, *, server: bool) -> ssl.SSLCertVerificationError | None:
+    """Present our certificate to a verifier that trusts `trusted`, in memory; return why it refuses."""
+    kinds = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+    ours, verifying = (ssl.SSLContext(kind) for kind in (kinds if server else reversed(kinds)))
+    for context in (ours, verifying):
+        context.check_hostname = False
+    ours.verify_mode = ssl.CERT_NONE  # the verifier's certificate is nobody's concern
+    ours.load_cert_chain(files.certificate, files.key, password="")
+    verifying.load_verify_locations(trusted)
+    verifying.verify_mode = ssl.CERT_REQUIRED
+    verifying.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate CA may be all that is trusted
+    if not server:
+        verifying.load_cert_chain(files.certificate, files.key, password="")  # a server has to have one
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        (verifying if server else ours).wrap_bio(back, there, server_side=False),
+        (ours if server else verifying).wrap_bio(there, back, server_side=True),
+    ]
+    for _ in range(_HANDSHAKE_TURNS):
+        for side in tuple(sides):
+            try:
+                side.do_handshake()
+                sides.remove(side)
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                return error
+        if not sides:
+            return None
+    raise RuntimeError("a TLS handshake in memory does not end")
+
+
+def _reason(error: Exception) -> str:
+    return (
+        str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+        .lower()
+        .replace("_", " ")
+    )
+
+
+def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
+    """Return from when to when the first certificate of a PEM file is valid; None where we cannot tell.
+
+    The standard library shows these times only of certificates that pass. RFC 5280, 4.1: they are the fifth part of
+    the first part, after a version that may be left out.
+    """
+    text = Path(path).read_text(encoding="ascii", errors="replace")
+    try:
+        pem = text[text.index("-----BEGIN CERTIFICATE-----") : text.index("-----END CERTIFICATE-----") + 25]
+        signed = _parts(_parts(_parts(ssl.PEM_cert_to_DER_cert(pem))[0][1])[0][1])
+        times = _parts(signed[4 if signed[0][0] == _DER_VERSION else 3][1])
+        start, end = (_time(tag, value) for tag, value in times)
+    except (ValueError, IndexError):
+        return None
+    return start, end
+
+
+_DER_VERSION, _DER_UTC_TIME = 0xA0, 0x17
+
+
+def _parts(data: bytes) -> list[tuple[int, bytes]]:
+    """Split DER into (tag, content)."""
+    found = []
+    at = 0
+    while at < len(data):
+        tag, size, begin = data[at], data[at + 1], at + 2
+        if size & 0x80:
+            begin += size & 0x7F
+            size = int.from_bytes(data[at + 2 : begin])
+        found.append((tag, data[begin : begin + size]))
+        at = begin + size
+    return found
+
+
+def _time(tag: int, value: bytes) -> dt.datetime:
+    text = value.decode("ascii")
+    if tag == _DER_UTC_TIME:  # two digits of the year, from 1950 on
+        text = ("19" if text >= "50" else "20") + text
+    return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC)
 
 
 def peer_names(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> frozenset[str]:
