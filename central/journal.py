@@ -20,7 +20,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -158,21 +158,22 @@ class Journal:
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
 
-    def read_roll(self, roll: Roll) -> list[StoredBatch]:
-        """Return the batches of a roll, in order. For any thread: it has a connection of its own."""
+    def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
+        """Yield the batches of a roll, in order, in pieces of about `piece_rows` rows: a roll may be large.
+
+        The pieces are the same each time. For any thread: it has a connection of its own, and holds the journal's
+        log back no longer than it takes to read a piece.
+        """
         connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
         try:
-            found = connection.execute(
-                "SELECT host, platform, spool_id, sequence, rows, kept, payload FROM batches"
-                " WHERE id BETWEEN ? AND ? ORDER BY id",
-                (roll.first, roll.last),
-            ).fetchall()
+            after = roll.first - 1
+            while True:
+                piece, after = _read_piece(connection, after, roll.last, piece_rows)
+                if not piece:
+                    return
+                yield piece
         finally:
             connection.close()
-        return [
-            StoredBatch(host, platform, spool_id, sequence, payload, unpack_kept(kept, rows))
-            for host, platform, spool_id, sequence, rows, kept, payload in found
-        ]
 
     # The writer's thread, and what it is made of.
 
@@ -398,6 +399,27 @@ class Journal:
             )
         for item, is_new in group.outcomes:
             item.done(is_new)
+
+
+def _read_piece(
+    connection: sqlite3.Connection, after: int, last: int, piece_rows: int
+) -> tuple[list[StoredBatch], int]:
+    """Return the batches after a number, until there are so many rows, and the number of the last of them."""
+    piece: list[StoredBatch] = []
+    rows_so_far = 0
+    found = connection.execute(
+        "SELECT id, accepted_rows, host, platform, spool_id, sequence, rows, kept, payload FROM batches"
+        " WHERE id > ? AND id <= ? ORDER BY id",
+        (after, last),
+    )
+    for number, accepted, host, platform, spool_id, sequence, rows, kept, payload in found:
+        piece.append(StoredBatch(host, platform, spool_id, sequence, payload, unpack_kept(kept, rows)))
+        after = number
+        rows_so_far += accepted
+        if rows_so_far >= piece_rows:
+            break
+    found.close()
+    return piece, after
 
 
 def _lock(folder: Path) -> IO[str]:

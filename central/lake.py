@@ -12,16 +12,18 @@ A file that is being written ends in `.tmp`; it is flushed, renamed and its fold
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["DAY_NS", "Lake", "Segment", "day_of", "segment_stem"]
 
 DAY_NS = 86_400 * 10**9
+_OPEN_FILES = 64  # at once
 _EPOCH = date(1970, 1, 1)
 _NAME = re.compile(r"^(?P<replica>[A-Za-z0-9-]+)-(?P<journal>[0-9a-f]{8})-(?P<first>\d{12,19})\.parquet$")
 
@@ -103,32 +106,63 @@ class Lake:
     def write_segment(
         self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None
     ) -> list[Segment]:
+        """Write one roll of a single table; see `write_pieces`."""
+        return self.write_pieces(lambda: iter((table,)), stem, provenance)
+
+    def write_pieces(
+        self,
+        pieces: Callable[[], Iterator[pa.Table]],
+        stem: str,
+        provenance: dict[str, str] | None = None,
+    ) -> list[Segment]:
         """Write one roll: a file per day of `start_unix_ns`, each on disk and whole under its name when this returns.
 
+        One piece is in memory at a time; its rows of a day are a row group of that day's file. So that there are
+        never many files open, a roll of many days is gone through more than once.
+
         Args:
-            table: rows of schema `central.schema.SAMPLES`. An empty one writes nothing.
+            pieces: begins anew at each call, with the same tables; rows of schema `central.schema.SAMPLES`. Pieces
+                without rows write nothing.
             stem: from `segment_stem`. Files of that name are replaced: the caller repeats the very same roll.
             provenance: goes into the footers as `whitepanda.<key>`, beside the schema's and the product's version.
+
+        Returns:
+            The segments, by day.
 
         Raises:
             OSError: the disk is full or not writable. Nothing is left half written under a segment's name.
 
         """
-        days = np.asarray(table.column("start_unix_ns").to_numpy()) // DAY_NS
         facts = {
             "schema": str(SCHEMA_VERSION),
             "version": metadata.version("whitepanda"),
             **(provenance or {}),
         }
-        keys = {f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()}
-        written = []
-        for number in np.unique(days):
-            rows = table if days.min() == days.max() else table.filter(pa.array(days == number))
-            day = _EPOCH + timedelta(days=int(number))
-            path = self.samples_dir / f"day={day.isoformat()}" / f"{stem}.parquet"
-            _write_durably(rows.replace_schema_metadata(keys), path)
-            written.append(Segment(path, day))
-        return written
+        schema = SAMPLES.with_metadata(
+            {f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()}
+        )
+        written: dict[int, Segment] = {}
+        is_complete = False
+        while not is_complete:
+            done, is_complete = set(written), True
+            with contextlib.ExitStack() as stack:
+                files: dict[int, _SegmentFile] = {}
+                for piece in pieces():
+                    for number, rows in _by_day(piece):
+                        if number in done:
+                            continue
+                        if number not in files and len(files) >= _OPEN_FILES:
+                            is_complete = False
+                            continue
+                        if number not in files:
+                            day = _EPOCH + timedelta(days=number)
+                            path = self.samples_dir / f"day={day.isoformat()}" / f"{stem}.parquet"
+                            files[number] = stack.enter_context(_SegmentFile(path, schema))
+                            written[number] = Segment(path, day)
+                        files[number].write(rows)
+                for file in files.values():
+                    file.finish()
+        return [written[number] for number in sorted(written)]
 
     def remove_unfinished(self, origin: str) -> int:
         """Delete what a killed `write_segment` of this origin (see `Segment`) left behind. Returns how many files."""
@@ -197,22 +231,62 @@ def day_of(unix_ns: int) -> date:
     return datetime.fromtimestamp(unix_ns // 10**9, UTC).date()
 
 
-def _write_durably(table: pa.Table, path: Path) -> None:
-    """Write beside the place, flush, rename, flush the folder (and its parents where they are new)."""
-    new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        with unfinished.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-    for folder in {path.parent, *(made.parent for made in new_folders)}:
-        _sync_folder(folder)
+def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows of each day, with the day's number since 1970."""
+    days = np.asarray(table.column("start_unix_ns").to_numpy()) // DAY_NS
+    numbers = np.unique(days)
+    for number in numbers:
+        yield int(number), table if len(numbers) == 1 else table.filter(pa.array(days == number))
+
+
+class _SegmentFile:
+    """A segment on its way: written beside its place; `finish` flushes it and gives it its name.
+
+    What is left without `finish` leaves nothing.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._path = path
+        self._unfinished = path.with_name(path.name + ".tmp")
+        self._new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._schema = schema
+        self._file = self._unfinished.open("wb")
+        try:
+            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+        except BaseException:
+            self._discard()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._file.closed:
+            with contextlib.suppress(OSError, pa.ArrowException):  # it writes a footer; the disk may be full
+                self._writer.close()
+            self._discard()
+
+    def write(self, rows: pa.Table) -> None:
+        """Append a row group."""
+        self._writer.write_table(rows.cast(self._schema))
+
+    def finish(self) -> None:
+        """Flush, rename, flush the folder (and its parents where they are new)."""
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._unfinished.replace(self._path)
+        self._file.close()
+        for folder in {self._path.parent, *(made.parent for made in self._new_folders)}:
+            _sync_folder(folder)
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._unfinished.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
+
+import pyarrow as pa
 
 from central.config import IngestSection
 from central.journal import Journal, Roll
@@ -16,6 +18,7 @@ from whitepanda.common import log
 
 __all__ = ["Roller"]
 
+_PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
 _LOOK_S = 0.25  # how often the loop looks at how much there is
 
 
@@ -74,12 +77,14 @@ class Roller:
         return True
 
     def _write(self, roll: Roll) -> int:
-        table = samples_table(self._journal.read_roll(roll))
         provenance = {
             "replica": self._journal.replica,
             "journal": self._journal.journal_id,
             "rows": f"{roll.first}-{roll.last}",
             "central": metadata.version("whitepanda"),
         }
-        self._lake.write_segment(table, roll.stem, provenance)
-        return int(table.num_rows)
+
+        def pieces() -> Iterator[pa.Table]:
+            return map(samples_table, self._journal.read_roll(roll, _PIECE_ROWS))
+
+        return sum(segment.rows for segment in self._lake.write_pieces(pieces, roll.stem, provenance))

@@ -5,8 +5,10 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from central import rolls
 from central.config import IngestSection
 from central.journal import HostRecord, Journal, JournalStats, Roll, Submission
 from central.lake import Lake
@@ -103,6 +105,30 @@ async def test_what_it_called_back_for_is_there_after_a_crash(tmp_path: Path) ->
     assert ranges == [(1, 3), (5, 6)]
     await journal.close()
     await again.close()
+
+
+async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence, lost=sequence % 2)
+    await sender.heard(5)
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    pieces = [[batch.sequence for batch in piece] for piece in journal.read_roll(roll, 5)]
+    assert pieces == [[1, 2], [3, 4], [5]]
+    assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
+    assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
+    monkeypatch.setattr(rolls, "_PIECE_ROWS", 5)
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 12
+    [segment] = lake.segments()
+    assert (segment.rows, segment.footer.num_row_groups) == (12, 3)
+    sequences = pq.ParquetFile(segment.path).read(["sequence"])["sequence"].to_pylist()
+    assert sequences == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4, 5, 5]
+    assert journal.stats.rolled_rows == 12
+    await journal.close()
 
 
 async def test_duplicates_are_known_after_their_rows_left(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import errno
+import resource
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
 import ibis
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -102,18 +105,74 @@ def test_what_is_no_segment_is_not_read(tmp_path: Path) -> None:
     assert not list(folder.glob("*.tmp"))
 
 
-def test_a_full_disk_leaves_no_half_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_half_segment(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-
-    def write_table(_table, file, **_options) -> None:
-        file.write(b"PAR1 half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(lake_module.pq, "write_table", write_table)
-    with pytest.raises(OSError, match="No space left"):
-        lake.write_segment(table(("h", 1, 0)), A)
+    rng = np.random.default_rng(1)
+    rows = table(*[("h", int(n), int(n) % (2 * DAY_NS)) for n in rng.integers(0, 2**62, 50_000)])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100_000, before[1])
+    )  # a disk that is full in the middle of a file
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            lake.write_segment(rows, A)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert lake.segments() == []
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert sum(segment.rows for segment in lake.write_segment(rows, A)) == 50_000
+
+
+def test_a_writer_that_fails_at_a_later_piece_leaves_nothing(tmp_path: Path) -> None:
+    def pieces() -> Iterator[pa.Table]:
+        yield table(("h", 1, 0), ("h", 1, DAY_NS))
+        raise OSError(errno.EIO, "the journal cannot be read")
+
+    lake = Lake(tmp_path)
+    with pytest.raises(OSError, match="cannot be read"):
+        lake.write_pieces(pieces, A)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_pieces_of_a_roll_are_row_groups_of_one_file_per_day(tmp_path: Path) -> None:
+    tables = [
+        table(("h", 1, 0), ("h", 1, DAY_NS)),
+        SAMPLES.empty_table(),
+        table(("h", 2, 5), ("h", 2, 6)),
+        table(("h", 3, DAY_NS + 1)),
+    ]
+    lake = Lake(tmp_path)
+    first, second = lake.write_pieces(lambda: iter(tables), A, {"rows": "1-9"})
+    assert (first.rows, first.footer.num_row_groups) == (3, 2)
+    assert (second.rows, second.footer.num_row_groups) == (2, 2)
+    assert first.footer.metadata[b"whitepanda.rows"] == b"1-9"
+    assert pq.read_table(first.path, partitioning=None).schema.equals(SAMPLES)
+    assert read(lake) == [
+        ("h", 1, 0), ("h", 1, DAY_NS), ("h", 2, 5), ("h", 2, 6), ("h", 3, DAY_NS + 1)
+    ]  # fmt: skip
+    content = first.path.read_bytes()
+    lake.write_pieces(lambda: iter(tables), A, {"rows": "1-9"})
+    assert first.path.read_bytes() == content
+
+
+def test_a_roll_of_many_days_never_has_many_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_module, "_OPEN_FILES", 3)
+    most = 0
+
+    def pieces() -> Iterator[pa.Table]:
+        nonlocal most
+        for part in range(2):
+            yield table(*[("h", part + 1, (9 - day) * DAY_NS + part) for day in range(10)])
+            most = max(most, len(list(tmp_path.rglob("*.tmp"))))
+
+    lake = Lake(tmp_path)
+    segments = lake.write_pieces(pieces, A)
+    assert most == 3
+    assert [(segment.rows, segment.day.day) for segment in segments] == [(2, day) for day in range(1, 11)]
+    assert lake.segments() == segments
+    assert read(lake) == [("h", part + 1, day * DAY_NS + part) for part in range(2) for day in range(10)]
 
 
 def test_a_segment_is_flushed_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
