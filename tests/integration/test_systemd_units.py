@@ -22,7 +22,7 @@ import pytest
 
 from agent.config import AgentConfig, AgentSection
 from agent.config import load as load_agent
-from central.config import CentralConfig, CentralSection
+from central.config import BuildSection, CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
 from whitepanda.common.errors import ConfigError, TlsError
@@ -186,6 +186,12 @@ def settings(name):
             key, value = line.split("=", 1)
             found.setdefault(key, []).append(value)
     return found
+
+
+def test_central_may_use_the_memory_that_its_defaults_allow():
+    (value,) = settings("central")["MemoryHigh"]
+    assert value.endswith("G")
+    assert int(value[:-1]) * 1024 >= BuildSection().memory_limit_mib + 512 + 256
 
 
 def test_capabilities_are_those_that_are_needed():
