@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from whitepanda.common.config import load_toml
+from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["AgentConfig", "JobRule", "Mode", "load"]
+__all__ = ["RANGES", "AgentConfig", "JobRule", "Mode", "load"]
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
+
+#: What each number may be; a test sees that none is left out.
+RANGES: tuple[Range, ...] = (
+    ("agent.tick_s", 0.05, 60),
+    ("agent.window_s", 0.05, 3600),
+    ("agent.min_activity_cores", 0, 64),
+    ("sources.libvirt.deadline_s", 0.1, 60),
+    ("sources.perf.min_running_ratio", 0, 1),
+    ("sources.perf.opens_per_tick", 1, 10_000),
+    ("uplink.spool_max_mib", 1, 1 << 20),
+    ("uplink.batch_rows", 1, 10_000),
+    ("uplink.in_flight_batches", 1, 1000),
+    ("uplink.reconnect_min_s", 0.05, 3600),
+    ("uplink.reconnect_max_s", 0.05, 86_400),
+    ("analysis.victim_slots", 1, 100),
+    ("analysis.mn_cpi_percentile", 50, 100),
+    ("analysis.mn_cpi_floor", 0, 100),
+    ("analysis.history_slots", 1, 100_000),
+)
+
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
+_MAX_HOST = 253
+_MAX_PLATFORM = 512  # central keeps no longer one
+_MAX_SOCKET_BYTES = 107  # sun_path, less its end
 
 
 class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,38 +161,22 @@ def load(path: Path) -> AgentConfig:
 
 
 def _problems(config: AgentConfig) -> list[str]:
-    agent, uplink, analysis = config.agent, config.uplink, config.analysis
-    found = []
-    if not 0.05 <= agent.tick_s <= 60:  # noqa: PLR2004 - said in the message
-        found.append(f"agent.tick_s must be 0.05 to 60 seconds (value {agent.tick_s})")
-    ratio = agent.window_s / agent.tick_s if agent.tick_s > 0 else 0
+    agent, uplink = config.agent, config.uplink
+    found = [*out_of_range(config, RANGES), *_name_problems(agent)]
+    if found:
+        return found  # what follows is about values within their ranges
+    ratio = agent.window_s / agent.tick_s
     if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
         found.append(
             f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
         )
-    if not 0 <= config.sources.perf.min_running_ratio <= 1:
-        found.append(
-            f"sources.perf.min_running_ratio must be 0 to 1 (value {config.sources.perf.min_running_ratio})"
-        )
-    positive = {
-        "sources.perf.opens_per_tick": config.sources.perf.opens_per_tick,
-        "sources.libvirt.deadline_s": config.sources.libvirt.deadline_s,
-        "uplink.spool_max_mib": uplink.spool_max_mib,
-        "uplink.batch_rows": uplink.batch_rows,
-        "uplink.in_flight_batches": uplink.in_flight_batches,
-        "uplink.reconnect_min_s": uplink.reconnect_min_s,
-        "analysis.victim_slots": analysis.victim_slots,
-        "analysis.history_slots": analysis.history_slots,
-    }
-    found += [f"{key} must be above 0 (value {value})" for key, value in positive.items() if value <= 0]
     if uplink.reconnect_max_s < uplink.reconnect_min_s:
         found.append(
             f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
         )
-    if uplink.address and not re.fullmatch(r".+:\d{1,5}", uplink.address):
-        found.append(f"uplink.address must be host:port (value {uplink.address!r})")
-    if not 50 <= analysis.mn_cpi_percentile <= 100:  # noqa: PLR2004 - said in the message
-        found.append(f"analysis.mn_cpi_percentile must be 50 to 100 (value {analysis.mn_cpi_percentile})")
+    address = address_problem("uplink.address", uplink.address) if uplink.address else None
+    if address:
+        found.append(address)
     for key, mode, file in (
         ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
         ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
@@ -174,6 +184,21 @@ def _problems(config: AgentConfig) -> list[str]:
         if mode != "off" and not file:
             found.append(f"sources.{key} must name a file when its source's mode is {mode!r}")
     return found + _rule_problems(config.jobs)
+
+
+def _name_problems(agent: AgentSection) -> Iterator[str]:
+    if agent.host and not _HOST.fullmatch(agent.host):
+        allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
+        yield f"agent.host must be {allowed} (value {agent.host[:60]!r})"
+    if len(agent.platform) > _MAX_PLATFORM or not agent.platform.isprintable():
+        yield (
+            f"agent.platform must be at most {_MAX_PLATFORM} printable characters "
+            f"(value {agent.platform[:60]!r})"
+        )
+    size = len(os.fsencode(agent.socket))
+    if not agent.socket or size > _MAX_SOCKET_BYTES:
+        limit = f"1 to {_MAX_SOCKET_BYTES} bytes, the system's limit for sockets"
+        yield f"agent.socket must be a path of {limit} (value {agent.socket!r}, {size} bytes)"
 
 
 def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from whitepanda.common.config import load_toml
+from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["CentralConfig", "load"]
+__all__ = ["RANGES", "CentralConfig", "load"]
+
+#: What each number may be; a test sees that none is left out.
+RANGES: tuple[Range, ...] = (
+    ("ingest.max_batch_rows", 1, 1_000_000),
+    ("ingest.max_message_bytes", 1 << 16, 1 << 28),
+    ("ingest.max_streams", 1, 1_000_000),
+    ("ingest.commit_interval_ms", 1, 10_000),
+    ("ingest.max_pending_batches", 1, 1_000_000),
+    ("ingest.max_future_s", 1, 10 * 366 * 86_400),
+    ("ingest.max_past_days", 1, 36_500),
+    ("ingest.max_cpi", 1, 1e6),
+    ("ingest.max_cpu_usage_cores", 1, 1e6),
+    ("ingest.roll_interval_s", 0.05, 86_400),
+    ("ingest.roll_rows", 1, 100_000_000),
+    ("build.interval_s", 0.05, 31 * 86_400),
+    ("build.slot_s", 1, 86_400),
+    ("build.days", 1, 3660),
+    ("build.min_samples", 1, 1_000_000_000),
+    ("build.ttl_s", 60, 3660 * 86_400),
+    ("build.memory_limit_mib", 64, 1 << 24),
+    ("build.threads", 1, 1024),
+)
+
+_REPLICA = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,18 +96,16 @@ def load(path: Path) -> CentralConfig:
 
     """
     config = load_toml(path, CentralConfig)
-    for section in ("ingest", "build"):
-        values = msgspec.structs.asdict(getattr(config, section))
-        for key, value in values.items():
-            if value <= 0:
-                raise ConfigError(f"{path}: {section}.{key} must be above 0 (value {value})")
-    host, _, port = config.central.listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - ports end there
-        raise ConfigError(f"{path}: central.listen must be host:port (value {config.central.listen!r})")
+    for problem in out_of_range(config, RANGES):
+        raise ConfigError(f"{path}: {problem}")
+    address = address_problem("central.listen", config.central.listen, min_port=0)
+    if address:
+        raise ConfigError(f"{path}: {address}")
     if 86400 % config.build.slot_s:
         raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
-    if not config.central.replica.replace("-", "").isalnum():
+    if not _REPLICA.fullmatch(config.central.replica):
+        allowed = "1 to 64 letters, digits and '-'"
         raise ConfigError(
-            f"{path}: central.replica must be letters, digits and '-' (value {config.central.replica!r})"
+            f"{path}: central.replica must be {allowed} (value {config.central.replica[:80]!r})"
         )
     return config

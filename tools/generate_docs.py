@@ -61,22 +61,29 @@ def _kind(kind: object) -> str:
     return text
 
 
-def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, str], str]) -> list[str]:
+def _tables(
+    kind: type[msgspec.Struct],
+    prefix: str,
+    comments: dict[tuple[str, str], str],
+    ranges: dict[str, tuple[float, float]],
+) -> list[str]:
     rows, nested = [], []
     for field in msgspec.structs.fields(kind):
         inner = field.type
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments)
+            nested += _tables(inner, f"{prefix}.{field.name}".lstrip("."), comments, ranges)
             continue
         arguments = [
             a for a in getattr(inner, "__args__", ()) if isinstance(a, type) and issubclass(a, msgspec.Struct)
         ]
         if arguments:
-            nested += _tables(arguments[0], f"[{field.name}]", comments)
+            nested += _tables(arguments[0], f"[{field.name}]", comments, ranges)
             continue
         default = "required" if field.required else f"`{msgspec.json.encode(field.default).decode()}`"
         comment = comments.get((kind.__name__, field.name), "")
-        rows.append(f"| `{field.name}` | {_kind(inner)} | {default} | {comment} |")
+        limits = ranges.get(f"{prefix}.{field.name}")
+        kinds = _kind(inner) + (f", {limits[0]} to {limits[1]}" if limits else "")
+        rows.append(f"| `{field.name}` | {kinds} | {default} | {comment} |")
     if not rows:
         return nested
     title = f"## `[{prefix}]`" if prefix else "## top level"
@@ -96,8 +103,8 @@ def _tables(kind: type[msgspec.Struct], prefix: str, comments: dict[tuple[str, s
 
 def configuration_page() -> str:
     """Render every setting of both daemons, with its default and the comment beside it in the code."""
-    from agent.config import AgentConfig  # noqa: PLC0415
-    from central.config import CentralConfig  # noqa: PLC0415
+    from agent import config as agent  # noqa: PLC0415
+    from central import config as central  # noqa: PLC0415
 
     shared = _comments(ROOT / "proto" / "whitepanda" / "common" / "tls.py")
     lines = [
@@ -106,10 +113,12 @@ def configuration_page() -> str:
         "TOML. `whitepanda check-config FILE` checks a file; unknown keys are refused.",
         "",
     ]
-    lines += ["# The agent: agent.toml", ""]
-    lines += _tables(AgentConfig, "", shared | _comments(ROOT / "agent" / "config.py"))
-    lines += ["# Central: central.toml", ""]
-    lines += _tables(CentralConfig, "", shared | _comments(ROOT / "central" / "config.py"))
+    for title, module, kind in (
+        ("# The agent: agent.toml", agent, agent.AgentConfig),
+        ("# Central: central.toml", central, central.CentralConfig),
+    ):
+        ranges = {key: (low, high) for key, low, high in module.RANGES}
+        lines += [title, "", *_tables(kind, "", shared | _comments(Path(module.__file__)), ranges)]
     return MADE + "\n".join(lines).rstrip() + "\n"
 
 

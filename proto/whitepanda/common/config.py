@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +14,15 @@ import msgspec
 
 from whitepanda.common.errors import ConfigError
 
-__all__ = ["convert", "load_toml", "read_toml"]
+__all__ = ["Range", "address_problem", "convert", "load_toml", "out_of_range", "read_toml"]
 
 T = TypeVar("T")
 
+#: A setting's dotted key, its lowest and its highest value.
+Range = tuple[str, float, float]
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65535
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
 
@@ -32,7 +38,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # beside TOML's own: no UTF-8, 5000 digits, 1000 brackets
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
 
 
@@ -64,6 +70,24 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
             ) from error
         got = f" (value {_show(_value(data, path))})" if path else ""
         raise ConfigError(f"{where}: {path or 'file'}: {what[:1].lower()}{what[1:]}{got}") from error
+
+
+def out_of_range(config: msgspec.Struct, ranges: Sequence[Range]) -> Iterator[str]:
+    """Tell of each number of `config` that is not within its range, both ends included."""
+    for key, low, high in ranges:
+        value = operator.attrgetter(key)(config)
+        if not low <= value <= high:
+            yield f"{key} must be {low} to {high} (value {_show(value)})"
+
+
+def address_problem(key: str, address: str, *, min_port: int = 1) -> str | None:
+    """Tell what is wrong with `host:port` (IPv6 in brackets), or None."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return f"{key} must be host:port (value {_show(address)})"
+    if not min_port <= int(match["port"]) <= _MAX_PORT:
+        return f"{key} must have a port of {min_port} to {_MAX_PORT} (value {_show(address)})"
+    return None
 
 
 def load_toml(path: Path, kind: type[T]) -> T:

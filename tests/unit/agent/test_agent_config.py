@@ -1,15 +1,21 @@
 """The agent's configuration: defaults, refusals that name file, key and value."""
 
 import dataclasses
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.config import AgentConfig, JobRule, load
+from agent.config import RANGES, AgentConfig, JobRule, load
+from agent.daemon import Daemon
 from whitepanda.common.errors import ConfigError
+from whitepanda.v1 import agent_pb2
 
 MINIMAL = "[agent]\n"
+SOCKETS = "the system's limit for sockets"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -59,15 +65,15 @@ job = 'database-\g<size>'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[agent]\ntick_s = 0.01\nwindow_s = 10.0", "agent.tick_s must be 0.05 to 60 seconds (value 0.01)"),
+        ("[agent]\ntick_s = 0.01\nwindow_s = 10.0", "agent.tick_s must be 0.05 to 60 (value 0.01)"),
         ("[agent]\ntick_s = 3.0", "agent.window_s must be a multiple of agent.tick_s 3.0 (value 10.0)"),
         ("[agent]\nwindow_s = 0.5", "agent.window_s must be a multiple of agent.tick_s 1.0 (value 0.5)"),
         (
             "[sources.perf]\nmin_running_ratio = 1.5",
             "sources.perf.min_running_ratio must be 0 to 1 (value 1.5)",
         ),
-        ("[sources.perf]\nopens_per_tick = 0", "sources.perf.opens_per_tick must be above 0 (value 0)"),
-        ("[sources.libvirt]\ndeadline_s = -1.0", "sources.libvirt.deadline_s must be above 0 (value -1.0)"),
+        ("[sources.perf]\nopens_per_tick = 0", "sources.perf.opens_per_tick must be 1 to 10000 (value 0)"),
+        ("[sources.libvirt]\ndeadline_s = -1.0", "sources.libvirt.deadline_s must be 0.1 to 60 (value -1.0)"),
         ("[uplink]\naddress = 'central'", "uplink.address must be host:port (value 'central')"),
         (
             "[uplink]\nreconnect_min_s = 5.0\nreconnect_max_s = 1.0",
@@ -75,7 +81,34 @@ job = 'database-\g<size>'
         ),
         ("[analysis]\nmn_cpi_percentile = 10.0", "analysis.mn_cpi_percentile must be 50 to 100 (value 10.0)"),
         ("[analysis]\nmn_cpi_floor = nan", "analysis.mn_cpi_floor must be a finite number (value nan)"),
-        ("[analysis]\nvictim_slots = 0", "analysis.victim_slots must be above 0 (value 0)"),
+        ("[analysis]\nvictim_slots = 0", "analysis.victim_slots must be 1 to 100 (value 0)"),
+        ("[agent]\nwindow_s = 1e12", "agent.window_s must be 0.05 to 3600 (value 1000000000000.0)"),
+        ("[agent]\nmin_activity_cores = -5", "agent.min_activity_cores must be 0 to 64 (value -5.0)"),
+        ("[analysis]\nmn_cpi_floor = -3", "analysis.mn_cpi_floor must be 0 to 100 (value -3.0)"),
+        ("[uplink]\nbatch_rows = 99999999", "uplink.batch_rows must be 1 to 10000 (value 99999999)"),
+        (
+            "[uplink]\nspool_max_mib = 99999999999999999",
+            "uplink.spool_max_mib must be 1 to 1048576 (value 99999999999999999)",
+        ),
+        (
+            "[uplink]\naddress = 'host:99999'",
+            "uplink.address must have a port of 1 to 65535 (value 'host:99999')",
+        ),
+        ("[uplink]\naddress = 'host:0'", "uplink.address must have a port of 1 to 65535 (value 'host:0')"),
+        ("[uplink]\naddress = 'a b:1'", "uplink.address must be host:port (value 'a b:1')"),
+        ("[uplink]\naddress = 'host:\u00b2'", "uplink.address must be host:port (value 'host:\u00b2')"),
+        (
+            "[agent]\nhost = 'a b/c'",
+            "agent.host must be at most 253 letters, digits, '.', '_' and '-' (value 'a b/c')",
+        ),
+        (
+            '[agent]\nplatform = "a\\nb"',
+            "agent.platform must be at most 512 printable characters (value 'a\\nb')",
+        ),
+        (
+            f"[agent]\nsocket = '/{'s' * 107}'",
+            f"agent.socket must be a path of 1 to 107 bytes, {SOCKETS} (value '/{'s' * 107}', 108 bytes)",
+        ),
         (
             "[sources.simulated]\nmode = 'auto'",
             "sources.simulated.scenario must name a file when its source's mode is 'auto'",
@@ -125,3 +158,49 @@ def test_defaults_of_all_settings_pass_the_check(tmp_path):
     config = load(written(tmp_path, MINIMAL))
     again = msgspec.convert(msgspec.to_builtins(config), AgentConfig)
     assert again == config
+
+
+@pytest.mark.parametrize("address", ["central:1", "10.0.0.1:65535", "[::1]:7443", "[fe80::1%eth0]:7443"])
+def test_addresses_of_every_kind_are_taken(tmp_path, address):
+    config = load(written(tmp_path, f"{MINIMAL}[uplink]\naddress = '{address}'\n"))
+    assert config.uplink.address == address
+
+
+def test_the_longest_socket_path_and_host_name_are_taken(tmp_path):
+    socket, host = "/" + "s" * 106, "h" * 253
+    config = load(written(tmp_path, f"[agent]\nsocket = '{socket}'\nhost = '{host}'\n"))
+    assert (config.agent.socket, config.agent.host) == (socket, host)
+
+
+def number_keys(kind, prefix=""):
+    for field in msgspec.structs.fields(kind):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from number_keys(field.type, f"{prefix}{field.name}.")
+        elif field.type in (int, float):
+            yield f"{prefix}{field.name}"
+
+
+def test_every_number_has_a_range():
+    assert sorted(key for key, _, _ in RANGES) == sorted(number_keys(AgentConfig))
+
+
+@given(
+    tick_s=st.floats(0.01, 100) | st.sampled_from([0.05, 0.5, 1.0, 60.0]),
+    ticks=st.integers(0, 10**9),
+    window_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    host=st.text(st.characters(codec="utf-8", exclude_characters="'\r\n", exclude_categories=["Cc"])),
+)
+def test_whatever_is_accepted_can_be_told_in_a_hello(tick_s, ticks, window_s, host):
+    window_s = tick_s * ticks if window_s is None else window_s
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "agent.toml"
+        path.write_text(
+            f"[agent]\ntick_s = {tick_s!r}\nwindow_s = {window_s!r}\nhost = '{host}'\n", encoding="utf-8"
+        )
+        try:
+            config = load(path)
+        except ConfigError:
+            return
+    hello = Daemon(config, plans=())._hello()
+    assert 50 <= hello.window_ms <= 3_600_000
+    assert agent_pb2.Hello.FromString(hello.SerializeToString()) == hello

@@ -86,6 +86,13 @@ def test_missing_file_and_folder_and_no_toml(tmp_path: Path):
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_toml(broken, Outer)
 
+    broken.write_text("inner = " + "9" * 5000)  # more digits than Python turns into a number
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_toml(broken, Outer)
+    broken.write_text("inner = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_toml(broken, Outer)
+
 
 scalars = st.integers() | st.text() | st.booleans() | st.floats(allow_nan=False)
 values = st.recursive(

@@ -1,0 +1,61 @@
+"""Central's configuration: refusals that name file, key and value; ranges of all numbers."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from central.config import RANGES, CentralConfig, load
+from whitepanda.common.errors import ConfigError
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "central.toml"
+    path.write_text(text if "[central]" in text else f"[central]\n{text}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[ingest]\nmax_message_bytes = 10",
+            "ingest.max_message_bytes must be 65536 to 268435456 (value 10)",
+        ),
+        ("[ingest]\nroll_rows = 0", "ingest.roll_rows must be 1 to 100000000 (value 0)"),
+        ("[build]\ndays = 99999", "build.days must be 1 to 3660 (value 99999)"),
+        ("[build]\nslot_s = 7.0", "build.slot_s must divide a day, 86400 s (value 7.0)"),
+        ("[central]\nlisten = 'nowhere'", "central.listen must be host:port (value 'nowhere')"),
+        ("[central]\nlisten = 'a:\u00b2'", "central.listen must be host:port (value 'a:\u00b2')"),
+        (
+            "[central]\nlisten = 'a:65536'",
+            "central.listen must have a port of 0 to 65535 (value 'a:65536')",
+        ),
+        (
+            "[central]\nreplica = 'a/b'",
+            "central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')",
+        ),
+    ],
+)
+def test_impossible_values_are_refused(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::]:7443", "central.example:65535"])
+def test_addresses_of_every_kind_are_taken(tmp_path, listen):
+    assert load(written(tmp_path, f"[central]\nlisten = '{listen}'")).central.listen == listen
+
+
+def test_every_number_has_a_range_and_its_default_is_within(tmp_path):
+    config = load(written(tmp_path, ""))
+    numbers = [
+        f"{section.name}.{field.name}"
+        for section in msgspec.structs.fields(CentralConfig)
+        for field in msgspec.structs.fields(section.type)
+        if field.type in (int, float)
+    ]
+    assert sorted(key for key, _, _ in RANGES) == sorted(numbers)
+    assert config == CentralConfig(config.central)
