@@ -19,12 +19,12 @@ from typing import Literal
 from agent.config import AgentConfig, UplinkSection
 from collector.base import Reason
 from collector.registry import SOURCES, SourceSpec, make_inventory
-from whitepanda.common.errors import TlsError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import TlsFiles, problems, warnings
 
 __all__ = ["Check", "examine"]
 
 _DEADLINE_S = 3.0
+_WITHOUT_CENTRAL = "the agent starts and spools, but reaches no central"
 _CAP_PERFMON = 38
 _CAP_SYS_ADMIN = 21
 _PARANOID_MAX = 2  # above it (some distributions' patch) even own processes are closed
@@ -239,59 +239,41 @@ def _uplink(uplink: UplinkSection) -> Iterator[Check]:
             "uplink.address is not set: the agent works alone, without statistics and coefficients",
         )
         return
-    try:
-        context = _tls(uplink.tls)
-    except TlsError as error:
-        yield Check("TLS files", "missing", str(error), required=True)
+    wrong = problems(uplink.tls, server=False, prefix="uplink.tls")
+    doubts = warnings(uplink.tls, server=False, prefix="uplink.tls")
+    name = "TLS files"
+    if wrong and wrong != doubts:
+        # Not required: the agent measures and spools all the same.
+        yield Check(name, "missing", f"{'; '.join(wrong)}; {_WITHOUT_CENTRAL}")
         return
-    yield Check(
-        "TLS files",
-        "ok",
-        f"{uplink.tls.certificate} and its key fit; signed by {uplink.tls.ca} is what we trust",
-    )
-    yield _central(uplink, context)
+    central = _central(uplink)
+    if not doubts:
+        fit = f"{uplink.tls.certificate} and its key fit; signed by {uplink.tls.ca} is what we trust"
+        yield Check(name, "ok", fit)
+    elif central.state == "ok":
+        yield Check(name, "ok", f"central accepts them, but {doubts[0]}")
+    else:
+        yield Check(name, "missing", f"{doubts[0]}; {_WITHOUT_CENTRAL}")
+    yield central
 
 
-def _tls(files: TlsFiles) -> ssl.SSLContext:
-    """Load the three files as a TLS library would.
-
-    Raises:
-        TlsError: names the file and what is wrong with it.
-
-    """
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    """Load the three files, which have no problems."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.set_alpn_protocols(["h2"])
-    named = {"ca": files.ca, "certificate": files.certificate, "key": files.key}
-    for what, path in named.items():
-        if not path:
-            raise TlsError(f"uplink.tls.{what} is not set; `whitepanda pki` makes certificates")
-        if not os.access(path, os.R_OK):
-            state = "may not be read by us" if Path(path).exists() else "does not exist"
-            raise TlsError(f"uplink.tls.{what}: {path} {state}")
-    try:
-        context.load_verify_locations(files.ca)
-    except (ssl.SSLError, OSError) as error:
-        raise TlsError(
-            f"uplink.tls.ca: {files.ca} is not a PEM certificate ({_ssl_reason(error)})"
-        ) from error
-    try:
-        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
-    except (ssl.SSLError, OSError, ValueError) as error:
-        pair = f"{files.certificate} and {files.key}"
-        raise TlsError(
-            f"uplink.tls: {pair} are no certificate with its own key ({_ssl_reason(error)})"
-        ) from error
+    context.load_verify_locations(files.ca)
+    context.load_cert_chain(files.certificate, files.key, password="")
     return context
 
 
-def _central(uplink: UplinkSection, context: ssl.SSLContext) -> Check:
+def _central(uplink: UplinkSection) -> Check:
     """TCP and TLS to central, both sides verified, with a deadline. Not required: the agent spools."""
     host, _, port = uplink.address.rpartition(":")
     host = host.strip("[]")
     try:
         with (
             socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
-            context.wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
+            _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
         ):
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.

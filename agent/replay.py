@@ -455,7 +455,9 @@ async def send(
     def hello() -> agent_pb2.Hello:
         return agent_pb2.Hello(host=host, platform=platform, agent_version=agent_version)
 
-    uplink = Uplink(section, hello, queue, give_up_after_s=patience_s, timing=Timing(poll_s=0.05))
+    uplink = Uplink(
+        section, hello, queue, give_up_after_s=patience_s, tls_prefix="--", timing=Timing(poll_s=0.05)
+    )
     result = ReplayResult(spool_id=spool_id)
     task = asyncio.create_task(uplink.run())
     try:

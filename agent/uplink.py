@@ -24,7 +24,7 @@ from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES
-from whitepanda.common.tls import channel_credentials
+from whitepanda.common.tls import channel_credentials, warnings
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Uplink"]
@@ -46,6 +46,7 @@ class Uplink:
         on_coefficients: Callable[[agent_pb2.CoefficientUpdate], None] | None = None,
         *,
         give_up_after_s: float | None = None,
+        tls_prefix: str = "uplink.tls",
         timing: Timing | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -58,6 +59,7 @@ class Uplink:
             queue: the spool, or what a tool sends instead.
             on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
             give_up_after_s: `run` raises where central refuses us or is away for so long; None: never.
+            tls_prefix: what the TLS files' settings are called in errors; "--": the options of a tool.
             timing: patience; tests shorten it.
             rng: for the jitter of the back-off.
 
@@ -67,6 +69,7 @@ class Uplink:
         self._queue = queue
         self._on_coefficients = on_coefficients
         self._give_up_after_s = give_up_after_s
+        self._tls_prefix = tls_prefix
         self._timing = timing or Timing()
         self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
@@ -175,15 +178,16 @@ class Uplink:
             if stream is not None and (stream.acknowledged or ended - started > self._timing.stable_s):
                 failures = 0
             self._last_error = outage.message
-            if told != outage.message:
+            if self._give_up_after_s is not None:
+                if outage.refused or ended - away_since > self._give_up_after_s:
+                    self._give_up(outage)
+                if not told:  # a tool's user reads the reason when it is given up
+                    _LOG.warning("no stream to central yet, trying on", give_up_after_s=self._give_up_after_s)
+            elif told != outage.message:
                 _LOG.warning(
                     "no stream to central", error=outage.message, spooled_batches=self._queue.counts().batches
                 )
-                told = outage.message
-            if self._give_up_after_s is not None and (
-                outage.refused or ended - away_since > self._give_up_after_s
-            ):
-                self._give_up(outage)
+            told = outage.message
             await asyncio.sleep(self._back_off_s(failures, refused=outage.refused))
             failures += 1
 
@@ -203,7 +207,7 @@ class Uplink:
         address = self._section.address
         try:
             # Read anew each time: a renewed certificate is taken up without a restart.
-            credentials = channel_credentials(self._section.tls)
+            credentials = channel_credentials(self._section.tls, self._tls_prefix)
         except TlsError as error:
             return Outage(str(error), refused=True, is_tls=True), None
         options: list[tuple[str, Any]] = [*CLIENT_CHANNEL_OPTIONS]
@@ -229,7 +233,7 @@ class Uplink:
             watcher = asyncio.create_task(self._note_connection(stream))
             try:
                 await stream.run()
-                outage = explain(address, *await _end_of(call))
+                outage = self._explain(*await _end_of(call), heard=stream.heard.is_set())
             except StreamError as error:
                 outage = Outage(f"central {address} {error}")
             finally:
@@ -239,6 +243,22 @@ class Uplink:
         finally:
             self._stream = None
             await channel.close()
+
+    def _explain(self, code: grpc.StatusCode | None, details: str, *, heard: bool) -> Outage:
+        tls, prefix = self._section.tls, self._tls_prefix
+        outage = explain(
+            self._section.address,
+            code,
+            details,
+            heard=heard,
+            certificate=tls.certificate,
+            is_tool=prefix == "--",
+        )
+        if outage.broke_off and (doubts := warnings(tls, server=False, prefix=prefix)):
+            return Outage(
+                f"{doubts[0]} (central {self._section.address}: {details})", refused=True, is_tls=True
+            )
+        return outage
 
     async def _note_connection(self, stream: UplinkStream) -> None:
         await stream.heard.wait()

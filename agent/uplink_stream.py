@@ -66,6 +66,7 @@ class Outage:
     message: str
     refused: bool = False
     is_tls: bool = False
+    broke_off: bool = False  # before central said anything, as one does that does not accept our certificate
 
 
 # What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
@@ -83,11 +84,13 @@ _BY_TEXT = (
     ("certificate_verify_failed", "signer"),
     ("certificate verify failed", "signer"),
     ("handshake", "handshake"),
+    # TLS 1.3: our handshake is over before central has looked at our certificate, so a refusal is no TLS error here.
+    ("socket closed", "closed"),
 )
 _REFUSALS = {
     "who_we_are": (
         "central {address} refuses this host",
-        "the certificate must name this host (agent.host); `whitepanda pki host` makes one",
+        "the certificate must name this host ({host}); `whitepanda pki host` makes one",
     ),
     "protocol": (
         "central {address} refuses the protocol",
@@ -95,12 +98,12 @@ _REFUSALS = {
     ),
     "replaced": (
         "central {address} has closed the stream",
-        "another agent or tool speaks under the same name; give each its own certificate and agent.host",
+        "another agent or tool speaks under the same name; give each its own certificate and {host}",
     ),
     "content": ("central {address} refuses what was sent", "see central's log"),
     "name": (
         "the certificate of central does not name {address}",
-        "set uplink.server_name to a name in it, or issue it with `whitepanda pki central --address`",
+        "set {server_name} to a name in it, or issue it with `whitepanda pki central --address`",
     ),
     "signer": (
         "the certificate of central {address} does not verify",
@@ -110,27 +113,57 @@ _REFUSALS = {
         "the TLS handshake with central {address} fails",
         "check the certificates of both sides with `whitepanda pki show`, and that the port is central's",
     ),
+    "closed": (
+        "central {address} closes the connection right after TLS",
+        (
+            "it may not accept this host's certificate {certificate} (another CA, its clock): compare it with "
+            "central.tls.ca by `whitepanda pki show`; or central is just being restarted"
+        ),
+    ),
 }
 
 
-def explain(address: str, code: grpc.StatusCode | None, details: str) -> Outage:
-    """Turn gRPC's end of a stream into one line with the remedy."""
+def explain(
+    address: str,
+    code: grpc.StatusCode | None,
+    details: str,
+    *,
+    heard: bool = False,
+    certificate: str = "",
+    is_tool: bool = False,
+) -> Outage:
+    """Turn gRPC's end of a stream into one line with the remedy.
+
+    Args:
+        address: of central.
+        code: the status; None where gRPC said none.
+        details: its text.
+        heard: whether central said anything in this stream.
+        certificate: our own one's file.
+        is_tool: name a tool's options, not an agent's settings.
+
+    """
     details = " ".join(details.split()) or "no details"
     lower = details.lower()
     kind = _BY_CODE.get(code) if code else None
     kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)
+    if kind == "closed" and heard:
+        kind = None
     if kind is not None:
         what, remedy = _REFUSALS[kind]
-        message = f"{what.format(address=address)}: {details}; {remedy}"
-        # A handshake that merely breaks off may be a central that is just being restarted.
-        refused = kind != "handshake" or "ssl" in lower
-        return Outage(message, refused=refused, is_tls=kind in _TLS_KINDS)
+        names = {"address": address, "certificate": certificate} | (_OPTIONS if is_tool else _SETTINGS)
+        message = f"{what.format(**names)}: {details}; {remedy.format(**names)}"
+        # What merely breaks off may be a central that is just being restarted.
+        broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)
+        return Outage(message, refused=not broke_off, is_tls=kind in _TLS_KINDS, broke_off=broke_off)
     if code in (None, grpc.StatusCode.OK):
         return Outage(f"central {address} ended the stream")
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
 
 
-_TLS_KINDS = ("who_we_are", "name", "signer", "handshake")
+_TLS_KINDS = ("who_we_are", "name", "signer", "handshake", "closed")
+_SETTINGS = {"host": "agent.host", "server_name": "uplink.server_name"}
+_OPTIONS = {"host": "--name", "server_name": "--server-name"}
 
 
 class StreamError(Exception):

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from central.publish import Publisher
 from central.rolls import Roller
 from central.streams import StreamRegistry
 from whitepanda.common import log, sdnotify
-from whitepanda.common.errors import TlsError, UnavailableError
+from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
-from whitepanda.common.tls import TlsFiles, server_credentials
+from whitepanda.common.tls import server_credentials, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
@@ -63,7 +62,9 @@ class Central:
 
         """
         config = self.config
-        credentials = _checked_credentials(config.central.tls)
+        credentials = server_credentials(config.central.tls)
+        for doubt in warnings(config.central.tls, server=True, prefix="central.tls"):
+            self._log.warning("agents may not accept this certificate", problem=doubt)
         state = Path(config.central.state_dir)
         _make_writable(state, "central.state_dir")
         self.lake = Lake(config.central.lake_dir or state / "lake")
@@ -208,24 +209,6 @@ async def _watchdog() -> None:
         if interval_s is not None:
             sdnotify.notify("WATCHDOG=1")
         await asyncio.sleep(interval_s if interval_s is not None else 3600.0)
-
-
-def _checked_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Read the server's certificates; gRPC itself would fail without a word on which file is wrong."""
-    credentials = server_credentials(files)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_verify_locations(files.ca)
-    except ssl.SSLError as error:
-        raise TlsError(f"central.tls.ca: {files.ca} holds no usable certificate: {error.reason}") from error
-    try:
-        context.load_cert_chain(files.certificate, files.key)
-    except ssl.SSLError as error:
-        raise TlsError(
-            f"central.tls: certificate {files.certificate} and key {files.key} cannot be used together: "
-            f"{error.reason}; `whitepanda pki` makes matching ones"
-        ) from error
-    return credentials
 
 
 def _check_free(listen: str) -> None:

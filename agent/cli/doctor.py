@@ -27,7 +27,8 @@ def doctor(
 ) -> None:
     """Examine this host; needs no running agent. Exit code 4 if something is missing that is required.
 
-    Required is what the configuration says: sources of mode `required`, the state directory, the TLS files.
+    Required is what the configuration says: sources of mode `required` and the state directory. Without
+    usable TLS files the agent starts and spools, but reaches no central.
     """
     settings, file = find_config(config)
     with errors.status("examining this host"):

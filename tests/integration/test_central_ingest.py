@@ -406,12 +406,14 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     )
     assert (await why(elsewhere)).startswith("central.lake_dir /proc/x is not writable")
     mixed = {"central": TlsFiles(ca=pki["h1"].ca, certificate=pki["h1"].certificate, key=pki["h2"].key)}
-    assert "cannot be used together: KEY_VALUES_MISMATCH" in await why(config(tmp_path, mixed), TlsError)
+    assert "cannot be used together (key values mismatch)" in await why(config(tmp_path, mixed), TlsError)
     broken = tmp_path / "broken.crt"
     broken.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     bad_ca = {"central": TlsFiles(ca=str(broken), certificate=pki["h1"].certificate, key=pki["h1"].key)}
     assert "holds no usable certificate" in await why(config(tmp_path, bad_ca), TlsError)
-    assert "tls.key is not set" in await why(config(tmp_path, {"central": TlsFiles()}), TlsError)
+    clients = await why(config(tmp_path, {"central": pki["h1"]}), TlsError)
+    assert f"central.tls.certificate: {pki['h1'].certificate} is not one for servers" in clients
+    assert "central.tls.ca is not set" in await why(config(tmp_path, {"central": TlsFiles()}), TlsError)
 
 
 def test_what_central_writes_nobody_else_reads(tmp_path: Path) -> None:

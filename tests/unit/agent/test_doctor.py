@@ -263,9 +263,26 @@ def test_central_that_does_not_trust_us(host, pki):
     """With TLS 1.3 the refusal comes after the handshake: who does not wait for it reports a false success."""
     files = TlsFiles(ca=pki["node1"].ca, certificate=pki["stranger"].certificate, key=pki["stranger"].key)
     with tls_server(pki["central"]) as port:
-        check = central_of(host, f"127.0.0.1:{port}", files)["central"]
-    assert check.state == "missing"
-    assert check.detail.endswith("does central trust the CA of uplink.tls.certificate?")
+        checks = central_of(host, f"127.0.0.1:{port}", files)
+    assert checks["central"].state == "missing"
+    assert checks["central"].detail.endswith("does central trust the CA of uplink.tls.certificate?")
+    ours = checks["TLS files"]
+    assert (ours.state, ours.required) == ("missing", False)
+    assert ours.detail.startswith(
+        f"uplink.tls.certificate: {files.certificate} is not signed by the CA in uplink.tls.ca ({files.ca})"
+    )
+
+
+def test_a_central_that_takes_our_certificate_of_another_ca(host, pki):
+    """Two CAs, one for each side, are nothing wrong as long as each side knows the other's."""
+    stranger, central = pki["stranger"], pki["central"]
+    files = TlsFiles(ca=pki["node1"].ca, certificate=stranger.certificate, key=stranger.key)
+    server = TlsFiles(ca=stranger.ca, certificate=central.certificate, key=central.key)
+    with tls_server(server) as port:
+        checks = central_of(host, f"127.0.0.1:{port}", files)
+    assert checks["central"].state == "ok"
+    assert checks["TLS files"].state == "ok"
+    assert checks["TLS files"].detail.startswith("central accepts them, but uplink.tls.certificate: ")
 
 
 def test_a_central_that_hangs_up_is_none(host, pki):
@@ -293,23 +310,25 @@ def test_a_central_that_never_answers_costs_no_more_than_the_deadline(host, pki,
     assert "timed out" in check.detail
 
 
-def test_tls_files_that_do_not_fit_are_required(host, pki, tmp_path):
+def test_an_agent_with_tls_files_that_do_not_fit_starts_but_reaches_no_central(host, pki, tmp_path):
     node, central = pki["node1"], pki["central"]
     wrong = [
         (TlsFiles(), "uplink.tls.ca is not set; `whitepanda pki` makes certificates"),
+        (central, "is a server's certificate, not for clients"),
         (
             TlsFiles(ca=str(tmp_path / "x"), certificate="c", key="k"),
-            f"uplink.tls.ca: {tmp_path / 'x'} does not exist",
+            f"uplink.tls.ca: cannot read {tmp_path / 'x'}: No such file or directory",
         ),
-        (TlsFiles(ca=node.key, certificate=node.certificate, key=node.key), "is not a PEM certificate"),
+        (TlsFiles(ca=node.key, certificate=node.certificate, key=node.key), "holds no usable certificate"),
         (
             TlsFiles(ca=node.ca, certificate=node.certificate, key=central.key),
-            "are no certificate with its own key",
+            "cannot be used together",
         ),
     ]
     for files, message in wrong:
         checks = central_of(host, "127.0.0.1:1", files)
-        assert (checks["TLS files"].state, checks["TLS files"].required) == ("missing", True)
+        assert (checks["TLS files"].state, checks["TLS files"].required) == ("missing", False)
+        assert checks["TLS files"].detail.endswith("; the agent starts and spools, but reaches no central")
         assert message in checks["TLS files"].detail
         assert "central" not in checks
 

@@ -537,12 +537,78 @@ async def test_certificates_that_do_not_fit_are_one_clear_line(tmp_path, central
             await until(lambda agent=agent: agent.view.last_error)
             assert text in agent.view.last_error
             assert "\n" not in agent.view.last_error
-    # Central refuses a certificate of another CA; with TLS 1.3 the client learns of it as a connection that breaks.
-    async with Agent(
-        tmp_path / "x", central, tls=TlsFiles(ca=good.ca, certificate=foreign.certificate, key=foreign.key)
-    ) as agent:
-        await until(lambda: agent.view.last_error)
     assert central.streams == []
+
+
+async def test_a_certificate_of_another_ca_is_no_normal_outage(tmp_path, central, logs):
+    """With TLS 1.3 the client learns of the refusal only as a connection that breaks off."""
+    stranger = tmp_path / "stranger"
+    make_ca(stranger)
+    foreign, good = issue(stranger, "host-1"), central.client("host-1")
+    mixed = TlsFiles(ca=good.ca, certificate=foreign.certificate, key=foreign.key)
+    async with Agent(tmp_path, central, tls=mixed) as agent:
+        await until(lambda: agent.view.last_error)
+        agent.uplink.submit(windows(1))
+        await until(lambda: agent.view.spooled_batches == 1)
+    (error,) = logs.errors()
+    assert error.startswith(
+        f"uplink.tls.certificate: {foreign.certificate} is not signed by the CA in uplink.tls.ca ({good.ca})"
+    )
+    assert "Socket closed" in error
+    assert central.streams == []
+    async with Agent(tmp_path / "2", central, tls=mixed, give_up_after_s=30.0, tls_prefix="--") as agent:
+        with pytest.raises(TlsError, match=r"^--cert: .* is not signed by the CA in --ca"):
+            await agent.task
+
+
+async def test_a_certificate_that_cannot_work_is_not_even_tried(tmp_path, central, logs):
+    server = issue(central.pki, "central-2", server=True, force=True)
+    async with Agent(tmp_path, central, tls=server) as agent:
+        agent.uplink.submit(windows(1))
+        await until(lambda: agent.view.last_error and agent.view.spooled_batches == 1)
+        await asyncio.sleep(0.3)  # some attempts
+    (error,) = logs.errors()
+    assert error.startswith(f"uplink.tls.certificate: {server.certificate} is a server's certificate")
+
+
+async def test_two_cas_that_know_each_other_are_fine(tmp_path):
+    """What we doubt central may yet accept: `tls.ca` is only who must have signed the other side's certificate."""
+    agents_ca = tmp_path / "agents"
+    make_ca(agents_ca)
+    mine = issue(agents_ca, "host-1")
+    central = FakeCentral(tmp_path / "central")
+    central_ca = tmp_path / "central" / "ca.crt"
+    keep = central_ca.read_bytes()
+    central_ca.write_bytes((agents_ca / "ca.crt").read_bytes())
+    await central.start()
+    (tmp_path / "theirs.crt").write_bytes(keep)
+    both = TlsFiles(ca=str(tmp_path / "theirs.crt"), certificate=mine.certificate, key=mine.key)
+    async with Agent(tmp_path, central, tls=both) as agent:
+        agent.uplink.submit(windows(1))
+        await agent.drained()
+    await central.stop()
+
+
+def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificate():
+    details = "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:1: Socket closed"
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    outage = stream_module.explain("c:1", unavailable, details, certificate="/t/h.crt")
+    assert "it may not accept this host's certificate /t/h.crt" in outage.message
+    assert (outage.refused, outage.broke_off) == (False, True)
+    outage = stream_module.explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
+    assert outage.message == "central c:1 is away: unavailable: Socket closed"
+    assert not outage.broke_off
+    tool = stream_module.explain("c:1", unavailable, "Peer name c is not in peer certificate", is_tool=True)
+    assert "set --server-name to a name in it" in tool.message
+
+
+async def test_a_tool_tells_why_it_gave_up_only_once(tmp_path, central, logs):
+    async with Agent(tmp_path, central, give_up_after_s=0.3, address="127.0.0.1:1") as agent:
+        with pytest.raises(UnavailableError, match="is away: unavailable"):
+            await agent.task
+    assert logs == [
+        {"event": "no stream to central yet, trying on", "give_up_after_s": 0.3},
+    ]
 
 
 async def test_a_renewed_certificate_is_taken_up_without_a_restart(tmp_path, central):
