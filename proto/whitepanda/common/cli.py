@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -91,6 +92,9 @@ def _wanted(argv: list[str]) -> str | None:
 
 def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
+    # gRPC's core writes raw lines of its own for every handshake that fails, and reads this as it is imported, which
+    # is below here. Errors reach us, and our log, as exceptions.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         build()()
     except WhitepandaError as error:
