@@ -11,6 +11,7 @@ first its keys, which finds the duplicates (and most broken files, before a row 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,10 @@ _NULLS = ["", "null", "NULL", "None", "NA", "nan", "NaN"]
 _CPUS_IN_TEXT = r"""['"]cpus['"]\s*:\s*(?P<cpus>[^,}\s]+)"""
 _MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
 _CSV_BLOCK_BYTES = 4 << 20
+_HEAD_BYTES = 4096
+_PARQUET = b"PAR1"
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+_SHOWN_CHARACTERS = 500  # of what is found in a file, in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +321,7 @@ class _File:
                 if not batch.num_rows:
                     continue
                 yield {name: self._column(batch, name) for name in names}
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self.path}: broken file: {_first_line(error)}") from error
 
     def _column(self, batch: Any, name: str) -> _Column:
@@ -437,17 +442,48 @@ def _columns_of(path: Path) -> tuple[dict[str, Any], bool]:
 
     try:
         with path.open("rb") as file:
-            is_parquet = file.read(4) == b"PAR1"
+            is_parquet = file.read(4) == _PARQUET
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     try:
         if is_parquet:
             return _leaves(pq.read_schema(path)), True
+        problem = _head_problem(path)
+        if problem:
+            raise InputError(f"{path}: {problem}")
         with _csv_reader(path, None, lambda _row: None) as reader:
             return dict.fromkeys(reader.schema.names, pa.string()), False
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         kind = "Parquet" if is_parquet else "CSV"
         raise InputError(f"{path}: not readable as {kind}: {_first_line(error)}") from error
+
+
+def _text_stream(path: Path) -> Any:
+    """Open a file, decompressed if its content is compressed, whatever its name says."""
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    with path.open("rb") as file:
+        magic = file.read(4)
+    compression = next((name for start, name in _COMPRESSED.items() if magic.startswith(start)), None)
+    return pa.input_stream(str(path), compression=compression)
+
+
+def _head_problem(path: Path) -> str | None:
+    """Tell why what a file begins with cannot be the header of a CSV file, or None."""
+    with _text_stream(path) as stream:
+        head = stream.read(_HEAD_BYTES)
+    line = head.splitlines()[0] if head else b""
+    control = next((byte for byte in line if byte < 0x20 and byte != 0x09), None)  # noqa: PLR2004 - a tab may be
+    if not head:
+        return "is empty"
+    if head.startswith(_PARQUET):
+        return "is a compressed Parquet file; decompress it first"
+    zeros = sorted((line[::2].count(0), line[1::2].count(0)))
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or (zeros[0] == 0 and zeros[1] > len(line) // 4):
+        return "is UTF-16 text; convert it to UTF-8 first"
+    if control is not None:
+        return f"is neither Parquet nor CSV (byte 0x{control:02x} in its first line)"
+    return None
 
 
 def _holds_numbers(kind: Any) -> bool:
@@ -489,9 +525,14 @@ def _csv_reader(path: Path, columns: list[str] | None, on_malformed: Callable[[A
         strings_can_be_null=True,
         quoted_strings_can_be_null=True,
     )
+    stream = _text_stream(path)
+    if stream.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        stream = _text_stream(path)
     return csv.open_csv(
-        pa.input_stream(str(path), compression="detect"),
-        read_options=csv.ReadOptions(block_size=_CSV_BLOCK_BYTES),
+        stream,
+        # Every byte is a character of Latin-1: what is no UTF-8 costs its row, neither the file nor a traceback
+        # (pyarrow decodes a malformed row before it calls `skip`). Numbers are ASCII in both.
+        read_options=csv.ReadOptions(block_size=_CSV_BLOCK_BYTES, encoding="latin-1"),
         parse_options=csv.ParseOptions(invalid_row_handler=skip),
         convert_options=convert,
     )
@@ -504,7 +545,7 @@ def _find_columns(path: Path, available: dict[str, Any]) -> dict[str, str]:
         hint = ""
         if not found["priority"] or not found["scheduling_class"]:
             hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
-        have = ", ".join(list(available)[:30]) or "none"
+        have = _printable(", ".join(list(available)[:30])) or "none"
         message = (
             f"{path}: missing {_plural('column', len(missing))} {', '.join(missing)} (it has: {have}){hint}"
         )
@@ -517,4 +558,10 @@ def _plural(word: str, count: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return _printable((str(error).splitlines() or [type(error).__name__])[0])
+
+
+def _printable(text: str) -> str:
+    """Cut to a length for messages; what a terminal might obey or could not show becomes '?'."""
+    shown = "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
+    return shown + ("..." if len(text) > _SHOWN_CHARACTERS else "")

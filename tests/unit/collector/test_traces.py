@@ -280,10 +280,83 @@ def test_broken_files_are_one_clear_error(tmp_path):
         collect(read_trace(tmp_path / "bad.parquet"))
     with pytest.raises(InputError, match=r"nothing\.csv: cannot read: No such file"):
         read_trace(tmp_path / "nothing.csv")
-    with pytest.raises(InputError, match=r"empty\.csv: not readable as CSV"):
+    with pytest.raises(InputError, match=r"empty\.csv: is empty"):
         read_trace(write(tmp_path / "empty.csv", ""))
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress((FLAT + ROWS * 10_000).encode())[:-20])
     with pytest.raises(InputError, match=r"cut\.csv\.gz"):
         collect(read_trace(tmp_path / "cut.csv.gz"))
     with pytest.raises(InputError, match="no trace file"):
         read_trace([])
+
+
+PLAIN = (FLAT + ROWS).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes(range(256)), "is neither Parquet nor CSV (byte 0x00 in its first line)"),
+        (b"\x00" + PLAIN, "is neither Parquet nor CSV (byte 0x00 in its first line)"),
+        (b"\xf4\xd2,\x17\n\xff\n", "is neither Parquet nor CSV (byte 0x17 in its first line)"),
+        (PLAIN.decode().encode("utf-16"), "is UTF-16 text; convert it to UTF-8 first"),
+        (PLAIN.decode().encode("utf-16-le"), "is UTF-16 text; convert it to UTF-8 first"),
+        (PLAIN.decode().encode("utf-16-be"), "is UTF-16 text; convert it to UTF-8 first"),
+        (gzip.compress(b"PAR1" + b"\x00" * 50), "is a compressed Parquet file; decompress it first"),
+        (gzip.compress(PLAIN)[:-30], "not readable as CSV: Truncated compressed stream"),
+        (b"PAR1 and nothing else", "not readable as Parquet"),
+    ],
+)
+def test_what_is_no_trace_is_told_in_one_line(tmp_path, content, message):
+    file = tmp_path / "x.csv"
+    file.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        collect(read_trace(file))
+    assert str(error.value).startswith(f"{file}: {message}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_is_no_trace(tmp_path):
+    with pytest.raises(InputError, match="cannot read: Is a directory"):
+        read_trace(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet", "a.csv.gz"])
+def test_the_content_tells_the_format_not_the_name(tmp_path, name):
+    want, _ = read(write(tmp_path / "want.csv", FLAT + ROWS))
+    file = tmp_path / name
+    buffer = io.BytesIO()
+    pq.write_table(pa_csv.read_csv(io.BytesIO(PLAIN)), buffer)
+    for content in (PLAIN, b"\xef\xbb\xbf" + PLAIN, gzip.compress(PLAIN), buffer.getvalue()):
+        file.write_bytes(content)
+        np.testing.assert_array_equal(collect(read_trace(file)).cpi, want.cpi)
+
+
+def test_bytes_that_are_no_text_cost_their_row_only(tmp_path, capfd):
+    file = tmp_path / "a.csv"
+    short, garbled, nul = (
+        b"\xff\xfe,1\n",
+        b"\xff,0,8,5,9,0,2.5,1,2\n",
+        b"9,0,8,\x006,9,0,2.5,1,2\n",
+    )
+    file.write_bytes(FLAT.encode() + short + garbled + nul + ROWS.encode())
+    rows, counts = read(file)
+    assert rows.rows == 3
+    assert counts.rejected == {"malformed_row": 1, "not_a_number": 2}
+    assert capfd.readouterr() == ("", "")  # pyarrow would print a traceback
+
+
+def test_nul_bytes_in_a_parquet_column_cost_their_row_only(tmp_path):
+    table = pa_csv.read_csv(io.BytesIO(PLAIN))
+    text = pa.array(["1.5", "\x001.5", None])
+    index = table.schema.get_field_index("cycles_per_instruction")
+    pq.write_table(table.set_column(index, "cycles_per_instruction", text), tmp_path / "a.parquet")
+    rows, counts = read(tmp_path / "a.parquet")
+    assert rows.cpi.tolist()[0] == 1.5
+    assert (counts.accepted, counts.rejected) == (2, {"not_a_number": 1})
+
+
+def test_names_found_in_a_file_are_shown_printable_and_cut(tmp_path):
+    with pytest.raises(InputError) as error:
+        read_trace(write(tmp_path / "a.csv", "a\x9b31m," + "b" * 5000 + "\n"))
+    assert "(it has: a\u00c2?31m, bbb" in str(error.value)
+    assert len(str(error.value)) < 1200
