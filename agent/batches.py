@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from agent.windows import CpiWindow
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["encode"]
+__all__ = ["encode", "pieces"]
 
 _COUNTS = ("cycles", "instructions")
+_MAX_SEQUENCE = 2**63 - 1
 _GAUGES = ("running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s")
 
 
@@ -69,3 +70,30 @@ def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None
         # The numbers of collector.base.Reason are those of the protocol's.
         reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]
         batch.cpi_reason.extend(reasons)
+
+
+def pieces(
+    chunks: Iterable[Sequence[CpiWindow]], spool_id: str, number: Callable[[], int], max_payload: int
+) -> Iterator[tuple[int, bytes]]:
+    """Serialise windows, one batch per chunk; a chunk of too many bytes is halved.
+
+    Args:
+        chunks: windows of a batch each.
+        spool_id: as for `encode`.
+        number: gives the next sequence number; called once just before each batch comes out.
+        max_payload: bytes; one window alone may have more.
+
+    Returns:
+        Rows and message of each batch.
+
+    """
+    waiting = list(reversed(list(chunks)))
+    while waiting:
+        chunk = waiting.pop()
+        batch = encode(chunk, spool_id=spool_id, sequence=_MAX_SEQUENCE)
+        if batch.ByteSize() > max_payload and len(chunk) > 1:
+            half = len(chunk) // 2
+            waiting += [chunk[half:], chunk[:half]]
+            continue
+        batch.sequence = number()
+        yield len(chunk), batch.SerializeToString()

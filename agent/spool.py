@@ -3,8 +3,12 @@
 A batch is known by (spool_id, sequence), and central counts it once by that, so a number must never come to
 mean other data. The file is written with synchronous=NORMAL: a killed agent loses nothing, as the page cache
 survives it, but a power cut may take the last commits, numbers included. Therefore a new spool_id is drawn for
-new batches after every boot, for every new file, and after every error of the disk; batches queued before keep
-theirs.
+new batches after every boot, for every new file, and after every error of the disk but for a full one; batches
+queued before keep theirs.
+
+While the disk cannot be written, because it is full or fails, new batches wait in memory under another spool_id
+(see `agent.spool_overflow`), and acknowledged ones are remembered until they can be deleted. Batches in memory
+keep their numbers when they move to the disk later: a number means the same data wherever it lies.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
-from agent.batches import encode
+from agent.batches import pieces
+from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
@@ -38,8 +43,9 @@ ROW_OVERHEAD_BYTES = 256
 ENVELOPE_BYTES = 64
 
 _MAX_SEQUENCE = 2**63 - 1
-_FULL = frozenset({sqlite3.SQLITE_FULL})
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+#: The log is written back to the file at this size: both must fit the reserve on a full disk.
+_CHECKPOINT_PAGES = 128
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS batches (
@@ -102,8 +108,8 @@ class BatchQueue(Protocol):
 class Spool:
     """The agent's queue. Safe to use from several threads; any call but `counts` may wait for the disk.
 
-    Errors of the disk at run time never propagate: batches are dropped and counted, and the file is opened again
-    at the next append.
+    Errors of the disk at run time never propagate: batches wait in memory (bounded: the oldest are dropped, and
+    counted), and every append tries the disk again. Each change between these states is told once.
     """
 
     def __init__(
@@ -125,7 +131,13 @@ class Spool:
         self._max_bytes = max_bytes
         self._boot_id = boot_id
         self._warn = warn or log.get("spool").warning
+        self._log = log.get("spool")
         self._lock = threading.Lock()
+        self._memory = MemoryQueue(min(MEMORY_BYTES, max_bytes))
+        self._gone = Acknowledged()
+        self._reserve = Reserve(path.with_name(path.name + ".reserve"))
+        self._is_full = False
+        self._trouble = ""  # why the disk is not written now, as it was told
         self._db: sqlite3.Connection | None = None
         self._trusted = True
         self._is_closed = False
@@ -136,21 +148,10 @@ class Spool:
         self._dropped_batches = self._dropped_rows = 0
         self._mark = self._live = self._recent = self._old = 0  # how far this stream has fetched, by id
         try:
-            self._open()
+            self._start()
         except (sqlite3.Error, OSError) as error:
             self._close()
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _FULL or getattr(error, "errno", 0) == errno.ENOSPC:
-                self._trusted = False
-                self._warn(f"{path}: the disk is full; batches are dropped until there is room")
-                return
-            if code == sqlite3.SQLITE_BUSY:
-                raise UnavailableError(
-                    f"{path}: the spool is in use; is another whitepanda agent running?"
-                ) from error
-            raise UnavailableError(
-                f"{path}: cannot open the spool: {error}; check agent.state_dir and its owner"
-            ) from error
+            self._cannot_start(error)
 
     @property
     def spool_id(self) -> str:
@@ -172,21 +173,39 @@ class Spool:
         """
         chunks = [windows[at : at + max_rows] for at in range(0, len(windows), max_rows)]
         with self._lock:
-            for attempt in () if self._is_closed else (1, 2):
+            if self._is_closed:
+                self._dropped_batches += len(chunks)
+                self._dropped_rows += len(windows)
+                return 0
+            for _ in () if self._is_full and not self._reserve.take() else (1, 2):
                 try:
                     if self._db is None:
                         self._open()
-                    return self._insert(chunks, max_batch_bytes - ENVELOPE_BYTES)
+                    self._settle(self._memory.unfetched())
+                    last = self._insert(chunks, max_batch_bytes - ENVELOPE_BYTES)
                 except (sqlite3.Error, OSError) as error:
-                    self._failed(error, make_room=attempt == 1)
-            self._dropped_batches += len(chunks)
-            self._dropped_rows += len(windows)
+                    self._failed(error)
+                    if self._is_full:  # the reserve is for deleting
+                        break
+                else:
+                    self._works_again()
+                    return last
+            self._purge()
+            for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES):
+                self._dropped_batches += 1
+                self._dropped_rows += batch.rows
             return 0
 
     def begin_stream(self) -> None:
         """From here on everything queued so far is backlog, and what comes is live."""
         with self._lock:
-            self._mark = self._live = self._last_id()
+            self._memory.begin_stream()
+            self._purge()
+            try:
+                self._mark = self._live = self._last_id()
+            except sqlite3.Error as error:
+                self._failed(error)
+                self._mark = self._live = _MAX_SEQUENCE  # the file is opened again: all in it is backlog
             self._recent = self._boundary
             self._old = 0
 
@@ -194,64 +213,99 @@ class Spool:
         """Return up to `limit` batches not fetched in this stream.
 
         Live ones come first; of the backlog, this incarnation's come before those of former ones; each in the
-        order of arrival.
+        order of arrival. Those that wait in memory come after the live ones of the disk.
         """
         with self._lock:
-            if self._db is None:
-                return []
-            try:
-                live = self._select(self._live, _MAX_SEQUENCE, limit)
-                self._live = max((row[0] for row in live), default=self._live)
-                recent = self._select(self._recent, self._mark, limit - len(live))
-                self._recent = max((row[0] for row in recent), default=self._recent)
-                old = self._select(self._old, self._boundary, limit - len(live) - len(recent))
-                self._old = max((row[0] for row in old), default=self._old)
-                found = [(row, row in live) for row in (*live, *recent, *old)]
-                return [batch for row, is_live in found if (batch := self._unpack(row, backlog=not is_live))]
-            except sqlite3.Error as error:
-                self._failed(error)
-                return []
+            found: list[QueuedBatch] = []
+            dropped = self._dropped_batches
+            self._live = self._read(found, self._live, _MAX_SEQUENCE, limit, backlog=False)
+            for batch, is_backlog in self._memory.fetch(limit - len(found)):
+                message = agent_pb2.CpiBatch.FromString(batch.payload)
+                message.backlog = is_backlog
+                found.append(QueuedBatch(batch.rows, message))
+            self._recent = self._read(found, self._recent, self._mark, limit, backlog=True)
+            self._old = self._read(found, self._old, self._boundary, limit, backlog=True)
+            if self._dropped_batches != dropped:  # damaged ones
+                self._purge()
+            return found
 
     def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
-        """Forget these batches. Returns how many there were."""
+        """Forget these batches; where the disk refuses, it is tried again by later calls.
+
+        Returns:
+            How many have left the queue now, those of earlier calls that failed included.
+
+        """
         with self._lock:
-            if self._db is None:
-                return 0
-            try:
-                removed = 0
-                with self._transaction(self._db):
-                    for first, last in ranges:
-                        cursor = self._db.execute(
-                            "DELETE FROM batches WHERE spool_id = ? AND sequence BETWEEN ? AND ?"
-                            " RETURNING rows, bytes",
-                            (spool_id, min(first, _MAX_SEQUENCE), min(last, _MAX_SEQUENCE)),
-                        )
-                        removed += self._forget(cursor.fetchall())
-                if removed:
-                    # Not `execute`: this pragma works page by page, and Python steps it only once there.
-                    self._db.executescript("PRAGMA incremental_vacuum(1024)")
-            except sqlite3.Error as error:
-                self._failed(error)
-                return 0
-            return removed
+            # Remembered for later, they must not take in numbers that are not given yet.
+            given = {
+                self._spool_id: self._next_sequence - 1,
+                self._memory.spool_id: self._memory.last_sequence,
+            }.get(spool_id, _MAX_SEQUENCE)
+            ranges = [(first, min(last, given)) for first, last in ranges if first <= min(last, given)]
+            removed = self._memory.acknowledge(spool_id, ranges)
+            self._gone.add(spool_id, ranges)
+            return removed + self._purge()
 
     def counts(self) -> QueueCounts:
         """Return what waits and what was dropped; never blocks."""
-        return QueueCounts(self._batches, self._rows, self._bytes, self._dropped_batches, self._dropped_rows)
+        memory = self._memory
+        return QueueCounts(
+            self._batches + len(memory),
+            self._rows + memory.rows,
+            self._bytes + memory.bytes,
+            self._dropped_batches,
+            self._dropped_rows,
+        )
 
     def close(self) -> None:
         """Close the file for good; may be called twice. What is appended afterwards is dropped."""
         with self._lock:
+            if self._db is not None and not self._is_closed:
+                self._purge()
+                with contextlib.suppress(sqlite3.Error):
+                    self._settle(self._memory.unfetched(everything=True))
             self._is_closed = True
             self._close()
 
     # -- below: the lock is held -------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._open()
+        except (sqlite3.Error, OSError) as error:
+            if not _is_full(error) or not self._reserve.release():
+                raise
+            self._failed(error)
+            self._open()  # to send what waits there
+            return
+        self._reserve.take()
+
+    def _cannot_start(self, error: Exception) -> None:
+        if _is_full(error):
+            self._failed(error)
+            return
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
+            raise UnavailableError(
+                f"{self._path}: the spool is in use; is another whitepanda agent running?"
+            ) from error
+        if isinstance(error, OSError):
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            why = "it is no folder" if is_file else error.strerror or str(error)
+            raise UnavailableError(
+                f"agent.state_dir {self._path.parent} cannot be used: {why};"
+                " set it to a folder that the agent can make or write"
+            ) from error
+        raise UnavailableError(
+            f"{self._path}: cannot open the spool: {error}; check agent.state_dir and its owner"
+        ) from error
 
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._connect()
         except sqlite3.Error as error:
+            self._close()
             if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _BROKEN:
                 raise
             self._move_aside(error)
@@ -262,13 +316,14 @@ class Spool:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = db = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
         for pragma in (
+            "locking_mode=EXCLUSIVE",  # first: then there is no shared memory, which takes room
             "auto_vacuum=INCREMENTAL",
-            "locking_mode=EXCLUSIVE",
             "journal_mode=WAL",
             "synchronous=NORMAL",
         ):
             db.execute(f"PRAGMA {pragma}").fetchall()
-        db.execute(f"PRAGMA journal_size_limit={8 << 20}").fetchall()
+        db.execute(f"PRAGMA journal_size_limit={RESERVE_BYTES}").fetchall()
+        db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}").fetchall()
         db.executescript(_SCHEMA)
         with self._transaction(db):
             self._load(db)
@@ -309,28 +364,68 @@ class Spool:
         assert self._db is not None  # noqa: S101 - opened by the caller
         last = 0
         with self._transaction(self._db):
-            waiting = list(reversed(chunks))
-            while waiting:
-                chunk = waiting.pop()
-                batch = encode(chunk, spool_id=self._spool_id, sequence=self._next_sequence)
-                payload = batch.SerializeToString()
-                if len(payload) > max_payload and len(chunk) > 1:
-                    half = len(chunk) // 2
-                    waiting += [chunk[half:], chunk[:half]]
-                    continue
-                last = self._next_sequence
-                self._next_sequence += 1
-                self._db.execute(
-                    "INSERT INTO batches (spool_id, sequence, rows, bytes, crc32, payload)"
-                    " VALUES (?, ?, ?, ?, ?, ?)",
-                    (self._spool_id, last, len(chunk), len(payload), zlib.crc32(payload), payload),
-                )
-                self._batches += 1
-                self._rows += len(chunk)
-                self._bytes += len(payload) + ROW_OVERHEAD_BYTES
+            for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload):
+                last = self._next_sequence - 1
+                self._put(self._db, self._spool_id, last, rows, payload)
             self._drop_oldest(self._db, self._bytes - self._max_bytes)
             self._save(self._db)
         return last
+
+    def _number(self) -> int:
+        self._next_sequence += 1
+        return self._next_sequence - 1
+
+    def _put(self, db: sqlite3.Connection, spool_id: str, sequence: int, rows: int, payload: bytes) -> None:
+        db.execute(
+            "INSERT INTO batches (spool_id, sequence, rows, bytes, crc32, payload) VALUES (?, ?, ?, ?, ?, ?)",
+            (spool_id, sequence, rows, len(payload), zlib.crc32(payload), payload),
+        )
+        self._batches += 1
+        self._rows += rows
+        self._bytes += len(payload) + ROW_OVERHEAD_BYTES
+
+    def _settle(self, batches: list[Waiting]) -> None:
+        """Move batches from memory to the disk. Those that a stream has in flight stay until it ends."""
+        if not batches:
+            return
+        assert self._db is not None  # noqa: S101 - opened by the caller
+        with self._transaction(self._db):
+            for batch in batches:
+                self._put(self._db, self._memory.spool_id, batch.sequence, batch.rows, batch.payload)
+        self._memory.forget(batches)
+
+    def _purge(self) -> int:
+        """Delete what is acknowledged; on a full disk with the reserve's help. Returns how many there were."""
+        for _ in (1, 2):
+            if self._db is None or not self._gone:
+                return 0
+            removed = 0
+            try:
+                with self._transaction(self._db):
+                    for spool_id, first, last in self._gone:
+                        cursor = self._db.execute(
+                            "DELETE FROM batches WHERE spool_id = ? AND sequence BETWEEN ? AND ?"
+                            " RETURNING rows, bytes",
+                            (spool_id, first, last),
+                        )
+                        removed += self._forget(cursor.fetchall())
+            except sqlite3.Error as error:
+                if not self._failed(error):
+                    return 0
+                continue
+            self._gone.clear()
+            if removed:
+                self._shrink(self._db)
+            return removed
+        return 0
+
+    def _shrink(self, db: sqlite3.Connection) -> None:
+        """Give free pages back. A failure here costs only room, until the next time."""
+        with contextlib.suppress(sqlite3.Error):
+            # Not `execute`: this pragma works page by page, and Python steps it only once there.
+            db.executescript("PRAGMA incremental_vacuum(1024)")
+            if self._is_full:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _drop_oldest(self, db: sqlite3.Connection, excess_bytes: int) -> None:
         while excess_bytes > 0 and self._batches:
@@ -354,27 +449,34 @@ class Spool:
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'batches'").fetchone()
         return int(row[0]) if row else 0
 
-    def _select(self, after: int, until: int, limit: int) -> list[tuple[int, int, int, bytes]]:
-        assert self._db is not None  # noqa: S101 - checked by the caller
-        if limit <= 0 or after >= until:
-            return []
-        query = "SELECT id, rows, crc32, payload FROM batches WHERE id > ? AND id <= ? ORDER BY id LIMIT ?"
-        return self._db.execute(query, (after, until, limit)).fetchall()
-
-    def _unpack(self, row: tuple[int, int, int, bytes], *, backlog: bool) -> QueuedBatch | None:
-        assert self._db is not None  # noqa: S101 - checked by the caller
-        identity, rows, crc32, payload = row
-        message = _parse(payload) if zlib.crc32(payload) == crc32 else None
-        if message is None:
-            self._warn(f"{self._path}: a batch of {rows} windows was damaged on disk and is dropped")
-            gone = self._db.execute(
-                "DELETE FROM batches WHERE id = ? RETURNING rows, bytes", (identity,)
-            ).fetchall()
-            self._dropped_batches += self._forget(gone)
-            self._dropped_rows += rows
-            return None
-        message.backlog = backlog
-        return QueuedBatch(rows, message)
+    def _read(self, found: list[QueuedBatch], after: int, until: int, limit: int, *, backlog: bool) -> int:
+        """Add batches up to `limit` from this range of ids; returns the id up to which it was read."""
+        while self._db is not None and len(found) < limit and after < until:
+            try:
+                rows = self._db.execute(
+                    "SELECT id, spool_id, sequence, rows, crc32, payload FROM batches"
+                    " WHERE id > ? AND id <= ? ORDER BY id LIMIT ?",
+                    (after, until, limit - len(found)),
+                ).fetchall()
+            except sqlite3.Error as error:
+                self._failed(error)
+                break
+            if not rows:
+                break
+            after = rows[-1][0]
+            for _, spool_id, sequence, count, crc32, payload in rows:
+                if (spool_id, sequence) in self._gone:
+                    continue
+                message = _parse(payload) if zlib.crc32(payload) == crc32 else None
+                if message is None:
+                    self._warn(f"{self._path}: a batch of {count} windows was damaged on disk and is dropped")
+                    self._dropped_batches += 1
+                    self._dropped_rows += count
+                    self._gone.add(spool_id, [(sequence, sequence)])
+                    continue
+                message.backlog = backlog
+                found.append(QueuedBatch(count, message))
+        return after
 
     @contextlib.contextmanager
     def _transaction(self, db: sqlite3.Connection) -> Iterator[None]:
@@ -390,32 +492,42 @@ class Spool:
                 db.execute("ROLLBACK")
             raise
 
-    def _failed(self, error: Exception, *, make_room: bool = False) -> None:
-        """After an error: make room on a full disk, move a broken file aside, else distrust the numbers."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in _FULL and self._db is not None:
-            self._warn(
-                f"{self._path}: the disk is full; {'the oldest' if make_room else 'new'} batches are dropped"
-            )
-            if make_room:
-                self._make_room(self._db)
-            return
+    def _failed(self, error: Exception) -> bool:
+        """After an error: give up the reserve of a full disk, move a broken file aside, else open it again.
+
+        Returns:
+            Whether to try again at once, because there is some room now.
+
+        """
+        if _is_full(error):
+            self._is_full = True
+            self._tell("the disk is full")
+            return self._reserve.release()
+        self._is_full = False
         self._trusted = False
         self._close()
-        if code in _BROKEN:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
             with contextlib.suppress(OSError):
                 self._move_aside(error)
         else:
-            self._warn(f"{self._path}: {error}; batches are dropped until the spool can be opened again")
+            self._tell(str(error))
+        return False
 
-    def _make_room(self, db: sqlite3.Connection) -> None:
-        try:
-            with self._transaction(db):
-                self._drop_oldest(db, max(self._bytes // 8, 1))
-                self._save(db)
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.Error:
-            return  # the new batch is dropped then, and counted
+    def _tell(self, trouble: str) -> None:
+        if trouble == self._trouble:
+            return
+        self._trouble = trouble
+        self._warn(
+            f"{self._path}: {trouble}; until it can be written again new batches wait in memory only"
+            f" (the newest {MEMORY_BYTES >> 20} MiB)"
+        )
+
+    def _works_again(self) -> None:
+        self._is_full = False
+        if self._trouble:
+            self._trouble = ""
+            self._log.info("the spool can be written again", path=str(self._path))
+        self._purge()
 
     def _move_aside(self, error: Exception) -> None:
         self._close()
@@ -429,6 +541,7 @@ class Spool:
         self._dropped_batches += self._batches
         self._dropped_rows += self._rows
         self._batches = self._rows = self._bytes = 0
+        self._gone.clear()
         self._mark = self._live = self._recent = self._old = 0
 
     def _close(self) -> None:
@@ -436,6 +549,12 @@ class Spool:
             with contextlib.suppress(sqlite3.Error):
                 self._db.close()
             self._db = None
+
+
+def _is_full(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or (
+        getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+    )
 
 
 def _parse(payload: bytes) -> agent_pb2.CpiBatch | None:

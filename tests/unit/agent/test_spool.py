@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from agent.spool import Spool
+from agent.spool import QueueCounts, Spool
+from agent.spool_overflow import Acknowledged
 from agent.windows import CpiWindow
 from whitepanda.common.errors import UnavailableError
 
@@ -265,8 +267,20 @@ def test_a_second_agent_is_told_that_the_spool_is_in_use(tmp_path, spool):
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match=r"cannot open the spool.*check agent\.state_dir"):
+    with pytest.raises(
+        UnavailableError, match=r"^agent\.state_dir .*/file cannot be used: it is no folder; set it to"
+    ):
         opened(tmp_path / "file")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_folder_that_the_kernel_refuses_is_one_clear_error_too():
+    with pytest.raises(UnavailableError) as caught:
+        opened(Path("/proc/foo"))
+    assert str(caught.value) == (
+        "agent.state_dir /proc/foo cannot be used: No such file or directory;"
+        " set it to a folder that the agent can make or write"
+    )
 
 
 def test_files_are_the_agents_alone(tmp_path, spool):
@@ -325,35 +339,145 @@ def test_a_batch_damaged_on_disk_is_dropped_and_the_others_go(tmp_path):
     spool.close()
 
 
-def test_on_a_full_disk_the_oldest_make_room(tmp_path):
+def full(spool, pages=8):
+    """SQLite's own way to a full disk: no page more than there are, or so."""
+    spool._db.execute(f"PRAGMA max_page_count = {pages}").fetchall()
+
+
+def room(spool):
+    spool._db.execute("PRAGMA max_page_count = 100000").fetchall()
+
+
+WAITS = "until it can be written again new batches wait in memory only (the newest 8 MiB)"
+
+
+def test_on_a_full_disk_new_batches_wait_in_memory_and_it_is_told_once(tmp_path):
     warnings = []
     spool = opened(tmp_path, warnings=warnings)
-    spool._db.execute("PRAGMA max_page_count = 30").fetchall()  # SQLite's own way to a full disk
+    spool.begin_stream()
+    full(spool, 30)
     for tag in range(200):
         spool.append(windows(tag, 10))
     counts = spool.counts()
-    assert counts.batches > 0
-    assert counts.dropped_batches > 0
-    assert counts.batches + counts.dropped_batches == 200
-    assert max(content(spool).values()) == 199
-    assert "the disk is full" in warnings[0]
+    assert (counts.batches, counts.rows, counts.dropped_batches) == (200, 2000, 0)
+    assert warnings == [f"{tmp_path}/spool.db: the disk is full; {WAITS}"]
+    found = []
+    while batches := spool.fetch(7):
+        found += batches
+    assert sorted(b.message.start_unix_ns[0] for b in found) == list(range(200))
+    assert {b.key[0] for b in found} == {spool.spool_id, spool._memory.spool_id}
+    assert not any(b.message.backlog for b in found)
+    for batch in found:
+        assert spool.acknowledge(batch.key[0], [(batch.key[1], batch.key[1])]) == 1
+    assert spool.counts() == QueueCounts()
     spool.close()
 
 
-def test_a_disk_too_full_for_anything_drops_what_is_new_and_lives_on(tmp_path):
+def test_what_waits_in_memory_moves_to_the_disk_under_its_number(tmp_path):
     warnings = []
     spool = opened(tmp_path, warnings=warnings)
-    spool._db.execute("PRAGMA max_page_count = 8").fetchall()
-    assert spool.append(windows(1, 1000)) == 0
-    assert spool.counts().dropped_rows == 1000
-    spool._db.execute("PRAGMA max_page_count = 100000").fetchall()
-    assert spool.append(windows(2)) > 0
-    assert list(content(spool).values()) == [2]
-    assert spool.counts().dropped_rows == 1000
+    spool.append(windows(1))
+    full(spool)
+    assert [spool.append(windows(tag, 500)) for tag in (2, 3, 4)] == [0, 0, 0]
+    spool.begin_stream()
+    sent = {b.key: b.message.start_unix_ns[0] for b in spool.fetch(2)}
+    assert sorted(sent.values()) == [2, 3]  # in flight: what is there before the disk's backlog
+    room(spool)
+    with capture_logs() as logs:
+        assert spool.append(windows(5)) > 0
+    assert [entry["event"] for entry in logs] == ["the spool can be written again"]
+    more = {b.key: b.message.start_unix_ns[0] for b in spool.fetch(50)}
+    assert sorted(more.values()) == [1, 4, 5]  # none twice
+    meaning = sent | more
+    assert len(meaning) == 5
     spool.close()
     spool = opened(tmp_path)
-    assert spool.counts().dropped_rows == 1000
+    assert content(spool) == meaning  # the end has moved those in flight too
+    spool.append(windows(6, 3))
+    assert len(content(spool)) == 6
     spool.close()
+    assert len(warnings) == 1
+
+
+def test_memory_keeps_the_newest_and_counts_the_rest(tmp_path):
+    spool = opened(tmp_path, max_bytes=20_000, warnings=[])
+    full(spool, 1)
+    for tag in range(100):
+        spool.append(windows(tag, 100))
+    counts = spool.counts()
+    assert spool._memory.bytes <= 20_000
+    assert counts.dropped_batches == 100 - counts.batches > 0
+    assert counts.dropped_rows == 10_000 - counts.rows
+    assert sorted(content(spool).values()) == list(range(100 - counts.batches, 100))
+    spool.close()
+
+
+class Full:
+    """A connection whose disk takes no write while `until` is not set."""
+
+    def __init__(self, db):
+        self.db, self.is_full = db, True
+
+    def execute(self, query, *arguments):
+        if self.is_full and query.startswith(("DELETE", "INSERT")):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return self.db.execute(query, *arguments)
+
+    def __getattr__(self, name):
+        return getattr(self.db, name)
+
+
+@pytest.mark.parametrize("again", ["append", "acknowledge", "begin_stream", "close"])
+def test_a_failed_acknowledgement_is_deleted_as_soon_as_it_works(tmp_path, again):
+    warnings = []
+    spool = opened(tmp_path, warnings=warnings)
+    for tag in (1, 2, 3):
+        spool.append(windows(tag))
+    spool._db = disk = Full(spool._db)
+    assert spool.acknowledge(spool.spool_id, [(1, 2**63)]) == 0
+    assert everything(spool) == []  # central has them: no new stream sends them again
+    assert len(warnings) == 1
+    disk.is_full = False
+    if again == "append":
+        assert spool.append(windows(4)) == 4
+        assert list(content(spool).values()) == [4]  # which was not acknowledged by that wide range
+    elif again == "acknowledge":
+        assert spool.acknowledge("other", [(1, 1)]) == 3
+    elif again == "begin_stream":
+        spool.begin_stream()
+    spool.close()
+    spool = opened(tmp_path)
+    assert list(content(spool).values()) == ([4] if again == "append" else [])
+    spool.close()
+
+
+def test_the_reserve_is_given_up_and_taken_back(tmp_path):
+    spool = opened(tmp_path, warnings=[])
+    reserve = tmp_path / "spool.db.reserve"
+    assert reserve.stat().st_blocks * 512 >= 1 << 20
+    spool.append(windows(1))
+    full(spool)
+    spool.append(windows(2, 1000))
+    assert not reserve.exists()
+    room(spool)
+    spool.append(windows(3))
+    assert reserve.exists()
+    spool.close()
+
+
+def test_ranges_to_delete_are_merged_and_bounded():
+    gone = Acknowledged()
+    gone.add("a", [(5, 6), (1, 2)])
+    gone.add("a", [(3, 3)])
+    gone.add("b", [])
+    assert list(gone) == [("a", 1, 3), ("a", 5, 6)]
+    assert (("a", 2) in gone, ("a", 4) in gone, ("b", 2) in gone) == (True, False, False)
+    gone.add("a", [(number, number) for number in range(10, 100_000, 2)])
+    assert len(list(gone)) == 10_000
+    gone.clear()
+    assert not gone
 
 
 class Broken:
@@ -380,9 +504,7 @@ def test_after_an_io_error_the_file_is_opened_again_under_a_new_name(tmp_path):
     assert spool.append(windows(2)) == 1
     assert spool.spool_id != old
     assert content(spool) == {(old, 1): 1, (spool.spool_id, 1): 2}
-    assert warnings == [
-        f"{tmp_path}/spool.db: disk I/O error; batches are dropped until the spool can be opened again"
-    ]
+    assert warnings == [f"{tmp_path}/spool.db: disk I/O error; {WAITS}"]
     spool.close()
 
 
@@ -415,6 +537,7 @@ def test_a_failing_disk_never_raises(tmp_path, call):
     assert (spool.fetch(5) if call == "fetch" else [spool.acknowledge(spool.spool_id, [(1, 1)])]) in ([], [0])
     assert spool.fetch(5) == []
     assert spool.append(windows(2)) == 1
-    assert len(everything(spool)) == 2
+    # What was acknowledged meanwhile is gone as soon as the disk is back.
+    assert len(everything(spool)) == (2 if call == "fetch" else 1)
     spool.close()
     spool.close()
