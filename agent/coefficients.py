@@ -207,10 +207,10 @@ class CoefficientStore:
                 absurd += 1
                 continue
             statistics[row.job, row.platform] = new
-        for row in update.coefficients:
-            error = row.standard_error if math.isfinite(row.standard_error) else None
+        for coefficient in update.coefficients:
+            error = coefficient.standard_error if math.isfinite(coefficient.standard_error) else None
             try:
-                coefficients[row.job] = Coefficient(row.value, row.samples, error)
+                coefficients[coefficient.job] = Coefficient(coefficient.value, coefficient.samples, error)
             except ValueError:
                 absurd += 1
         if absurd:
