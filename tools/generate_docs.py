@@ -126,11 +126,11 @@ def _help(*command: str) -> str:
     environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "LANG": "C.UTF-8"}
     for name in ("FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "CI"):
         environment.pop(name, None)
-    program = [sys.executable, "-c", "from whitepanda.common.cli import main; main()", *command, "--help"]
+    # The name is set, not replaced in the output: the boxes stay as wide as they are drawn.
+    code = "import sys; sys.argv[0] = 'whitepanda'; from whitepanda.common.cli import main; main()"
+    program = [sys.executable, "-c", code, *command, "--help"]
     done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
-    return "\n".join(
-        line.rstrip() for line in done.stdout.replace(" -c ", " whitepanda ").strip().splitlines()
-    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 
 def commands() -> list[tuple[str, ...]]:

@@ -28,6 +28,26 @@ def test_generated_pages_are_fresh() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_help_texts_have_the_programs_name_and_boxes_of_one_width() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    usages = [line for line in page.splitlines() if line.lstrip().startswith("Usage:")]
+    assert len(usages) == page.count("## whitepanda ")
+    assert [line for line in usages if not line.startswith("Usage: whitepanda ")] == []
+    boxes = [line for line in page.splitlines() if line[:1] in "╭│╰" and line]
+    assert {len(line) for line in boxes} == {100}
+    assert "--config  -c  " in page
+
+
+def test_lines_are_not_longer_than_160_columns() -> None:
+    long = [
+        f"{page.name}:{number}"
+        for page in PAGES
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > 160 and not line.startswith("|")
+    ]
+    assert long == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
