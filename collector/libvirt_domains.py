@@ -143,7 +143,7 @@ class LibvirtSource:
         except SourceError as error:
             return Probe(available=False, detail=str(error), reason=error.reason)
         except Exception as error:  # noqa: BLE001 - libvirtError, of a module that is only known here
-            failure = self._explain(error)
+            failure = self._explain(error, opening=True)
             return Probe(available=False, detail=str(failure), reason=failure.reason)
         vms = self._inventory.probe()
         if not vms.available:
@@ -157,10 +157,16 @@ class LibvirtSource:
         _start_event_loop(module)
         try:
             connection = module.openReadOnly(self._uri)
-            # -1: this connection (such as test:///) knows no keep-alive and needs none.
+        except module.libvirtError as error:
+            raise self._explain(error, opening=True) from error
+        try:
             connection.setKeepAlive(_KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT)
         except module.libvirtError as error:
-            raise self._explain(error) from error
+            # A driver without a daemon (such as test:///) knows no keep-alive and needs none.
+            if error.get_error_code() != module.VIR_ERR_NO_SUPPORT:
+                with contextlib.suppress(module.libvirtError):
+                    connection.close()
+                raise self._explain(error) from error
         return connection
 
     def _statistics(self) -> dict[str, Mapping[str, Any] | None]:
@@ -219,16 +225,18 @@ class LibvirtSource:
                 "set sources.libvirt.state_dir to the folder with libvirt's NAME.xml of running VMs"
             )
 
-    def _explain(self, error: Exception) -> SourceError:
-        """Make one line with the remedy of libvirt's error."""
+    def _explain(self, error: Exception, *, opening: bool = False) -> SourceError:
+        """Make one line with the remedy of libvirt's error. `opening`: there is no connection yet."""
         text = str(error).strip().rstrip(".")
         lower = text.lower()
         if any(words in lower for words in ("permission denied", "authentication", "access denied")):
             remedy, reason = "run the agent as root or in the group libvirt", Reason.NO_PERMISSION
         elif any(words in lower for words in ("no such file", "connection refused", "unable to connect")):
             remedy, reason = "is libvirtd (or virtqemud) running?", Reason.SOURCE_FAILED
-        elif "keepalive" in lower:
+        elif "keepalive timeout" in lower:
             remedy, reason = "libvirt's daemon does not answer; is it hung or stopped?", Reason.STUCK
+        elif opening:
+            remedy, reason = "is sources.libvirt.uri right?", Reason.SOURCE_FAILED
         else:
             remedy, reason = "connecting anew at the next tick", Reason.SOURCE_FAILED
         return SourceError(f"{self._uri}: {text}; {remedy}", reason)

@@ -43,15 +43,20 @@ class FakeLibvirt:
     VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE = 1
     VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT = 1 << 29
     VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
+    VIR_ERR_NO_SUPPORT = 3
     VIR_DOMAIN_STATS_STATE, VIR_DOMAIN_STATS_INTERFACE, VIR_DOMAIN_STATS_BLOCK = 1, 16, 32
 
     class libvirtError(Exception):  # noqa: N801 - the binding's name
-        pass
+        code = 1  # VIR_ERR_INTERNAL_ERROR
+
+        def get_error_code(self):
+            return self.code
 
     def __init__(self):
         self.domains = {}
         self.opened = []
         self.refuse = None
+        self.refuse_keep_alive = None
         self.asked = []
         self.during = lambda: None
         self.loops = 0
@@ -91,6 +96,8 @@ class FakeConnection:
         self.keep_alive = None
 
     def setKeepAlive(self, interval, count):  # noqa: N802
+        if self.module.refuse_keep_alive is not None:
+            raise self.module.refuse_keep_alive
         self.keep_alive = (interval, count)
 
     def getLibVersion(self):  # noqa: N802
@@ -316,7 +323,12 @@ def test_a_silent_daemon_is_not_asked_again_at_once(module, source):
             Reason.SOURCE_FAILED,
             "is libvirtd .* running",
         ),
-        ("something else.", Reason.SOURCE_FAILED, "something else; connecting anew at the next tick"),
+        (
+            "no connection driver available for URI 'garbage' does not include a driver name",
+            Reason.SOURCE_FAILED,
+            r"a driver name; is sources\.libvirt\.uri right\?",
+        ),
+        ("something else.", Reason.SOURCE_FAILED, r"something else; is sources\.libvirt\.uri right\?"),
     ],
 )
 def test_errors_say_the_remedy(module, source, text, reason, remedy):
@@ -327,6 +339,23 @@ def test_errors_say_the_remedy(module, source, text, reason, remedy):
     probe = source.probe()
     assert (probe.available, probe.reason) == (False, reason)
     assert probe.detail == str(caught.value)
+
+
+def test_a_driver_without_keep_alive_works_without(module, source):
+    module.refuse_keep_alive = module.libvirtError(
+        "this function is not supported by the connection driver: virConnectSetKeepAlive"
+    )
+    module.refuse_keep_alive.code = module.VIR_ERR_NO_SUPPORT
+    assert len(source.sample().vms) == 2
+    assert [(connection.keep_alive, connection.closed) for connection in module.opened] == [(None, False)]
+
+
+def test_a_keep_alive_that_fails_is_told_and_leaves_no_connection(module, source):
+    module.refuse_keep_alive = module.libvirtError("internal error: the caller doesn't support keepalive")
+    with pytest.raises(SourceError, match="support keepalive; connecting anew at the next tick") as caught:
+        source.open()
+    assert caught.value.reason is Reason.SOURCE_FAILED
+    assert module.opened[0].closed
 
 
 def test_probe_tells_the_version_and_leaves_no_connection(module, source):
@@ -374,3 +403,48 @@ def test_close_twice_and_open_again(module, source):
     source.open()
     assert len(source.sample().vms) == 2
     assert module.loops == 1
+
+
+# -- the real binding with libvirt's own test driver, which needs no daemon and no root
+
+
+@pytest.fixture
+def real(host, monkeypatch):
+    pytest.importorskip("libvirt", reason="no libvirt binding; `python3 tools/bootstrap.py host` builds it")
+    # The driver's one domain, which has neither disks nor interfaces.
+    monkeypatch.setattr(host, "uuid_of", lambda name: "6695eb01-f6a4-8304-79aa-97f2502e193f")
+    host.vm("test", 10, [11], state="paused")
+
+    def make(uri):
+        source = LibvirtSource(uri, inventory=Inventory(str(host.state), str(host.proc)))
+        made.append(source)
+        return source
+
+    made = []
+    yield make
+    for source in made:
+        source.close()
+
+
+def test_the_real_test_driver_has_one_running_domain(real):
+    source = real("test:///default")
+    probe = source.probe()
+    assert probe.available
+    assert probe.detail.startswith("test:///default, libvirt ")
+    source.open()
+    for _ in range(2):
+        sample = source.sample()
+        assert [(vm.name, vm.state) for vm in sample.inventory] == [("test", "running")]
+        [vm] = sample.vms.values()
+        assert (vm.epoch, vm.disks, vm.interfaces) == ("111111112222-1000", None, None)
+        assert dict(vm.absent) == {"disks": Reason.STALE, "interfaces": Reason.NOT_PRESENT}
+
+
+@pytest.mark.parametrize("uri", ["garbage", "::", "qemu+bad:///system"])
+def test_a_wrong_address_names_its_setting(real, uri):
+    source = real(uri)
+    for call in (source.open, source.sample):
+        with pytest.raises(SourceError, match=r"; is sources\.libvirt\.uri right\?$") as caught:
+            call()
+        assert str(caught.value).startswith(f"{uri}: ")
+    assert source.probe().detail == str(caught.value)
