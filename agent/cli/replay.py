@@ -25,8 +25,15 @@ from agent.replay import (
 )
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+from whitepanda.common.tls_options import (
+    CaOption,
+    CertOption,
+    FolderOption,
+    KeyOption,
+    ServerNameOption,
+    files_of,
+)
 
 __all__ = ["replay"]
 
@@ -45,16 +52,14 @@ def replay(
             help="host:port of central. Without it nothing is sent: the files are read and counted."
         ),
     ] = "",
-    tls: Annotated[
-        Path | None, typer.Option(help="Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken.")
-    ] = None,
-    ca: Annotated[Path | None, typer.Option(help="CA of central's certificate, instead of --tls.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="Our certificate, instead of --tls.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, instead of --tls.")] = None,
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     name: Annotated[
         str, typer.Option(help="The name in our certificate. Traces need one of central's importers.")
     ] = "importer",
-    server_name: Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")] = "",
+    server_name: ServerNameOption = "",
     platform: Annotated[
         str, typer.Option(help="CPU platform of the rows; CPI is compared within one.")
     ] = "trace",
@@ -95,17 +100,13 @@ def replay(
             result = read_all(rows, bar.update)
         else:
             _check_address(central)
-            files_of = TlsFiles(
-                ca=str(ca or _in(tls, "ca.crt")),
-                certificate=str(cert or _in(tls, f"{name}.crt")),
-                key=str(key or _in(tls, f"{name}.key")),
-            )
+            tls_files = files_of(tls, name, ca=ca, cert=cert, key=key)
             result = asyncio.run(
                 send(
                     rows,
                     spool_id=spool_id_of(files, options),
                     address=central,
-                    tls=files_of,
+                    tls=tls_files,
                     host=name,
                     platform=platform,
                     agent_version=metadata.version("whitepanda"),
@@ -156,12 +157,6 @@ def _check_address(central: str) -> None:
     host, _, port = central.rpartition(":")
     if not host or not port.isdigit():
         raise InputError(f"--central must be host:port (value {central!r})")
-
-
-def _in(folder: Path | None, file: str) -> Path:
-    if folder is None:
-        raise TlsError("give --tls FOLDER (of `whitepanda pki`), or --ca, --cert and --key")
-    return folder / file
 
 
 class _Bar:

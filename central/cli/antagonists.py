@@ -13,13 +13,22 @@ from rich.table import Table
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.common.errors import TlsError, UnavailableError, WhitepandaError
+from whitepanda.common.tls import TlsFiles, channel_credentials, warnings
+from whitepanda.common.tls_options import (
+    CaOption,
+    CertOption,
+    FolderOption,
+    KeyOption,
+    ServerNameOption,
+    files_of,
+)
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
 
 _SHOWN = 10
+_DEADLINE_S = 10.0
 
 
 @app.command()
@@ -123,16 +132,21 @@ def _print_fit(summary: dict[str, Any]) -> None:
 @app.command()
 def show(
     central: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")],
-    ca: Annotated[str, typer.Option(help="PEM file of the CA that signed central's certificate.")],
-    certificate: Annotated[str, typer.Option(help="PEM file of an operator's certificate.")],
-    key: Annotated[str, typer.Option(help="PEM file of its key.")],
-    server_name: Annotated[str, typer.Option(help="Name in central's certificate, if it is not HOST.")] = "",
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: Annotated[
+        str, typer.Option(help="The name in our certificate, one of central's operators.")
+    ] = "operator",
+    server_name: ServerNameOption = "",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
 ) -> None:
     """List the coefficients that central holds."""
-    credentials = channel_credentials(TlsFiles(ca=ca, certificate=certificate, key=key))
+    files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    credentials = channel_credentials(files, "--")
     options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     version, rows = 0, list[agent_pb2.Coefficient]()
     with grpc.secure_channel(central, credentials, options=options) as channel:
@@ -143,11 +157,9 @@ def show(
                 page_size=min(limit - len(rows), 1000), page_token=token, job=job
             )
             try:
-                page = stub.ListCoefficients(request, timeout=10)
+                page = stub.ListCoefficients(request, timeout=_DEADLINE_S)
             except grpc.RpcError as error:
-                raise UnavailableError(
-                    f"central at {central}: {error.code().name}: {error.details()}"
-                ) from error
+                raise _explained(error, central, files) from error
             version, token = page.version, page.next_page_token
             rows.extend(page.coefficients)
             if not token:
@@ -169,6 +181,28 @@ def show(
     for row in rows:
         table.add_row(row.job, f"{row.value:.4g}", f"{row.samples:,}")
     console.print(table)
+
+
+def _explained(error: grpc.RpcError, central: str, files: TlsFiles) -> WhitepandaError:
+    """Say what ended the call, where, and the remedy."""
+    code, details = error.code(), " ".join((error.details() or "no details").split())
+    where = f"central at {central}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        remedy = "is it overloaded, stopped, or not central? See its log, and try again"
+        return UnavailableError(f"{where} has not answered ListCoefficients for {_DEADLINE_S:g} s; {remedy}")
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        return UnavailableError(f"{where} refuses the certificate {files.certificate}: {details}")
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"{where}: {code.name}: {details}; see its log")
+    lower = details.lower()
+    if "verif" in lower or "peer name" in lower:
+        remedy = "see --ca and --server-name"
+        return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")
+    if "socket closed" in lower or "handshake" in lower:
+        doubts = warnings(files, server=False, prefix="--")
+        why = doubts[0] if doubts else f"it may not accept the certificate {files.certificate}"
+        return TlsError(f"{where} breaks the connection off: {details}; {why}")
+    return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
 
 
 def _number(value: float | None) -> str:

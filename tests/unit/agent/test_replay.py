@@ -303,9 +303,9 @@ def test_a_recording_by_the_command(recording):
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        (["{trace}", "--central", "h:1"], TlsError, "give --tls FOLDER"),
+        (["{trace}", "--central", "h:1"], TlsError, "give --tls DIR"),
         (["{trace}", "--central", "h", "--tls", "x"], InputError, "--central must be host:port"),
-        (["{trace}", "--central", "h:1", "--tls", "/nowhere"], TlsError, "cannot read /nowhere/ca.crt"),
+        (["{trace}", "--central", "h:1", "--tls", "/nowhere"], TlsError, "--ca: cannot read /nowhere/ca.crt"),
         (["/nowhere.csv"], InputError, "/nowhere.csv: cannot read"),
         (["{trace}", "{recording}"], InputError, "cannot be mixed"),
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -14,6 +16,7 @@ import pytest
 from central import pki
 from central.api.fleet import Fleet
 from central.builds import Builder, LeftOut
+from central.cli import antagonists
 from central.config import BuildSection
 from central.journal import HostRecord, Journal
 from central.lake import Lake, segment_stem
@@ -268,7 +271,7 @@ async def test_asking_does_not_block_others(served):
 
 async def run_show(served, capsys, monkeypatch, *arguments, name="operator"):
     files = served.certificates[name]
-    known = ["--ca", files.ca, "--certificate", files.certificate, "--key", files.key]
+    known = ["--ca", files.ca, "--cert", files.certificate, "--key", files.key]
     monkeypatch.setattr(sys, "argv", ["whitepanda", "antagonists", "show", *known, *arguments])
 
     def run() -> int:
@@ -303,4 +306,50 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
     assert "0.3" in shown.out
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central, name="host-1")
     assert code == 4
-    assert "PERMISSION_DENIED: only operators may ask" in shown.err
+    refused = f"refuses the certificate {served.certificates['host-1'].certificate}: only operators may ask"
+    assert refused in shown.err
+
+
+async def test_the_command_line_says_why_central_does_not_answer(served, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(antagonists, "_DEADLINE_S", 0.5)
+    central = f"127.0.0.1:{served.port}"
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        frozen = f"127.0.0.1:{mute.getsockname()[1]}"
+        code, shown = await run_show(served, capsys, monkeypatch, "--central", frozen)
+    assert code == 4
+    assert shown.err.startswith(
+        f"error: central at {frozen} has not answered ListCoefficients for 0.5 s; is it overloaded, stopped"
+    )
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", frozen)
+    assert code == 4
+    assert f"central at {frozen} is away: " in shown.err
+    pki.make_ca(tmp_path / "other")
+    foreign = pki.issue(tmp_path / "other", "operator")
+    mine = ["--central", central, "--cert", foreign.certificate, "--key", foreign.key]
+    code, shown = await run_show(served, capsys, monkeypatch, *mine)
+    assert code == 5
+    assert f"--cert: {foreign.certificate} is not signed by the CA in --ca" in shown.err
+    code, shown = await run_show(served, capsys, monkeypatch, *mine, "--ca", foreign.ca)
+    assert code == 5
+    assert f"the certificate of central at {central} does not pass" in shown.err
+
+
+async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypatch):
+    folder = Path(served.certificates["operator"].ca).parent
+    command = ["whitepanda", "antagonists", "show", "--central", f"127.0.0.1:{served.port}"]
+    for more, code, says in (
+        (["--tls", str(folder)], 0, "central has built no coefficients yet"),
+        (["--tls", str(folder), "--name", "host-1"], 4, "only operators may ask"),
+        (["--tls", str(folder), "--name", "nobody"], 5, f"--cert: cannot read {folder / 'nobody.crt'}: "),
+        ([], 5, "give --tls DIR"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*command, *more])
+
+        def run() -> int:
+            with pytest.raises(SystemExit) as caught:
+                cli.main()
+            return int(caught.value.code or 0)
+
+        assert await asyncio.to_thread(run) == code
+        shown = capsys.readouterr()
+        assert says in shown.out + shown.err
