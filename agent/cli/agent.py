@@ -1,4 +1,4 @@
-"""`whitepanda agent run`: the daemon on a hypervisor."""
+"""`whitepanda agent run`: the daemon on a hypervisor; `whitepanda agent status`: how it does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ __all__ = ["app"]
 app = typer.Typer(help="The agent on a hypervisor.", no_args_is_help=True)
 
 
-@app.callback()
-def _agent() -> None:
-    """Keep `run` a subcommand though it is the only one."""
-
-
 @app.command()
 def run(
     config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")],
@@ -30,3 +25,21 @@ def run(
     from agent import daemon  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
 
     daemon.run(settings)
+
+
+@app.command()
+def status(
+    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="The agent's configuration, which names the socket.")
+    ] = None,
+    *,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """Show how the agent itself does: the stream to central, the spool, its sources, what it costs.
+
+    AGE is that of a source's last sample, TOOK how long that sample took.
+    """
+    from agent.cli import agent_status  # noqa: PLC0415 - `run` needs none of it
+
+    agent_status.show(socket, config, json=json)

@@ -153,6 +153,19 @@ def states(folder):
         ),
         "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
         "short": State(HOST, FULL, analysis(f"{folder}/short", slot_s=300)),
+        "cut_off": State(
+            replace(
+                HOST,
+                ticks=12,
+                sources=(SourceView("perf", "unavailable", NO_PMU_DETAIL), SourceView("libvirt", "off")),
+                uplink=UplinkView(
+                    "connecting", "central:7443", 1200, 4_200_000, dropped_batches=3, last_error="no"
+                ),
+            ),
+            (),
+            None,
+        ),
+        "no_uplink": State(replace(HOST, uplink=UplinkView()), (), None),
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
     }

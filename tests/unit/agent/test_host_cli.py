@@ -72,6 +72,38 @@ no score: no_coefficients: central has not sent statistics or coefficients for t
 """
 
 
+STATUS = """\
+node1: whitepanda 0.1.0, up 60 min
+platform     Xeon E5-2680
+ticks        3,600, 2 missed; windows of 10 s
+cost         12.5 s of CPU (0.3% of a core), 60 MiB
+central      connected, central:7443
+spooled      1 batches, 4.1KB
+sent         359 batches, 3,590 windows
+dropped      0 batches; 5 rows rejected
+coefficients version 7
+
+SOURCE  STATE        AGE TOOK SAMPLES FAILURES
+perf    available 400 ms 3 ms   3,600        0
+libvirt stuck        9 s  2 s   3,000      600
+libvirt: no answer for 4 s
+"""
+
+STATUS_CUT_OFF = """\
+central      connecting, central:7443
+spooled      1,200 batches, 4.2MB
+sent         0 batches, 0 windows
+dropped      3 batches; 0 rows rejected
+last error   no
+coefficients none, central has not sent any
+
+SOURCE  STATE       AGE TOOK SAMPLES FAILURES
+perf    unavailable   -    -       0        0
+libvirt off           -    -       0        0
+perf: no hardware counters; on a virtual machine enable its PMU
+"""
+
+
 @pytest.fixture(scope="module")
 def agents(tmp_path_factory):
     """Folder with the canned agents' sockets."""
@@ -224,6 +256,54 @@ def test_explain_for_programs(run, agents):
     _, out, _ = run("explain", "new-1", "--json", "--socket", str(agents / "crippled.sock"))
     answer = json.loads(out)
     assert (answer["statistics"], answer["mn_cpi"], answer["coefficient_age_s"]) == (None, None, None)
+
+
+def test_agent_status_at_80_columns(run, agents):
+    code, out, err = run("agent", "status", "--socket", str(agents / "full.sock"))
+    assert (code, out, err) == (0, STATUS, "")
+    _, out, _ = run("agent", "status", "--socket", str(agents / "cut_off.sock"))
+    assert out.split("MiB\n")[1] == STATUS_CUT_OFF
+    _, out, _ = run("agent", "status", "--socket", str(agents / "no_uplink.sock"))
+    assert "central      off: uplink.address is not set\ncoefficients none" in out
+
+
+def test_agent_status_for_programs(run, agents):
+    code, out, _ = run("agent", "status", "--json", "--socket", str(agents / "full.sock"))
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["uplink"] == {
+        "state": "connected",
+        "address": "central:7443",
+        "spooled_batches": 1,
+        "spooled_bytes": 4096,
+        "acknowledged_batches": 359,
+        "acknowledged_windows": 3590,
+        "dropped_batches": 0,
+        "rejected_rows": 5,
+        "last_error": None,
+    }
+    assert (answer["ticks"], answer["missed_ticks"], answer["window_s"]) == (3600, 2, 10.0)
+    assert (answer["cpu_seconds"], answer["rss_bytes"], answer["coefficient_version"]) == (12.5, 60 << 20, 7)
+    assert [(s["name"], s["state"], s["age_s"]) for s in answer["sources"]] == [
+        ("perf", "available", 0.4),
+        ("libvirt", "stuck", 9.0),
+    ]
+    assert answer["host_metrics"]["host_cpu_idle_ratio"]["value"] == 0.4
+    _, out, _ = run("agent", "status", "--json", "--socket", str(agents / "cut_off.sock"))
+    answer = json.loads(out)
+    assert (answer["coefficient_version"], answer["mn_cpi"], answer["uplink"]["last_error"]) == (
+        None,
+        None,
+        "no",
+    )
+    assert [(s["age_s"], s["duration_s"]) for s in answer["sources"]] == [(None, None)] * 2
+
+
+def test_agent_status_without_an_agent_is_one_line(run, tmp_path):
+    path = tmp_path / "agent.sock"
+    code, out, err = run("agent", "status", "--socket", str(path))
+    assert (code, out) == (4, "")
+    assert err.startswith(f"error: no agent answers at {path}: start it with")
 
 
 def test_an_unknown_vm_is_one_line_with_near_names(run, agents):

@@ -1,0 +1,146 @@
+"""What `whitepanda agent status` prints: the agent itself, its stream to central, its sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from agent.cli import _render as render
+from agent.cli._render import UNKNOWN, Column, cell
+from agent.local_client import connect, find_socket
+from whitepanda.common.cli import console, print_json
+from whitepanda.v1 import host_pb2
+
+__all__ = ["show"]
+
+_BAD = frozenset({"unavailable", "failed", "stuck"})
+
+
+def show(socket: Path | None, config: Path | None, *, json: bool) -> None:
+    """Ask the agent and print what it says, as text for people or one JSON object.
+
+    Raises:
+        UnavailableError: no agent answers.
+
+    """
+    with connect(find_socket(socket, config)) as client:
+        answer = client.status()
+    if json:
+        print_json(_json(answer))
+        return
+    for line in _lines(answer):
+        console.print(line, soft_wrap=True)
+    console.print()
+    _sources(answer)
+
+
+def _lines(answer: host_pb2.HostStatus) -> list[Text]:
+    uplink = answer.uplink
+    up_s = _up_s(answer)
+    share = f" ({answer.cpu_seconds / up_s:.1%} of a core)" if up_s else ""
+    version = answer.coefficient_version
+    lines = [
+        Text(f"{answer.host}: whitepanda {answer.agent_version}, up {render.age(round(up_s * 1e9))}", "bold"),
+        _line("platform", answer.platform or UNKNOWN),
+        _line("ticks", f"{answer.ticks:,}, {answer.missed_ticks:,} missed; windows of {_window(answer)}"),
+        _line("cost", f"{answer.cpu_seconds:.1f} s of CPU{share}, {answer.rss_bytes / 2**20:.0f} MiB"),
+    ]
+    if uplink.state == "off":
+        lines.append(_line("central", "off: uplink.address is not set"))
+    else:
+        style = "" if uplink.state == "connected" else "bold red"
+        lines += [
+            _line("central", f"{uplink.state}, {uplink.address}", style),
+            _line("spooled", f"{uplink.spooled_batches:,} batches, {render.si(uplink.spooled_bytes)}B"),
+            _line(
+                "sent", f"{uplink.acknowledged_batches:,} batches, {uplink.acknowledged_windows:,} windows"
+            ),
+            _line("dropped", f"{uplink.dropped_batches:,} batches; {uplink.rejected_rows:,} rows rejected"),
+        ]
+    if uplink.last_error:
+        lines.append(_line("last error", uplink.last_error, "red"))
+    lines.append(_line("coefficients", f"version {version}" if version else "none, central has not sent any"))
+    return lines
+
+
+def _line(title: str, text: str, style: str = "") -> Text:
+    return Text(f"{title:<13}").append(text, style)
+
+
+def _up_s(answer: host_pb2.HostStatus) -> float:
+    return max(0, answer.now_unix_ns - answer.started_unix_ns) / 1e9
+
+
+def _window(answer: host_pb2.HostStatus) -> str:
+    return f"{answer.window_ms / 1e3:g} s"
+
+
+def _sources(answer: host_pb2.HostStatus) -> None:
+    columns = [
+        Column("SOURCE", text=True),
+        Column("STATE", text=True),
+        Column("AGE"),
+        Column("TOOK"),
+        Column("SAMPLES"),
+        Column("FAILURES"),
+    ]
+    rows = []
+    for source in answer.sources:
+        sampled = source.samples > 0
+        rows.append(
+            [
+                cell(source.name),
+                cell(source.state, "bold red" if source.state in _BAD else ""),
+                cell(render.age(source.age_ns) if sampled else UNKNOWN),
+                cell(render.age(source.duration_ns) if sampled else UNKNOWN),
+                cell(f"{source.samples:,}"),
+                cell(f"{source.failures:,}"),
+            ]
+        )
+    render.print_table(columns, rows)
+    for source in answer.sources:
+        if source.state in _BAD and source.detail:
+            console.print(Text(f"{source.name}: {source.detail}", "dim"), soft_wrap=True)
+
+
+def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
+    uplink = answer.uplink
+    return {
+        "host": answer.host,
+        "agent_version": answer.agent_version,
+        "platform": answer.platform,
+        "now_unix_ns": answer.now_unix_ns,
+        "started_unix_ns": answer.started_unix_ns,
+        "ticks": answer.ticks,
+        "missed_ticks": answer.missed_ticks,
+        "window_s": answer.window_ms / 1e3,
+        "cpu_seconds": answer.cpu_seconds,
+        "rss_bytes": answer.rss_bytes,
+        "coefficient_version": answer.coefficient_version or None,
+        "mn_cpi": answer.mn_cpi,
+        "uplink": {
+            "state": uplink.state,
+            "address": uplink.address,
+            "spooled_batches": uplink.spooled_batches,
+            "spooled_bytes": uplink.spooled_bytes,
+            "acknowledged_batches": uplink.acknowledged_batches,
+            "acknowledged_windows": uplink.acknowledged_windows,
+            "dropped_batches": uplink.dropped_batches,
+            "rejected_rows": uplink.rejected_rows,
+            "last_error": uplink.last_error or None,
+        },
+        "sources": [
+            {
+                "name": s.name,
+                "state": s.state,
+                "detail": s.detail,
+                "age_s": s.age_ns / 1e9 if s.samples else None,
+                "duration_s": s.duration_ns / 1e9 if s.samples else None,
+                "samples": s.samples,
+                "failures": s.failures,
+            }
+            for s in answer.sources
+        ],
+        "host_metrics": render.metrics_json(answer.host_metrics),
+    }
