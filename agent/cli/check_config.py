@@ -12,16 +12,20 @@ import msgspec
 import typer
 from rich.text import Text
 
+from agent.config import AgentConfig, SimulatedSection
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import TlsFiles, problems
 
 __all__ = ["check_config"]
 
 _GROUP = "whitepanda.config"
-#: Settings that name a file which has to exist already.
-_FILES = {"ca", "certificate", "key", "scenario", "file"}
+#: Settings that name a file which has to exist already, and what to do where it does not.
+_FILES = {
+    "scenario": "write it (docs/simulated.md has an example)",
+    "file": "name a recording",
+}
 
 
 @dataclass(slots=True)
@@ -39,7 +43,10 @@ def check_config(
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
 ) -> None:
-    """Check configuration files; exit code 2 if one would be refused. Warns of missing files in them."""
+    """Check configuration files and the scenario they name; exit code 2 if one would be refused.
+
+    Warns of files in them that are missing, and of TLS files that will not do.
+    """
     results = [_check(file) for file in files]
     if json:
         print_json(
@@ -76,11 +83,21 @@ def _check(file: Path) -> _Result:
         point = _kind_of(file)
         result.kind = point.name
         config = _loader(point, file)(file)
+        warnings = [*_missing_files(config, ""), *_tls_problems(config, "", server=point.name == "central")]
+        result.warnings = [f"{file}: {warning}" for warning in warnings]
+        if isinstance(config, AgentConfig):
+            _check_scenario(config.sources.simulated)
     except ConfigError as error:
         result.error = str(error)
-    else:
-        result.warnings = [f"{file}: {warning}" for warning in _missing_files(config, "")]
     return result
+
+
+def _check_scenario(section: SimulatedSection) -> None:
+    """Raise what the source would raise at start. Of a file that is not there yet, a warning tells."""
+    if section.mode != "off" and Path(section.scenario).exists():
+        from collector.simulated import scenario  # noqa: PLC0415 - rarely needed
+
+        scenario.load(Path(section.scenario))
 
 
 def _kind_of(file: Path) -> metadata.EntryPoint:
@@ -117,10 +134,15 @@ def _missing_files(section: Any, where: str) -> Iterator[str]:
         if isinstance(value, msgspec.Struct):
             yield from _missing_files(value, name)
         elif key in _FILES and isinstance(value, str) and value and not Path(value).exists():
-            yield f"{name}: {value} does not exist (yet?)"
-        elif not value and isinstance(section, TlsFiles) and _speaks(section):
-            yield f"{name} is not set, beside others that are"
+            yield f'{name}: {value} does not exist; {_FILES[key]}, or set {where}.mode = "off"'
 
 
-def _speaks(files: TlsFiles) -> bool:
-    return any((files.ca, files.certificate, files.key))
+def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:
+    """Walk the settings; tell what is wrong with TLS files. An agent without central's address needs none."""
+    for key, value in msgspec.structs.asdict(section).items():
+        name = f"{where}.{key}".lstrip(".")
+        if isinstance(value, TlsFiles):
+            if value != TlsFiles() or getattr(section, "address", "needed"):
+                yield from problems(value, server=server, prefix=name)
+        elif isinstance(value, msgspec.Struct):
+            yield from _tls_problems(value, name, server=server)

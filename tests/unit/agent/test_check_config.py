@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from agent.cli import check_config as command
+from central.pki import issue, make_ca
 from whitepanda.common import cli
 
 
@@ -37,7 +38,8 @@ def write(tmp_path):
 def test_files_of_both_kinds_are_recognised(run, write):
     write("a.toml", "[agent]\n")
     write("c.toml", "[central]\n")
-    assert run("a.toml", "c.toml") == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n", "")
+    code, out, _ = run("a.toml", "c.toml")
+    assert (code, out) == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n")
 
 
 def test_one_clear_line_and_exit_code_2(run, write):
@@ -70,24 +72,77 @@ def test_a_file_of_another_program_is_told_apart(run, write, text, has):
     )
 
 
-def test_files_that_are_not_there_are_warned_of(run, write, tmp_path):
-    write("ca.pem", "")
-    write(
-        "a.toml",
-        "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 'none.toml'\n"
-        "[uplink]\naddress = 'central:7443'\n[uplink.tls]\nca = 'ca.pem'\ncertificate = 'c.pem'\n",
-    )
+SIMULATED = "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 's.toml'\n"
+
+
+def test_files_that_are_not_there_are_warned_of_with_a_remedy(run, write):
+    write("a.toml", SIMULATED + "[sources.recorded]\nmode = 'auto'\nfile = 'r.jsonl'\n")
     code, out, err = run("a.toml")
     assert (code, out) == (0, "a.toml: ok (agent)\n")
     assert err.splitlines() == [
-        "warning: a.toml: sources.simulated.scenario: none.toml does not exist (yet?)",
-        "warning: a.toml: uplink.tls.certificate: c.pem does not exist (yet?)",
-        "warning: a.toml: uplink.tls.key is not set, beside others that are",
+        (
+            "warning: a.toml: sources.simulated.scenario: s.toml does not exist; write it "
+            '(docs/simulated.md has an example), or set sources.simulated.mode = "off"'
+        ),
+        (
+            "warning: a.toml: sources.recorded.file: r.jsonl does not exist; name a recording, "
+            'or set sources.recorded.mode = "off"'
+        ),
     ]
-    write("none.toml", "")
-    write("c.pem", "")
-    assert run("a.toml")[2].splitlines() == [
-        "warning: a.toml: uplink.tls.key is not set, beside others that are"
+
+
+def test_the_scenario_is_checked_too_and_named(run, write):
+    write("a.toml", SIMULATED)
+    write("s.toml", "sede = 3\n")
+    code, out, err = run("a.toml")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: s.toml: unknown key 'sede' (value 3); known here: ")
+    write("s.toml", "[[vms]]\nname = 'v'\njob = 'j'\n")
+    assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
+
+
+def test_a_scenario_of_a_source_that_is_off_is_not_read(run, write):
+    write("a.toml", SIMULATED.replace("auto", "off"))
+    write("s.toml", "sede = 3\n")
+    assert run("a.toml") == (0, "a.toml: ok (agent)\n", "")
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    return issue(folder, "host"), issue(folder, "central", server=True, addresses=["localhost"])
+
+
+def tls_table(files):
+    return f"ca = '{files.ca}'\ncertificate = '{files.certificate}'\nkey = '{files.key}'\n"
+
+
+def test_tls_files_that_do_are_not_spoken_of(run, write, pki):
+    host, central = pki
+    write("a.toml", "[agent]\n[uplink]\naddress = 'central:7443'\n[uplink.tls]\n" + tls_table(host))
+    write("c.toml", "[central]\n[central.tls]\n" + tls_table(central))
+    assert run("a.toml", "c.toml") == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n", "")
+
+
+def test_tls_files_that_will_not_do_are_warned_of(run, write, pki):
+    host, central = pki
+    write("a.toml", "[agent]\n[uplink.tls]\n" + tls_table(central))  # each has the other's
+    write("c.toml", "[central]\n[central.tls]\n" + tls_table(host))
+    code, out, err = run("a.toml", "c.toml")
+    assert (code, out) == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n")
+    first, second = err.splitlines()
+    assert first.startswith(f"warning: a.toml: uplink.tls.certificate: {central.certificate} ")
+    assert second.startswith(f"warning: c.toml: central.tls.certificate: {host.certificate} ")
+
+
+def test_tls_files_that_are_needed_and_not_set_are_warned_of(run, write):
+    write("alone.toml", "[agent]\n")
+    write("a.toml", "[agent]\n[uplink]\naddress = 'central:7443'\n")
+    assert run("alone.toml")[2] == ""
+    lines = run("a.toml")[2].splitlines()
+    assert [line.split(";")[0] for line in lines] == [
+        f"warning: a.toml: uplink.tls.{key} is not set" for key in ("ca", "certificate", "key")
     ]
 
 
