@@ -142,7 +142,8 @@ def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:
     for key, value in msgspec.structs.asdict(section).items():
         name = f"{where}.{key}".lstrip(".")
         if isinstance(value, TlsFiles):
-            if value != TlsFiles() or getattr(section, "address", "needed"):
+            address = getattr(section, "address", None)
+            if value != TlsFiles() or address != "":
                 yield from problems(value, server=server, prefix=name)
         elif isinstance(value, msgspec.Struct):
             yield from _tls_problems(value, name, server=server)

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.config import load as load_agent
 from collector.base import Reason
+from collector.simulated.scenario import load as load_scenario
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -73,6 +75,18 @@ def test_every_reason_code_has_a_remedy_in_the_guide() -> None:
 def test_every_setting_has_a_meaning() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert [line for line in page.splitlines() if line.endswith("|  |")] == []
+
+
+def test_examples_of_the_simulated_hypervisor_are_taken(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "simulated.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    for name, text in zip(("agent.toml", "scenario.toml"), examples, strict=True):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    sources = load_agent(tmp_path / "agent.toml").sources
+    modes = {name: getattr(sources, name).mode for name in sources.__struct_fields__}
+    assert modes.pop("simulated") == "required"
+    assert set(modes.values()) == {"off"}
+    assert len(load_scenario(tmp_path / "scenario.toml").vms) == 3
 
 
 def test_make_targets_of_the_docs_exist() -> None:
