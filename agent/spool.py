@@ -147,6 +147,7 @@ class Spool:
         self._batches = self._rows = self._bytes = 0
         self._dropped_batches = self._dropped_rows = 0
         self._mark = self._live = self._recent = self._old = 0  # how far this stream has fetched, by id
+        self._old_end = 0  # the boundary as this stream began: a new file handle may raise it
         try:
             self._start()
         except (sqlite3.Error, OSError) as error:
@@ -201,13 +202,13 @@ class Spool:
         with self._lock:
             self._memory.begin_stream()
             self._purge()
+            self._old = self._mark = self._live = self._recent = self._old_end = 0
             try:
                 self._mark = self._live = self._last_id()
             except sqlite3.Error as error:
                 self._failed(error)
-                self._mark = self._live = _MAX_SEQUENCE  # the file is opened again: all in it is backlog
-            self._recent = self._boundary
-            self._old = 0
+            if self._db is not None:  # else all that is found there later is read as live
+                self._recent = self._old_end = self._boundary
 
     def fetch(self, limit: int) -> list[QueuedBatch]:
         """Return up to `limit` batches not fetched in this stream.
@@ -224,7 +225,7 @@ class Spool:
                 message.backlog = is_backlog
                 found.append(QueuedBatch(batch.rows, message))
             self._recent = self._read(found, self._recent, self._mark, limit, backlog=True)
-            self._old = self._read(found, self._old, self._boundary, limit, backlog=True)
+            self._old = self._read(found, self._old, self._old_end, limit, backlog=True)
             if self._dropped_batches != dropped:  # damaged ones
                 self._purge()
             return found
@@ -542,7 +543,7 @@ class Spool:
         self._dropped_rows += self._rows
         self._batches = self._rows = self._bytes = 0
         self._gone.clear()
-        self._mark = self._live = self._recent = self._old = 0
+        self._mark = self._live = self._recent = self._old = self._old_end = 0
 
     def _close(self) -> None:
         if self._db is not None:

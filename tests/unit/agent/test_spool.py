@@ -412,6 +412,32 @@ def test_memory_keeps_the_newest_and_counts_the_rest(tmp_path):
     spool.close()
 
 
+def test_a_stream_that_begins_while_the_disk_fails_gets_all_once_it_is_back(tmp_path):
+    spool = opened(tmp_path, warnings=[])
+    spool.append(windows(1))
+    spool._db.close()
+    spool._db = Broken()
+    spool.begin_stream()
+    assert spool.fetch(5) == []
+    spool.append(windows(2))
+    assert sorted(b.message.start_unix_ns[0] for b in spool.fetch(5)) == [1, 2]
+    assert spool.fetch(5) == []
+    spool.close()
+
+
+def test_a_disk_that_fails_within_a_stream_sends_nothing_twice(tmp_path):
+    spool = opened(tmp_path, warnings=[])
+    spool.append(windows(1))
+    spool.begin_stream()
+    spool.append(windows(2))
+    assert len(spool.fetch(5)) == 2
+    spool._db.close()
+    spool._db = Broken()
+    spool.append(windows(3))
+    assert [b.message.start_unix_ns[0] for b in spool.fetch(5)] == [3]
+    spool.close()
+
+
 class Full:
     """A connection whose disk takes no write while `until` is not set."""
 
