@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -24,6 +25,8 @@ __all__ = ["demo"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _DEFAULT_SEED = 1
+_SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - folders of our own are made in them, closed to others
+_MAX_SHORT = 60  # bytes of a folder in which ours and a socket's name still fit
 
 
 def demo(
@@ -90,12 +93,30 @@ def _folders(keep: Path | None) -> Iterator[tuple[Path, Path]]:
             raise InputError(f"demo: --keep {keep} exists already; name a new folder") from error
         except OSError as error:
             raise InputError(f"demo: cannot make the folder --keep {keep}: {error.strerror}") from error
-    temporary = Path(tempfile.mkdtemp(prefix="whitepanda-demo-"))
+    temporary: list[Path] = []
     try:
-        work = keep.resolve() if keep is not None else temporary / "work"
-        work.mkdir(exist_ok=True)
-        sockets = temporary / "run"
-        sockets.mkdir()
-        yield work, sockets
+        if keep is None:
+            temporary.append(_temporary_folder([tempfile.gettempdir()]))
+        work = keep.resolve() if keep is not None else temporary[0]
+        # TMPDIR may be longer than a socket's path may be.
+        short = [
+            parent for parent in (tempfile.gettempdir(), *_SHORT) if len(os.fsencode(parent)) <= _MAX_SHORT
+        ]
+        temporary.append(_temporary_folder(short))
+        yield work, temporary[-1]
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary_folder(parents: list[str]) -> Path:
+    """Make a folder that only we can enter, in the first of `parents` that lets us."""
+    why = ""
+    for parent in parents:
+        try:
+            return Path(tempfile.mkdtemp(prefix="whitepanda-demo-", dir=parent)).resolve()
+        except OSError as error:
+            why = f"{parent}: {error.strerror}"
+    raise UnavailableError(
+        f"demo: cannot make a temporary folder ({why}); set TMPDIR to a folder that you may write"
+    )

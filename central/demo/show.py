@@ -19,6 +19,7 @@ __all__ = ["LiveShow", "PlainShow", "Show", "print_outcome"]
 
 _EVERY_S = 5.0  # between lines of progress where there is no terminal
 _EVENTS = 12  # kept on the screen
+_WIDE_COLUMNS = 100  # of a screen that has room for everything
 
 
 class Show(Protocol):
@@ -84,21 +85,25 @@ class LiveShow:
         self._live.stop()
 
     def _screen(self) -> RenderableType:
+        is_wide = self._live.console.width >= _WIDE_COLUMNS
         table = Table(title="whitepanda: four simulated hosts, one central, all real processes over mTLS")
-        for heading in ("host", "uplink", "coefficients", "contention"):
-            table.add_column(heading)
-        for heading in ("VMs", "windows acked", "mnCPI"):
-            table.add_column(heading, justify="right")
-        table.add_column("victims, by the agent's verdict")
+        for heading in ("host", "uplink", "coefficients" if is_wide else "version", "contention"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("VMs", "windows acked", "mnCPI") if is_wide else ("mnCPI",):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("victims, by the agent's verdict" if is_wide else "victims")
         for agent in self._agents:
-            version = f"version {agent.coefficient_version}" if agent.coefficient_version else "none yet"
+            number = str(agent.coefficient_version)
+            version = (
+                (f"version {number}" if is_wide else number) if agent.coefficient_version else "none yet"
+            )
+            counts = (str(agent.vms), str(agent.windows_acknowledged)) if is_wide else ()
             table.add_row(
                 agent.name,
                 agent.uplink if agent.answers else "starting",
                 version,
                 "[bold red]YES[/]" if agent.triggered else "no",
-                str(agent.vms),
-                str(agent.windows_acknowledged),
+                *counts,
                 _number(agent.mn_cpi),
                 "[red]" + ", ".join(agent.victims) + "[/]" if agent.victims else "",
             )

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from pathlib import Path
@@ -399,6 +400,32 @@ def test_progress_as_lines_and_as_a_screen() -> None:
         assert expected in screen.getvalue()
 
 
+@pytest.mark.parametrize("width", [80, 99, 100])
+def test_the_screen_fits_whatever_the_terminals_width(width: int) -> None:
+    agent = AgentWatch(
+        "host-1",
+        Path("a"),
+        answers=True,
+        uplink="connecting",
+        vms=10,
+        windows_acknowledged=12345,
+        coefficient_version=10,
+        mn_cpi=12.25,
+        triggered=True,
+        victims=("web1-host-1", "search-host-1"),
+    )
+    screen = io.StringIO()
+    live = LiveShow(Console(file=screen, width=width, force_terminal=True, color_system=None))
+    live.refresh([agent])
+    live.close()
+    text = screen.getvalue()
+    assert "…" not in text
+    row = next(line for line in text.splitlines() if "host-1" in line)
+    for word in ("connecting", "10 ", "YES", "12.25", "web1-host-1,"):
+        assert word in row
+    assert ("version 10" in row, "12345" in row) == (width >= 100, width >= 100)
+
+
 # --- the command ---
 
 
@@ -420,6 +447,29 @@ def test_folders_are_removed_but_for_what_is_kept(tmp_path: Path) -> None:
     with _folders(None) as (work, sockets):
         assert work.is_dir()
     assert not work.exists()
+
+
+def test_sockets_have_short_paths_however_long_tmpdir_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with _folders(None) as (work, sockets):
+        assert work.parent == long
+        assert len(str(sockets / "host-4.sock")) <= 107
+        assert (sockets.stat().st_mode & 0o777, sockets.stat().st_uid) == (0o700, os.getuid())
+    assert not work.exists()
+    assert not sockets.exists()
+
+
+def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    told = r"cannot make a temporary folder \(.*gone: No such file or directory\); set TMPDIR"
+    with pytest.raises(UnavailableError, match=told), _folders(None):
+        pass
 
 
 def test_help_names_the_options() -> None:
