@@ -28,6 +28,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
 
 _SHOWN = 10
+_WIDE_COLUMNS = 100  # of a screen that has room for every column
 _DEADLINE_S = 10.0
 
 
@@ -101,13 +102,14 @@ def _summary(result: TraceFit, out: Path, slot_s: float) -> dict[str, Any]:
 
 
 def _print_fit(summary: dict[str, Any]) -> None:
+    is_wide = console.width >= _WIDE_COLUMNS
     table = Table(title="Largest coefficients", title_justify="left")
     table.add_column("job", no_wrap=True)
-    for name in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive"):
-        table.add_column(name, justify="right")
+    names = ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "sensitive")
+    for name in names if is_wide else names[:-1]:
+        table.add_column(name, justify="right", no_wrap=True)
     for row in summary["top"]:
-        table.add_row(
-            row["job"],
+        cells = (
             f"{row['coefficient']:.4g}",
             _number(row["standard_error"]),
             f"{row['samples']:,}",
@@ -115,6 +117,7 @@ def _print_fit(summary: dict[str, Any]) -> None:
             _number(row["std_cpi"]),
             f"{row['latency_sensitive_ratio']:.0%}",
         )
+        table.add_row(row["job"], *(cells if is_wide else cells[:-1]))
     console.print(table)
     rows = summary["rows"]
     rejected = ", ".join(f"{reason} {count:,}" for reason, count in rows["rejected"].items())

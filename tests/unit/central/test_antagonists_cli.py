@@ -11,8 +11,10 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from central import trace_fit
+from central.cli import antagonists
 from whitepanda.common import cli
 
 SLOT_US = 300 * 10**6
@@ -279,3 +281,25 @@ def test_the_real_trace(data_dir, tmp_path, monkeypatch, capsys):
     assert table.num_rows > 0
     assert np.isfinite(table["coefficient"].to_numpy()).all()
     assert (table["std_cpi"].to_numpy() >= 0).all()
+
+
+@pytest.mark.parametrize(("width", "shows_share"), [(80, False), (99, False), (100, True)])
+def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width, shows_share):
+    row = {
+        "job": "383279104271",
+        "coefficient": -0.00012345,
+        "standard_error": 1.2345e-5,
+        "samples": 1_234_567,
+        "mean_cpi": 12.345,
+        "std_cpi": 0.012345,
+        "latency_sensitive_ratio": 1.0,
+    }
+    counts = {"read": 1, "used": 1, "rejected": {}, "without_cpi": 0}
+    summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1}
+    monkeypatch.setattr(antagonists, "console", Console(width=width))
+    antagonists._print_fit({**summary, "out": "a.parquet", "seconds": 1.0})
+    text = capsys.readouterr().out
+    assert "…" not in text
+    for cell in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "-0.0001234", "1,234,567"):
+        assert cell in text
+    assert ("sensitive " in text, "100%" in text) == (shows_share, shows_share)
