@@ -66,7 +66,7 @@ def _log_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """Real data (docs/adr/0005): $WHITEPANDA_DATA, else ../shared/data; skips where there is none."""
+    """Real data: the folder $WHITEPANDA_DATA, else ../shared/data; skips where there is none."""
     folder = Path(os.environ.get("WHITEPANDA_DATA", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}; set WHITEPANDA_DATA")
