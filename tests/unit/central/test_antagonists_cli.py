@@ -302,4 +302,4 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     assert "…" not in text
     for cell in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "-0.0001234", "1,234,567"):
         assert cell in text
-    assert ("sensitive " in text, "100%" in text) == (shows_share, shows_share)
+    assert ("┃ sensitive ┃" in text, "100%" in text) == (shows_share, shows_share)
