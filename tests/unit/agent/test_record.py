@@ -1,0 +1,233 @@
+"""`whitepanda record` with fake and simulated sources."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import time
+
+import pytest
+from rich.console import Console
+
+from agent.cli import record as module
+from agent.cli.record import record
+from agent.slots import SourcePlan
+from collector.base import Probe, Reason, SourceError, SourceSample
+from collector.recorded import Recorder, decode
+from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
+from whitepanda.common.errors import InputError, UnavailableError
+
+ABSENT = Probe(available=False, detail="no socket; start libvirtd", reason=Reason.NOT_PRESENT)
+
+
+def take(name):
+    def sample():
+        now_ns = time.monotonic_ns()
+        return SourceSample(
+            name, now_ns, time.time_ns(), {"u1": vm_sample(now_ns / S)}, None, (identity(name="db7"),)
+        )
+
+    return sample
+
+
+@pytest.fixture
+def config(tmp_path):
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    file = folder / "agent.toml"
+    file.write_text("[agent]\ntick_s = 0.05\nwindow_s = 0.5\n")
+    return file
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "host.jsonl"
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The sources: two that work, one that does not, one that is off."""
+    plans = [
+        SourcePlan("procfs", "auto", FakeSource("procfs", take("procfs"))),
+        SourcePlan("libvirt", "auto", FakeSource("libvirt", take("libvirt"))),
+        SourcePlan("perf", "auto", FakeSource("perf", take("perf"), ABSENT)),
+        SourcePlan("simulated", "off", None),
+    ]
+    monkeypatch.setattr(module, "make_plans", lambda _config: plans)
+    return plans
+
+
+@pytest.fixture
+def at_tick(monkeypatch):
+    """Do something at a tick, when its samples were asked for."""
+
+    def at_tick(number, what):
+        ticks = []
+
+        def update(_bar, _seconds):
+            ticks.append(None)
+            if len(ticks) == number:
+                what()
+
+        monkeypatch.setattr(module._Bar, "update", update)
+
+    return at_tick
+
+
+def samples_of(file):
+    return [decode(line) for line in file.read_bytes().splitlines()]
+
+
+def test_every_sample_of_every_tick_is_recorded(plans, config, file, capsys):
+    record(file, seconds=0.5, config=config, json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["ticks"] + told["missed_ticks"] == 11
+    assert (told["file"], told["ended_early"], told["vms"]) == (str(file), False, 1)
+    assert told["samples"] == 2 * told["ticks"] >= 4
+    assert [(s["name"], s["state"], s["samples"], s["failures"]) for s in told["sources"]] == [
+        ("procfs", "available", told["ticks"], 0),
+        ("libvirt", "available", told["ticks"], 0),
+        ("perf", "unavailable", 0, 0),
+        ("simulated", "off", 0, 0),
+    ]
+    assert told["sources"][2]["detail"] == "no socket; start libvirtd"
+    assert list(file.parent.iterdir()) == [file]
+    assert file.stat().st_size == told["bytes"]
+
+    recorded = samples_of(file)
+    assert sorted(s.source for s in recorded) == sorted(["procfs", "libvirt"] * told["ticks"])
+    times = [s.mono_ns for s in recorded if s.source == "procfs"]
+    assert times == sorted(set(times))
+    assert 0.4 * S < times[-1] - times[0] < 0.7 * S
+    assert all(plan.source.closed for plan in plans[:2])
+
+
+def test_the_summary_for_people(plans, config, file, capsys):
+    record(file, seconds=0.1, config=config)
+    first, *sources = capsys.readouterr().out.splitlines()
+    count = len(samples_of(file))
+    assert first.startswith(f"{file}: {count} samples of 1 VM, {count // 2} ticks")
+    assert sources == [
+        f"  procfs: {count // 2} samples",
+        f"  libvirt: {count // 2} samples",
+        "  perf: 0 samples; unavailable: no socket; start libvirtd",
+    ]
+
+
+def test_a_source_that_fails_meanwhile_is_told(plans, config, file, capsys, at_tick):
+    def fail():
+        raise SourceError("libvirtd is gone", Reason.SOURCE_FAILED)
+
+    at_tick(2, lambda: setattr(plans[1].source, "take", fail))
+    record(file, seconds=0.5, config=config)
+    told = capsys.readouterr().out
+    assert "failures; failed: libvirtd is gone" in told
+    assert [s.source for s in samples_of(file)].count("procfs") > 2
+
+
+def test_interrupted_it_keeps_what_there_is(plans, config, file, capsys, at_tick):
+    at_tick(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    started = time.monotonic()
+    record(file, seconds=600, config=config, json=True)
+    assert time.monotonic() - started < 10
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ended_early"], told["ticks"]) == (True, 4)
+    assert len(samples_of(file)) == told["samples"] >= 2
+    assert list(file.parent.iterdir()) == [file]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_interrupted_before_the_first_sample_it_leaves_nothing(plans, config, file, at_tick):
+    for plan in plans[:2]:
+        plan.source.gate.clear()
+    at_tick(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(UnavailableError, match="nothing was recorded: ended before the first sample"):
+            record(file, seconds=60, config=config)
+    finally:
+        for plan in plans[:2]:
+            plan.source.gate.set()
+    assert list(file.parent.iterdir()) == []
+
+
+def test_an_existing_file_is_replaced_only_by_force(plans, config, file):
+    file.write_text("mine")
+    with pytest.raises(InputError, match=r"host\.jsonl: exists already; give another name, or --force"):
+        record(file, seconds=0.3, config=config)
+    assert file.read_text() == "mine"
+    assert plans[0].source.probed == 0
+    record(file, seconds=0.1, config=config, force=True)
+    assert {s.source for s in samples_of(file)} == {"procfs", "libvirt"}
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_file_made_meanwhile_is_not_replaced_and_the_recording_stays_beside_it(
+    plans, config, file, at_tick
+):
+    at_tick(2, lambda: file.write_text("mine"))
+    with pytest.raises(UnavailableError, match=r"File exists; the recording is in .*\.part$") as caught:
+        record(file, seconds=0.3, config=config)
+    assert file.read_text() == "mine"
+    [part] = set(file.parent.iterdir()) - {file}
+    assert str(caught.value).endswith(str(part))
+    assert {s.source for s in samples_of(part)} == {"procfs", "libvirt"}
+
+
+@pytest.mark.parametrize(("name", "why"), [("no/file", "No such file or directory"), (".", "Is a directory")])
+def test_a_file_that_cannot_be_written(plans, config, tmp_path, name, why):
+    with pytest.raises(UnavailableError, match=f"cannot write: {why}$"):
+        record(tmp_path / name, seconds=0.1, config=config, force=True)
+    assert plans[0].source.probed == 0
+
+
+def test_no_space_left_is_one_line_and_leaves_nothing(plans, config, file, monkeypatch):
+    written = []
+
+    def write(recorder, sample):
+        written.append(sample)
+        if len(written) == 5:
+            recorder._stream.write(b'{"half a line')
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Recorder, "write", write)
+    message = r"host\.jsonl: No space left on device; the recording was dropped$"
+    with pytest.raises(UnavailableError, match=message):
+        record(file, seconds=5, config=config)
+    assert len(written) == 5
+    assert list(file.parent.iterdir()) == []
+    assert plans[0].source.closed
+
+
+def test_a_required_source_must_work(plans, config, file):
+    plans[2] = SourcePlan("perf", "required", plans[2].source)
+    message = r"^sources\.perf\.mode is 'required', but it is unavailable: no socket; start libvirtd$"
+    with pytest.raises(UnavailableError, match=message):
+        record(file, seconds=5, config=config)
+    assert list(file.parent.iterdir()) == []
+
+
+def test_without_any_source_nothing_is_recorded(plans, config, file):
+    del plans[:2]
+    with pytest.raises(
+        UnavailableError, match=r"^no source is available here; perf is unavailable: no socket"
+    ):
+        record(file, seconds=5, config=config)
+    del plans[0]
+    with pytest.raises(UnavailableError, match=r"^no source is available here; all are off$"):
+        record(file, seconds=5, config=config)
+    assert list(file.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "terminal", "shown"), [(3, True, True), (2, True, False), (3, False, False)]
+)
+def test_the_bar_is_for_people_and_what_takes_long(monkeypatch, seconds, terminal, shown):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    monkeypatch.setattr(module, "errors", console)
+    with module._Bar(seconds) as bar:
+        bar.update(1.0)
+    assert ("recording" in console.file.getvalue()) == shown
