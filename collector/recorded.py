@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import IO, Self
 
@@ -14,6 +19,9 @@ import msgspec
 from collector.base import Probe, Reason, SourceError, SourceSample, VmSample
 
 __all__ = ["RecordedSource", "Recorder", "decode", "encode"]
+
+# So many distances of samples of one source; their median is the recording's period, whatever single ones were late.
+_PERIOD_OF = 31
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SourceSample)
@@ -38,10 +46,30 @@ def decode(line: bytes) -> SourceSample:
 
 
 class Recorder:
-    """Appends samples to a file. A context manager; each sample is on its own line and flushed."""
+    """Writes samples to a file, each on its own line. A context manager, which ends the recording by `close`.
 
-    def __init__(self, file: Path) -> None:
-        self._stream: IO[bytes] = file.open("ab")
+    The file comes into being only then, whole: until `close` it has another name beside it. What ends the
+    `with` block by an error drops the recording.
+
+    Args:
+        file: the recording.
+        replace: whether an existing file may be replaced.
+
+    Raises:
+        OSError: here and from each method: the file cannot be written; FileExistsError: it exists already.
+
+    """
+
+    def __init__(self, file: Path, *, replace: bool = False) -> None:
+        if not replace and os.path.lexists(file):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        self._file = file
+        self._replace = replace
+        #: Where the samples are until `close`; stays where `close` fails.
+        self.part = file.with_name(f".{file.name}.{os.getpid()}.part")
+        self._stream: IO[bytes] = self.part.open("wb")
 
     def write(self, sample: SourceSample) -> None:
         """Append one sample."""
@@ -49,8 +77,23 @@ class Recorder:
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Make the recording last and give it its name. A second time does nothing."""
+        if self._stream.closed:
+            return
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
         self._stream.close()
+        if self._replace:
+            self.part.replace(self._file)
+        else:
+            os.link(self.part, self._file)  # fails where somebody else made the file meanwhile
+            self.part.unlink()
+
+    def discard(self) -> None:
+        """Drop what was written."""
+        with contextlib.suppress(OSError):  # what could not be written is not wanted any more
+            self._stream.close()
+        self.part.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +101,10 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
 
 
 class RecordedSource:
@@ -66,9 +112,10 @@ class RecordedSource:
 
     A recording of several sources is replayed tick by tick: consecutive samples of different sources are
     joined to one with the first one's clocks (of what two sources tell, the later word). Each source's delta
-    from tick to tick thus keeps its length but for the jitter within the recording's ticks. Times are shifted
-    so that the recording begins at the first call. Where calls come slower than the recording's ticks, ticks
-    are left out. After the last one `sample` raises.
+    from tick to tick thus keeps its length but for the jitter within the recording's ticks: what was sampled
+    half a period or more after a tick is the next one's, and what came that much too late is left out. Times
+    are shifted so that the recording begins at the first call. Where calls come slower than the recording's
+    ticks, ticks are left out. After the last one `sample` raises.
 
     Args:
         file: JSON lines as `Recorder` writes them.
@@ -97,6 +144,8 @@ class RecordedSource:
         self._lookahead: SourceSample | None = None
         self._next: SourceSample | None = None
         self._shift_ns: tuple[int, int] | None = None
+        self._last_ns: dict[str, int] = {}
+        self._distances_ns: deque[int] = deque(maxlen=_PERIOD_OF)
         self._errors: list[SourceError] = []
 
     def probe(self) -> Probe:
@@ -121,6 +170,8 @@ class RecordedSource:
             raise SourceError(f"{self._file}: {error.strerror}") from error
         self._lookahead = self._next = self._shift_ns = None
         self._errors.clear()
+        self._last_ns.clear()
+        self._distances_ns.clear()
         self._number = 0
 
     def sample(self) -> SourceSample:
@@ -161,7 +212,7 @@ class RecordedSource:
             stream.close()
 
     def _tick(self) -> SourceSample | None:
-        """Read the samples of one tick: up to the first source that comes again."""
+        """Read the samples of one tick: up to the first source that comes again, or the next tick's time."""
         tick = self._lookahead or self._line()
         self._lookahead = None
         if tick is None:
@@ -169,7 +220,11 @@ class RecordedSource:
         sources = {tick.source}
         try:
             while (following := self._line()) is not None:
-                if following.source in sources:
+                away_ns = following.mono_ns - tick.mono_ns
+                is_away = bool(self._distances_ns) and 2 * abs(away_ns) >= median(self._distances_ns)
+                if is_away and away_ns < 0:
+                    continue
+                if is_away or following.source in sources:
                     self._lookahead = following
                     break
                 sources.add(following.source)
@@ -184,12 +239,20 @@ class RecordedSource:
             if not line.strip():
                 continue
             try:
-                return decode(line)
+                sample = decode(line)
             except ValueError as error:
                 where = f"{self._file}:{self._number}"
                 message = f"{where}: not a recorded sample: {error}; remove the line or record anew"
                 raise SourceError(message, Reason.INVALID_VALUE) from error
+            self._note_period(sample)
+            return sample
         return None
+
+    def _note_period(self, sample: SourceSample) -> None:
+        last_ns = self._last_ns.get(sample.source)
+        self._last_ns[sample.source] = sample.mono_ns
+        if last_ns is not None and sample.mono_ns > last_ns:
+            self._distances_ns.append(sample.mono_ns - last_ns)
 
 
 def _join(first: SourceSample, second: SourceSample) -> SourceSample:

@@ -108,6 +108,12 @@ def disks(count):
     return {"vda": DiskCounters(count, count, count, count)}
 
 
+BOTH = (
+    ("procfs", lambda tick: {"threads": threads(tick)}),
+    ("libvirt", lambda tick: {"disks": disks(tick)}),
+)
+
+
 @pytest.fixture
 def clock():
     return Clock()
@@ -162,6 +168,40 @@ def test_sources_of_one_tick_are_joined(replay, clock):
         assert got.mono_ns == (499 + tick) * S
         vm = got.vms["a"]
         assert (vm.threads, vm.disks, vm.perf) == (threads(tick), disks(tick), None)
+
+
+def test_a_sample_that_is_missing_does_not_shift_later_ones_by_a_tick(replay, clock):
+    """Else the same counters would seem to have taken half the time: twice the true rate."""
+    source = replay(
+        *(
+            sample(name, 10 + tick, **parts(tick))
+            for tick in range(6)
+            for name, parts in BOTH
+            if tick in (0, 1, 3, 4, 5) or name == "libvirt"
+        )
+    )
+    seen = []
+    for tick in range(6):
+        got = source.sample()
+        assert got.mono_ns == (500 + tick) * S
+        vm = got.vms["a"]
+        assert vm.disks == disks(tick)
+        seen.append(vm.threads)
+    assert seen == [threads(0), threads(1), None, threads(3), threads(4), threads(5)]
+
+
+def test_a_sample_that_comes_ticks_too_late_is_left_out(replay, clock):
+    source = replay(
+        sample("libvirt", 10, disks=disks(0)),
+        sample("libvirt", 11, disks=disks(1)),
+        sample("libvirt", 12, disks=disks(2)),
+        sample("procfs", 10, threads=threads(0)),
+        sample("libvirt", 13, disks=disks(3)),
+        sample("procfs", 13.1, threads=threads(3)),
+    )
+    vms = [source.sample().vms["a"] for _ in range(4)]
+    assert [vm.disks for vm in vms] == [disks(tick) for tick in range(4)]
+    assert [vm.threads for vm in vms] == [None, None, None, threads(3)]
 
 
 def test_what_one_source_lacks_and_another_has_is_not_absent(replay):
@@ -228,3 +268,46 @@ def test_a_recording_that_cannot_be_read(tmp_path):
     probe = source.probe()
     assert (probe.available, probe.reason) == (False, Reason.INVALID_VALUE)
     assert probe.detail.startswith(f"{tmp_path / 'none'}:1: not a recorded sample: ")
+
+
+def test_a_recording_comes_into_being_whole(tmp_path):
+    file = tmp_path / "host.jsonl"
+    with Recorder(file) as recorder:
+        recorder.write(sample("procfs", 10))
+        assert [path.name for path in tmp_path.iterdir()] == [recorder.part.name]
+        assert decode(recorder.part.read_bytes()) == sample("procfs", 10)
+    recorder.close()
+    assert list(tmp_path.iterdir()) == [file]
+    assert decode(file.read_bytes()) == sample("procfs", 10)
+
+
+def test_a_recording_that_an_error_ended_is_dropped(tmp_path):
+    recorder = Recorder(tmp_path / "host.jsonl")
+    recorder.write(sample("procfs", 10))
+    assert len(list(tmp_path.iterdir())) == 1
+    recorder.__exit__(RuntimeError, RuntimeError(), None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_replaces_only_what_it_may(tmp_path):
+    file = tmp_path / "host.jsonl"
+    file.write_text("old")
+    with pytest.raises(FileExistsError):
+        Recorder(file)
+    assert file.read_text() == "old"
+    with Recorder(file, replace=True) as recorder:
+        recorder.write(sample("procfs", 10))
+        assert file.read_text() == "old"
+    assert decode(file.read_bytes()) == sample("procfs", 10)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_came_into_being_meanwhile_is_not_replaced_and_the_recording_kept(tmp_path):
+    file = tmp_path / "host.jsonl"
+    recorder = Recorder(file)
+    recorder.write(sample("procfs", 10))
+    file.write_text("somebody else's")
+    with pytest.raises(FileExistsError):
+        recorder.close()
+    assert file.read_text() == "somebody else's"
+    assert decode(recorder.part.read_bytes()) == sample("procfs", 10)
