@@ -49,8 +49,8 @@ def record(
 ) -> None:
     """Record what this host's sources say, each `agent.tick_s`; needs no running agent and disturbs none.
 
-    `whitepanda replay` reads the file, and an agent with [sources.recorded] measures the recorded host. The
-    file comes into being at the end; Ctrl-C ends early and keeps what there is.
+    `whitepanda replay` reads the file, and an agent with the source `recorded` measures that host. The file
+    comes into being at the end; Ctrl-C ends early and keeps what there is.
     """
     log.configure("error")  # the summary tells of the sources
     settings, _ = find_config(config)
