@@ -47,10 +47,10 @@ def record(
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
-    """Record what this host's sources say, each `agent.tick_s`; needs no running agent and disturbs none.
+    """Record what this host's sources say, each `agent.tick_s`, beside a running agent or without.
 
-    `whitepanda replay` reads the file, and an agent with the source `recorded` measures that host. The file
-    comes into being at the end; Ctrl-C ends early and keeps what there is.
+    `whitepanda replay` reads the file, and an agent with the source `recorded` measures that host.
+    The file comes into being at the end; Ctrl-C ends early and keeps what there is.
     """
     log.configure("error")  # the summary tells of the sources
     settings, _ = find_config(config)
