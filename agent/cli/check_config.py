@@ -24,7 +24,7 @@ _GROUP = "whitepanda.config"
 #: Settings that name a file which has to exist already, and what to do where it does not.
 _FILES = {
     "scenario": "write it (docs/simulated.md has an example)",
-    "file": "name a recording",
+    "file": "make it with `whitepanda record`",
 }
 
 

@@ -85,7 +85,7 @@ def test_files_that_are_not_there_are_warned_of_with_a_remedy(run, write):
             '(docs/simulated.md has an example), or set sources.simulated.mode = "off"'
         ),
         (
-            "warning: a.toml: sources.recorded.file: r.jsonl does not exist; name a recording, "
+            "warning: a.toml: sources.recorded.file: r.jsonl does not exist; make it with `whitepanda record`, "
             'or set sources.recorded.mode = "off"'
         ),
     ]
