@@ -635,5 +635,5 @@ def test_the_page_names_every_key_and_its_example_is_a_scenario() -> None:
     structs = (Scenario, HostSpec, NoiseSpec, VmSpec, Profile, Antagonist)
     keys = {field for kind in structs for field in kind.__struct_fields__}
     assert sorted(key for key in keys if f"`{key}`" not in page) == []
-    example = page.split("```toml\n")[1].split("```")[0]
+    example = page.split("## A scenario\n\n```toml\n")[1].split("```")[0]
     assert [vm.job for vm in scenario(example).vms] == ["web", "reports", "scan"]
