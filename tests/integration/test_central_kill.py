@@ -165,8 +165,8 @@ async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(
 # those alone (window updates and a ping) were seen to take up to 65.
 SMALLEST_ACK = 72
 
-_LINE = re.compile(r"^(?P<pid>\d+) (?P<at>\d+\.\d+) (?P<call>[a-z0-9]+)\((?P<rest>.*)$")
-_RESUMED = re.compile(r"^(?P<pid>\d+) (?P<at>\d+\.\d+) <\.\.\. (?P<call>[a-z0-9]+) resumed>")
+_LINE = re.compile(r"^(?P<pid>\d+) +(?P<at>\d+\.\d+) (?P<call>[a-z0-9]+)\((?P<rest>.*)$")
+_RESUMED = re.compile(r"^(?P<pid>\d+) +(?P<at>\d+\.\d+) <\.\.\. (?P<call>[a-z0-9]+) resumed>")
 _RETURNED = re.compile(r" = (?P<n>\d+) <\d+\.\d+>$")
 _TOOK = re.compile(r"<(?P<s>\d+\.\d+)>$")
 
