@@ -240,7 +240,9 @@ async def _traced(central: CentralProcess, main) -> list[int]:
         host.spool.close()
         central.kill()
     # The first ones may share their time with the Hello: its commit, the Welcome, HTTP/2's settings.
-    return _unflushed(_events(trace), batches[2:])
+    events = _events(trace)
+    assert sum(what == "send" for what, _, _ in events) >= len(batches), "the trace was not understood"
+    return _unflushed(events, batches[2:])
 
 
 @pytest.fixture
