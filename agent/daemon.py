@@ -167,7 +167,7 @@ class Daemon:
         for slot in self._slots:
             if slot.plan.mode != "required":
                 continue
-            while not slot.tried and self._clock.mono_ns() < until_ns and not self._stop.is_set():  # noqa: ASYNC110
+            while not slot.tried and self._clock.mono_ns() < until_ns and not self._stop.is_set():  # noqa: ASYNC110 - a thread tells, once at start
                 await asyncio.sleep(0.01)  # a thread tells, once at start: not worth an event of the loop
             view = slot.view()
             if view.state != "available":
@@ -276,7 +276,7 @@ class Daemon:
 
     def _start_analysis(self) -> None:
         from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
-        from agent.host_analysis import HostAnalysis  # noqa: PLC0415
+        from agent.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:
@@ -331,7 +331,7 @@ class Daemon:
             yield
             return
         from agent.spool import Spool  # noqa: PLC0415 - only with an uplink
-        from agent.uplink import Uplink  # noqa: PLC0415
+        from agent.uplink import Uplink  # noqa: PLC0415 - as the import above
 
         spool = Spool(
             Path(self._config.agent.state_dir) / "spool.db",

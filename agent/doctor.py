@@ -84,7 +84,7 @@ def _sources(config: AgentConfig) -> Iterator[Check]:
 def _source(name: str, spec: SourceSpec, section: object, inventory: object) -> Check:
     required = getattr(section, "mode", "") == "required"
     try:
-        source = spec.factory(section, inventory)  # type: ignore[arg-type]
+        source = spec.factory(section, inventory)  # type: ignore[arg-type]  # the row's own section
         probe = source.probe()
     except Exception as error:  # noqa: BLE001 - one source's defect must not hide the others' findings
         return Check(

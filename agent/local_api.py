@@ -151,7 +151,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
             mn_cpi=_number(analysis.mn_cpi if analysis else None),
         )
 
-    async def ListVms(  # noqa: N802
+    async def ListVms(  # noqa: N802 - the name in host.proto
         self, _request: host_pb2.ListVmsRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.ListVmsResponse:
         host, analysis = self._state.host(), self._state.analysis
@@ -162,7 +162,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
             triggered=bool(analysis and analysis.triggered),
         )
 
-    async def ExplainVm(  # noqa: N802
+    async def ExplainVm(  # noqa: N802 - the name in host.proto
         self, request: host_pb2.ExplainVmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.VmExplanation:
         vms = self._state.vms()

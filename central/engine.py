@@ -133,7 +133,7 @@ def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
         machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi; null where not known.
 
     """
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     rows = samples.filter(samples.duration_ns > 0)
     duration = rows.duration_ns.cast("float64")
@@ -174,7 +174,7 @@ def cpi_moments(slots: ir.Table) -> ir.Table:
 
 def job_statistics(moments: ir.Table) -> ir.Table:
     """Return job, platform, samples, mean_cpi, std_cpi; the latter is 0 where the CPI does not vary."""
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     std = (moments.m2 / moments.samples).sqrt()
     varies = std > moments["mean"].abs() * MIN_RELATIVE_STD
@@ -194,7 +194,7 @@ class FitTables:
 
 def fit(slots: ir.Table) -> FitTables:
     """Compute equations (1) to (3) over task slots (better from a file: they are read four times)."""
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     statistics = job_statistics(cpi_moments(slots))
     rows = _sensitive(slots).join(statistics, _JOB)
@@ -222,7 +222,7 @@ def pair_state(slots: ir.Table) -> dict[str, ir.Table]:
 
     Each side is summed per machine slot before the two meet, so the join is of jobs, not of tasks.
     """
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     sensitive = _sensitive(slots)
     places = sensitive.group_by(_PLACE).aggregate(_tasks=sensitive.count())
@@ -282,7 +282,7 @@ def merged_moments(parts: ir.Table, keys: Sequence[str] = tuple(_JOB)) -> ir.Tab
 
 def coefficients(state: Mapping[str, ir.Table]) -> ir.Table:
     """Return job, samples, sum_usage_squared, coefficient, standard_error (null: not known) of a state."""
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     statistics = job_statistics(state["cpi"]).drop("samples").rename(sensitive_job="job")
     rows = state["pairs"].join(statistics, ["sensitive_job", "platform"])
@@ -305,7 +305,7 @@ def write_parquet(table: ir.Table, path: Path, schema: pa.Schema | None = None) 
 
     The engine writes the file itself: the rows never come to Python, and need not fit into memory.
     """
-    import ibis  # noqa: PLC0415
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     if schema is not None:
         table = table.select(*schema.names).cast(ibis.Schema.from_pyarrow(schema))

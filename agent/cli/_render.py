@@ -85,7 +85,7 @@ def number(value: float | None, unit: str = "") -> str:
         return UNKNOWN
     magnitude = abs(value)
     # What rounds up to one digit more before the point loses one behind it.
-    digits = 0 if value == 0 or magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2  # noqa: PLR2004
+    digits = 0 if value == 0 or magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2  # noqa: PLR2004 - where rounding gains a digit
     return f"{value:.{digits}f}{unit}"
 
 
@@ -95,7 +95,7 @@ def si(value: float | None) -> str:
         return UNKNOWN
     for prefix in ("", "K", "M", "G", "T"):
         if abs(value) < 999.5 or prefix == "T":  # noqa: PLR2004 - 999.5 rounds to four digits
-            digits = 1 if prefix and abs(value) < 9.95 else 0  # noqa: PLR2004
+            digits = 1 if prefix and abs(value) < 9.95 else 0  # noqa: PLR2004 - where rounding gains a digit
             return f"{value:.{digits}f}{prefix}"
         value /= 1000
     raise AssertionError

@@ -82,7 +82,7 @@ def _exact(value: float) -> str:
     """Four digits, thousands in full with commas; a dash where not known."""
     if not math.isfinite(value):
         return UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - whole numbers from four digits on
 
 
 def _arithmetic(answer: host_pb2.VmExplanation) -> None:

@@ -156,7 +156,7 @@ class _Recording:
 
     async def _wait(self, is_done: Callable[[Slot], bool], timeout_s: float) -> None:
         until_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
-        while not all(map(is_done, self._slots)) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110
+        while not all(map(is_done, self._slots)) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, once at start
             await asyncio.sleep(_POLL_S)  # threads tell; not worth an event of the loop
 
     def _answered(self, slot: Slot) -> bool:

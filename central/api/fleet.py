@@ -112,7 +112,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             rows_left_out=self._builder.left_out.rows,
         )
 
-    async def ListHosts(  # noqa: N802
+    async def ListHosts(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListHostsRequest, context: Context
     ) -> fleet_pb2.ListHostsResponse:
         """Every host that ever connected, by name."""
@@ -129,7 +129,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             hosts=[self._summary(self._journal.hosts[name]) for name in shown], next_page_token=token
         )
 
-    async def ListJobStatistics(  # noqa: N802
+    async def ListJobStatistics(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListJobStatisticsRequest, context: Context
     ) -> fleet_pb2.ListJobStatisticsResponse:
         """CPI statistics by job and platform; of one job where the request names one."""
@@ -147,7 +147,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             version=built.version, statistics=rows, next_page_token=_next(page, built, total)
         )
 
-    async def ListCoefficients(  # noqa: N802
+    async def ListCoefficients(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListCoefficientsRequest, context: Context
     ) -> fleet_pb2.ListCoefficientsResponse:
         """Coefficients, the largest first; of one job where the request names one."""

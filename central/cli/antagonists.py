@@ -52,7 +52,7 @@ def fit(
     memory_limit_mib: Annotated[
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
@@ -145,7 +145,7 @@ def show(
     server_name: ServerNameOption = "",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """List the coefficients that central holds."""
     files = files_of(tls, name, ca=ca, cert=cert, key=key)

@@ -34,7 +34,7 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
 

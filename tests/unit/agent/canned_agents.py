@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 
 from agent.coefficients import CoefficientStore  # noqa: E402 - after the path
-from agent.config import AnalysisSection  # noqa: E402
-from agent.host_analysis import HostAnalysis  # noqa: E402
-from agent.local_api import LocalApi  # noqa: E402
-from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402
-from agent.windows import CpiWindow  # noqa: E402
-from collector.base import Reason  # noqa: E402
-from whitepanda.v1 import agent_pb2  # noqa: E402
+from agent.config import AnalysisSection  # noqa: E402 - after the path is set
+from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
+from agent.local_api import LocalApi  # noqa: E402 - after the path is set
+from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402 - after the path is set
+from agent.windows import CpiWindow  # noqa: E402 - after the path is set
+from collector.base import Reason  # noqa: E402 - after the path is set
+from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
 
 S = 10**9
 NOW = 1_800_000_000 * S

@@ -85,12 +85,12 @@ async def test_it_ticks_judges_and_ends_cleanly(config):
         assert (vm.name, vm.job) == ("vm1", "vm")
         assert next(m.value for m in vm.metrics if m.name == "cpi") == pytest.approx(1.6, rel=1e-3)
         assert state.analysis.explain("u1").cpi == pytest.approx(1.6, rel=1e-3)
-        assert os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110
+        assert os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110 - a look in a test
         assert state.host().uplink.state == "off"
         assert (state.host().host, state.host().platform) == ("host1", "cpu")
         assert state.counters.sink_errors == 0
     assert source.closed == 1
-    assert not os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110
+    assert not os.path.exists(config.agent.socket)  # noqa: ASYNC240, PTH110 - a look in a test
     assert not (
         Path(config.agent.state_dir) / "spool.db"
     ).exists()  # without an address there is nothing to spool for

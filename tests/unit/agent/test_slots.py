@@ -120,7 +120,7 @@ def test_failures_are_counted_and_logged_once_per_change(clock, started):
         for index in range(1, 4):
             eventually(idle(slot))
             slot.kick()
-            eventually(lambda: slot.view().failures == index)  # noqa: B023
+            eventually(lambda: slot.view().failures == index)  # noqa: B023 - called within the loop's turn
         assert (slot.view().state, slot.trouble) == ("failed", Reason.NO_PERMISSION)
         assert slot.view().detail == "libvirt: no answer at /run/x; start libvirtd"
         fate[0] = ZeroDivisionError("x")
@@ -193,7 +193,7 @@ def test_stop_closes_sources_and_names_those_that_hang(clock):
     slots = Slots([SourcePlan("hangs", "auto", hangs), SourcePlan("works", "auto", works)], clock)
     slots.start()
     for slot in slots:
-        eventually(lambda: slot.tried)  # noqa: B023
+        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
         eventually(idle(slot))
     hangs.gate.clear()
     slots.kick()

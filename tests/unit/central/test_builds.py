@@ -360,7 +360,7 @@ def test_numbers_are_never_used_twice(tmp_path, lake):
 
 
 def _schemas():
-    from central.versions import COEFFICIENTS, JOB_STATISTICS  # noqa: PLC0415
+    from central.versions import COEFFICIENTS, JOB_STATISTICS  # noqa: PLC0415 - this test alone needs it
 
     return JOB_STATISTICS, COEFFICIENTS
 

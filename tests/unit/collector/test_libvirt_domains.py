@@ -64,14 +64,14 @@ class FakeLibvirt:
     def registerErrorHandler(self, handler, context):  # noqa: N802 - the binding's names, here and below
         handler(context, None)
 
-    def virEventRegisterDefaultImpl(self):  # noqa: N802
+    def virEventRegisterDefaultImpl(self):  # noqa: N802 - libvirt's name
         assert not self.opened, "keep-alive works only for connections opened after this"
         self.loops += 1
 
-    def virEventRunDefaultImpl(self):  # noqa: N802
+    def virEventRunDefaultImpl(self):  # noqa: N802 - libvirt's name
         threading.Event().wait()
 
-    def openReadOnly(self, uri):  # noqa: N802
+    def openReadOnly(self, uri):  # noqa: N802 - libvirt's name
         if self.refuse is not None:
             raise self.refuse
         connection = FakeConnection(self, uri)
@@ -83,7 +83,7 @@ class FakeDomain:
     def __init__(self, uuid):
         self._uuid = uuid
 
-    def UUIDString(self):  # noqa: N802
+    def UUIDString(self):  # noqa: N802 - libvirt's name
         return self._uuid
 
 
@@ -95,32 +95,32 @@ class FakeConnection:
         self.closed = False
         self.keep_alive = None
 
-    def setKeepAlive(self, interval, count):  # noqa: N802
+    def setKeepAlive(self, interval, count):  # noqa: N802 - libvirt's name
         if self.module.refuse_keep_alive is not None:
             raise self.module.refuse_keep_alive
         self.keep_alive = (interval, count)
 
-    def getLibVersion(self):  # noqa: N802
+    def getLibVersion(self):  # noqa: N802 - libvirt's name
         return 9_000_000
 
-    def isAlive(self):  # noqa: N802
+    def isAlive(self):  # noqa: N802 - libvirt's name
         return self.alive
 
     def close(self):
         self.closed = True
 
-    def listAllDomains(self, flags):  # noqa: N802
+    def listAllDomains(self, flags):  # noqa: N802 - libvirt's name
         assert flags == 1
         return [FakeDomain(uuid) for uuid in self.module.domains]
 
-    def getAllDomainStats(self, stats, flags):  # noqa: N802
+    def getAllDomainStats(self, stats, flags):  # noqa: N802 - libvirt's name
         self.module.asked.append((stats, flags))
         self.module.during()
         if not self.alive:
             raise self.module.libvirtError("client socket is closed")
         return self.domainListGetStats(self.listAllDomains(1), stats, flags)
 
-    def domainListGetStats(self, domains, stats, flags):  # noqa: N802
+    def domainListGetStats(self, domains, stats, flags):  # noqa: N802 - libvirt's name
         assert (stats, flags & (1 << 29)) == (49, 1 << 29)
         found = []
         for domain in domains:
