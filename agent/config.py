@@ -14,7 +14,7 @@ from whitepanda.common.config import Range, address_problem, load_toml, out_of_r
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["RANGES", "AgentConfig", "JobRule", "Mode", "load"]
+__all__ = ["RANGES", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -26,7 +26,17 @@ RANGES: tuple[Range, ...] = (
     ("agent.min_activity_cores", 0, 64),
     ("sources.libvirt.deadline_s", 0.1, 60),
     ("sources.perf.min_running_ratio", 0, 1),
+    ("sources.libvirt.disk_poll_s", 0.05, 3600),
     ("sources.perf.opens_per_tick", 1, 10_000),
+    ("sources.perf.reserve_counters", 0, 16),
+    ("sources.resctrl.max_groups", 0, 65_536),
+    ("sources.resctrl.reserve_rmids", 0, 65_536),
+    ("sources.resctrl.hold_s", 1, 86_400),
+    ("sources.pqos.max_groups", 1, 65_536),
+    ("sources.qemu.deadline_s", 0.1, 60),
+    ("sources.qemu.disk_poll_s", 0.05, 3600),
+    ("sources.ovs.deadline_s", 0.1, 60),
+    ("sources.cgroup.numa_poll_s", 0.05, 3600),
     ("uplink.spool_max_mib", 1, 1 << 20),
     ("uplink.batch_rows", 1, 10_000),
     ("uplink.in_flight_batches", 1, 1000),
@@ -64,12 +74,18 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str = "qemu:///system"  # opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
     deadline_s: float = 2.0  # a call that takes longer makes the source stuck
+    disk_poll_s: float = 10.0  # how often disk counters are asked for: they cost libvirtd and QEMU most
 
 
 class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hardware counters."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    scope: Literal["thread", "cgroup"] = (
+        "thread"  # what counters are bound to: vCPU threads or control groups
+    )
+    events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
+    reserve_counters: int = 2  # programmable counters per CPU that are left to the guests' virtual PMUs
     min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
     opens_per_tick: int = 64  # new groups per tick, so that many VMs starting at once cost no spike
 
@@ -79,6 +95,55 @@ class ProcfsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/proc"  # another root is for tests
+
+
+class CgroupSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Pressure (PSI), throttling, quota and memory of each VM's control group; NUMA placement."""
+
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    root: str = "/sys/fs/cgroup"  # another root is for tests
+    numa_poll_s: float = 10.0  # how often the NUMA placement is read
+
+
+class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Cache occupancy and memory bandwidth from resctrl (Intel RDT, AMD QoS)."""
+
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    root: str = "/sys/fs/resctrl"  # where resctrl is mounted
+    max_groups: int = (
+        0  # monitoring groups of ours at once; 0 = as many as there are RMIDs, less reserve_rmids
+    )
+    reserve_rmids: int = 4  # RMIDs left to others
+    hold_s: float = 10.0  # with more VMs than groups: how long a VM keeps its group before another's turn
+
+
+class PqosSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same from Intel's libpqos, for hosts without resctrl. Never chosen by itself: `auto` is `off` here."""
+
+    mode: Literal["off", "required"] = "off"  # used never, or the agent does not start without it
+    interface: Literal["os", "msr"] = (
+        "os"  # os: the kernel's resctrl; msr: the registers, without a kernel's help
+    )
+    max_groups: int = 64  # VMs that are monitored at once
+
+
+class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """VMs without libvirt: Proxmox, and any other QEMU process."""
+
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    proxmox_run_dir: str = "/run/qemu-server"  # Proxmox' process ids and QMP sockets
+    proxmox_config_dir: str = "/etc/pve"  # names, tags and pools of Proxmox' VMs
+    deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
+    disk_poll_s: float = 10.0  # how often each VM is asked for its disk counters by QMP
+
+
+class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Network counters from Open vSwitch: live, where libvirt's are used for other bridges only."""
+
+    mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    database: str = "unix:/run/openvswitch/db.sock"  # OVSDB
+    run_dir: str = "/run/openvswitch"  # where the bridges' management sockets are
+    deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
 
 
 class SimulatedSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,6 +167,11 @@ class Sources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     libvirt: LibvirtSection = LibvirtSection()
     perf: PerfSection = PerfSection()
     procfs: ProcfsSection = ProcfsSection()
+    cgroup: CgroupSection = CgroupSection()
+    resctrl: ResctrlSection = ResctrlSection()
+    pqos: PqosSection = PqosSection()
+    qemu: QemuSection = QemuSection()
+    ovs: OvsSection = OvsSection()
     simulated: SimulatedSection = SimulatedSection()
     recorded: RecordedSection = RecordedSection()
 
@@ -154,10 +224,24 @@ def load(path: Path) -> AgentConfig:
         ConfigError: names the file, the key, its value and the remedy.
 
     """
-    config = load_toml(path, AgentConfig)
+    config = without_real_sources(load_toml(path, AgentConfig))
     for problem in _problems(config):
         raise ConfigError(f"{path}: {problem}")
     return config
+
+
+def without_real_sources(config: AgentConfig) -> AgentConfig:
+    """Switch the host's own sources from `auto` to `off` where a simulated or recorded host stands in for it."""
+    sources = config.sources
+    stand_ins = ("simulated", "recorded")
+    if all(getattr(sources, name).mode == "off" for name in stand_ins):
+        return config
+    off = {
+        name: msgspec.structs.replace(section, mode="off")
+        for name in sources.__struct_fields__
+        if (section := getattr(sources, name)).mode == "auto" and name not in stand_ins
+    }
+    return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off))
 
 
 def _problems(config: AgentConfig) -> list[str]:

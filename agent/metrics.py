@@ -10,25 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["METRICS", "PARTS", "PART_SOURCES", "Metric", "Part", "Scope"]
+__all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
 Scope = Literal["vm", "host", "agent"]
-Part = Literal["threads", "perf", "disks", "interfaces", "host", "agent"]
-
-#: The parts of a VM's sample, which are the fields of `collector.base.VmSample` and `agent.rates.JoinedVm`.
-PARTS: tuple[Literal["threads", "perf", "disks", "interfaces"], ...] = (
-    "threads",
-    "perf",
-    "disks",
-    "interfaces",
-)
+Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
 
 #: Which sources can tell a part, best first: they say why it is absent.
 PART_SOURCES: Mapping[str, tuple[str, ...]] = {
     "threads": ("procfs", "simulated", "recorded"),
     "perf": ("perf", "simulated", "recorded"),
-    "disks": ("libvirt", "simulated", "recorded"),
-    "interfaces": ("libvirt", "simulated", "recorded"),
+    "disks": ("libvirt", "qemu", "simulated", "recorded"),
+    "interfaces": ("ovs", "libvirt", "qemu", "simulated", "recorded"),
+    "process": ("procfs", "simulated", "recorded"),
+    "cgroup": ("cgroup", "simulated", "recorded"),
+    "rdt": ("resctrl", "pqos", "simulated", "recorded"),
+    "numa": ("cgroup", "simulated", "recorded"),
     "host": ("procfs", "simulated", "recorded"),
 }
 
@@ -54,8 +50,8 @@ def _vm(part: Part, name: str, unit: str, meaning: str) -> Metric:
     return Metric(name, "gauge", unit, "vm", part, meaning)
 
 
-def _host(name: str, meaning: str) -> Metric:
-    return Metric(name, "gauge", "ratio", "host", "host", meaning)
+def _host(name: str, meaning: str, unit: str = "ratio") -> Metric:
+    return Metric(name, "gauge", unit, "host", "host", meaning)
 
 
 #: In the order of the fields of `VmRates`, then `HostRates`, then the agent's own.
@@ -97,12 +93,86 @@ METRICS: tuple[Metric, ...] = (
     _vm("interfaces", "network_transmit_packets_per_s", "1/s", "Packets sent by the guest."),
     _vm("interfaces", "network_receive_drops_per_s", "1/s", "Packets for the guest that were dropped."),
     _vm("interfaces", "network_transmit_drops_per_s", "1/s", "Packets of the guest that were dropped."),
+    _vm(
+        "threads",
+        "steal_like_ratio",
+        "ratio",
+        "Of the time in which the vCPUs wanted to run, the share in which they had to wait: the guest's steal.",
+    ),
+    _vm(
+        "perf",
+        "frequency_ratio",
+        "ratio",
+        "Cycles per reference cycle: the clock's frequency over its nominal one while the VM ran.",
+    ),
+    _vm("perf", "l2_mpki", "1/1000 instructions", "Misses of the second-level cache per 1000 instructions."),
+    _vm("perf", "llc_mpki", "1/1000 instructions", "Misses of the last-level cache per 1000 instructions."),
+    _vm("perf", "memory_stall_ratio", "ratio", "Share of the cycles in which a vCPU waited for memory."),
+    _vm("perf", "total_stall_ratio", "ratio", "Share of the cycles in which a vCPU did nothing."),
+    _vm(
+        "perf",
+        "core_stall_ratio",
+        "ratio",
+        "Share of the cycles lost in the core itself, where the CPU has an event of its own for them.",
+    ),
+    _vm(
+        "process",
+        "storage_read_bytes_per_s",
+        "bytes/s",
+        "Read from devices for the VM's process, as the host's kernel sees it.",
+    ),
+    _vm("process", "storage_write_bytes_per_s", "bytes/s", "Written to devices for the VM's process."),
+    _vm("process", "emulator_cpu_cores", "cores", "CPU time of the VM's process beside its vCPU threads."),
+    _vm(
+        "cgroup",
+        "pressure_cpu_some_ratio",
+        "ratio",
+        "Share of time in which some thread waited for a CPU (PSI).",
+    ),
+    _vm(
+        "cgroup",
+        "pressure_memory_some_ratio",
+        "ratio",
+        "Share of time in which some thread waited for memory.",
+    ),
+    _vm(
+        "cgroup",
+        "pressure_memory_full_ratio",
+        "ratio",
+        "Share of time in which all threads waited for memory.",
+    ),
+    _vm("cgroup", "pressure_io_some_ratio", "ratio", "Share of time in which some thread waited for I/O."),
+    _vm("cgroup", "pressure_io_full_ratio", "ratio", "Share of time in which all threads waited for I/O."),
+    _vm("cgroup", "cpu_throttled_ratio", "ratio", "Time taken away by the CPU quota, per wall time."),
+    _vm("cgroup", "cpu_quota_cores", "cores", "The CPU quota; none is `not_present`."),
+    _vm("cgroup", "memory_charged_bytes", "bytes", "Memory that the VM's control group is charged."),
+    _vm("rdt", "llc_occupancy_bytes", "bytes", "Last-level cache that the VM occupies, all domains."),
+    _vm(
+        "rdt", "memory_bandwidth_bytes_per_s", "bytes/s", "Memory traffic of the VM, all domains (MBM total)."
+    ),
+    _vm(
+        "rdt", "memory_bandwidth_local_bytes_per_s", "bytes/s", "Memory traffic to the same node (MBM local)."
+    ),
+    _vm(
+        "numa",
+        "numa_remote_memory_ratio",
+        "ratio",
+        "Share of the VM's memory that is on another node than a vCPU, mean over its vCPUs.",
+    ),
     _host("host_cpu_user_ratio", "Share of all CPUs' time in user mode, guests not included."),
     _host("host_cpu_system_ratio", "Share in the kernel, interrupts included."),
     _host("host_cpu_idle_ratio", "Share idle."),
     _host("host_cpu_iowait_ratio", "Share idle while a disk was waited for."),
     _host("host_cpu_guest_ratio", "Share in guests."),
     _host("host_cpu_steal_ratio", "Share taken by a hypervisor below this one."),
+    _host("host_memory_total_bytes", "The host's memory.", "bytes"),
+    _host("host_memory_available_bytes", "Memory that could be had without swapping.", "bytes"),
+    _host("host_load_1", "Load average over one minute.", "tasks"),
+    _host("host_pressure_cpu_some_ratio", "Share of time in which some task waited for a CPU (PSI)."),
+    _host("host_pressure_memory_some_ratio", "Share of time in which some task waited for memory."),
+    _host("host_pressure_memory_full_ratio", "Share of time in which all tasks waited for memory."),
+    _host("host_pressure_io_some_ratio", "Share of time in which some task waited for I/O."),
+    _host("host_pressure_io_full_ratio", "Share of time in which all tasks waited for I/O."),
     Metric("agent_ticks_total", "counter", "1", "agent", "agent", "Ticks that ran."),
     Metric(
         "agent_missed_ticks_total",

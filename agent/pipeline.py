@@ -21,6 +21,7 @@ STALE_TICKS = 5
 # A window waits this many ticks for its last samples: one because they are read a tick after they were asked
 # for, and half of one for a source that takes longer than a tick.
 _GRACE_TICKS = 1.5
+_SLOW_POLLS = 2.5
 
 
 class Pipeline:
@@ -37,7 +38,9 @@ class Pipeline:
         limits = Limits(config.sources.perf.min_running_ratio, config.agent.min_activity_cores)
         self.slots = slots
         self.stale_after_ns = STALE_TICKS * tick_ns
-        self.table = VmTable(JobRules(config.jobs), limits, self.stale_after_ns, slots.trouble)
+        self.table = VmTable(
+            JobRules(config.jobs), limits, self.stale_after_ns, slots.trouble, _slow_parts(config)
+        )
         self.windows = WindowAccumulator(
             round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits
         )
@@ -81,5 +84,14 @@ class Pipeline:
         if last is None or last[0].source != sample.source:
             self.host_rates = Reason.VM_STARTING
         elif last[0].mono_ns != sample.mono_ns:  # else the same sample again: its rates stand
-            self.host_rates = derive_host(sample.host, last[1])
+            self.host_rates = derive_host(sample.host, last[1], sample.mono_ns - last[0].mono_ns)
         self.host_source, self.host_mono_ns = sample.source, sample.mono_ns
+
+
+def _slow_parts(config: AgentConfig) -> dict[str, int]:
+    """How old a reading of a part that is polled slowly may become, in nanoseconds: two polls and a half."""
+    polls_s = {
+        "disks": max(config.sources.libvirt.disk_poll_s, config.sources.qemu.disk_poll_s),
+        "numa": config.sources.cgroup.numa_poll_s,
+    }
+    return {part: round(_SLOW_POLLS * seconds * 1e9) for part, seconds in polls_s.items()}

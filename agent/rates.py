@@ -1,74 +1,33 @@
 """Rates of a VM from two joined readings. Pure: no I/O, no clocks; every time comes with the samples.
 
 A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never a negative
-or absurd value. Deltas are made per vCPU thread, device and interface, so that what appears or dies between
-two readings neither adds its whole past nor takes it away.
+or absurd value. What is subtracted from what is `agent.deltas`' business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from collector.base import (
-    DiskCounters,
-    HostCounters,
-    InterfaceCounters,
-    PerfCounters,
-    Reason,
-    ThreadCounters,
+from agent.deltas import (
+    CgroupDelta,
+    CpuDelta,
+    DiskDelta,
+    JoinedVm,
+    NetworkDelta,
+    PerfDelta,
+    ProcessDelta,
+    RdtDelta,
+    VmDelta,
+    delta,
 )
-from collector.perf.scale import scale_delta
+from collector.base import HostCounters, NumaPlacement, Reason
 
-__all__ = [
-    "CpuDelta",
-    "DiskDelta",
-    "HostRates",
-    "JoinedVm",
-    "Limits",
-    "NetworkDelta",
-    "PerfDelta",
-    "Reading",
-    "VmDelta",
-    "VmRates",
-    "delta",
-    "derive",
-    "derive_host",
-    "rates_of",
-]
+__all__ = ["HostRates", "Limits", "Value", "VmRates", "derive", "derive_host", "rates_of"]
 
-T = TypeVar("T")
 Value = float | Reason
 
 _S = 1_000_000_000
-# What no counter of today's hardware does. Beyond it a counter was reset, has wrapped or lied.
-_MAX_HZ = 20e9
-_MAX_BYTES_PER_S = 1e12
-_MAX_PER_S = 1e10
-# A thread cannot use more CPU time than passes. A sampling under load reads its threads up to this long after
-# its time stamp, once more, once less.
-_READ_JITTER_NS = _S // 2
-
-
-class Reading(NamedTuple, Generic[T]):
-    """One part (threads, perf, disks or interfaces) of one VM, from one source, with that source's times."""
-
-    source: str
-    mono_ns: int
-    unix_ns: int
-    value: T
-
-
-class JoinedVm(NamedTuple):
-    """What all sources together know of one VM in one epoch. A part that nobody told has its reason."""
-
-    epoch: str
-    vcpus: int
-    threads: Reading[Mapping[int, ThreadCounters]] | Reason
-    perf: Reading[Mapping[int, PerfCounters]] | Reason
-    disks: Reading[Mapping[str, DiskCounters]] | Reason
-    interfaces: Reading[Mapping[str, InterfaceCounters]] | Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,71 +36,6 @@ class Limits:
 
     min_running_ratio: float = 0.2
     min_activity_cores: float = 0.01
-
-
-class CpuDelta(NamedTuple):
-    """CPU time of the vCPU threads, `threads` in number, in `dt_ns` that ended at `mono_ns`, `unix_ns`."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    threads: int
-    guest_ns: int
-    cpu_ns: int
-    run_queue_wait_ns: int | None
-
-
-class PerfDelta(NamedTuple):
-    """Counts of all vCPU threads, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted.
-
-    Without any running time the counts are 0 and say nothing.
-    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too
-    small.
-    """
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    cycles: float
-    instructions: float
-    enabled_ns: int
-    running_ns: float
-    incomplete: Reason | None
-
-
-class DiskDelta(NamedTuple):
-    """Bytes and operations of all block devices."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    read_bytes: int
-    write_bytes: int
-    read_ops: int
-    write_ops: int
-
-
-class NetworkDelta(NamedTuple):
-    """Bytes, packets and drops of all network interfaces, as the guest sees the directions."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    receive_bytes: int
-    transmit_bytes: int
-    receive_packets: int
-    transmit_packets: int
-    receive_drops: int
-    transmit_drops: int
-
-
-class VmDelta(NamedTuple):
-    """What happened between two readings, part by part; each part over its own source's time."""
-
-    cpu: CpuDelta | Reason
-    perf: PerfDelta | Reason
-    disk: DiskDelta | Reason
-    network: NetworkDelta | Reason
 
 
 class VmRates(NamedTuple):
@@ -164,10 +58,32 @@ class VmRates(NamedTuple):
     network_transmit_packets_per_s: Value
     network_receive_drops_per_s: Value
     network_transmit_drops_per_s: Value
+    steal_like_ratio: Value
+    frequency_ratio: Value
+    l2_mpki: Value
+    llc_mpki: Value
+    memory_stall_ratio: Value
+    total_stall_ratio: Value
+    core_stall_ratio: Value
+    storage_read_bytes_per_s: Value
+    storage_write_bytes_per_s: Value
+    emulator_cpu_cores: Value
+    pressure_cpu_some_ratio: Value
+    pressure_memory_some_ratio: Value
+    pressure_memory_full_ratio: Value
+    pressure_io_some_ratio: Value
+    pressure_io_full_ratio: Value
+    cpu_throttled_ratio: Value
+    cpu_quota_cores: Value
+    memory_charged_bytes: Value
+    llc_occupancy_bytes: Value
+    memory_bandwidth_bytes_per_s: Value
+    memory_bandwidth_local_bytes_per_s: Value
+    numa_remote_memory_ratio: Value
 
 
 class HostRates(NamedTuple):
-    """The host's CPU time over a tick, as shares of all its CPUs; field names are metric names."""
+    """The host over a tick: CPU time as shares of all its CPUs, memory, load, pressures (the metrics' names)."""
 
     host_cpu_user_ratio: Value
     host_cpu_system_ratio: Value
@@ -175,6 +91,14 @@ class HostRates(NamedTuple):
     host_cpu_iowait_ratio: Value
     host_cpu_guest_ratio: Value
     host_cpu_steal_ratio: Value
+    host_memory_total_bytes: Value
+    host_memory_available_bytes: Value
+    host_load_1: Value
+    host_pressure_cpu_some_ratio: Value
+    host_pressure_memory_some_ratio: Value
+    host_pressure_memory_full_ratio: Value
+    host_pressure_io_some_ratio: Value
+    host_pressure_io_full_ratio: Value
 
 
 def derive(now: JoinedVm, last: JoinedVm, limits: Limits = Limits()) -> VmRates:
@@ -183,6 +107,7 @@ def derive(now: JoinedVm, last: JoinedVm, limits: Limits = Limits()) -> VmRates:
     GIPS is 1e-9 * instructions / s of wall time (Cloud White); cpi = cycles / instructions; `cpu_usage_cores`
     = CPU time per wall time; `guest_ratio` = guest time per wall time and vCPU; `run_queue_wait_ratio` = time
     runnable but waiting, per wall time and vCPU.
+    `steal_like_ratio` = that time / (it + CPU time), what the guest sees as steal.
 
     Args:
         now: the later reading.
@@ -196,37 +121,25 @@ def derive(now: JoinedVm, last: JoinedVm, limits: Limits = Limits()) -> VmRates:
     return rates_of(delta(now, last), limits)
 
 
-def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
-    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `derive`)."""
-    if now.epoch != last.epoch:
-        starting = Reason.VM_STARTING
-        return VmDelta(
-            *(
-                part if isinstance(part, Reason) else starting
-                for part in (now.threads, now.perf, now.disks, now.interfaces)
-            )
-        )
-    return VmDelta(
-        _cpu_delta(now.threads, last.threads, now.vcpus),
-        _perf_delta(now.perf, last.perf, now.vcpus),
-        _disk_delta(now.disks, last.disks),
-        _network_delta(now.interfaces, last.interfaces),
-    )
-
-
 def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
     """Divide a VM's deltas by their times; see `derive`."""
-    cpu, perf, disk, network = change
+    cpu, perf, disk, network, process, cgroup, rdt, numa = change
     usage: Value
     guest: Value
     wait: Value
+    steal: Value
     if isinstance(cpu, Reason):
-        usage = guest = wait = cpu
+        usage = guest = wait = steal = cpu
     else:
         usage = cpu.cpu_ns / cpu.dt_ns
         vcpu_ns = cpu.dt_ns * cpu.threads
-        guest = cpu.guest_ns / vcpu_ns
-        wait = Reason.NOT_PRESENT if cpu.run_queue_wait_ns is None else cpu.run_queue_wait_ns / vcpu_ns
+        guest = _guest_ratio(cpu, process)
+        wait_ns = cpu.run_queue_wait_ns
+        if wait_ns is None:
+            wait = steal = Reason.NOT_PRESENT
+        else:
+            wait = wait_ns / vcpu_ns
+            steal = wait_ns / (wait_ns + cpu.cpu_ns) if wait_ns + cpu.cpu_ns else 0.0
     return VmRates(
         usage,
         guest,
@@ -234,11 +147,48 @@ def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
         *_perf_rates(perf, usage, limits),
         *_disk_rates(disk),
         *_network_rates(network),
+        steal,
+        *_event_rates(perf, usage, limits),
+        *_process_rates(process, cpu),
+        *_cgroup_rates(cgroup),
+        *_rdt_rates(rdt),
+        _remote_memory(numa),
     )
 
 
-def derive_host(now: HostCounters, last: HostCounters) -> HostRates:
-    """Make shares of the host's CPU time from two readings; they are of the time that was accounted for."""
+def derive_host(now: HostCounters, last: HostCounters, dt_ns: int) -> HostRates:
+    """Make the host's rates from two readings.
+
+    Shares of CPU time are of the time that was accounted for.
+
+    Args:
+        now: the later reading.
+        last: the earlier one.
+        dt_ns: the time between them.
+
+    """
+    return HostRates(
+        *_host_cpu(now, last),
+        Reason.NOT_PRESENT if now.memory_total_bytes is None else now.memory_total_bytes,
+        Reason.NOT_PRESENT if now.memory_available_bytes is None else now.memory_available_bytes,
+        Reason.NOT_PRESENT if now.load_1 is None else now.load_1,
+        _pressure(now.cpu_some_ns, last.cpu_some_ns, dt_ns),
+        _pressure(now.memory_some_ns, last.memory_some_ns, dt_ns),
+        _pressure(now.memory_full_ns, last.memory_full_ns, dt_ns),
+        _pressure(now.io_some_ns, last.io_some_ns, dt_ns),
+        _pressure(now.io_full_ns, last.io_full_ns, dt_ns),
+    )
+
+
+def _pressure(now_ns: int | None, last_ns: int | None, dt_ns: int) -> Value:
+    if now_ns is None or last_ns is None:
+        return Reason.NOT_PRESENT
+    if now_ns < last_ns or dt_ns <= 0:
+        return Reason.COUNTER_RESET if now_ns < last_ns else Reason.STALE
+    return min(1.0, (now_ns - last_ns) / dt_ns)
+
+
+def _host_cpu(now: HostCounters, last: HostCounters) -> tuple[Value, ...]:
     spent = (
         now.user_ns - last.user_ns,
         now.system_ns - last.system_ns,
@@ -249,202 +199,15 @@ def derive_host(now: HostCounters, last: HostCounters) -> HostRates:
     )
     # iowait may truly fall by a little: the kernel says so in proc(5). Other times may not.
     if any(value < 0 for index, value in enumerate(spent) if index != _IOWAIT):
-        return HostRates(*[Reason.COUNTER_RESET] * 6)
+        return (Reason.COUNTER_RESET,) * 6
     positive = [max(0, value) for value in spent]
     total = sum(positive)
     if total == 0:
-        return HostRates(*[Reason.STALE] * 6)
-    return HostRates(*(value / total for value in positive))
+        return (Reason.STALE,) * 6
+    return tuple(value / total for value in positive)
 
 
 _IOWAIT = 3
-
-
-def _interval(now: Reading[T] | Reason, last: Reading[T] | Reason) -> int | Reason:
-    """Time between two readings, or why none can be used."""
-    if isinstance(now, Reason):
-        return now
-    if isinstance(last, Reason):  # the first reading, or the first after too long a gap
-        return Reason.STALE if last is Reason.STALE else Reason.VM_STARTING
-    if now.source != last.source:  # two sources' counters of one thing need not have one zero
-        return Reason.COUNTER_RESET
-    dt_ns = now.mono_ns - last.mono_ns
-    return dt_ns if dt_ns > 0 else Reason.STALE
-
-
-def _cpu_delta(
-    now: Reading[Mapping[int, ThreadCounters]] | Reason,
-    last: Reading[Mapping[int, ThreadCounters]] | Reason,
-    vcpus: int,
-) -> CpuDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    most_ns = 2 * dt_ns + _READ_JITTER_NS
-    before = last.value
-    guest_ns = cpu_ns = wait_ns = threads = 0
-    waits = True
-    for tid, thread in now.value.items():
-        old = before.get(tid)
-        if old is None or old.start_ticks != thread.start_ticks:
-            continue
-        guest = thread.guest_ns - old.guest_ns
-        cpu = thread.cpu_ns - old.cpu_ns
-        if guest < 0 or cpu < 0:
-            return Reason.COUNTER_RESET
-        if cpu > most_ns or guest > most_ns:
-            return Reason.INVALID_VALUE
-        if thread.run_queue_wait_ns is None or old.run_queue_wait_ns is None:
-            waits = False
-        else:
-            wait = thread.run_queue_wait_ns - old.run_queue_wait_ns
-            if not 0 <= wait <= most_ns:
-                return Reason.COUNTER_RESET if wait < 0 else Reason.INVALID_VALUE
-            wait_ns += wait
-        threads += 1
-        guest_ns += guest
-        cpu_ns += cpu
-    if threads == 0 or threads < max(vcpus, len(now.value)):
-        return Reason.VM_STARTING
-    return CpuDelta(dt_ns, now.mono_ns, now.unix_ns, threads, guest_ns, cpu_ns, wait_ns if waits else None)
-
-
-def _perf_delta(
-    now: Reading[Mapping[int, PerfCounters]] | Reason,
-    last: Reading[Mapping[int, PerfCounters]] | Reason,
-    vcpus: int,
-) -> PerfDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    sums = _sum_groups(now.value, last.value, 2 * dt_ns + _READ_JITTER_NS)
-    if isinstance(sums, Reason):
-        return sums
-    incomplete = Reason.VM_STARTING if sums.groups < max(vcpus, len(now.value)) else None
-    return PerfDelta(dt_ns, now.mono_ns, now.unix_ns, *sums[1:], incomplete)
-
-
-class _GroupSums(NamedTuple):
-    """Sums over the groups that both readings have; the fields but the first are those of `PerfDelta`."""
-
-    groups: int
-    cycles: float
-    instructions: float
-    enabled_ns: int
-    running_ns: float
-
-
-def _sum_groups(
-    now: Mapping[int, PerfCounters], before: Mapping[int, PerfCounters], most_ns: int
-) -> _GroupSums | Reason:
-    """Sum the scaled deltas. `most_ns` is the most CPU time that one thread can have had."""
-    most_cycles = _MAX_HZ * most_ns / _S
-    cycles = instructions = running_ns = 0.0
-    enabled_ns = unscheduled_ns = groups = 0
-    for tid, counters in now.items():
-        old = before.get(tid)
-        if old is None or old.opened != counters.opened:
-            continue
-        groups += 1
-        scaled = scale_delta(counters, old)
-        if isinstance(scaled, Reason):
-            if scaled is not Reason.NOT_SCHEDULED:
-                return scaled
-            unscheduled_ns += counters.time_enabled_ns - old.time_enabled_ns
-            continue
-        if scaled.cycles > most_cycles or scaled.instructions > most_cycles or scaled.enabled_ns > most_ns:
-            return Reason.INVALID_VALUE
-        cycles += scaled.cycles
-        instructions += scaled.instructions
-        enabled_ns += scaled.enabled_ns
-        running_ns += scaled.enabled_ns * scaled.running_ratio
-    if groups == 0:
-        return Reason.VM_STARTING
-    sums = _GroupSums(groups, cycles, instructions, enabled_ns, running_ns)
-    return _scale_for(sums, unscheduled_ns, most_ns, most_cycles) if unscheduled_ns else sums
-
-
-def _scale_for(
-    sums: _GroupSums, unscheduled_ns: int, most_ns: int, most_cycles: float
-) -> _GroupSums | Reason:
-    """Scale for threads that ran while the PMU counted only others: time slices as well, seen from the VM."""
-    if unscheduled_ns > most_ns * sums.groups:
-        return Reason.INVALID_VALUE
-    enabled_ns = sums.enabled_ns + unscheduled_ns
-    factor = enabled_ns / sums.enabled_ns if sums.enabled_ns else 0.0
-    cycles, instructions = sums.cycles * factor, sums.instructions * factor
-    if max(cycles, instructions) > most_cycles * sums.groups:
-        return Reason.MULTIPLEXED  # too little of it was counted to scale from
-    return _GroupSums(sums.groups, cycles, instructions, enabled_ns, sums.running_ns)
-
-
-def _disk_delta(
-    now: Reading[Mapping[str, DiskCounters]] | Reason, last: Reading[Mapping[str, DiskCounters]] | Reason
-) -> DiskDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    totals = [0, 0, 0, 0]
-    matched = False
-    for name, device in now.value.items():
-        old = last.value.get(name)
-        if old is None:
-            continue
-        matched = True
-        totals[0] += (a := device.read_bytes - old.read_bytes)
-        totals[1] += (b := device.write_bytes - old.write_bytes)
-        totals[2] += (c := device.read_ops - old.read_ops)
-        totals[3] += (d := device.write_ops - old.write_ops)
-        if a < 0 or b < 0 or c < 0 or d < 0:
-            return Reason.COUNTER_RESET
-    problem = _devices_problem(matched, len(now.value), totals, 2, dt_ns)
-    return problem or DiskDelta(dt_ns, now.mono_ns, now.unix_ns, *totals)
-
-
-def _network_delta(
-    now: Reading[Mapping[str, InterfaceCounters]] | Reason,
-    last: Reading[Mapping[str, InterfaceCounters]] | Reason,
-) -> NetworkDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    totals = [0, 0, 0, 0, 0, 0]
-    matched = False
-    for name, port in now.value.items():
-        old = last.value.get(name)
-        if old is None:
-            continue
-        matched = True
-        totals[0] += (a := port.receive_bytes - old.receive_bytes)
-        totals[1] += (b := port.transmit_bytes - old.transmit_bytes)
-        totals[2] += (c := port.receive_packets - old.receive_packets)
-        totals[3] += (d := port.transmit_packets - old.transmit_packets)
-        totals[4] += (e := port.receive_drops - old.receive_drops)
-        totals[5] += (f := port.transmit_drops - old.transmit_drops)
-        if a < 0 or b < 0 or c < 0 or d < 0 or e < 0 or f < 0:
-            return Reason.COUNTER_RESET
-    problem = _devices_problem(matched, len(now.value), totals, 2, dt_ns)
-    return problem or NetworkDelta(dt_ns, now.mono_ns, now.unix_ns, *totals)
-
-
-def _devices_problem(
-    matched: bool,  # noqa: FBT001 - private, named at each call
-    devices: int,
-    totals: list[int],
-    byte_counters: int,
-    dt_ns: int,
-) -> Reason | None:
-    """Why a sum over devices is no rate: none there, none there before, or beyond any device."""
-    if devices == 0:
-        return Reason.NOT_PRESENT
-    if not matched:
-        return Reason.VM_STARTING
-    seconds = dt_ns / _S
-    most_bytes = devices * _MAX_BYTES_PER_S * seconds
-    most = devices * _MAX_PER_S * seconds
-    if max(totals[:byte_counters]) > most_bytes or max(totals[byte_counters:]) > most:
-        return Reason.INVALID_VALUE
-    return None
 
 
 def _perf_rates(
@@ -476,3 +239,110 @@ def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
         return (network,) * 6
     per_s = _S / network.dt_ns
     return tuple(count * per_s for count in network[3:])
+
+
+def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:
+    """Share of time in guest mode: the threads' own word, else the process's."""
+    if cpu.guest_ns is not None:
+        return cpu.guest_ns / (cpu.dt_ns * cpu.threads)
+    if isinstance(process, Reason):
+        return process
+    if isinstance(process.guest_ns, Reason):
+        return process.guest_ns
+    # The kernel accounts guest time in ticks, so a VM that never leaves its guests can seem to have a bit too much.
+    return min(1.0, process.guest_ns / (process.dt_ns * cpu.threads))
+
+
+#: Metric, its event, what it is divided by (a field of `EventDelta`) and multiplied with.
+_EVENT_RATIOS = (
+    ("l2_misses", "instructions", 1000.0),
+    ("llc_misses", "instructions", 1000.0),
+    ("memory_stall_cycles", "cycles", 1.0),
+    ("total_stall_cycles", "cycles", 1.0),
+    ("core_stall_cycles", "cycles", 1.0),
+)
+
+
+def _event_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, ...]:
+    """Return frequency_ratio, l2_mpki, llc_mpki and the three stall ratios."""
+    count = 1 + len(_EVENT_RATIOS)
+    if isinstance(perf, Reason):
+        return (perf,) * count
+    ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
+    if ratio == 0 or ratio < limits.min_running_ratio:
+        return (Reason.MULTIPLEXED,) * count
+    if isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores:
+        return (Reason.IDLE,) * count
+    reference = perf.events.get("reference_cycles")
+    values: list[Value] = [
+        _missing(perf, "reference_cycles")
+        if reference is None
+        else _quotient(reference.cycles, reference.counted)
+    ]
+    for name, base, factor in _EVENT_RATIOS:
+        event = perf.events.get(name)
+        values.append(
+            _missing(perf, name) if event is None else _quotient(event.counted * factor, getattr(event, base))
+        )
+    return tuple(values)
+
+
+def _missing(perf: PerfDelta, name: str) -> Reason:
+    return perf.missing.get(name, Reason.NOT_PRESENT)
+
+
+def _quotient(dividend: float, divisor: float) -> Value:
+    return dividend / divisor if divisor > 0 else Reason.IDLE
+
+
+def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tuple[Value, Value, Value]:
+    """Return the storage rates and the CPU that the process used beside its vCPU threads."""
+    if isinstance(process, Reason):
+        return process, process, process
+    per_s = _S / process.dt_ns
+    read, write = process.storage_read_bytes, process.storage_write_bytes
+    # The process's time is counted in ticks and the threads' in nanoseconds: a little less than nothing is nothing.
+    emulator: Value = (
+        cpu if isinstance(cpu, Reason) else max(0.0, process.cpu_ns / process.dt_ns - cpu.cpu_ns / cpu.dt_ns)
+    )
+    return (
+        read if isinstance(read, Reason) else read * per_s,
+        write if isinstance(write, Reason) else write * per_s,
+        emulator,
+    )
+
+
+def _cgroup_rates(cgroup: CgroupDelta | Reason) -> tuple[Value, ...]:
+    if isinstance(cgroup, Reason):
+        return (cgroup,) * 8
+    dt_ns = cgroup.dt_ns
+    pressures = (v if isinstance(v, Reason) else min(1.0, v / dt_ns) for v in cgroup[3:8])
+    throttled = cgroup.throttled_ns
+    return (
+        *pressures,
+        throttled if isinstance(throttled, Reason) else throttled / dt_ns,
+        cgroup.quota_cores,
+        cgroup.memory_bytes,
+    )
+
+
+def _rdt_rates(rdt: RdtDelta | Reason) -> tuple[Value, Value, Value]:
+    if isinstance(rdt, Reason):
+        return rdt, rdt, rdt
+    total, local = rdt.mbm_total_bytes, rdt.mbm_local_bytes
+    return (
+        rdt.llc_occupancy_bytes,
+        total if isinstance(total, Reason) else total * _S / rdt.dt_ns,
+        local if isinstance(local, Reason) else local * _S / rdt.dt_ns,
+    )
+
+
+def _remote_memory(numa: NumaPlacement | Reason) -> Value:
+    """Share of the VM's memory that a vCPU drawn at random has on another node."""
+    if isinstance(numa, Reason):
+        return numa
+    memory, vcpus = sum(numa.memory_bytes.values()), sum(numa.vcpus.values())
+    if memory <= 0 or vcpus <= 0:
+        return Reason.NOT_PRESENT
+    local = sum(size * numa.vcpus.get(node, 0) for node, size in numa.memory_bytes.items())
+    return 1.0 - local / (memory * vcpus)

@@ -94,8 +94,8 @@ class StateView:
             state=identity.state,
             vcpus=identity.vcpus,
             metrics=tuple(
-                _vm_metric(vm, metric, value, now_ns)
-                for metric, value in zip(_VM_METRICS, vm.rates, strict=True)
+                _vm_metric(vm, metric, value, now_ns, vm.held.get(index))
+                for index, (metric, value) in enumerate(zip(_VM_METRICS, vm.rates, strict=True))
             ),
         )
 
@@ -126,11 +126,11 @@ class StateView:
         return tuple(MetricView(name, float(value), source="agent") for name, value in values.items())
 
 
-def _vm_metric(vm: Vm, metric: Metric, value: float | Reason, now_ns: int) -> MetricView:
+def _vm_metric(vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None) -> MetricView:
     reading = getattr(vm.now, metric.part)
     if isinstance(reading, Reason):
         return _metric(metric.name, value, PART_SOURCES[metric.part][0], 0)
-    return _metric(metric.name, value, reading.source, max(0, now_ns - reading.mono_ns))
+    return _metric(metric.name, value, reading.source, max(0, now_ns - (held_ns or reading.mono_ns)))
 
 
 def _metric(name: str, value: float | Reason, source: str, age_ns: int) -> MetricView:

@@ -5,15 +5,18 @@ A VM is a UUID in one epoch. A new epoch starts it anew, so that no delta crosse
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from agent.config import JobRule
-from agent.metrics import PART_SOURCES, PARTS
-from agent.rates import JoinedVm, Limits, Reading, VmDelta, VmRates, delta, rates_of
-from collector.base import Reason, SourceSample, VmIdentity
+from agent.deltas import JoinedVm, Reading, VmDelta, delta
+from agent.metrics import METRICS, PART_SOURCES
+from agent.rates import Limits, VmRates, rates_of
+from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from whitepanda.common import log
 
 __all__ = ["JobRules", "Vm", "VmTable"]
@@ -22,7 +25,7 @@ _log = log.get("vms")
 
 Part = Reading[Any] | Reason
 
-_STARTING = (Reason.VM_STARTING,) * len(PARTS)
+_STARTING = (Reason.VM_STARTING,) * len(VM_PARTS)
 _INVALID = VmRates(*(Reason.INVALID_VALUE,) * len(VmRates._fields))
 
 
@@ -48,7 +51,10 @@ class JobRules:
 
 @dataclass(slots=True)
 class Vm:
-    """One VM in its epoch. `change` None: its data made no sense, and its rates are INVALID_VALUE."""
+    """One VM in its epoch. `change` None: its data made no sense, and its rates are INVALID_VALUE.
+
+    `held` has the metrics, by their place in `rates`, that are of an earlier tick, and its moment.
+    """
 
     identity: VmIdentity
     job: str
@@ -57,6 +63,7 @@ class Vm:
     last: JoinedVm
     change: VmDelta | None
     rates: VmRates
+    held: dict[int, int] = field(default_factory=dict)
 
 
 class VmTable:
@@ -67,6 +74,7 @@ class VmTable:
         limits: when a CPI is not to be believed.
         stale_after_ns: an older sample is not used, and no delta is made across a longer gap.
         trouble: tells of a source, by name, why it has nothing new to say (`Slots.trouble`).
+        slow_parts: parts that are polled slowly, and how old their readings may become.
 
     """
 
@@ -76,11 +84,13 @@ class VmTable:
         limits: Limits,
         stale_after_ns: int,
         trouble: Callable[[str], Reason | None],
+        slow_parts: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self._rules = rules
         self._limits = limits
         self._stale_after_ns = stale_after_ns
         self._trouble = trouble
+        self._stale_part_ns = [max(stale_after_ns, slow_parts.get(part, 0)) for part in VM_PARTS]
         self._vms: dict[str, Vm] = {}
         self._broken: dict[str, str] = {}
         #: VMs, per tick, left out because their data made no sense.
@@ -111,7 +121,7 @@ class VmTable:
         for uuid in self._vms.keys() - found.keys():
             del self._vms[uuid]
             self._broken.pop(uuid, None)
-        absent: dict[str, Reason] = {part: self._why_absent(part, samples, mono_ns) for part in PARTS}
+        absent: dict[str, Reason] = {part: self._why_absent(part, samples, mono_ns) for part in VM_PARTS}
         for uuid, identity in found.items():
             try:
                 self._update_vm(uuid, identity, fresh, absent)
@@ -142,13 +152,33 @@ class VmTable:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
                 vm.job, vm.latency_sensitive = self._rules.job_of(identity)
             vm.identity = identity
-        pairs = [self._pair(part, *old) for part, *old in zip(parts, vm.now[2:], vm.last[2:], strict=True)]
+        pairs = [
+            self._pair(*part)
+            for part in zip(parts, vm.now[2:], vm.last[2:], self._stale_part_ns, strict=True)
+        ]
         now = JoinedVm(identity.epoch, identity.vcpus, *(pair[0] for pair in pairs))
         last = JoinedVm(identity.epoch, identity.vcpus, *(pair[1] for pair in pairs))
         change = delta(now, last)
-        vm.now, vm.last, vm.change, vm.rates = now, last, change, rates_of(change, self._limits)
+        rates = rates_of(change, self._limits)
+        vm.rates = self._hold(vm, rates, now) if Reason.TIME_SLICED in rates else rates
+        vm.now, vm.last, vm.change = now, last, change
 
-    def _pair(self, new: Part, now: Part, last: Part) -> tuple[Part, Part]:
+    def _hold(self, vm: Vm, rates: VmRates, now: JoinedVm) -> VmRates:
+        """Keep the values of counters whose turn it was not, until they are stale; `vm.held` has their moments."""
+        values = list(rates)
+        mono_ns = now.perf.mono_ns if isinstance(now.perf, Reading) else 0
+        before = vm.now.perf.mono_ns if isinstance(vm.now.perf, Reading) else 0
+        for index in _SLICED:
+            old = vm.rates[index]
+            if values[index] is not Reason.TIME_SLICED:
+                vm.held.pop(index, None)
+            elif not isinstance(old, Reason):
+                since_ns = vm.held.setdefault(index, before)
+                if mono_ns - since_ns <= self._stale_after_ns:
+                    values[index] = old
+        return VmRates(*values)
+
+    def _pair(self, new: Part, now: Part, last: Part, stale_after_ns: int) -> tuple[Part, Part]:
         """Return the later and the earlier reading of a part, given the new one and the pair so far.
 
         The same sample seen again (a source slower than the tick) leaves the pair as it was: its rates stand
@@ -159,7 +189,7 @@ class VmTable:
             return new, latest
         if new.mono_ns == latest.mono_ns and new.source == latest.source:
             return new, (last if latest is now else latest)
-        if new.mono_ns - latest.mono_ns > self._stale_after_ns:
+        if new.mono_ns - latest.mono_ns > stale_after_ns:
             return new, Reason.STALE
         return new, latest
 
@@ -169,8 +199,11 @@ class VmTable:
         on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]
         if not on:
             return Reason.SOURCE_OFF
-        if on[0] is not None:
-            return on[0]
+        troubles = [reason for reason in on if reason is not None]
+        # A source for which there is nothing on this host (no Open vSwitch, no Proxmox) says nothing of the others.
+        telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
+        if telling or len(troubles) == len(on):
+            return (telling or troubles)[0]
         stale = any(
             sample.source in PART_SOURCES[part] and mono_ns - sample.mono_ns > self._stale_after_ns
             for sample in samples
@@ -188,37 +221,31 @@ class VmTable:
             # The last readings that made sense stay, so that the next tick tries again from them.
             vm.change, vm.rates = None, _INVALID
             return
-        nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(PARTS))
+        nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(VM_PARTS))
         self._vms[uuid] = Vm(identity, identity.name, False, nothing, nothing, None, _INVALID)
 
 
-def _join(
-    uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[str, Reason]
-) -> tuple[Part, Part, Part, Part]:
+def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[str, Reason]) -> list[Part]:
     """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
-    threads: Part | None = None
-    perf: Part | None = None
-    disks: Part | None = None
-    interfaces: Part | None = None
+    parts: list[Part | None] = [None] * len(VM_PARTS)
     reasons = absent
     for sample in fresh:
         vm = sample.vms.get(uuid)
         if vm is None or vm.epoch != epoch:
             continue
-        source, mono_ns, unix_ns = sample.source, sample.mono_ns, sample.unix_ns
-        if threads is None and vm.threads is not None:
-            threads = Reading(source, mono_ns, unix_ns, vm.threads)
-        if perf is None and vm.perf is not None:
-            perf = Reading(source, mono_ns, unix_ns, vm.perf)
-        if disks is None and vm.disks is not None:
-            disks = Reading(source, mono_ns, unix_ns, vm.disks)
-        if interfaces is None and vm.interfaces is not None:
-            interfaces = Reading(source, mono_ns, unix_ns, vm.interfaces)
+        for index, value in enumerate(_values(vm)):
+            if value is None or parts[index] is not None:
+                continue
+            stamp = vm.stamps.get(VM_PARTS[index], sample) if vm.stamps else sample
+            parts[index] = Reading(sample.source, stamp.mono_ns, stamp.unix_ns, value)
         if vm.absent:
             reasons = {**reasons, **vm.absent}
-    return (
-        reasons["threads"] if threads is None else threads,
-        reasons["perf"] if perf is None else perf,
-        reasons["disks"] if disks is None else disks,
-        reasons["interfaces"] if interfaces is None else interfaces,
-    )
+    return [reasons[name] if part is None else part for name, part in zip(VM_PARTS, parts, strict=True)]
+
+
+_values = operator.attrgetter(*VM_PARTS)
+_SLICED = tuple(
+    index
+    for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm")
+    if metric.part == "perf"
+)

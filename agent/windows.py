@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.rates import CpuDelta, DiskDelta, Limits, NetworkDelta, PerfDelta, VmDelta
+from agent.deltas import CpuDelta, DiskDelta, NetworkDelta, PerfDelta, VmDelta
+from agent.rates import Limits
 from collector.base import Reason
 
 __all__ = ["CpiWindow", "WindowAccumulator"]
@@ -13,6 +14,7 @@ __all__ = ["CpiWindow", "WindowAccumulator"]
 _S = 1_000_000_000
 
 _Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta
+_PARTS = 4  # those of a VmDelta that go into windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +144,10 @@ class WindowAccumulator:
         key = (uuid, epoch)
         seen = self._seen.get(key)
         if seen is None:
-            seen = self._seen[key] = [0, 0, 0, 0]
+            seen = self._seen[key] = [0] * _PARTS
         labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
-        for index, part in enumerate(change):
+        for index, part in enumerate((change.cpu, change.perf, change.disk, change.network)):
             if isinstance(part, Reason) or part.mono_ns <= seen[index]:
                 continue
             seen[index] = part.mono_ns

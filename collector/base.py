@@ -10,22 +10,48 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
+    "PERF_EVENTS",
+    "VM_PARTS",
+    "CgroupCounters",
     "DiskCounters",
+    "DiskDevice",
     "HostCounters",
     "InterfaceCounters",
+    "InterfaceDevice",
+    "NumaPlacement",
     "PerfCounters",
+    "PerfGroup",
     "Probe",
+    "ProcessCounters",
+    "RdtCounters",
+    "RdtDomain",
     "Reason",
     "Source",
     "SourceError",
     "SourceSample",
+    "Stamp",
     "ThreadCounters",
     "VmIdentity",
     "VmSample",
 ]
+
+#: What perf can count, by our names. Every group begins with the first two.
+PERF_EVENTS = (
+    "cycles",
+    "instructions",
+    "reference_cycles",
+    "l2_misses",
+    "llc_misses",
+    "memory_stall_cycles",
+    "total_stall_cycles",
+    "core_stall_cycles",
+)
+
+#: The parts of a VM's sample: the fields of `VmSample` that carry values, in this order everywhere.
+VM_PARTS = ("threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa")
 
 
 class Reason(enum.IntEnum):
@@ -53,6 +79,12 @@ class Reason(enum.IntEnum):
     NOT_IN_TRACE = 19
     NO_COEFFICIENTS = 20
     INVALID_VALUE = 21
+    NOT_VISIBLE = 22  # the host's kernel does not see it (vhost-user, VFIO, librbd)
+    TIME_SLICED = 23  # counted in turns, and this tick was not its turn
+    NO_EVENT = 24  # this CPU has no such event
+    NO_COUNTER = 25  # no hardware counter is left for it beside the guests'
+    RDT_UNASSIGNED = 26  # AMD: no bandwidth counter is assigned to the group
+    SHARED = 27  # counted together with others, so not this VM's alone
 
     @property
     def code(self) -> str:
@@ -78,11 +110,38 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskDevice:
+    """A block device of a VM: the guest's `target` (such as "vda"), and what is behind it on the host.
+
+    `kind` is libvirt's word ("file", "block", "network", "vhostuser", "nvme", ...); "" is not known. Of kinds other
+    than "file" and "block" the host's kernel sees no I/O.
+    """
+
+    target: str
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceDevice:
+    """A network interface of a VM. `device` is the host's (a tap, "" where there is none).
+
+    `kind` is libvirt's word ("bridge", "network", "ethernet", "vhostuser", "hostdev", ...); `port_id` is what Open
+    vSwitch calls iface-id.
+    """
+
+    device: str
+    mac: str = ""
+    kind: str = ""
+    port_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class VmIdentity:
     """A VM in one of its epochs, as found on the host.
 
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
+    `manager` is who runs it: libvirt, proxmox or qemu (nobody). `vfio` tells of devices passed through.
     """
 
     uuid: str
@@ -93,6 +152,10 @@ class VmIdentity:
     state: str = "running"
     accelerator: str = "kvm"
     facts: Mapping[str, str] = field(default_factory=dict)
+    disks: tuple[DiskDevice, ...] = ()
+    interfaces: tuple[InterfaceDevice, ...] = ()
+    manager: str = "libvirt"
+    vfio: bool = False
 
     @property
     def vcpus(self) -> int:
@@ -104,29 +167,62 @@ class VmIdentity:
 class ThreadCounters:
     """One vCPU thread, cumulative since it started.
 
-    `guest_ns` is time in guest mode (under software emulation, where the kernel has no such mode, the thread's whole
-    CPU time). `start_ticks` tells a reused thread id from the same thread.
+    `guest_ns` is time in guest mode; None where it is told for the process only. Under software emulation, where the
+    kernel has no such mode, it is the thread's whole CPU time. `start_ticks` tells a reused thread id from the same
+    thread.
     """
 
-    guest_ns: int
+    guest_ns: int | None
     cpu_ns: int
     run_queue_wait_ns: int | None
     start_ticks: int
 
 
 @dataclass(frozen=True, slots=True)
-class PerfCounters:
-    """One group of hardware counters (one vCPU thread), raw: not scaled for multiplexing.
+class ProcessCounters:
+    """The VM's process as a whole, cumulative: vCPU threads and all that QEMU does beside them.
 
-    `opened` numbers the opening of the group: counters of another opening are another epoch. Events that this CPU lacks
-    are None.
+    `guest_ns` as for threads; None where there the threads tell it. The storage bytes are what the kernel moved
+    from and to devices for the process (not what the page cache served, nor what the guest saw); where they are None
+    `storage_reason` says why.
+    """
+
+    cpu_ns: int
+    start_ticks: int
+    guest_ns: int | None = None
+    storage_read_bytes: int | None = None
+    storage_write_bytes: int | None = None
+    storage_reason: Reason = Reason.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class PerfGroup:
+    """One group of hardware counters, cumulative and raw: not scaled for multiplexing.
+
+    `opened` numbers the opening of the group: counters of another opening are another epoch. `counts` are in the
+    order of the group's layout, cycles and instructions first.
     """
 
     opened: int
     time_enabled_ns: int
     time_running_ns: int
-    cycles: int | None
-    instructions: int | None
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PerfCounters:
+    """One VM's hardware counters.
+
+    `layout` names the events of each group; the first two of every group are cycles and instructions. Where there are
+    several groups they are on in turns, never together, so that their cycles and instructions add up; a group's clocks
+    stand still while it is off. `groups` are by thread id, or by CPU where the counters are the control group's
+    (`scope`): one `PerfGroup` per layout. `missing` says why an event of `PERF_EVENTS` is in none.
+    """
+
+    layout: tuple[tuple[str, ...], ...]
+    groups: Mapping[int, tuple[PerfGroup, ...]]
+    scope: Literal["thread", "cgroup"] = "thread"
+    missing: Mapping[str, Reason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +248,93 @@ class InterfaceCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class VmSample:
-    """What one source knows of one VM. None: not this source's to tell. `absent` has a reason per metric group.
+class CgroupCounters:
+    """The VM's control group. None: this kernel or hierarchy does not tell.
 
-    Keys of `absent` are the field names below (`threads`, `perf`, `disks`, `interfaces`).
+    `opened` numbers the group: counters of another one are another epoch. Pressures are the cumulative times of
+    /proc/pressure (PSI) in the group; `throttled_ns` is the time its CPU quota took away; `quota_cores` is that quota
+    (None: no limit), `memory_bytes` is what it is charged now.
+    """
+
+    opened: int
+    cpu_some_ns: int | None = None
+    memory_some_ns: int | None = None
+    memory_full_ns: int | None = None
+    io_some_ns: int | None = None
+    io_full_ns: int | None = None
+    throttled_ns: int | None = None
+    quota_cores: float | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RdtDomain:
+    """What resctrl (Intel RDT, AMD QoS) tells of one VM in one cache domain.
+
+    Occupancy is a gauge, bandwidth is cumulative bytes. None: `reason` says why, for all three or those that are None.
+    """
+
+    llc_occupancy_bytes: int | None = None
+    mbm_total_bytes: int | None = None
+    mbm_local_bytes: int | None = None
+    reason: Reason = Reason.UNSPECIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class RdtCounters:
+    """One VM's monitoring group. `opened` numbers the assignment: counters of another one are another epoch.
+
+    `domains` are by the kernel's name less its prefix ("00" of mon_L3_00). `owner` is "whitepanda", or who else's
+    group the VM is read in.
+    """
+
+    opened: int
+    domains: Mapping[str, RdtDomain]
+    owner: str = "whitepanda"
+
+
+@dataclass(frozen=True, slots=True)
+class NumaPlacement:
+    """Where the VM is now, by NUMA node: its memory, and on how many vCPUs' last CPUs."""
+
+    memory_bytes: Mapping[int, int]
+    vcpus: Mapping[int, int]
+
+
+class Stamp(NamedTuple):
+    """A moment on both clocks."""
+
+    mono_ns: int
+    unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class VmSample:
+    """What one source knows of one VM. None: not this source's to tell. `absent` has a reason per part.
+
+    Keys of `absent` and `stamps` are `VM_PARTS`. `stamps` has the parts that were read at another moment than the
+    sample (a part that is polled slowly is handed on until it is read again).
     """
 
     epoch: str
     threads: Mapping[int, ThreadCounters] | None = None
-    perf: Mapping[int, PerfCounters] | None = None
+    perf: PerfCounters | None = None
     disks: Mapping[str, DiskCounters] | None = None
     interfaces: Mapping[str, InterfaceCounters] | None = None
     absent: Mapping[str, Reason] = field(default_factory=dict)
+    process: ProcessCounters | None = None
+    cgroup: CgroupCounters | None = None
+    rdt: RdtCounters | None = None
+    numa: NumaPlacement | None = None
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class HostCounters:
-    """The host's CPU time, cumulative since boot, summed over CPUs."""
+    """The host's CPU time, cumulative since boot, summed over CPUs; memory and load now; pressures (PSI), cumulative.
+
+    None: the kernel does not tell.
+    """
 
     cpus: int
     user_ns: int
@@ -177,6 +343,14 @@ class HostCounters:
     iowait_ns: int
     guest_ns: int
     steal_ns: int
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    load_1: float | None = None
+    cpu_some_ns: int | None = None
+    memory_some_ns: int | None = None
+    memory_full_ns: int | None = None
+    io_some_ns: int | None = None
+    io_full_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

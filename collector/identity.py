@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
+from collector.coverage import Coverage
 from collector.proc_parse import parse_task_stat
 
 __all__ = ["Inventory", "StatusError", "VmStatus", "parse_status"]
@@ -63,6 +64,8 @@ class Inventory:
         self._lock = threading.Lock()
         self._boot = ""
         self._warned: dict[str, str] = {}
+        #: VMs whose interfaces Open vSwitch tells, so that libvirt is not asked for them.
+        self.interfaces_told = Coverage()
 
     def probe(self) -> Probe:
         """Say whether the status files can be read. A host where libvirt has not run yet just has no VMs."""

@@ -52,6 +52,7 @@ class LibvirtSource:
         uri: libvirt's address of the hypervisor, such as "qemu:///system".
         inventory: the VMs and their epochs.
         deadline_s: how long `probe` waits for libvirt's answer.
+        disk_poll_s: how often disk counters are asked for.
         binding: the module `libvirt`; None: imported when first used.
 
     """
@@ -59,11 +60,18 @@ class LibvirtSource:
     name = "libvirt"
 
     def __init__(
-        self, uri: str, *, inventory: Inventory, deadline_s: float = 2.0, binding: Any = None
+        self,
+        uri: str,
+        *,
+        inventory: Inventory,
+        deadline_s: float = 2.0,
+        disk_poll_s: float = 10.0,
+        binding: Any = None,
     ) -> None:
         self._uri = uri
         self._inventory = inventory
         self._deadline_s = deadline_s
+        self._disk_poll_ns = round(disk_poll_s * 1e9)
         self._libvirt = binding
         self._connection: Any = None
         self._prober: threading.Thread | None = None

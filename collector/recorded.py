@@ -16,7 +16,7 @@ from typing import IO, Self
 
 import msgspec
 
-from collector.base import Probe, Reason, SourceError, SourceSample, VmSample
+from collector.base import VM_PARTS, Probe, Reason, SourceError, SourceSample, VmSample
 
 __all__ = ["RecordedSource", "Recorder", "decode", "encode"]
 
@@ -270,12 +270,9 @@ def _join(first: SourceSample, second: SourceSample) -> SourceSample:
 
 
 def _join_vm(first: VmSample, second: VmSample) -> VmSample:
-    told = {name: value for name in _PARTS if (value := getattr(second, name)) is not None}
+    told = {name: value for name in VM_PARTS if (value := getattr(second, name)) is not None}
     joined = replace(first, **told)
     absent = {**first.absent, **second.absent}
     return replace(
         joined, absent={name: why for name, why in absent.items() if getattr(joined, name) is None}
     )
-
-
-_PARTS = ("threads", "perf", "disks", "interfaces")

@@ -33,7 +33,12 @@ class SourceSpec:
 def _libvirt(section: Any, inventory: Inventory) -> Source:
     from collector.libvirt_domains import LibvirtSource  # noqa: PLC0415 - only what is on is imported
 
-    return LibvirtSource(section.uri, inventory=inventory, deadline_s=section.deadline_s)
+    return LibvirtSource(
+        section.uri,
+        inventory=inventory,
+        deadline_s=section.deadline_s,
+        disk_poll_s=section.disk_poll_s,
+    )
 
 
 def _perf(section: Any, inventory: Inventory) -> Source:
@@ -46,6 +51,42 @@ def _procfs(section: Any, inventory: Inventory) -> Source:
     from collector.procfs import ProcfsSource  # noqa: PLC0415 - a source that is off costs nothing
 
     return ProcfsSource(inventory, root=section.root)
+
+
+def _cgroup(section: Any, inventory: Inventory) -> Source:
+    from collector.cgroups import CgroupSource  # noqa: PLC0415 - a source that is off costs nothing
+
+    return CgroupSource(inventory, root=section.root, numa_poll_s=section.numa_poll_s)
+
+
+def _resctrl(section: Any, inventory: Inventory) -> Source:
+    from collector.resctrl.source import ResctrlSource  # noqa: PLC0415 - a source that is off costs nothing
+
+    return ResctrlSource(
+        inventory,
+        root=section.root,
+        max_groups=section.max_groups,
+        reserve_rmids=section.reserve_rmids,
+        hold_s=section.hold_s,
+    )
+
+
+def _pqos(section: Any, inventory: Inventory) -> Source:
+    from collector.pqos import PqosSource  # noqa: PLC0415 - a source that is off costs nothing
+
+    return PqosSource(inventory, interface=section.interface, max_groups=section.max_groups)
+
+
+def _qemu(section: Any, inventory: Inventory) -> Source:
+    from collector.qemu.source import QemuSource  # noqa: PLC0415 - a source that is off costs nothing
+
+    return QemuSource(inventory, disk_poll_s=section.disk_poll_s)
+
+
+def _ovs(section: Any, inventory: Inventory) -> Source:
+    from collector.ovs.source import OvsSource  # noqa: PLC0415 - a source that is off costs nothing
+
+    return OvsSource(inventory, database=section.database, run_dir=section.run_dir)
 
 
 def _simulated(section: Any, _inventory: Inventory) -> Source:
@@ -64,8 +105,15 @@ def _recorded(section: Any, _inventory: Inventory) -> Source:
 #: are while libvirtd hangs.
 SOURCES: tuple[SourceSpec, ...] = (
     SourceSpec("procfs", _procfs, "guest time and run-queue wait per vCPU thread, the host's CPU time"),
+    SourceSpec(
+        "cgroup", _cgroup, "pressure, throttling, quota and memory of each VM's control group, NUMA placement"
+    ),
+    SourceSpec("ovs", _ovs, "network counters of the VMs' ports on Open vSwitch"),
     SourceSpec("libvirt", _libvirt, "VMs and their state, disk and network counters"),
-    SourceSpec("perf", _perf, "cycles and instructions per vCPU thread"),
+    SourceSpec("qemu", _qemu, "VMs without libvirt (Proxmox, bare QEMU), their disk and network counters"),
+    SourceSpec("perf", _perf, "hardware counters: cycles, instructions, cache misses, stalls"),
+    SourceSpec("resctrl", _resctrl, "cache occupancy and memory bandwidth (Intel RDT, AMD QoS)"),
+    SourceSpec("pqos", _pqos, "the same from Intel's libpqos, for hosts without resctrl"),
     SourceSpec("simulated", _simulated, "a synthetic hypervisor"),
     SourceSpec("recorded", _recorded, "a recorded host"),
 )

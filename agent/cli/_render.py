@@ -54,6 +54,15 @@ _REMEDIES = {
     Reason.NO_COEFFICIENTS: "central has not sent statistics or coefficients for the job; is it reachable?",
     Reason.INVALID_VALUE: "the source gave an impossible value; see the agent's log",
     Reason.NOT_IN_TRACE: "the recording has no such value",
+    Reason.NOT_VISIBLE: "the host's kernel does not see it (vhost-user, VFIO, librbd)",
+    Reason.TIME_SLICED: "counted in turns, and its turn has not come; wait a tick",
+    Reason.NO_EVENT: "this CPU has no such event",
+    Reason.NO_COUNTER: "no hardware counter is left beside the guests'; see sources.perf.reserve_counters",
+    Reason.RDT_UNASSIGNED: "AMD: the kernel has no bandwidth counter for the group now",
+    Reason.SHARED: "counted together with others, so not this VM's alone",
+    Reason.NO_RDT: "this CPU or kernel has no RDT (resctrl); see `whitepanda doctor`",
+    Reason.RDT_UNAVAILABLE: "resctrl had no value at that moment; wait for the next tick",
+    Reason.NO_RMID: "more VMs than monitoring ids: measured in turns; see sources.resctrl",
 }
 
 

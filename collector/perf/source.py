@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.base import PerfCounters, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
+from collector.base import (
+    PerfCounters,
+    PerfGroup,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    VmIdentity,
+    VmSample,
+)
 from collector.perf.binding import (
     Group,
     GroupReading,
@@ -32,6 +41,7 @@ _PARANOID_ALLOWS_ALL_THREADS = (
 )
 _MAX_BACKOFF_TICKS = 64
 _DEAD_STATES = "ZXx"
+_LAYOUT = (tuple(event.name for event in CYCLES_AND_INSTRUCTIONS),)
 
 _REMEDIES = {
     Reason.NO_PMU: (
@@ -170,12 +180,12 @@ class PerfSource:
         wanted = set(identity.vcpu_tids)
         for tid in [tid for tid in vm.threads if tid not in wanted]:
             self._drop(vm, tid)
-        counters: dict[int, PerfCounters] = {}
+        counters: dict[int, tuple[PerfGroup, ...]] = {}
         try:
             for tid in list(vm.threads):
                 read = self._read(vm, tid)
                 if read is not None:
-                    counters[tid] = read
+                    counters[tid] = (read,)
             reason = self._open_missing(vm, identity, open_new=open_new)
         except SourceError as error:
             reason = self._failed(vm, error)
@@ -183,9 +193,9 @@ class PerfSource:
             # A thread that has just been opened is read now: the next tick then has a delta of it.
             for tid in [tid for tid in vm.threads if tid not in counters]:
                 with contextlib.suppress(PerfError):
-                    counters[tid] = self._counters(vm.threads[tid])
+                    counters[tid] = (self._counters(vm.threads[tid]),)
             if counters:
-                return VmSample(identity.epoch, perf=counters)
+                return VmSample(identity.epoch, perf=PerfCounters(_LAYOUT, counters))
             reason = Reason.NOT_PRESENT
         return VmSample(identity.epoch, absent={"perf": reason})
 
@@ -248,7 +258,7 @@ class PerfSource:
             reason = reason_for(number) if number else Reason.SOURCE_FAILED
             raise SourceError(f"perf: {path}: {error}", reason) from error
 
-    def _read(self, vm: _Vm, tid: int) -> PerfCounters | None:
+    def _read(self, vm: _Vm, tid: int) -> PerfGroup | None:
         """Read a thread's counters. None: the thread has ended, and its group is closed. Raises PerfError."""
         thread = vm.threads[tid]
         previous_enabled_ns = thread.last_enabled_ns
@@ -267,13 +277,10 @@ class PerfSource:
             return None
         return counters
 
-    def _counters(self, thread: _Thread) -> PerfCounters:
+    def _counters(self, thread: _Thread) -> PerfGroup:
         reading = read_group(thread.group, kernel=self._kernel)
         thread.last_enabled_ns = reading.time_enabled_ns
-        cycles, instructions = reading.values
-        return PerfCounters(
-            thread.opened, reading.time_enabled_ns, reading.time_running_ns, cycles, instructions
-        )
+        return PerfGroup(thread.opened, reading.time_enabled_ns, reading.time_running_ns, reading.values)
 
     @staticmethod
     def _ended(thread: _Thread) -> bool:

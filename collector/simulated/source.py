@@ -13,6 +13,7 @@ from collector.base import (
     HostCounters,
     InterfaceCounters,
     PerfCounters,
+    PerfGroup,
     Probe,
     Reason,
     SourceError,
@@ -40,6 +41,9 @@ _FIRST_PID = 10_000_000
 _PIDS_PER_VM = 1000
 _HOST_SYSTEM_CORES = 0.15  # what the host itself does
 _HOST_USER_CORES = 0.1
+
+
+_LAYOUT = (("cycles", "instructions"),)
 
 
 class _Meter:
@@ -110,7 +114,7 @@ class _Meter:
     def sample(self, ghz: float) -> VmSample:
         """Make the counters as sources tell them: whole numbers that never fall."""
         threads: dict[int, ThreadCounters] = {}
-        perf: dict[int, PerfCounters] = {}
+        perf: dict[int, tuple[PerfGroup, ...]] = {}
         ratio = self._ratio
         pmu = self.vm.spec.pmu
         cpu, skew = self.cpu_ns, self.skew_ns
@@ -126,13 +130,12 @@ class _Meter:
             if pmu:
                 # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
                 counted = (instructions + offset * instructions_skew) * ratio
-                perf[tid] = PerfCounters(
-                    opened, whole_ns, int(thread_ns * ratio), int(thread_ns * counted_ghz), int(counted)
-                )
+                counts = (int(thread_ns * counted_ghz), int(counted))
+                perf[tid] = (PerfGroup(opened, whole_ns, int(thread_ns * ratio), counts),)
         return VmSample(
             self.identity.epoch,
             threads,
-            perf if pmu else None,
+            PerfCounters(_LAYOUT, perf) if pmu else None,
             self._disks(),
             self._interfaces(),
             {} if pmu else {"perf": Reason.NO_PMU},

@@ -31,6 +31,12 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NOT_IN_TRACE: _ClassVar[Reason]
     REASON_NO_COEFFICIENTS: _ClassVar[Reason]
     REASON_INVALID_VALUE: _ClassVar[Reason]
+    REASON_NOT_VISIBLE: _ClassVar[Reason]
+    REASON_TIME_SLICED: _ClassVar[Reason]
+    REASON_NO_EVENT: _ClassVar[Reason]
+    REASON_NO_COUNTER: _ClassVar[Reason]
+    REASON_RDT_UNASSIGNED: _ClassVar[Reason]
+    REASON_SHARED: _ClassVar[Reason]
 REASON_UNSPECIFIED: Reason
 REASON_NO_PMU: Reason
 REASON_PARANOID: Reason
@@ -53,6 +59,12 @@ REASON_FD_LIMIT: Reason
 REASON_NOT_IN_TRACE: Reason
 REASON_NO_COEFFICIENTS: Reason
 REASON_INVALID_VALUE: Reason
+REASON_NOT_VISIBLE: Reason
+REASON_TIME_SLICED: Reason
+REASON_NO_EVENT: Reason
+REASON_NO_COUNTER: Reason
+REASON_RDT_UNASSIGNED: Reason
+REASON_SHARED: Reason
 
 class AgentMessage(_message.Message):
     __slots__ = ("hello", "batch", "heartbeat")

@@ -6,11 +6,12 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-from agent.rates import JoinedVm, Reading
+from agent.deltas import JoinedVm, Reading
 from collector.base import (
     DiskCounters,
     InterfaceCounters,
     PerfCounters,
+    PerfGroup,
     Probe,
     Reason,
     SourceSample,
@@ -93,12 +94,17 @@ def threads(
 
 def perf(
     seconds: float, vcpus: int = 2, usage: float = 0.5, ghz: float = 2.0, cpi: float = 1.6
-) -> dict[int, PerfCounters]:
+) -> PerfCounters:
     cpu_ns = round(seconds * usage * S)
     cycles = round(cpu_ns * ghz)
-    return {
-        tid: PerfCounters(1, cpu_ns, cpu_ns, cycles, round(cycles / cpi)) for tid in range(101, 101 + vcpus)
-    }
+    return perf_of(
+        {tid: PerfGroup(1, cpu_ns, cpu_ns, (cycles, round(cycles / cpi))) for tid in range(101, 101 + vcpus)}
+    )
+
+
+def perf_of(groups: dict[int, PerfGroup]) -> PerfCounters:
+    """One group of cycles and instructions per thread."""
+    return PerfCounters((("cycles", "instructions"),), {tid: (group,) for tid, group in groups.items()})
 
 
 def disk(seconds: float) -> dict[str, DiskCounters]:
