@@ -140,19 +140,21 @@ def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
         else:
             wait = wait_ns / vcpu_ns
             steal = wait_ns / (wait_ns + cpu.cpu_ns) if wait_ns + cpu.cpu_ns else 0.0
-    return VmRates(
-        usage,
-        guest,
-        wait,
-        *_perf_rates(perf, usage, limits),
-        *_disk_rates(disk),
-        *_network_rates(network),
-        steal,
-        *_event_rates(perf, usage, limits),
-        *_process_rates(process, cpu),
-        *_cgroup_rates(cgroup),
-        *_rdt_rates(rdt),
-        _remote_memory(numa),
+    return VmRates._make(
+        (
+            usage,
+            guest,
+            wait,
+            *_perf_rates(perf, usage, limits),
+            *_disk_rates(disk),
+            *_network_rates(network),
+            steal,
+            *_event_rates(perf, usage, limits),
+            *_process_rates(process, cpu),
+            *_cgroup_rates(cgroup),
+            *_rdt_rates(rdt),
+            _remote_memory(numa),
+        )
     )
 
 
@@ -167,16 +169,18 @@ def derive_host(now: HostCounters, last: HostCounters, dt_ns: int) -> HostRates:
         dt_ns: the time between them.
 
     """
-    return HostRates(
-        *_host_cpu(now, last),
-        Reason.NOT_PRESENT if now.memory_total_bytes is None else now.memory_total_bytes,
-        Reason.NOT_PRESENT if now.memory_available_bytes is None else now.memory_available_bytes,
-        Reason.NOT_PRESENT if now.load_1 is None else now.load_1,
-        _pressure(now.cpu_some_ns, last.cpu_some_ns, dt_ns),
-        _pressure(now.memory_some_ns, last.memory_some_ns, dt_ns),
-        _pressure(now.memory_full_ns, last.memory_full_ns, dt_ns),
-        _pressure(now.io_some_ns, last.io_some_ns, dt_ns),
-        _pressure(now.io_full_ns, last.io_full_ns, dt_ns),
+    return HostRates._make(
+        (
+            *_host_cpu(now, last),
+            Reason.NOT_PRESENT if now.memory_total_bytes is None else now.memory_total_bytes,
+            Reason.NOT_PRESENT if now.memory_available_bytes is None else now.memory_available_bytes,
+            Reason.NOT_PRESENT if now.load_1 is None else now.load_1,
+            _pressure(now.cpu_some_ns, last.cpu_some_ns, dt_ns),
+            _pressure(now.memory_some_ns, last.memory_some_ns, dt_ns),
+            _pressure(now.memory_full_ns, last.memory_full_ns, dt_ns),
+            _pressure(now.io_some_ns, last.io_some_ns, dt_ns),
+            _pressure(now.io_full_ns, last.io_full_ns, dt_ns),
+        )
     )
 
 

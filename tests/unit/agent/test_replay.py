@@ -11,7 +11,15 @@ from typer.testing import CliRunner
 import agent.cli.replay as command
 from agent.config import AgentConfig, AgentSection, JobRule
 from agent.replay import RecordedRows, ReplayResult, TraceRows, is_recording, read_all, send, spool_id_of
-from collector.base import HostCounters, PerfCounters, SourceSample, ThreadCounters, VmIdentity, VmSample
+from collector.base import (
+    HostCounters,
+    PerfCounters,
+    PerfGroup,
+    SourceSample,
+    ThreadCounters,
+    VmIdentity,
+    VmSample,
+)
 from collector.recorded import Recorder
 from collector.traces import read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
@@ -211,11 +219,19 @@ def sample(tick, *, cycles_per_s=2 * SECOND, gone=False):
         vms[identity.uuid] = VmSample(
             "epoch-1",
             threads={10 + n: ThreadCounters(now // 2, now // 2, 0, 5)},
-            perf={
-                10 + n: PerfCounters(
-                    1, now // 2, now // 2, tick * cycles_per_s // 2, tick * cycles_per_s // 2 // cpi
-                )
-            },
+            perf=PerfCounters(
+                (("cycles", "instructions"),),
+                {
+                    10 + n: (
+                        PerfGroup(
+                            1,
+                            now // 2,
+                            now // 2,
+                            (tick * cycles_per_s // 2, tick * cycles_per_s // 2 // cpi),
+                        ),
+                    )
+                },
+            ),
         )
     host = HostCounters(4, now, 0, now * 3, 0, now, 0)
     unix_ns = 1_700_000_000 * SECOND + now

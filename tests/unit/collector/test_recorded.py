@@ -5,13 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import (
+    CgroupCounters,
     DiskCounters,
     HostCounters,
     InterfaceCounters,
+    NumaPlacement,
     PerfCounters,
+    PerfGroup,
+    ProcessCounters,
+    RdtCounters,
+    RdtDomain,
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     ThreadCounters,
     VmIdentity,
     VmSample,
@@ -27,12 +34,30 @@ vms = st.builds(
     threads=st.none()
     | st.dictionaries(count, st.builds(ThreadCounters, count, count, st.none() | count, count)),
     perf=st.none()
-    | st.dictionaries(
-        count, st.builds(PerfCounters, count, count, count, st.none() | count, st.none() | count)
+    | st.builds(
+        PerfCounters,
+        PerfGroup,
+        ProcessCounters,
+        RdtCounters,
+        RdtDomain,
+        st.just((("cycles", "instructions"),)),
+        st.dictionaries(count, st.tuples(st.builds(PerfGroup, count, count, count, st.tuples(count, count)))),
+        st.sampled_from(["thread", "cgroup"]),
+        st.dictionaries(word, st.sampled_from(Reason)),
     ),
     disks=st.none() | st.dictionaries(word, st.builds(DiskCounters, *[count] * 4)),
     interfaces=st.none() | st.dictionaries(word, st.builds(InterfaceCounters, *[count] * 6)),
     absent=st.dictionaries(word, st.sampled_from(Reason)),
+    process=st.none() | st.builds(ProcessCounters, count, count, *[st.none() | count] * 3),
+    cgroup=st.none() | st.builds(CgroupCounters, count, *[st.none() | count] * 6),
+    rdt=st.none()
+    | st.builds(
+        RdtCounters,
+        count,
+        st.dictionaries(word, st.builds(RdtDomain, *[st.none() | count] * 3, st.sampled_from(Reason))),
+    ),
+    numa=st.none() | st.builds(NumaPlacement, st.dictionaries(count, count), st.dictionaries(count, count)),
+    stamps=st.dictionaries(word, st.builds(Stamp, count, count)),
 )
 identities = st.builds(
     VmIdentity,
