@@ -117,15 +117,15 @@ def identity(guest, *tids, uuid="u1", epoch="e1"):
 def told(sample, uuid="u1"):
     vm = sample.vms[uuid]
     absent = {name: reason.code for name, reason in vm.absent.items()}
-    return {"perf": sorted(vm.perf) if vm.perf is not None else None, "absent": absent}
+    return {"perf": sorted(vm.perf.groups) if vm.perf is not None else None, "absent": absent}
 
 
 def scaled(now, last):
     delta = scale_delta(now, last)
     if not isinstance(delta, ScaledDelta):
         return {"reason": delta.code}
-    ipc = delta.instructions / delta.cycles if delta.cycles else None
-    return {"ipc": ipc, **dataclasses.asdict(delta)}
+    cycles, instructions = delta.counts[:2]
+    return {"ipc": instructions / cycles if cycles else None, **dataclasses.asdict(delta)}
 
 
 # -- experiments: each takes nothing and returns what is printed ------------------------------------------------
@@ -187,14 +187,14 @@ def ipc():
     source = PerfSource(lambda: [identity(guest, *busy, idle)], kernel=kernel)
     source.open()
     kernel.seen.clear()
-    last = source.sample().vms["u1"].perf
+    last = source.sample().vms["u1"].perf.groups
     time.sleep(0.5)
-    now = source.sample().vms["u1"].perf
+    now = source.sample().vms["u1"].perf.groups
     source.close()
     guest.kill()
     return {
-        "busy": [scaled(now[t], last[t]) for t in busy],
-        "idle": scaled(now[idle], last[idle]),
+        "busy": [scaled(now[t][0], last[t][0]) for t in busy],
+        "idle": scaled(now[idle][0], last[idle][0]),
         "attrs": kernel.seen,
         "tids": [*busy, idle],
     }
@@ -213,11 +213,11 @@ def multiplexed():
     alone_instructions = [open_group([INSTRUCTIONS], tid, kernel=KERNEL) for _ in range(6)]
     singles = list(zip(alone_cycles, alone_instructions, strict=True))
     time.sleep(0.1)
-    last = source.sample().vms["u1"].perf[tid]
+    last = source.sample().vms["u1"].perf.groups[tid][0]
     before = [read_group(g, kernel=KERNEL) for g in (clock, *groups)]
     alone = [(read_group(c, kernel=KERNEL), read_group(i, kernel=KERNEL)) for c, i in singles]
     time.sleep(4)
-    now = source.sample().vms["u1"].perf[tid]
+    now = source.sample().vms["u1"].perf.groups[tid][0]
     after = [read_group(g, kernel=KERNEL) for g in (clock, *groups)]
     later = [(read_group(c, kernel=KERNEL), read_group(i, kernel=KERNEL)) for c, i in singles]
     for group in (clock, *groups, *(g for pair in singles for g in pair)):
@@ -295,13 +295,13 @@ def lives_and_deaths():
     story["one_ended"] = told(source.sample())
     listed = [*tids[1:], guest.start()]
     story["one_appeared"] = told(source.sample())
-    first = source.sample().vms["u1"].perf[tids[1]]
+    first = source.sample().vms["u1"].perf.groups[tids[1]][0]
     guest.stop(tids[1])
     # The kernel hands out numbers upwards from the last: set it back to have the same one again.
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(tids[1] - 1))
     again = guest.start()
     source.sample()
-    second = source.sample().vms["u1"].perf[tids[1]]
+    second = source.sample().vms["u1"].perf.groups[tids[1]][0]
     story["reused"] = {
         "same_number": again == tids[1],
         "opened": [first.opened, second.opened],

@@ -1,35 +1,33 @@
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.base import PerfCounters, Reason
+from collector.base import PerfGroup, Reason
 from collector.perf.scale import ScaledDelta, scale_delta
 
-LAST = PerfCounters(7, 1_000, 400, 5_000, 2_500)
+LAST = PerfGroup(7, 1_000, 400, (5_000, 2_500))
 
 
 def after(*, enabled=0, running=0, cycles=0, instructions=0, opened=7):
-    return PerfCounters(opened, 1_000 + enabled, 400 + running, 5_000 + cycles, 2_500 + instructions)
+    return PerfGroup(opened, 1_000 + enabled, 400 + running, (5_000 + cycles, 2_500 + instructions))
 
 
 def test_scales_deltas_not_totals():
     # Totals scaled would be 9000 * 2000 / 650 - 5000 * 1000 / 400.
     now = after(enabled=1_000, running=250, cycles=4_000, instructions=2_000)
-    assert scale_delta(now, LAST) == ScaledDelta(16_000.0, 8_000.0, 0.25, 1_000)
+    assert scale_delta(now, LAST) == ScaledDelta((16_000.0, 8_000.0), 0.25, 1_000)
 
 
 def test_full_running_is_the_raw_delta():
     assert scale_delta(after(enabled=9, running=9, cycles=3, instructions=1), LAST) == ScaledDelta(
-        3.0, 1.0, 1.0, 9
+        (3.0, 1.0), 1.0, 9
     )
 
 
 def test_a_thread_that_slept_did_nothing():
-    assert scale_delta(after(), LAST) == ScaledDelta(0.0, 0.0, 1.0, 0)
+    assert scale_delta(after(), LAST) == ScaledDelta((0.0, 0.0), 1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -44,16 +42,21 @@ def test_a_thread_that_slept_did_nothing():
         (after(enabled=10, cycles=1, instructions=1), Reason.INVALID_VALUE),  # counted without running
         (after(enabled=0, cycles=1), Reason.INVALID_VALUE),
         (after(enabled=10, running=11, cycles=1, instructions=1), Reason.INVALID_VALUE),
-        (dataclasses.replace(after(enabled=10, running=10), cycles=None), Reason.NO_PMU),
-        (dataclasses.replace(after(enabled=10, running=10), instructions=None), Reason.NO_PMU),
     ],
 )
 def test_what_cannot_be_scaled_says_why(now, reason):
     assert scale_delta(now, LAST) is reason
 
 
-def test_events_missing_in_the_earlier_reading():
-    assert scale_delta(after(enabled=1, running=1), dataclasses.replace(LAST, cycles=None)) is Reason.NO_PMU
+def test_all_counts_of_a_group_are_scaled_alike():
+    last = PerfGroup(1, 0, 0, (0, 0, 0, 0))
+    now = PerfGroup(1, 400, 100, (8, 4, 2, 0))
+    assert scale_delta(now, last) == ScaledDelta((32.0, 16.0, 8.0, 0.0), 0.25, 400)
+
+
+def test_readings_of_different_layouts_are_a_mistake_of_the_caller():
+    with pytest.raises(ValueError, match="shorter"):
+        scale_delta(PerfGroup(1, 1, 1, (1, 2, 3)), PerfGroup(1, 0, 0, (0, 0)))
 
 
 @given(
@@ -62,22 +65,20 @@ def test_events_missing_in_the_earlier_reading():
 )
 def test_a_steady_rate_is_recovered_from_any_share_of_time(rate, turns):
     """Counts proportional to running time scale to the rate times enabled time, whatever the shares."""
-    last = PerfCounters(1, 0, 0, 0, 0)
+    last = PerfGroup(1, 0, 0, (0, 0))
     for running, waiting in turns:
         enabled = running + waiting
-        now = PerfCounters(
+        now = PerfGroup(
             1,
             last.time_enabled_ns + enabled,
             last.time_running_ns + running,
-            (last.cycles or 0) + 2 * rate * running,
-            (last.instructions or 0) + rate * running,
+            (last.counts[0] + 2 * rate * running, last.counts[1] + rate * running),
         )
         delta = scale_delta(now, last)
         if running == 0 and enabled > 0:
             assert delta is Reason.NOT_SCHEDULED
         else:
             assert isinstance(delta, ScaledDelta)
-            assert delta.instructions == pytest.approx(rate * enabled, rel=1e-12)
-            assert delta.cycles == pytest.approx(2 * rate * enabled, rel=1e-12)
+            assert delta.counts == pytest.approx((2 * rate * enabled, rate * enabled), rel=1e-12)
             assert 0 < delta.running_ratio <= 1
         last = now

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.base import Reason, Source, SourceError, VmIdentity
+from collector.base import PerfGroup, Reason, Source, SourceError, VmIdentity
 from collector.perf.binding import EventAttr, Kernel
 from collector.perf.events import CONTEXT_SWITCHES, TASK_CLOCK_NS
 from collector.perf.source import PerfSource
@@ -226,13 +226,9 @@ def test_counts_are_raw_and_per_thread(host):
     vm = sample.vms["a"]
     assert vm.epoch == "e1"
     assert vm.absent == {}
-    assert {
-        t: (c.opened, c.time_enabled_ns, c.time_running_ns, c.cycles, c.instructions)
-        for t, c in vm.perf.items()
-    } == {
-        11: (1, 100, 50, 9, 4),
-        12: (2, 7, 7, 3, 2),
-    }
+    assert vm.perf.layout == (("cycles", "instructions"),)
+    assert vm.perf.scope == "thread"
+    assert vm.perf.groups == {11: (PerfGroup(1, 100, 50, (9, 4)),), 12: (PerfGroup(2, 7, 7, (3, 2)),)}
     assert host.fds() == (4, 2)  # two events and one /proc file per vCPU
     again = host.sample()["a"]
     assert again.perf == vm.perf
@@ -334,11 +330,11 @@ def test_a_number_taken_by_another_thread_between_the_looks_is_not_counted(host)
 def test_an_ended_thread_does_not_pass_for_an_idle_one(host):
     host.vm("a", 10, [11, 12])
     host.kernel.counters |= {11: [5, 5, 5, 5], 12: [5, 5, 5, 5]}
-    assert set(host.sample()["a"].perf) == {11, 12}
+    assert set(host.sample()["a"].perf.groups) == {11, 12}
     host.thread(10, 11, state="Z")  # its counters stand still from now on
-    assert set(host.sample()["a"].perf) == {12}
+    assert set(host.sample()["a"].perf.groups) == {12}
     assert len(host.kernel.events) == 2
-    assert set(host.sample()["a"].perf) == {12}  # the inventory still lists it
+    assert set(host.sample()["a"].perf.groups) == {12}  # the inventory still lists it
 
 
 def test_an_idle_thread_stays(host):
@@ -349,10 +345,10 @@ def test_an_idle_thread_stays(host):
 
 def test_a_number_used_again_is_another_opening(host):
     host.vm("a", 10, [11])
-    first = host.sample()["a"].perf[11]
+    first = host.sample()["a"].perf.groups[11][0]
     host.thread(10, 11, start=101)
     host.sample()
-    second = host.sample()["a"].perf[11]
+    second = host.sample()["a"].perf.groups[11][0]
     assert (first.opened, second.opened) == (1, 2)
 
 
@@ -360,7 +356,7 @@ def test_a_hot_unplugged_vcpu_is_closed(host):
     host.vm("a", 10, [11, 12])
     host.sample()
     host.vm("a", 10, [11])
-    assert set(host.sample()["a"].perf) == {11}
+    assert set(host.sample()["a"].perf.groups) == {11}
     assert len(host.kernel.events) == 2
 
 
@@ -370,7 +366,7 @@ def test_another_epoch_opens_anew(host):
     host.vm("a", 10, [11], epoch="e2")
     second = host.sample()["a"]
     assert (first.epoch, second.epoch) == ("e1", "e2")
-    assert second.perf[11].opened == first.perf[11].opened + 1
+    assert second.perf.groups[11][0].opened == first.perf.groups[11][0].opened + 1
     assert len(host.kernel.events) == 2
 
 
@@ -388,7 +384,7 @@ def test_a_vm_that_is_gone_is_closed_and_close_twice_is_fine(host):
 def test_a_group_that_cannot_be_read_is_opened_anew(host, how):
     host.vm("a", 10, [11])
     host.vm("b", 20, [21])
-    first = host.sample()["a"].perf[11]
+    first = host.sample()["a"].perf.groups[11][0]
     if how == "errno":
         host.kernel.read_errno[11] = errno.EIO
     else:
@@ -398,7 +394,7 @@ def test_a_group_that_cannot_be_read_is_opened_anew(host, how):
     host.kernel.read_errno.clear()
     host.kernel.error_state.clear()
     host.sample()
-    assert host.sample()["a"].perf[11].opened > first.opened
+    assert host.sample()["a"].perf.groups[11][0].opened > first.opened
 
 
 def test_a_group_of_an_ended_thread_that_cannot_be_read_is_no_failure(host):
@@ -406,7 +402,7 @@ def test_a_group_of_an_ended_thread_that_cannot_be_read_is_no_failure(host):
     host.sample()
     host.kernel.read_errno[11] = errno.ESRCH
     host.thread(10, 11, state="X")
-    assert set(host.sample()["a"].perf) == {12}
+    assert set(host.sample()["a"].perf.groups) == {12}
 
 
 def test_a_failing_inventory_is_the_sources_failure(host):
@@ -452,16 +448,16 @@ def test_real_threads_that_end_and_appear(software):
     first, second = start(), start()
     tids = [first[0].native_id, second[0].native_id]
     source = PerfSource(lambda: [VmIdentity("a", "a", os.getpid(), "e", tuple(tids))], kernel=software)
-    assert set(source.sample().vms["a"].perf) == set(tids)
+    assert set(source.sample().vms["a"].perf.groups) == set(tids)
     first[1].set()
     first[0].join()
     while Path(f"/proc/self/task/{tids[0]}").exists():
         time.sleep(0.001)
     source.sample()
-    assert set(source.sample().vms["a"].perf) == {tids[1]}
+    assert set(source.sample().vms["a"].perf.groups) == {tids[1]}
     third = start()
     tids.append(third[0].native_id)
-    assert set(source.sample().vms["a"].perf) == set(tids[1:])
+    assert set(source.sample().vms["a"].perf.groups) == set(tids[1:])
     for thread, stop in (second, third):
         stop.set()
         thread.join()
