@@ -229,18 +229,31 @@ def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[
     """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
     parts: list[Part | None] = [None] * len(VM_PARTS)
     reasons = absent
+    seen = []
     for sample in fresh:
         vm = sample.vms.get(uuid)
         if vm is None or vm.epoch != epoch:
             continue
+        source, stamps = sample.source, vm.stamps
+        seen.append(source)
         for index, value in enumerate(_values(vm)):
             if value is None or parts[index] is not None:
                 continue
-            stamp = vm.stamps.get(VM_PARTS[index], sample) if vm.stamps else sample
-            parts[index] = Reading(sample.source, stamp.mono_ns, stamp.unix_ns, value)
+            moment = stamps.get(VM_PARTS[index], sample) if stamps else sample
+            parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
         if vm.absent:
             reasons = {**reasons, **vm.absent}
-    return [reasons[name] if part is None else part for name, part in zip(VM_PARTS, parts, strict=True)]
+    return [
+        _reason(name, reasons[name], seen) if part is None else part
+        for name, part in zip(VM_PARTS, parts, strict=True)
+    ]
+
+
+def _reason(part: str, reason: Reason, seen: Sequence[str]) -> Reason:
+    """Why a part is absent; a source that tells of the VM and not of this part has none to tell."""
+    if reason is Reason.VM_STARTING and any(source in PART_SOURCES[part] for source in seen):
+        return Reason.NOT_PRESENT
+    return reason
 
 
 _values = operator.attrgetter(*VM_PARTS)

@@ -67,7 +67,7 @@ class Sandbox:
 def host(tmp_path, monkeypatch):
     off = {
         name: msgspec.structs.replace(getattr(Sources(), name), mode="off")
-        for name in ("libvirt", "perf", "procfs")
+        for name in Sources.__struct_fields__
     }
     config = AgentConfig(agent=AgentSection(state_dir=str(tmp_path / "state")), sources=Sources(**off))
     sandbox = Sandbox(tmp_path / "root", config)
@@ -94,6 +94,11 @@ def test_a_whole_host(host):
         "source libvirt": "off",
         "source perf": "off",
         "source procfs": "off",
+        "source cgroup": "off",
+        "source resctrl": "off",
+        "source pqos": "off",
+        "source qemu": "off",
+        "source ovs": "off",
         "source simulated": "off",
         "source recorded": "off",
         "perf_event_paranoid": "ok",

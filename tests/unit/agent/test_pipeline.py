@@ -83,7 +83,7 @@ def test_host_rates_stand_go_stale_and_return(pipeline, clock):
     for _ in range(2):
         clock.advance(S)
         pipeline.tick(clock.mono)
-    assert pipeline.host_rates == HostRates(0.5, 0.0, 0.5, 0.0, 0.0, 0.0)
+    assert pipeline.host_rates[:6] == (0.5, 0.0, 0.5, 0.0, 0.0, 0.0)
     held = pipeline.slots.value
     pipeline.slots.take = lambda: held
     for _ in range(5):
@@ -151,7 +151,11 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
     )
     assert (host.now_unix_ns, host.started_unix_ns, host.uplink) == (clock.unix, UNIX0, UplinkView())
     assert [metric.name for metric in host.metrics] == [m.name for m in METRICS if m.scope != "vm"]
-    assert all(metric.value is not None and math.isfinite(metric.value) for metric in host.metrics)
+    told = [metric for metric in host.metrics if metric.reason is not Reason.NOT_PRESENT]
+    assert all(metric.value is not None and math.isfinite(metric.value) for metric in told)
+    assert {m.name for m in host.metrics if m not in told} == {
+        m.name for m in METRICS if m.scope == "host"
+    } - {name for name in HostRates._fields if name.startswith("host_cpu")}
     assert host.rss_bytes > 1 << 20
     assert host.cpu_seconds > 0
 
@@ -161,4 +165,6 @@ def test_the_view_tells_reasons_not_zeros(pipeline, clock):
         pipeline.tick(clock.mono)
         clock.advance(S)
     (vm,) = view_of(pipeline, clock).vms()
-    assert {(metric.value, metric.reason) for metric in vm.metrics} == {(None, Reason.VM_STARTING)}
+    assert {(m.value, m.reason) for m in vm.metrics[:24]} == {(None, Reason.VM_STARTING)}
+    assert {m.value for m in vm.metrics[24:]} == {None}
+    assert {m.reason for m in vm.metrics[24:]} <= {Reason.NOT_PRESENT, Reason.SOURCE_OFF}

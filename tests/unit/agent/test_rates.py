@@ -69,7 +69,8 @@ def test_each_part_is_divided_by_its_own_sources_time():
 
 def test_nothing_is_known_across_a_change_of_epoch():
     rates = derive(joined(12, epoch="e2"), joined(10))
-    assert set(rates) == {Reason.VM_STARTING}
+    assert set(rates[:24]) == {Reason.VM_STARTING}
+    assert set(rates[24:]) == {Reason.SOURCE_OFF}
 
 
 def test_the_reason_of_a_missing_part_is_the_reason_of_its_metrics():

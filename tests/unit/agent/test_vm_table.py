@@ -6,23 +6,32 @@ import pytest
 import structlog
 
 from agent.config import JobRule
-from agent.rates import Limits, PerfDelta
+from agent.deltas import PerfDelta
+from agent.rates import Limits, VmRates
 from agent.vm_table import JobRules, VmTable
-from collector.base import Reason, SourceSample, ThreadCounters, VmSample
+from collector.base import (
+    PerfCounters,
+    PerfGroup,
+    Reason,
+    SourceSample,
+    Stamp,
+    ThreadCounters,
+    VmSample,
+)
 from tests.unit.agent.agent_fakes import UNIX0, S, identity, vm_sample
 
 
 class Host:
     """A VM table fed by hand, second by second."""
 
-    def __init__(self, *rules: JobRule) -> None:
+    def __init__(self, *rules: JobRule, slow: dict[str, int] | None = None) -> None:
         self.troubles: dict[str, Reason | None] = {
             "procfs": Reason.SOURCE_OFF,
             "perf": Reason.SOURCE_OFF,
             "libvirt": Reason.SOURCE_OFF,
             "recorded": Reason.SOURCE_OFF,
         }
-        self.table = VmTable(JobRules(rules), Limits(), 5 * S, self.troubles.get)
+        self.table = VmTable(JobRules(rules), Limits(), 5 * S, self.troubles.get, slow or {})
 
     def at(self, second: float, *samples: SourceSample) -> None:
         self.table.update(samples, round(second * S))
@@ -67,7 +76,7 @@ def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
 def test_two_readings_make_rates():
     host = Host()
     host.at(10, whole(10, "u1", "u2"))
-    assert set(host.vms["u1"].rates) == {Reason.VM_STARTING}
+    assert set(host.vms["u1"].rates[:24]) == {Reason.VM_STARTING}
     host.at(11, whole(11, "u1", "u2"))
     for vm in host.vms.values():
         assert vm.rates.cpi == pytest.approx(1.6)
@@ -79,7 +88,7 @@ def test_no_delta_crosses_a_restart():
     host.at(10, whole(10, "u1"))
     host.at(11, whole(11, "u1"))
     host.at(12, whole(12, "u1", epoch="e2", since=-1000))  # counters went on from somewhere much higher
-    assert set(host.vms["u1"].rates) == {Reason.VM_STARTING}
+    assert set(host.vms["u1"].rates[:24]) == {Reason.VM_STARTING}
     host.at(13, whole(13, "u1", epoch="e2", since=-1000))
     assert host.vms["u1"].rates.cpu_usage_cores == pytest.approx(1.0)
 
@@ -136,7 +145,7 @@ def test_parts_come_from_several_sources_each_with_its_own_time():
             ),
         )
     vm = host.vms["u1"]
-    assert [part.source for part in vm.now[2:]] == ["procfs", "perf", "libvirt", "libvirt"]
+    assert [part.source for part in vm.now[2:6]] == ["procfs", "perf", "libvirt", "libvirt"]
     assert vm.rates.cpi == pytest.approx(1.6)
     assert vm.rates.disk_read_bytes_per_s == pytest.approx(10_000)
 
@@ -175,7 +184,8 @@ def test_the_same_sample_again_keeps_its_rates_until_it_is_stale():
     host.at(16.1, last)
     assert set(host.vms["u1"].rates) == {Reason.STALE}
     host.at(17, whole(17, "u1"))  # 6 s after the last: too long a gap for a delta
-    assert set(host.vms["u1"].rates) == {Reason.STALE}
+    assert set(host.vms["u1"].rates[:24]) == {Reason.STALE}
+    assert set(host.vms["u1"].rates[24:]) == {Reason.NOT_PRESENT}  # this source never tells them
     host.at(18, whole(18, "u1"))
     assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
 
@@ -230,3 +240,54 @@ def test_the_first_source_that_knows_a_vm_wins():
     second = sample(10, {}, identity(name="by-procfs"), identity("u2"), source="procfs")
     host.at(10, first, second)
     assert {uuid: vm.identity.name for uuid, vm in host.vms.items()} == {"u1": "by-libvirt", "u2": "vm1"}
+
+
+def test_a_part_that_is_polled_slowly_has_its_own_moment_and_rates():
+    host = Host(slow={"disks": 25 * S})
+
+    def at(second, polled):
+        base = vm_sample(second)
+        vm = replace(
+            base, disks=vm_sample(polled).disks, stamps={"disks": Stamp(polled * S, UNIX0 + polled * S)}
+        )
+        host.at(second, sample(second, {"u1": vm}, identity()))
+        return host.vms["u1"]
+
+    at(10, 10)
+    assert at(19, 10).rates.disk_read_bytes_per_s is Reason.VM_STARTING
+    vm = at(20, 20)
+    assert vm.rates.disk_read_bytes_per_s == pytest.approx(10_000)
+    assert vm.change.disk[:2] == (10 * S, 20 * S)
+    vm = at(29, 20)
+    assert vm.rates.disk_read_bytes_per_s == pytest.approx(10_000)  # stands until the next poll
+    assert vm.now.disks.mono_ns == 20 * S
+    at(50, 50)
+    assert host.vms["u1"].rates.disk_read_bytes_per_s is Reason.STALE  # 30 s without a poll
+
+
+def test_counters_in_turns_keep_their_last_value_and_its_age():
+    host = Host()
+    layout = (("cycles", "instructions", "llc_misses"), ("cycles", "instructions", "l2_misses"))
+
+    def at(second, a, b):
+        groups = (
+            PerfGroup(1, a * S, a * S, (2 * a * S, a * S, a * S // 100)),
+            PerfGroup(2, b * S, b * S, (2 * b * S, b * S, b * S // 10)),
+        )
+        vm = replace(vm_sample(second, vcpus=1), perf=PerfCounters(layout, {101: groups}))
+        host.at(second, sample(second, {"u1": vm}, identity(vcpus=1)))
+        return host.vms["u1"]
+
+    llc, l2 = VmRates._fields.index("llc_mpki"), VmRates._fields.index("l2_mpki")
+    at(10, 0, 0)
+    vm = at(11, 1, 0)
+    assert (vm.rates.llc_mpki, vm.rates.l2_mpki, vm.held) == (10.0, Reason.TIME_SLICED, {})
+    vm = at(12, 1, 1)
+    assert (vm.rates.llc_mpki, vm.rates.l2_mpki, vm.held) == (10.0, 100.0, {llc: 11 * S})
+    vm = at(13, 2, 1)
+    assert (vm.rates.llc_mpki, vm.rates.l2_mpki, vm.held) == (10.0, 100.0, {l2: 12 * S})
+    for second in range(14, 18):  # its turn does not come any more
+        vm = at(second, second - 11, 1)
+    assert (vm.rates.l2_mpki, vm.held[l2]) == (100.0, 12 * S)
+    vm = at(18, 7, 1)
+    assert vm.rates.l2_mpki is Reason.TIME_SLICED

@@ -28,7 +28,8 @@ def second(index: int, *, shift_unix_ns: int = 0) -> VmDelta:
     change = delta(joined(index + 1), joined(index))
     if not shift_unix_ns:
         return change
-    return VmDelta(*(part._replace(unix_ns=part.unix_ns + shift_unix_ns) for part in change))
+    parts = change[:4]  # what windows take
+    return VmDelta(*(part._replace(unix_ns=part.unix_ns + shift_unix_ns) for part in parts))
 
 
 def test_a_window_has_the_sums_of_its_ten_seconds():

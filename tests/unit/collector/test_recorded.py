@@ -36,10 +36,6 @@ vms = st.builds(
     perf=st.none()
     | st.builds(
         PerfCounters,
-        PerfGroup,
-        ProcessCounters,
-        RdtCounters,
-        RdtDomain,
         st.just((("cycles", "instructions"),)),
         st.dictionaries(count, st.tuples(st.builds(PerfGroup, count, count, count, st.tuples(count, count)))),
         st.sampled_from(["thread", "cgroup"]),

@@ -9,6 +9,7 @@ import pytest
 from agent.config import (
     LibvirtSection,
     PerfSection,
+    PqosSection,
     ProcfsSection,
     RecordedSection,
     SimulatedSection,
@@ -25,6 +26,7 @@ def test_every_source_of_the_configuration_has_a_row():
 
 def test_every_row_makes_a_source_of_its_name(tmp_path):
     on = Sources(
+        pqos=PqosSection(mode="required"),
         libvirt=LibvirtSection(mode="required"),
         perf=PerfSection(mode="auto"),
         procfs=ProcfsSection(mode="auto"),
@@ -34,8 +36,13 @@ def test_every_row_makes_a_source_of_its_name(tmp_path):
     built = build_sources(on)
     assert [(source.name, mode) for source, mode in built] == [
         ("procfs", "auto"),
+        ("cgroup", "auto"),
+        ("ovs", "auto"),
         ("libvirt", "required"),
+        ("qemu", "auto"),
         ("perf", "auto"),
+        ("resctrl", "auto"),
+        ("pqos", "required"),
         ("simulated", "required"),
         ("recorded", "auto"),
     ]
@@ -45,11 +52,16 @@ def test_every_row_makes_a_source_of_its_name(tmp_path):
 def test_what_is_off_is_neither_made_nor_imported():
     """The agent must not pay for what is off: checked in a fresh interpreter."""
     code = (
-        "import sys; from agent.config import *; from agent.config import Sources, LibvirtSection, PerfSection\n"
-        "from collector.registry import build_sources\n"
-        "built = build_sources(Sources(libvirt=LibvirtSection(mode='off'), perf=PerfSection(mode='off')))\n"
+        "import sys\n"
+        "from agent.config import Sources\n"
+        "from collector.registry import SOURCES, build_sources\n"
+        "import msgspec\n"
+        "off = {s.name: msgspec.structs.replace(getattr(Sources(), s.name), mode='off') for s in SOURCES}\n"
+        "off.pop('procfs')\n"
+        "built = build_sources(Sources(**off))\n"
         "assert [s.name for s, _ in built] == ['procfs'], built\n"
-        "loaded = {'collector.libvirt_domains', 'collector.perf.source', 'collector.recorded', 'libvirt'}\n"
+        "off = ('libvirt_domains', 'perf.source', 'recorded', 'cgroups', 'ovs', 'qemu', 'resctrl', 'pqos', 'simulated')\n"
+        "loaded = {*(f'collector.{name}' for name in off), 'libvirt', 'ovs', 'pqos'}\n"
         "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -58,11 +70,10 @@ def test_what_is_off_is_neither_made_nor_imported():
 
 def test_sources_share_one_inventory_of_the_configured_folders(host):
     host.vm("a", 10, [11])
-    sections = Sources(
-        libvirt=LibvirtSection(mode="off", state_dir=str(host.state)),
-        perf=PerfSection(mode="off"),
-        procfs=ProcfsSection(root=str(host.proc)),
-    )
+    off = {spec.name: msgspec.structs.replace(getattr(Sources(), spec.name), mode="off") for spec in SOURCES}
+    off["libvirt"] = LibvirtSection(mode="off", state_dir=str(host.state))
+    off["procfs"] = ProcfsSection(root=str(host.proc))
+    sections = Sources(**off)
     assert [vm.name for vm in make_inventory(sections).vms()] == ["a"]
     ((procfs, _),) = build_sources(sections)
     sample = procfs.sample()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.base import Reason, Source, SourceError, SourceSample
+from collector.base import PerfGroup, Reason, Source, SourceError, SourceSample
 from collector.simulated.history import simulate_days
 from collector.simulated.model import Host, cores_at
 from collector.simulated.scenario import (
@@ -99,12 +99,18 @@ def by_name(sample: SourceSample) -> dict[str, str]:
     return {identity.name: identity.uuid for identity in sample.inventory}
 
 
+def groups(sample: SourceSample, uuid: str) -> dict[int, PerfGroup]:
+    perf = sample.vms[uuid].perf
+    assert perf is not None
+    return {tid: group for tid, (group,) in perf.groups.items()}
+
+
 def cpi_between(first: SourceSample, last: SourceSample, uuid: str) -> float:
     cycles = instructions = 0
-    for tid, counters in last.vms[uuid].perf.items():  # type: ignore[union-attr]
-        before = first.vms[uuid].perf[tid]  # type: ignore[index]
-        cycles += counters.cycles - before.cycles  # type: ignore[operator]
-        instructions += counters.instructions - before.instructions  # type: ignore[operator]
+    before = groups(first, uuid)
+    for tid, group in groups(last, uuid).items():
+        cycles += group.counts[0] - before[tid].counts[0]
+        instructions += group.counts[1] - before[tid].counts[1]
     return cycles / instructions
 
 
@@ -335,10 +341,9 @@ def test_the_same_scenario_gives_the_same_counters_however_often_it_is_sampled(t
     at(seldom, clock, 0)
     once = at(seldom, clock, 45)
     for uuid, vm in once.vms.items():
-        for tid, counters in vm.perf.items():  # type: ignore[union-attr]
-            other = last.vms[uuid].perf[tid]  # type: ignore[index]
-            assert counters.instructions == pytest.approx(other.instructions, rel=1e-9)
-            assert counters.cycles == pytest.approx(other.cycles, rel=1e-9)
+        assert vm.perf is not None
+        for tid, group in groups(once, uuid).items():
+            assert group.counts == pytest.approx(groups(last, uuid)[tid].counts, rel=1e-9)
     assert [i.uuid for i in once.inventory or ()] == [i.uuid for i in last.inventory or ()]
 
 
@@ -349,7 +354,7 @@ def test_another_seed_is_another_run_with_other_uuids(tmp_path: Path) -> None:
     b = at(second, clock, 20)
     assert not set(a.vms) & set(b.vms)
     zero_a, zero_b = by_name(a)["victim"], by_name(b)["victim"]
-    assert next(iter(a.vms[zero_a].perf.values())) != next(iter(b.vms[zero_b].perf.values()))  # type: ignore[union-attr]
+    assert set(groups(a, zero_a).values()).isdisjoint(groups(b, zero_b).values())
 
 
 def test_threads_add_up_to_the_vm_and_to_the_host(tmp_path: Path) -> None:
@@ -361,9 +366,8 @@ def test_threads_add_up_to_the_vm_and_to_the_host(tmp_path: Path) -> None:
     assert sum(t.cpu_ns for t in threads.values()) == pytest.approx(2.0 * 20 * S, rel=1e-9)
     assert sum(t.guest_ns for t in threads.values()) == pytest.approx(0.98 * 2.0 * 20 * S, rel=1e-9)
     assert len({t.cpu_ns for t in threads.values()}) == 4  # the load is not even
-    perf = sample.vms[uuids["victim"]].perf
-    assert perf is not None
-    assert sum(p.cycles or 0 for p in perf.values()) == pytest.approx(2.0 * 20 * S * 2.0, rel=1e-9)
+    perf = groups(sample, uuids["victim"])
+    assert sum(p.counts[0] for p in perf.values()) == pytest.approx(2.0 * 20 * S * 2.0, rel=1e-9)
     assert all(p.time_enabled_ns == threads[tid].cpu_ns for tid, p in perf.items())
     host = sample.host
     assert host is not None
@@ -397,11 +401,10 @@ def test_no_counter_ever_falls_and_no_thread_exceeds_a_cpu(
                 assert 0 <= thread.cpu_ns - old.cpu_ns <= round(gap * S) + 1
                 assert thread.guest_ns >= old.guest_ns
                 assert (thread.run_queue_wait_ns or 0) >= (old.run_queue_wait_ns or 0)
-            for tid, counters in (vm.perf or {}).items():
-                earlier = before.perf[tid]  # type: ignore[index]
-                assert counters.cycles >= earlier.cycles  # type: ignore[operator]
-                assert counters.instructions >= earlier.instructions  # type: ignore[operator]
-                assert counters.time_running_ns <= counters.time_enabled_ns
+            for tid, group in groups(now, uuid).items():
+                earlier = groups(last, uuid)[tid]
+                assert all(a >= b for a, b in zip(group.counts, earlier.counts, strict=True))
+                assert group.time_running_ns <= group.time_enabled_ns
             for device, disk in (vm.disks or {}).items():
                 assert disk.write_bytes >= before.disks[device].write_bytes  # type: ignore[index]
         last = now
@@ -432,10 +435,10 @@ def test_multiplexed_counters_give_the_same_cpi_and_say_their_ratio(tmp_path: Pa
     part, clock = source(tmp_path, TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\nmultiplexing_ratio = 0.25"))
     b = at(part, clock, 20)
     uuid = by_name(a)["victim"]
-    for tid, counters in a.vms[uuid].perf.items():  # type: ignore[union-attr]
-        other = b.vms[uuid].perf[tid]  # type: ignore[index]
-        assert other.time_running_ns == pytest.approx(0.25 * counters.time_running_ns, rel=1e-6)
-        assert other.cycles == pytest.approx(0.25 * counters.cycles, rel=1e-6)  # type: ignore[operator]
+    for tid, group in groups(a, uuid).items():
+        other = groups(b, uuid)[tid]
+        assert other.time_running_ns == pytest.approx(0.25 * group.time_running_ns, rel=1e-6)
+        assert other.counts == pytest.approx([0.25 * count for count in group.counts], rel=1e-6, abs=1)
 
 
 def test_a_vm_without_pmu_has_a_reason_and_no_counters(tmp_path: Path) -> None:
@@ -459,7 +462,7 @@ def test_a_restart_is_a_new_epoch_with_new_threads_and_counters_from_zero(tmp_pa
     assert old.epoch != new.epoch
     assert not set(old.vcpu_tids) & set(new.vcpu_tids)
     assert sum(t.cpu_ns for t in (after.vms[uuid].threads or {}).values()) < 1.5 * 2.0 * S
-    assert {p.opened for p in (after.vms[uuid].perf or {}).values()} == {2}
+    assert {p.opened for p in groups(after, uuid).values()} == {2}
 
 
 def test_vms_come_and_go_at_their_times(tmp_path: Path) -> None:
