@@ -135,7 +135,10 @@ class DiskDelta(NamedTuple):
 
 
 class NetworkDelta(NamedTuple):
-    """Bytes, packets and drops of all network interfaces, as the guest sees the directions."""
+    """Bytes, packets and drops of all network interfaces, as the guest sees the directions.
+
+    A reason where an interface does not count its drops.
+    """
 
     dt_ns: int
     mono_ns: int
@@ -144,8 +147,8 @@ class NetworkDelta(NamedTuple):
     transmit_bytes: int
     receive_packets: int
     transmit_packets: int
-    receive_drops: int
-    transmit_drops: int
+    receive_drops: int | Reason
+    transmit_drops: int | Reason
 
 
 class ProcessDelta(NamedTuple):
@@ -405,7 +408,9 @@ def _network_delta(
     dt_ns = _interval(now, last)
     if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
         return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    totals = [0, 0, 0, 0, 0, 0]
+    totals = [0, 0, 0, 0]
+    receive_drops: int | Reason = 0
+    transmit_drops: int | Reason = 0
     matched = False
     for name, port in now.value.items():
         old = last.value.get(name)
@@ -416,12 +421,22 @@ def _network_delta(
         totals[1] += (b := port.transmit_bytes - old.transmit_bytes)
         totals[2] += (c := port.receive_packets - old.receive_packets)
         totals[3] += (d := port.transmit_packets - old.transmit_packets)
-        totals[4] += (e := port.receive_drops - old.receive_drops)
-        totals[5] += (f := port.transmit_drops - old.transmit_drops)
-        if a < 0 or b < 0 or c < 0 or d < 0 or e < 0 or f < 0:
-            return Reason.COUNTER_RESET
-    problem = _devices_problem(matched, len(now.value), totals, 2, dt_ns)
-    return problem or NetworkDelta(dt_ns, now.mono_ns, now.unix_ns, *totals)
+        e, f = _less(port.receive_drops, old.receive_drops), _less(port.transmit_drops, old.transmit_drops)
+        reset = Reason.COUNTER_RESET
+        if a < 0 or b < 0 or c < 0 or d < 0 or e is reset or f is reset or port.opened != old.opened:
+            return reset
+        receive_drops, transmit_drops = _plus(receive_drops, e), _plus(transmit_drops, f)
+    counts = [*totals, *(drops for drops in (receive_drops, transmit_drops) if not isinstance(drops, Reason))]
+    problem = _devices_problem(matched, len(now.value), counts, 2, dt_ns)
+    sums = (*totals, receive_drops, transmit_drops)
+    return problem or NetworkDelta(dt_ns, now.mono_ns, now.unix_ns, *sums)
+
+
+def _plus(total: int | Reason, value: int | Reason) -> int | Reason:
+    """Add up; what one of them does not tell, the sum does not."""
+    if isinstance(total, Reason):
+        return total
+    return value if isinstance(value, Reason) else total + value
 
 
 def _devices_problem(

@@ -242,7 +242,7 @@ def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
     if isinstance(network, Reason):
         return (network,) * 6
     per_s = _S / network.dt_ns
-    return tuple(count * per_s for count in network[3:])
+    return tuple(count if isinstance(count, Reason) else count * per_s for count in network[3:])
 
 
 def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:

@@ -237,14 +237,19 @@ class DiskCounters:
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCounters:
-    """One network interface of a VM, cumulative; receive and transmit as the guest sees them."""
+    """One network interface of a VM, cumulative; receive and transmit as the guest sees them.
+
+    `opened` numbers the device behind the name: counters of another one are another epoch. Drops are None where the
+    device does not count them.
+    """
 
     receive_bytes: int
     transmit_bytes: int
     receive_packets: int
     transmit_packets: int
-    receive_drops: int
-    transmit_drops: int
+    receive_drops: int | None
+    transmit_drops: int | None
+    opened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
