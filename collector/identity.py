@@ -9,39 +9,19 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
 from collector.proc_parse import parse_task_stat
+from collector.status_file import StatusError, VmStatus, parse_status
 
-__all__ = ["Inventory", "StatusError", "VmStatus", "parse_status"]
+__all__ = ["Inventory"]
 
 _log = logging.getLogger("whitepanda.identity")
 
-_NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
-_ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
 _GONE = {errno.ENOENT, errno.ESRCH}
-
-
-class StatusError(ValueError):
-    """A status file is not what libvirt writes."""
-
-
-@dataclass(frozen=True, slots=True)
-class VmStatus:
-    """What one status file says."""
-
-    uuid: str
-    name: str
-    pid: int
-    state: str
-    accelerator: str | None
-    vcpu_tids: tuple[int, ...]
-    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -168,6 +148,9 @@ class Inventory:
             state=status.state,
             accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
             facts=status.facts,
+            disks=status.disks,
+            interfaces=status.interfaces,
+            vfio=status.vfio,
         )
 
     def _warn(self, name: str, message: str) -> None:
@@ -175,63 +158,6 @@ class Inventory:
         if self._warned.get(name) != message:
             self._warned[name] = message
             _log.warning("%s", message)
-
-
-def parse_status(text: bytes) -> VmStatus:
-    """Parse a status file of libvirt's QEMU driver (`<domstatus>`).
-
-    Raises:
-        StatusError: says what is wrong or missing.
-
-    """
-    try:
-        root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
-    except ET.ParseError as error:
-        raise StatusError(f"not XML: {error}") from error
-    domain = root.find("domain")
-    if root.tag != "domstatus" or domain is None:
-        raise StatusError(f"not a libvirt status file (<{root.tag}>)")
-    uuid, name = domain.findtext("uuid", "").strip(), domain.findtext("name", "")
-    if not uuid or not name:
-        raise StatusError("the domain has no uuid or no name")
-    try:
-        pid = int(root.get("pid", ""))
-        vcpus = [(int(vcpu.get("id", "")), int(vcpu.get("pid", "0"))) for vcpu in root.findall("vcpus/vcpu")]
-    except ValueError as error:
-        raise StatusError(f"a process or vCPU number is not a number: {error}") from error
-    if pid <= 0:
-        raise StatusError(f"process id {pid} is none")
-    return VmStatus(
-        uuid=uuid,
-        name=name,
-        pid=pid,
-        state=root.get("state", "unknown"),
-        accelerator=_ACCELERATORS.get(domain.get("type", "")),
-        vcpu_tids=tuple(tid for _, tid in sorted(vcpus) if tid > 0),
-        facts=dict(_facts(domain)),
-    )
-
-
-def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
-    """Yield the facts for the job rules: title, description, and what OpenStack Nova writes as metadata."""
-    for key in ("title", "description"):
-        text = domain.findtext(key, "").strip()
-        if text:
-            yield key, text
-    metadata = domain.find("metadata")
-    for element in () if metadata is None else metadata:
-        # The namespace ends in a version (1.0, 1.1) that does not change what is read here.
-        if not (element.tag.startswith(_NOVA) and element.tag.endswith("}instance")):
-            continue
-        for item in element.iter():
-            key = item.tag.rpartition("}")[2]
-            text = (item.text or "").strip()
-            if key in {"name", "user", "project"} and text:
-                yield f"nova:{key}", text
-            elif key == "flavor" and item.get("name"):
-                yield "nova:flavor", item.get("name", "")
-            elif key == "root" and item.get("type") == "image":
-                yield "nova:image", item.get("uuid", "")
 
 
 def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:

@@ -104,7 +104,9 @@ def test_identities_are_those_of_the_running_qemu_processes(lab, inventory):
         "nova:name": "mixed-server",
         "nova:flavor": "lab.mixed",
         "nova:user": "operator",
+        "nova:user_uuid": "0a",
         "nova:project": "lab",
+        "nova:project_uuid": "0b",
         "nova:image": "0c",
     }
     assert len({vm.epoch for vm in vms.values()}) == len(vms)

@@ -6,13 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collector.base import Reason, SourceError
-from collector.identity import Inventory, StatusError, parse_status
-
-REAL = Path(__file__).parents[2] / "fixtures" / "libvirt" / "status.xml"
+from collector.identity import Inventory
 
 
 @pytest.fixture
@@ -22,60 +18,6 @@ def inventory(host):
 
 def names(inventory):
     return [vm.name for vm in inventory.vms()]
-
-
-def test_a_real_status_file():
-    status = parse_status(REAL.read_bytes())
-    assert status.name == "wplab-mixed-1"
-    assert status.uuid == "57500000-0000-4000-8000-000000000001"
-    assert (status.pid, status.vcpu_tids) == (5198, (5218,))
-    assert (status.state, status.accelerator) == ("running", "tcg")
-    assert dict(status.facts) == {
-        "title": "lab mixed",
-        "nova:name": "mixed-server",
-        "nova:flavor": "lab.mixed",
-        "nova:user": "operator",
-        "nova:project": "lab",
-        "nova:image": "0c",
-    }
-
-
-def test_vcpu_threads_are_in_the_order_of_the_vcpus_and_unplugged_ones_left_out():
-    text = REAL.read_bytes().replace(
-        b"<vcpu id='0' pid='5218'/>",
-        b"<vcpu id='10' pid='7'/><vcpu id='2' pid='9'/><vcpu id='0' pid='8'/><vcpu id='1' pid='0'/><vcpu id='3'/>",
-    )
-    assert parse_status(text).vcpu_tids == (8, 9, 7)
-
-
-@pytest.mark.parametrize("version", [b"1.0", b"1.1", b"2.0"])
-def test_any_version_of_novas_namespace(version):
-    text = REAL.read_bytes().replace(b"libvirt/nova/1.1", b"libvirt/nova/" + version)
-    assert parse_status(text).facts["nova:flavor"] == "lab.mixed"
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ((b"</domstatus>", b""), "not XML"),
-        ((b"domstatus", b"other"), r"not a libvirt status file \(<other>\)"),
-        ((b"pid='5198'", b"pid='x'"), "not a number"),
-        ((b"pid='5198'", b""), "not a number"),
-        ((b"pid='5198'", b"pid='0'"), "process id 0 is none"),
-        ((b"<vcpu id='0' pid='5218'/>", b"<vcpu id='0' pid='y'/>"), "not a number"),
-        ((b"<uuid>57500000-0000-4000-8000-000000000001</uuid>", b""), "no uuid or no name"),
-        ((b"<name>wplab-mixed-1</name>", b""), "no uuid or no name"),
-    ],
-)
-def test_what_is_wrong_with_a_status_file_is_said(change, says):
-    with pytest.raises(StatusError, match=says):
-        parse_status(REAL.read_bytes().replace(*change))
-
-
-@given(st.binary(max_size=200))
-def test_any_other_bytes_are_a_status_error(text):
-    with pytest.raises(StatusError):
-        parse_status(text)
 
 
 def test_vms_by_name_with_epochs_of_their_process(host, inventory):

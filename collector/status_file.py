@@ -1,0 +1,158 @@
+"""What one status file of libvirt's QEMU driver (`/run/libvirt/qemu/NAME.xml`) says. Pure: bytes in, a status out."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from collector.base import DiskDevice, InterfaceDevice
+
+__all__ = ["StatusError", "VmStatus", "parse_status"]
+
+_NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
+_ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
+# Devices of these kinds are passed through with VFIO; USB and SCSI ones are not.
+_VFIO_KINDS = {"pci", "mdev"}
+# Whoever may define VMs writes the metadata: what is kept of it is bounded.
+_MAX_FACT = 512
+_MAX_KEY = 64
+_MAX_META_FACTS = 32
+
+
+class StatusError(ValueError):
+    """A status file is not what libvirt writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmStatus:
+    """What one status file says. `vcpu_tids` are in the order of the vCPU numbers."""
+
+    uuid: str
+    name: str
+    pid: int
+    state: str
+    accelerator: str | None
+    vcpu_tids: tuple[int, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    disks: tuple[DiskDevice, ...] = ()
+    interfaces: tuple[InterfaceDevice, ...] = ()
+    vfio: bool = False
+
+
+def parse_status(text: bytes) -> VmStatus:
+    """Parse a status file of libvirt's QEMU driver (`<domstatus>`).
+
+    Raises:
+        StatusError: says what is wrong or missing.
+
+    """
+    try:
+        root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
+    except ET.ParseError as error:
+        raise StatusError(f"not XML: {error}") from error
+    domain = root.find("domain")
+    if root.tag != "domstatus" or domain is None:
+        raise StatusError(f"not a libvirt status file (<{root.tag}>)")
+    uuid, name = domain.findtext("uuid", "").strip(), domain.findtext("name", "")
+    if not uuid or not name:
+        raise StatusError("the domain has no uuid or no name")
+    try:
+        pid = int(root.get("pid", ""))
+        vcpus = [(int(vcpu.get("id", "")), int(vcpu.get("pid", "0"))) for vcpu in root.findall("vcpus/vcpu")]
+    except ValueError as error:
+        raise StatusError(f"a process or vCPU number is not a number: {error}") from error
+    if pid <= 0:
+        raise StatusError(f"process id {pid} is none")
+    interfaces = tuple(_interface(element) for element in domain.findall("devices/interface"))
+    passed = {element.get("type", "") for element in domain.findall("devices/hostdev")}
+    return VmStatus(
+        uuid=uuid,
+        name=name,
+        pid=pid,
+        state=_state(root),
+        accelerator=_ACCELERATORS.get(domain.get("type", "")),
+        vcpu_tids=tuple(tid for _, tid in sorted(vcpus) if tid > 0),
+        facts=dict(_facts(domain)),
+        disks=tuple(_disks(domain)),
+        interfaces=interfaces,
+        vfio=bool(passed & _VFIO_KINDS) or any(device.kind == "hostdev" for device in interfaces),
+    )
+
+
+def _state(root: ET.Element) -> str:
+    """Return libvirt's word for the state; of a VM that is on its way to or from another host, "migrating"."""
+    job = root.find("job")
+    if job is not None and job.get("async", "").startswith("migration"):
+        return "migrating"
+    return root.get("state", "unknown")
+
+
+def _disks(domain: ET.Element) -> Iterator[DiskDevice]:
+    for disk in domain.findall("devices/disk"):
+        target = disk.find("target")
+        if target is not None and target.get("dev"):
+            yield DiskDevice(target.get("dev", ""), disk.get("type", ""))
+
+
+def _interface(element: ET.Element) -> InterfaceDevice:
+    """Read an interface. What one of a libvirt network has become is in its <actual>."""
+    actual = element.find("actual")
+    places = [element] if actual is None else [actual, element]
+
+    def first(path: str, key: str) -> str:
+        found = (child.get(key, "") for place in places for child in place.findall(path))
+        return next((value for value in found if value), "")
+
+    return InterfaceDevice(
+        device=first("target", "dev"),
+        mac=first("mac", "address").lower(),
+        kind=next((kind for place in places if (kind := place.get("type", ""))), ""),
+        port_id=first("virtualport/parameters", "interfaceid"),
+    )
+
+
+def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
+    """Yield the facts for the job rules: title, description, what OpenStack Nova and others write as metadata."""
+    for key in ("title", "description"):
+        text = _text(domain.find(key))
+        if text:
+            yield key, text
+    metadata = domain.find("metadata")
+    others: dict[str, str] = {}
+    for element in () if metadata is None else metadata:
+        # The namespace ends in a version (1.0, 1.1) that does not change what is read here.
+        if element.tag.startswith(_NOVA):
+            yield from _nova_facts(element) if _local(element) == "instance" else ()
+        else:
+            _add_meta(others, element)
+    yield from others.items()
+
+
+def _nova_facts(instance: ET.Element) -> Iterator[tuple[str, str]]:
+    for item in instance.iter():
+        key, text = _local(item), _text(item)
+        if key in {"name", "user", "project"} and text:
+            yield f"nova:{key}", text
+        if key in {"user", "project"} and item.get("uuid"):
+            yield f"nova:{key}_uuid", item.get("uuid", "")[:_MAX_FACT]
+        elif key == "flavor" and item.get("name"):
+            yield "nova:flavor", item.get("name", "")[:_MAX_FACT]
+        elif key == "root" and item.get("type") == "image":
+            yield "nova:image", item.get("uuid", "")[:_MAX_FACT]
+
+
+def _add_meta(facts: dict[str, str], top: ET.Element) -> None:
+    """Add the texts of an element and those in it by their names without namespace; the first of a name counts."""
+    for item in top.iter():
+        text = _text(item)
+        if text and len(facts) < _MAX_META_FACTS:
+            facts.setdefault(f"meta:{_local(item)[:_MAX_KEY]}", text)
+
+
+def _local(element: ET.Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _text(element: ET.Element | None) -> str:
+    return "" if element is None or not element.text else element.text.strip()[:_MAX_FACT]
