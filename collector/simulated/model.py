@@ -68,6 +68,7 @@ class Vm:
         "cpi_uncontended",
         "cpu_slowdown",
         "demand_cores",
+        "llc_mib",
         "spec",
         "usage_cores",
         "uuid",
@@ -88,6 +89,7 @@ class Vm:
         self.cpi_multiplier = 1.0  # the true degradation: contended CPI / uncontended CPI at the same load
         self.cpi = spec.cpi
         self.cpu_slowdown = 1.0  # demand / usage
+        self.llc_mib = 0.0  # what it holds of the last-level cache
 
     def draw(self, decay: float, innovation: float, load_std: float) -> float:
         """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
@@ -198,4 +200,5 @@ class Host:
                 pressure = max(0.0, lost - own_lost) + max(0.0, latency - own_latency)
             vm.cpi_multiplier = 1 + spec.sensitivity * pressure
             vm.cpi = vm.cpi_uncontended * vm.cpi_multiplier
+            vm.llc_mib = vm.usage_cores * spec.cache_mib_per_core * (1 - lost)
             vm.cpu_slowdown = 1 / granted

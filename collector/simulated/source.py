@@ -15,6 +15,9 @@ from collector.base import (
     PerfCounters,
     PerfGroup,
     Probe,
+    ProcessCounters,
+    RdtCounters,
+    RdtDomain,
     Reason,
     SourceError,
     SourceSample,
@@ -43,7 +46,23 @@ _HOST_SYSTEM_CORES = 0.15  # what the host itself does
 _HOST_USER_CORES = 0.1
 
 
-_LAYOUT = (("cycles", "instructions"),)
+_LAYOUT = (
+    (
+        "cycles",
+        "instructions",
+        "reference_cycles",
+        "l2_misses",
+        "llc_misses",
+        "memory_stall_cycles",
+        "total_stall_cycles",
+    ),
+)
+_LINE_BYTES = 64
+_L2_MISSES_PER_LLC_MISS = 3
+# Of the cycles of a VM that nobody disturbs. What the others' pressure adds is all waiting for memory.
+_BUSY_SHARE = 0.7
+_CORE_STALL_SHARE = 0.1
+_PROCESS_SHARE = 1.02  # of the vCPU threads' CPU time; what is above 1 is the emulator's
 
 
 class _Meter:
@@ -58,6 +77,8 @@ class _Meter:
         "_offsets",
         "_ratio",
         "base_cycles",
+        "base_even",
+        "base_skew",
         "bytes_disk",
         "bytes_network",
         "cpu_ns",
@@ -85,6 +106,7 @@ class _Meter:
         self._offsets = tuple(_IMBALANCE * (2 * i / (n - 1) - 1) if n > 1 else 0.0 for i in range(n))
         # Of the average thread, in ns: x and x (1 - x), each integrated; the same divided by CPI.
         self.cpu_ns = self.skew_ns = self.instructions_even = self.instructions_skew = 0.0
+        self.base_even = self.base_skew = 0.0  # the same divided by the degradation
         self.wait_ns = self.bytes_disk = self.bytes_network = 0.0
         # Of the whole VM: what it took, and what the same instructions take undisturbed.
         self.cycles = self.base_cycles = 0.0
@@ -103,6 +125,8 @@ class _Meter:
         per_ns = ghz / vm.cpi
         self.instructions_even += even * per_ns
         self.instructions_skew += skew * per_ns
+        self.base_even += even / vm.cpi_multiplier
+        self.base_skew += skew / vm.cpi_multiplier
         self.wait_ns += wall_ns * (vm.demand_cores - usage) / spec.vcpus
         cpu_ns = wall_ns * usage
         self.cycles += cpu_ns * ghz
@@ -123,6 +147,8 @@ class _Meter:
         start_ticks = int(self.started_s * 100) + 1
         opened = self.opened
         counted_ghz = ghz * ratio
+        base, base_skew = self.base_even, self.base_skew
+        misses_per_ns = self._misses_per_ns() * ratio
         for tid, offset in zip(self.identity.vcpu_tids, self._offsets, strict=True):
             thread_ns = cpu + offset * skew
             whole_ns = int(thread_ns)
@@ -130,7 +156,17 @@ class _Meter:
             if pmu:
                 # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
                 counted = (instructions + offset * instructions_skew) * ratio
-                counts = (int(thread_ns * counted_ghz), int(counted))
+                cycles, calm = thread_ns * counted_ghz, (base + offset * base_skew) * counted_ghz
+                misses = thread_ns * misses_per_ns
+                counts = (
+                    int(cycles),
+                    int(counted),
+                    int(cycles),
+                    int(misses * _L2_MISSES_PER_LLC_MISS),
+                    int(misses),
+                    int(cycles - calm * _BUSY_SHARE),
+                    int(cycles - calm * (_BUSY_SHARE - _CORE_STALL_SHARE)),
+                )
                 perf[tid] = (PerfGroup(opened, whole_ns, int(thread_ns * ratio), counts),)
         return VmSample(
             self.identity.epoch,
@@ -139,7 +175,23 @@ class _Meter:
             self._disks(),
             self._interfaces(),
             {} if pmu else {"perf": Reason.NO_PMU},
+            process=ProcessCounters(
+                int(cpu * len(threads) * _PROCESS_SHARE),
+                start_ticks,
+                storage_read_bytes=int(self.bytes_disk * _READ_SHARE),
+                storage_write_bytes=int(self.bytes_disk * (1 - _READ_SHARE)),
+            ),
+            rdt=self._rdt(),
         )
+
+    def _misses_per_ns(self) -> float:
+        """Last-level misses per CPU time: what it moves from memory, in cache lines."""
+        return self.vm.spec.memory_gib_per_s_per_core * (1 << 30) / (1e9 * _LINE_BYTES)
+
+    def _rdt(self) -> RdtCounters:
+        moved = int(self.cpu_ns * len(self._offsets) * self._misses_per_ns()) * _LINE_BYTES
+        occupied = int(self.vm.llc_mib * _MIB)
+        return RdtCounters(self.opened, {"00": RdtDomain(occupied, moved, moved)}, owner="simulated")
 
     def _disks(self) -> dict[str, DiskCounters]:
         read = int(self.bytes_disk * _READ_SHARE)

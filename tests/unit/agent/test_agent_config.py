@@ -204,3 +204,18 @@ def test_whatever_is_accepted_can_be_told_in_a_hello(tick_s, ticks, window_s, ho
     hello = Daemon(config, plans=())._hello()
     assert 50 <= hello.window_ms <= 3_600_000
     assert agent_pb2.Hello.FromString(hello.SerializeToString()) == hello
+
+
+@pytest.mark.parametrize("name", ["simulated", "recorded"])
+def test_a_host_that_stands_in_switches_the_real_sources_off(tmp_path, name):
+    key = {"simulated": "scenario", "recorded": "file"}[name]
+    (tmp_path / "a.toml").write_text(
+        f"[agent]\n[sources.{name}]\nmode = 'auto'\n{key} = 'x'\n[sources.perf]\nmode = 'required'\n"
+    )
+    sources = load(tmp_path / "a.toml").sources
+    modes = {source: getattr(sources, source).mode for source in sources.__struct_fields__}
+    assert modes.pop(name) == "auto"
+    assert modes.pop("perf") == "required"
+    assert set(modes.values()) == {"off"}
+    (tmp_path / "a.toml").write_text("[agent]\n")
+    assert load(tmp_path / "a.toml").sources.procfs.mode == "auto"

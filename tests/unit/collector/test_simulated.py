@@ -640,3 +640,33 @@ def test_the_page_names_every_key_and_its_example_is_a_scenario() -> None:
     assert sorted(key for key in keys if f"`{key}`" not in page) == []
     example = page.split("## A scenario\n\n```toml\n")[1].split("```")[0]
     assert [vm.job for vm in scenario(example).vms] == ["web", "reports", "scan"]
+
+
+def test_contention_shows_in_misses_stalls_and_cache(tmp_path: Path) -> None:
+    text = TWO_VMS.replace("cpi = 1.2", "cpi = 1.2\ncpi_noise_std = 0.0")
+    made, clock = source(tmp_path, text, tmp_path / "truth.jsonl")
+    samples = {second: at(made, clock, second) for second in (5, 25, 35, 55)}
+    uuid = by_name(samples[5])["victim"]
+
+    def between(a: int, b: int) -> list[float]:
+        first, last = groups(samples[a], uuid), groups(samples[b], uuid)
+        return [
+            float(sum(group.counts[i] - first[tid].counts[i] for tid, group in last.items()))
+            for i in range(len(next(iter(last.values())).counts))
+        ]
+
+    layout = samples[5].vms[uuid].perf.layout[0]  # type: ignore[union-attr]
+    assert layout[:5] == ("cycles", "instructions", "reference_cycles", "l2_misses", "llc_misses")
+    calm, hurt = between(5, 25), between(35, 55)
+    truth = [json.loads(line) for line in (tmp_path / "truth.jsonl").read_text().splitlines()]
+    slow = truth[3]["vms"]["victim"]["true_degradation"]
+    assert calm[5] / calm[0] == pytest.approx(0.3, rel=1e-3)
+    assert calm[6] / calm[0] == pytest.approx(0.4, rel=1e-3)
+    assert hurt[5] / hurt[0] == pytest.approx(1 - 0.7 / slow, rel=1e-3)
+    # The same traffic while fewer instructions come to their end: more misses for each of them.
+    assert (hurt[4] / hurt[1]) / (calm[4] / calm[1]) == pytest.approx(slow, rel=1e-3)
+    assert hurt[3] == pytest.approx(3 * hurt[4], rel=1e-6)
+    moved = [samples[s].vms[uuid].rdt.domains["00"].mbm_total_bytes for s in (35, 55)]  # type: ignore[union-attr]
+    assert moved[1] - moved[0] == pytest.approx(64 * hurt[4], rel=1e-3)  # type: ignore[operator]
+    held = {s: samples[s].vms[uuid].rdt.domains["00"].llc_occupancy_bytes for s in (25, 55)}  # type: ignore[union-attr]
+    assert 0 < held[55] < held[25]  # type: ignore[operator]
