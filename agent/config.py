@@ -199,16 +199,20 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first rule whose `pattern` is found in `fact` names the VM's job."""
+    """The first rule whose `pattern` is found in `fact` names the VM's job.
+
+    Of a VM that none matches: OpenStack Nova's PROJECT/FLAVOR, else the VM's own name.
+    """
 
     pattern: str  # regular expression, searched in the fact
     job: str  # name of the job; may use the groups of the pattern
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # such VMs can be victims, others suspects
+    owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it. `jobs` are tried in order; a VM that none matches is a job of its own, not latency-sensitive."""
+    """All of it. `jobs` are tried in order; a VM that none matches is not latency-sensitive."""
 
     agent: AgentSection
     sources: Sources = Sources()
@@ -288,11 +292,14 @@ def _name_problems(agent: AgentSection) -> Iterator[str]:
 def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
     found = []
     for index, rule in enumerate(rules):
-        try:
-            re.compile(rule.pattern).sub(rule.job, "")  # parses the template too, whether or not it matches
-        except re.error as error:
-            got = f"(value {rule.pattern!r}, {rule.job!r})"
-            found.append(f"jobs[{index}]: not a regular expression and template {got}: {error}")
-        except IndexError as error:
-            found.append(f"jobs[{index}].job: {error} (value {rule.job!r})")
+        for key, template in (("job", rule.job), ("owner", rule.owner)):
+            try:
+                # Parses the template too, whether or not it matches.
+                re.compile(rule.pattern).sub(template, "")
+            except re.error as error:
+                got = f"(value {rule.pattern!r}, {template!r})"
+                found.append(f"jobs[{index}]: not a regular expression and template {got}: {error}")
+                break
+            except IndexError as error:
+                found.append(f"jobs[{index}].{key}: {error} (value {template!r})")
     return found

@@ -264,6 +264,8 @@ def _vm(vm: VmView, verdict: Verdict) -> host_pb2.VmSummary:
         verdict_reason=verdict.reason,
         degradation=_number(verdict.degradation),
         top_suspect=verdict.top_suspect,
+        owner=vm.owner,
+        quota_cores=vm.quota_cores,
     )
 
 

@@ -61,7 +61,10 @@ class UplinkView:
 
 @dataclass(frozen=True, slots=True)
 class VmView:
-    """One VM that is on the host now, with its rates over the last tick."""
+    """One VM that is on the host now, with its rates over the last tick.
+
+    `owner` "" is not known; `quota_cores` is its CPU quota, else the number of its vCPUs.
+    """
 
     uuid: str
     name: str
@@ -71,6 +74,8 @@ class VmView:
     state: str
     vcpus: int
     metrics: tuple[MetricView, ...]
+    owner: str = ""
+    quota_cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,8 @@ class StateView:
                 _vm_metric(vm, metric, value, now_ns, vm.held.get(index))
                 for index, (metric, value) in enumerate(zip(_VM_METRICS, vm.rates, strict=True))
             ),
+            owner=vm.owner,
+            quota_cores=vm.quota_cores,
         )
 
     def _host_metrics(self) -> tuple[MetricView, ...]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent.config import JobRule
 from agent.deltas import JoinedVm, Reading, VmDelta, delta
@@ -19,7 +19,7 @@ from agent.rates import Limits, VmRates, rates_of
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from whitepanda.common import log
 
-__all__ = ["JobRules", "Vm", "VmTable"]
+__all__ = ["JobRules", "Placing", "Vm", "VmTable"]
 
 _log = log.get("vms")
 
@@ -29,24 +29,35 @@ _STARTING = (Reason.VM_STARTING,) * len(VM_PARTS)
 _INVALID = VmRates(*(Reason.INVALID_VALUE,) * len(VmRates._fields))
 
 
+class Placing(NamedTuple):
+    """What the rules say of a VM."""
+
+    job: str
+    latency_sensitive: bool
+    owner: str
+
+
 class JobRules:
     """The configured rules, compiled. The first rule whose pattern is found in its fact names the job."""
 
     def __init__(self, rules: Sequence[JobRule]) -> None:
         self._rules = tuple((re.compile(rule.pattern), rule) for rule in rules)
 
-    def job_of(self, identity: VmIdentity) -> tuple[str, bool]:
-        """Return a VM's job and whether it is latency-sensitive; without a matching rule its name and False.
+    def job_of(self, identity: VmIdentity) -> Placing:
+        """Return a VM's job, whether it is latency-sensitive, and its owner.
 
-        A rule that makes an empty name (of groups that took no part in the match) does not match.
+        Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name, and
+        neither is latency-sensitive. Where no rule names the owner it is Nova's project, else "". A rule that makes
+        an empty job (of groups that took no part in the match) does not match.
         """
+        project, flavor = identity.facts.get("nova:project", ""), identity.facts.get("nova:flavor", "")
         for pattern, rule in self._rules:
             fact = identity.name if rule.fact == "name" else identity.facts.get(rule.fact)
             match = pattern.search(fact) if fact is not None else None
             job = match.expand(rule.job).strip() if match else ""
-            if job:
-                return job, rule.latency_sensitive
-        return identity.name, False
+            if match and job:
+                return Placing(job, rule.latency_sensitive, match.expand(rule.owner).strip() or project)
+        return Placing(f"{project}/{flavor}" if project and flavor else identity.name, False, project)
 
 
 @dataclass(slots=True)
@@ -64,6 +75,14 @@ class Vm:
     change: VmDelta | None
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
+    owner: str = ""
+
+    @property
+    def quota_cores(self) -> float:
+        """How many cores the VM may use: its control group's CPU quota, else the number of its vCPUs."""
+        cgroup = self.now.cgroup
+        quota = None if isinstance(cgroup, Reason) else cgroup.value.quota_cores
+        return float(self.identity.vcpus) if quota is None else quota
 
 
 class VmTable:
@@ -141,16 +160,16 @@ class VmTable:
         parts = _join(uuid, identity.epoch, fresh, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
-            job, latency_sensitive = self._rules.job_of(identity)
+            job, latency_sensitive, owner = self._rules.job_of(identity)
             now = JoinedVm(identity.epoch, identity.vcpus, *parts)
             last = JoinedVm(identity.epoch, identity.vcpus, *_STARTING)
             change = delta(now, last)
             rates = rates_of(change, self._limits)
-            self._vms[uuid] = Vm(identity, job, latency_sensitive, now, last, change, rates)
+            self._vms[uuid] = Vm(identity, job, latency_sensitive, now, last, change, rates, owner=owner)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
-                vm.job, vm.latency_sensitive = self._rules.job_of(identity)
+                vm.job, vm.latency_sensitive, vm.owner = self._rules.job_of(identity)
             vm.identity = identity
         pairs = [
             self._pair(*part)

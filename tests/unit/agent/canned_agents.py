@@ -53,7 +53,9 @@ def metrics(*, guest, gips, cpi, wait, disk, net, perf=None):
 
 
 def vm(name, job, found, *, ls=True, state="running"):
-    return VmView(f"uuid-{name}", name, job, ls, "e1", state, 4, found)
+    return VmView(
+        f"uuid-{name}", name, job, ls, "e1", state, 4, found, owner="shop" if ls else "", quota_cores=2.5
+    )
 
 
 HOST = HostView(

@@ -54,11 +54,12 @@ latency_sensitive = true
 fact = 'nova:flavor'
 pattern = '^db\.(?P<size>\w+)$'
 job = 'database-\g<size>'
+owner = 'team-\g<size>'
 """
     )
     assert load(written(tmp_path, text)).jobs == (
         JobRule(r"^web-(\d+)$", "web", "name", True),
-        JobRule(r"^db\.(?P<size>\w+)$", r"database-\g<size>", "nova:flavor"),
+        JobRule(r"^db\.(?P<size>\w+)$", r"database-\g<size>", "nova:flavor", owner=r"team-\g<size>"),
     )
 
 
@@ -138,6 +139,20 @@ def test_impossible_values_are_refused(tmp_path, text, message):
 def test_job_rules_that_cannot_work_are_refused(tmp_path, pattern, job, message):
     with pytest.raises(ConfigError) as error:
         load(written(tmp_path, f"{MINIMAL}[[jobs]]\npattern = '{pattern}'\njob = '{job}'\n"))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "message"),
+    [
+        (r"\2", r"jobs[0]: not a regular expression and template (value 'web-(\\d)', '\\2'): invalid group"),
+        (r"\g<m>", r"jobs[0].owner: unknown group name 'm' (value '\\g<m>')"),
+    ],
+)
+def test_owners_that_cannot_be_made_are_refused(tmp_path, owner, message):
+    rule = rf"[[jobs]]{chr(10)}pattern = 'web-(\d)'{chr(10)}job = 'x'{chr(10)}owner = '{owner}'{chr(10)}"
+    with pytest.raises(ConfigError) as error:
+        load(written(tmp_path, MINIMAL + rule))
     assert message in str(error.value)
 
 

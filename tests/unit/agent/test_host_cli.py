@@ -186,6 +186,7 @@ def test_vms_for_programs(run, agents):
     victim = by_name["instance-0000a1f3"]
     assert victim["metrics"]["cpi"] == {"value": 3.1, "reason": None, "source": "perf", "age_s": 0.4}
     assert (victim["verdict"], victim["top_suspect"]) == ("victim", "batch-0001")
+    assert (victim["owner"], victim["quota_cores"], by_name["batch-0001"]["owner"]) == ("shop", 2.5, None)
     assert victim["degradation"] == pytest.approx(3.1 / 1.2)
     assert by_name["new-1"]["metrics"]["cpi"]["value"] is None
     assert by_name["new-1"]["metrics"]["cpi"]["reason"] == "idle"

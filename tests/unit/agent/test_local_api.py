@@ -71,6 +71,7 @@ async def test_vms_with_verdicts_and_unknown_values_as_nan_with_reason(short, st
     by_name = {vm.name: vm for vm in answer.vms}
     victim = by_name["instance-0000a1f3"]
     assert (victim.verdict, victim.top_suspect) == ("victim", "batch-0001")
+    assert (victim.owner, victim.quota_cores) == ("shop", 2.5)
     assert victim.degradation == pytest.approx(3.1 / 1.2)
     assert math.isnan(by_name["new-1"].degradation)
     assert math.isnan({m.name: m.value for m in by_name["new-1"].metrics}["cpi"])

@@ -10,6 +10,7 @@ from agent.deltas import PerfDelta
 from agent.rates import Limits, VmRates
 from agent.vm_table import JobRules, VmTable
 from collector.base import (
+    CgroupCounters,
     PerfCounters,
     PerfGroup,
     Reason,
@@ -54,18 +55,29 @@ def whole(second: float, *uuids: str, epoch: str = "e1", since: float = 0) -> So
 @pytest.mark.parametrize(
     ("name", "facts", "expected"),
     [
-        ("db-prod-7", {}, ("database-prod", True)),
-        ("web-1", {"nova:flavor": "m1.large"}, ("m1", False)),
-        ("web-1", {"nova:flavor": "tiny"}, ("web-1", False)),
-        ("web-1", {}, ("web-1", False)),
-        ("opt-", {}, ("opt-", False)),  # the template came out empty: not this rule
+        ("db-prod-7", {}, ("database-prod", True, "team-prod")),
+        ("db-prod-7", {"nova:project": "shop"}, ("database-prod", True, "team-prod")),
+        ("web-1", {"nova:flavor": "m1.large"}, ("m1", False, "")),
+        ("web-1", {"nova:flavor": "m1.large", "nova:project": "shop"}, ("m1", False, "shop")),
+        # No rule: of Nova's VMs project and flavor make the job, of others and halves the name.
+        ("web-1", {"nova:flavor": "tiny", "nova:project": "shop"}, ("shop/tiny", False, "shop")),
+        ("web-1", {"nova:flavor": "tiny"}, ("web-1", False, "")),
+        ("web-1", {"nova:project": "shop"}, ("web-1", False, "shop")),
+        ("web-1", {}, ("web-1", False, "")),
+        ("opt-", {}, ("opt-", False, "")),  # the template came out empty: not this rule
+        (
+            "own-",
+            {"nova:project": "shop"},
+            ("mine", False, "shop"),
+        ),  # the owner's came out empty: Nova's project
     ],
 )
 def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
     rules = JobRules(
         [
             JobRule(r"^opt-(x)?$", r"\1"),
-            JobRule(r"db-(\w+)-\d", r"database-\1", latency_sensitive=True),
+            JobRule(r"^own-(x)?$", "mine", owner=r"\1"),
+            JobRule(r"db-(\w+)-\d", r"database-\1", latency_sensitive=True, owner=r"team-\1"),
             JobRule(r"^(\w+)\.", r"\1", fact="nova:flavor"),
             JobRule("prod", "never reached", fact="name"),
         ]
@@ -228,9 +240,10 @@ def test_one_vms_bad_data_costs_nobody_else_and_is_told_once():
 def test_a_renamed_vm_gets_its_job_anew_and_keeps_its_epoch():
     host = Host(JobRule("^(a|b)", r"job-\1"))
     host.at(10, sample(10, {"u1": vm_sample(10)}, identity(name="a1")))
-    host.at(11, sample(11, {"u1": vm_sample(11)}, identity(name="b1")))
+    assert host.vms["u1"].owner == ""
+    host.at(11, sample(11, {"u1": vm_sample(11)}, identity(name="b1", **{"nova:project": "shop"})))
     vm = host.vms["u1"]
-    assert (vm.job, vm.identity.name) == ("job-b", "b1")
+    assert (vm.job, vm.identity.name, vm.owner) == ("job-b", "b1", "shop")
     assert vm.rates.cpi == pytest.approx(1.6)
 
 
@@ -291,3 +304,15 @@ def test_counters_in_turns_keep_their_last_value_and_its_age():
     assert (vm.rates.l2_mpki, vm.held[l2]) == (100.0, 12 * S)
     vm = at(18, 7, 1)
     assert vm.rates.l2_mpki is Reason.TIME_SLICED
+
+
+def test_the_quota_is_the_control_groups_else_the_number_of_vcpus():
+    host = Host()
+    quotas = {"u1": 0.5, "u2": None, "u3": None}
+    vms = {
+        uuid: replace(vm_sample(10), cgroup=CgroupCounters(opened=1, quota_cores=quota))
+        for uuid, quota in quotas.items()
+    }
+    vms["u3"] = vm_sample(10)
+    host.at(10, sample(10, vms, *(identity(uuid, vcpus=4) for uuid in vms)))
+    assert {uuid: vm.quota_cores for uuid, vm in host.vms.items()} == {"u1": 0.5, "u2": 4.0, "u3": 4.0}
