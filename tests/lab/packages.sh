@@ -8,6 +8,7 @@ PACKAGES=(
     openvswitch-switch iproute2 ethtool iputils-ping busybox-static cpio # hosts with real VMs
     qemu-system-arm                                                      # a guest with a PMU
     systemd-container                                                    # the units under a real systemd
+    python3-fusepy libfuse2 intel-cmt-cat                                # a look-alike of resctrl; libpqos
     strace                                                               # what central does before it acknowledges
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )
