@@ -86,7 +86,12 @@ def _qemu(section: Any, inventory: Inventory) -> Source:
 def _ovs(section: Any, inventory: Inventory) -> Source:
     from collector.ovs.source import OvsSource  # noqa: PLC0415 - a source that is off costs nothing
 
-    return OvsSource(inventory, database=section.database, run_dir=section.run_dir)
+    return OvsSource(
+        inventory,
+        database=section.database,
+        run_dir=section.run_dir,
+        deadline_s=section.deadline_s,
+    )
 
 
 def _simulated(section: Any, _inventory: Inventory) -> Source:

@@ -1,0 +1,1 @@
+"""Network counters of the VMs' ports on Open vSwitch."""

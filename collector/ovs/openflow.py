@@ -1,0 +1,343 @@
+"""A small OpenFlow client: port statistics and port names from a bridge's management socket.
+
+One connection per bridge is kept open; a reading is one request and its replies, live, without a subprocess. Every
+version that Open vSwitch speaks is understood (1.0 to 1.5), because a bridge may be restricted to any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from typing import NamedTuple
+
+from collector.base import Reason, SourceError
+
+__all__ = ["BridgeClient", "PortStats"]
+
+_HEADER = struct.Struct("!BBHI")  # version, type, length, xid
+_HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY = 0, 1, 2, 3
+_VERSIONS = {1: "1.0", 2: "1.1", 3: "1.2", 4: "1.3", 5: "1.4", 6: "1.5"}
+_HELLO_BITMAP = 1
+_HELLO_FAILED = 0
+# Statistics and port descriptions are "stats" in 1.0 and "multipart" since: type, flags, then the body.
+_PART = struct.Struct("!HH")
+_PART_1_1 = struct.Struct("!HH4x")
+_MORE = 1
+_PORT_STATS, _PORT_DESC = 4, 13
+# One entry. Fixed sizes up to 1.3; since 1.4 each entry has its length, and properties after what is read here.
+# Statistics: number, [length,] [seconds, nanoseconds,] then receive and transmit packets, bytes, drops, ...
+_STATS = {
+    1: struct.Struct("!H6x6Q48x"),
+    2: struct.Struct("!I4x6Q48x"),
+    3: struct.Struct("!I4x6Q48x"),
+    4: struct.Struct("!I4x6Q48xII"),
+}
+_STATS_1_4 = struct.Struct("!H2xIII6Q16x")
+_DESC = {
+    1: struct.Struct("!H6x16s24x"),
+    2: struct.Struct("!I12x16s32x"),
+    3: struct.Struct("!I12x16s32x"),
+    4: struct.Struct("!I12x16s32x"),
+}
+_DESC_1_4 = struct.Struct("!IH10x16s8x")
+_UNKNOWN = 2**64 - 1  # the specification's word for a counter that the port does not have
+_RESERVED_1_0, _RESERVED = (
+    0xFF00,
+    0xFFFFFF00,
+)  # from here on: the bridge itself (LOCAL) and other special ports
+_MAX_BUFFER = 16 << 20
+_CHUNK = 65536
+
+
+class PortStats(NamedTuple):
+    """Cumulative counters of a port as the bridge sees it: it receives what the VM transmits.
+
+    None: the port does not count it. `age_ns` is how long the port exists; None before OpenFlow 1.3.
+    """
+
+    rx_packets: int | None
+    tx_packets: int | None
+    rx_bytes: int | None
+    tx_bytes: int | None
+    rx_dropped: int | None
+    tx_dropped: int | None
+    age_ns: int | None = None
+
+
+class _Lost(Exception):  # noqa: N818 - control flow within this file
+    """The connection has ended."""
+
+
+class BridgeClient:
+    """A connection to one bridge. Not safe for use by several threads at once.
+
+    `connections` counts them: what was told on another one may have been of other ports, counted from another zero.
+    Every deadline is a moment of `time.monotonic`.
+
+    Args:
+        path: the bridge's management socket.
+
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._buffer = bytearray()
+        self._version = 0
+        self._xid = 0
+        self.connections = 0
+
+    def stats(self, deadline_s: float) -> dict[int, PortStats]:
+        """Return the statistics of all ports but the reserved ones, by number.
+
+        Raises:
+            SourceError: nobody listens, no answer in time, or not OpenFlow. The next call connects anew.
+
+        """
+        bodies = self._ask(_PORT_STATS, deadline_s)
+        version, found = self._version, {}
+        try:
+            for body in bodies:
+                found.update(_parse_stats(version, body))
+        except struct.error as error:
+            raise self._garbage(f"port statistics of a wrong length ({error})") from error
+        return found
+
+    def names(self, deadline_s: float) -> dict[int, str]:
+        """Return the names of all ports but the reserved ones, by number; longer ones are cut at 15 bytes.
+
+        Raises:
+            SourceError: as for `stats`.
+
+        """
+        bodies = self._ask(_PORT_DESC, deadline_s)
+        version, found = self._version, {}
+        try:
+            for body in bodies:
+                found.update(_parse_names(version, body))
+        except struct.error as error:
+            raise self._garbage(f"port descriptions of a wrong length ({error})") from error
+        return found
+
+    def hello(self, deadline_s: float) -> str:
+        """Connect where that is not done and return the version that both speak, such as "1.4".
+
+        Raises:
+            SourceError: as for `stats`.
+
+        """
+        try:
+            self._connect(deadline_s)
+        except (_Lost, OSError) as error:
+            raise self._explain(error) from error
+        return _VERSIONS[self._version]
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._buffer.clear()
+
+    def _ask(self, kind: int, deadline_s: float) -> list[bytes]:
+        """Send a request and return the bodies of its replies; connects anew once where the old one was lost."""
+        try:
+            if self._socket is not None:
+                try:
+                    return self._exchange(kind, deadline_s)
+                except (_Lost, ConnectionError):
+                    self.close()  # ovs-vswitchd was restarted, or the bridge made anew
+            self._connect(deadline_s)
+            return self._exchange(kind, deadline_s)
+        except (_Lost, OSError) as error:
+            raise self._explain(error) from error
+
+    def _connect(self, deadline_s: float) -> None:
+        if self._socket is not None:
+            return
+        self._buffer.clear()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.connect(self._path)
+        self.connections += 1
+        self._version = max(_VERSIONS)  # that of our hello
+        bitmap = sum(1 << version for version in _VERSIONS)
+        self._send(_HELLO, 1, struct.pack("!HHI", _HELLO_BITMAP, 8, bitmap), deadline_s)
+        while True:
+            version, kind, _, body = self._receive(deadline_s)
+            if kind == _ERROR:
+                raise self._refused(body)
+            if kind == _HELLO:
+                self._version = self._negotiate(version, body)
+                return
+
+    def _negotiate(self, version: int, body: bytes) -> int:
+        """Return the highest version that both speak."""
+        theirs = _hello_versions(version, body)
+        common = theirs & _VERSIONS.keys()
+        if not common:
+            raise self._garbage(f"it speaks no OpenFlow of 1.0 to 1.5, but version bytes {sorted(theirs)}")
+        return max(common)
+
+    def _exchange(self, kind: int, deadline_s: float) -> list[bytes]:
+        self._xid = self._xid % 0xFFFFFFFF + 1
+        request, reply = (16, 17) if self._version == 1 else (18, 19)
+        self._send(request, self._xid, _request(self._version, kind), deadline_s)
+        part = _PART if self._version == 1 else _PART_1_1
+        bodies = []
+        size = 0
+        while True:
+            version, message, xid, body = self._receive(deadline_s)
+            if message == _ECHO_REQUEST:
+                self._send(_ECHO_REPLY, xid, body, deadline_s)
+            elif xid != self._xid:
+                continue
+            elif message == _ERROR:
+                raise self._refused(body)
+            elif message == reply:
+                if version != self._version or len(body) < part.size:
+                    raise self._garbage(f"a reply of version {version} with {len(body)} bytes")
+                told, flags = part.unpack_from(body)
+                if told != kind:
+                    raise self._garbage(f"a reply of kind {told} to a request of kind {kind}")
+                bodies.append(body[part.size :])
+                size += len(body)
+                if not flags & _MORE:
+                    return bodies
+                if size > _MAX_BUFFER:
+                    raise self._garbage(f"a reply without end, {size} bytes so far")
+
+    def _send(self, kind: int, xid: int, body: bytes, deadline_s: float) -> None:
+        if self._socket is None:
+            raise _Lost
+        message = _HEADER.pack(self._version, kind, _HEADER.size + len(body), xid) + body
+        self._socket.settimeout(_left_s(deadline_s))
+        self._socket.sendall(message)
+
+    def _receive(self, deadline_s: float) -> tuple[int, int, int, bytes]:
+        """Return the next message: version, type, xid, body."""
+        buffer = self._buffer
+        while True:
+            if len(buffer) >= _HEADER.size:
+                version, kind, length, xid = _HEADER.unpack_from(buffer)
+                if length < _HEADER.size or not version:
+                    raise self._garbage(f"a message that begins with {bytes(buffer[:8]).hex(' ')}")
+                if len(buffer) >= length:
+                    body = bytes(buffer[_HEADER.size : length])
+                    del buffer[:length]
+                    return version, kind, xid, body
+            if self._socket is None:
+                raise _Lost
+            self._socket.settimeout(_left_s(deadline_s))
+            chunk = self._socket.recv(_CHUNK)
+            if not chunk:
+                raise _Lost
+            buffer += chunk
+
+    def _refused(self, body: bytes) -> SourceError:
+        self.close()
+        kind, code = struct.unpack_from("!HH", body) if len(body) >= 4 else (-1, -1)  # noqa: PLR2004 - two words
+        if kind == _HELLO_FAILED:
+            text = body[4:].decode(errors="replace").strip("\0 ") or f"code {code}"
+            return SourceError(
+                f"{self._path}: no common version of OpenFlow: {text}; see the bridge's protocols"
+            )
+        return SourceError(f"{self._path}: the bridge refused with OpenFlow error {kind}, code {code}")
+
+    def _garbage(self, what: str) -> SourceError:
+        self.close()
+        return SourceError(f"{self._path}: not OpenFlow: {what}; is it a bridge's management socket?")
+
+    def _explain(self, error: Exception) -> SourceError:
+        """Disconnect, and make one line with the remedy."""
+        self.close()
+        path = self._path
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            remedy = "is ovs-vswitchd running? else set sources.ovs.run_dir"
+            return SourceError(f"{path}: {error.strerror}; {remedy}", Reason.SOURCE_FAILED)
+        if isinstance(error, PermissionError):
+            text = f"{path}: permission denied to user {os.geteuid()}; run the agent as root"
+            return SourceError(text, Reason.NO_PERMISSION)
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return SourceError(f"{path}: no answer in time; is ovs-vswitchd hung or stopped?", Reason.STUCK)
+        why = "closed the connection" if isinstance(error, _Lost) else str(error)
+        return SourceError(f"{path}: {why}; connecting anew at the next tick", Reason.SOURCE_FAILED)
+
+
+def _left_s(deadline_s: float) -> float:
+    """Return the time left, for a socket: 0 would mean that it never waits."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _hello_versions(version: int, body: bytes) -> set[int]:
+    """Return the versions that a hello offers: by its bitmap, else all up to the header's."""
+    offset = 0
+    while offset + 4 <= len(body):
+        kind, length = struct.unpack_from("!HH", body, offset)
+        if kind == _HELLO_BITMAP and length >= 8 and offset + 8 <= len(body):  # noqa: PLR2004 - one bitmap
+            (bitmap,) = struct.unpack_from("!I", body, offset + 4)
+            return {bit for bit in range(1, 32) if bitmap >> bit & 1}
+        offset += max(8, (length + 7) // 8 * 8)
+    return set(range(1, version + 1))
+
+
+def _request(version: int, kind: int) -> bytes:
+    """Make the body of a request for all ports."""
+    if version == 1:
+        return _PART.pack(kind, 0) + (struct.pack("!H6x", 0xFFFF) if kind == _PORT_STATS else b"")
+    # Before 1.5 a request for descriptions has no body.
+    all_ports = struct.pack("!I4x", 0xFFFFFFFF) if kind == _PORT_STATS or version == max(_VERSIONS) else b""
+    return _PART_1_1.pack(kind, 0) + all_ports
+
+
+def _parse_stats(version: int, body: bytes) -> dict[int, PortStats]:
+    found = {}
+    entry = _STATS.get(version)
+    if entry is not None:
+        reserved = _RESERVED_1_0 if version == 1 else _RESERVED
+        for number, *values in entry.iter_unpack(body):
+            if number < reserved:
+                age = values[6] * 1_000_000_000 + values[7] if len(values) > 6 else None  # noqa: PLR2004
+                found[number] = _stats(values[:6], age)
+        return found
+    offset = 0
+    while offset < len(body):
+        length, number, seconds, ns, *values = _STATS_1_4.unpack_from(body, offset)
+        if length < _STATS_1_4.size:
+            raise struct.error(f"an entry of {length} bytes")
+        if number < _RESERVED:
+            found[number] = _stats(values, seconds * 1_000_000_000 + ns)
+        offset += length
+    return found
+
+
+def _stats(values: list[int], age_ns: int | None) -> PortStats:
+    if _UNKNOWN in values:
+        return PortStats._make([*(None if value == _UNKNOWN else value for value in values), age_ns])
+    return PortStats._make([*values, age_ns])
+
+
+def _parse_names(version: int, body: bytes) -> dict[int, str]:
+    found = {}
+    entry = _DESC.get(version)
+    if entry is not None:
+        reserved = _RESERVED_1_0 if version == 1 else _RESERVED
+        return {number: _text(name) for number, name in entry.iter_unpack(body) if number < reserved}
+    offset = 0
+    while offset < len(body):
+        number, length, name = _DESC_1_4.unpack_from(body, offset)
+        if length < _DESC_1_4.size:
+            raise struct.error(f"an entry of {length} bytes")
+        if number < _RESERVED:
+            found[number] = _text(name)
+        offset += length
+    return found
+
+
+def _text(name: bytes) -> str:
+    return name.partition(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,228 @@
+"""The ports of Open vSwitch's bridges, replicated from OVSDB by the official library (package `ovs`).
+
+Only names, numbers and external_ids are monitored, so that the server wakes us when ports change and not, as with
+`statistics`, every five seconds. The replica survives a restart of ovsdb-server: until it is back, the last ports
+stand, and ovs-vswitchd cannot change them either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import time
+from collections import Counter
+from typing import Any
+
+from collector.base import Reason, SourceError
+from collector.ovs.ports import Port
+
+__all__ = ["PortsDatabase"]
+
+_NO_LIBRARY = (
+    "this Python has no library `ovs`; install whitepanda's extra `host` into its environment "
+    "(Debian's python3-openvswitch is not visible from there)"
+)
+# What is asked for, of a schema that has had these since Open vSwitch 1.0.
+_STRINGS = {"key": "string", "value": "string", "min": 0, "max": "unlimited"}
+_SCHEMA = {
+    "name": "Open_vSwitch",
+    "version": "1.0.0",
+    "tables": {
+        "Bridge": {
+            "columns": {
+                "name": {"type": "string"},
+                "ports": {
+                    "type": {
+                        "key": {"type": "uuid", "refTable": "Port"},
+                        "min": 0,
+                        "max": "unlimited",
+                    }
+                },
+            }
+        },
+        "Port": {
+            "columns": {
+                "interfaces": {
+                    "type": {
+                        "key": {"type": "uuid", "refTable": "Interface"},
+                        "min": 0,
+                        "max": "unlimited",
+                    }
+                }
+            }
+        },
+        "Interface": {
+            "columns": {
+                "name": {"type": "string"},
+                "ofport": {"type": {"key": "integer", "min": 0, "max": 1}},
+                "external_ids": {"type": _STRINGS},
+            }
+        },
+    },
+}
+
+
+class PortsDatabase:
+    """A replica of what OVSDB knows of bridges and ports. Not safe for use by several threads at once.
+
+    Args:
+        remote: OVSDB's address in the words of Open vSwitch, such as "unix:/run/openvswitch/db.sock".
+        deadline_s: how long `open` waits for the first answer.
+
+    """
+
+    def __init__(self, remote: str, deadline_s: float) -> None:
+        self._remote = remote
+        self._deadline_s = deadline_s
+        self._idl: Any = None
+        self._renewed: Counter[str] = Counter()
+        self._seen = -1
+        self._bridges: tuple[str, ...] = ()
+        self._ports: tuple[Port, ...] = ()
+
+    @property
+    def bridges(self) -> tuple[str, ...]:
+        """Names of the bridges, as of the last `ports`."""
+        return self._bridges
+
+    def open(self) -> None:
+        """Connect and wait for the contents.
+
+        Raises:
+            SourceError: the library or the database is not there, refuses, or does not answer in time.
+
+        """
+        if self._idl is not None:
+            return
+        library = _import("ovs.db.idl")
+        _check_socket(self._remote, self._deadline_s)
+        try:
+            idl = self._make(library)
+        except Exception as error:
+            message = f"sources.ovs.database {self._remote!r} is no OVSDB address: {error}"
+            raise SourceError(message, Reason.SOURCE_FAILED) from error
+        if not self._wait(idl):
+            idl.close()
+            raise SourceError(
+                f"{self._remote}: no answer within {self._deadline_s:g} s; is ovsdb-server hung, or is it another "
+                "database than Open_vSwitch?",
+                Reason.STUCK,
+            )
+        self._idl = idl
+        self._seen = -1
+
+    def ports(self) -> tuple[Port, ...]:
+        """Take what the server sent, without waiting, and return the ports that have a number.
+
+        The same object until something changes. Reconnects by itself.
+
+        Raises:
+            SourceError: as `open`, where there is no replica yet.
+
+        """
+        self.open()
+        self._idl.run()
+        if self._idl.change_seqno != self._seen:
+            self._seen = self._idl.change_seqno
+            self._rebuild()
+        return self._ports
+
+    def close(self) -> None:
+        """Disconnect and forget."""
+        idl, self._idl = self._idl, None
+        if idl is not None:
+            idl.close()
+
+    def _make(self, library: Any) -> Any:
+        helper = library.SchemaHelper(schema_json=_SCHEMA)
+        for table, contents in _SCHEMA["tables"].items():  # type: ignore[attr-defined]  # a literal of JSON
+            helper.register_columns(table, list(contents["columns"]))
+        idl = library.Idl(self._remote, helper, leader_only=False)
+        idl.notify = self._note
+        return idl
+
+    def _note(self, _event: str, row: Any, old: Any = None) -> None:
+        """Count a port that was taken off its bridge and put on again, both between two samplings."""
+        if hasattr(old, "ofport"):  # `old` has the columns that changed
+            self._renewed[str(row.uuid)] += 1
+
+    def _wait(self, idl: Any) -> bool:
+        """Run the replica until it has the contents. False: the deadline passed."""
+        poller_module = _import("ovs.poller")
+        end = time.monotonic() + self._deadline_s
+        idl.run()
+        while not idl.has_ever_connected():
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            poller = poller_module.Poller()
+            idl.wait(poller)
+            poller.timer_wait(max(1, round(left_s * 1000)))
+            poller.block()
+            idl.run()
+        return True
+
+    def _rebuild(self) -> None:
+        tables = self._idl.tables
+        found = []
+        bridges = sorted(tables["Bridge"].rows.values(), key=lambda row: str(row.name))
+        for bridge in bridges:
+            for port in bridge.ports:
+                found += [
+                    self._port(str(bridge.name), interface)
+                    for interface in port.interfaces
+                    if interface.ofport and interface.ofport[0] > 0
+                ]
+        self._bridges = tuple(str(bridge.name) for bridge in bridges)
+        self._ports = tuple(sorted(found, key=lambda port: (port.bridge, port.number)))
+        present = {str(row) for row in tables["Interface"].rows}
+        for row in self._renewed.keys() - present:
+            del self._renewed[row]
+
+    def _port(self, bridge: str, interface: Any) -> Port:
+        ids = interface.external_ids
+        row = str(interface.uuid)
+        return Port(
+            bridge=bridge,
+            name=str(interface.name),
+            number=int(interface.ofport[0]),
+            row=row,
+            renewed=self._renewed.get(row, 0),
+            vm_uuid=str(ids.get("vm-id") or ids.get("vm-uuid") or "").lower(),
+            port_id=str(ids.get("iface-id", "")).lower(),
+            mac=str(ids.get("attached-mac", "")).lower(),
+        )
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SourceError(_NO_LIBRARY, Reason.NOT_PRESENT) from error
+
+
+def _check_socket(remote: str, deadline_s: float) -> None:
+    """Say what is wrong with a unix socket: the library keeps the reason to itself."""
+    if not remote.startswith("unix:"):
+        return
+    path = remote.removeprefix("unix:")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as test:
+            test.settimeout(deadline_s)
+            test.connect(path)
+    except FileNotFoundError as error:
+        message = f"no {path}: Open vSwitch does not run here; else set sources.ovs.database"
+        raise SourceError(message, Reason.NOT_PRESENT) from error
+    except ConnectionRefusedError as error:
+        raise SourceError(
+            f"{path}: nobody listens; is ovsdb-server running?", Reason.SOURCE_FAILED
+        ) from error
+    except PermissionError as error:
+        message = f"{path}: permission denied to user {os.geteuid()}; run the agent as root"
+        raise SourceError(message, Reason.NO_PERMISSION) from error
+    except BlockingIOError as error:
+        raise SourceError(f"{path}: its queue is full; is ovsdb-server hung?", Reason.STUCK) from error
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}; set sources.ovs.database"
+        raise SourceError(message, Reason.SOURCE_FAILED) from error

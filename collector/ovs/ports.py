@@ -1,0 +1,95 @@
+"""Which port of Open vSwitch is which VM's interface. Pure: no I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collector.base import InterfaceDevice, VmIdentity
+
+__all__ = ["Port", "VmPorts", "match_ports"]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One row of OVSDB's table Interface that a bridge uses.
+
+    `number` is the OpenFlow port; `row` the row's UUID; `renewed` counts how often the row's number changed. `vm_uuid`,
+    `port_id` and `mac` are external_ids' vm-id or vm-uuid, iface-id and attached-mac, in lower case, "" where unset.
+    """
+
+    bridge: str
+    name: str
+    number: int
+    row: str
+    renewed: int = 0
+    vm_uuid: str = ""
+    port_id: str = ""
+    mac: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VmPorts:
+    """A VM with all its interfaces: the port of each, by the name of the host's device."""
+
+    uuid: str
+    epoch: str
+    ports: Mapping[str, Port] = field(default_factory=dict)
+
+
+def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPorts]:
+    """Find the ports of the VMs, all of whose interfaces are on Open vSwitch; the others are left out.
+
+    An interface is matched by the first of these that tells it from every other:
+
+    1. libvirt's target device = the port's name;
+    2. the VM's UUID = vm-id (vm-uuid) and the MAC address = attached-mac;
+    3. the port id in libvirt's definition = iface-id (a veth of OpenStack's hybrid plug: the tap is on another bridge);
+    4. the VM's UUID alone, of a VM with one interface and one port;
+    5. the MAC address = attached-mac alone.
+
+    2 to 5 never take a port that names another VM, nor 5 one that names another port id.
+    """
+    index = _Index(ports)
+    found = []
+    for vm in vms:
+        matched = [(device, index.find(vm, device)) for device in vm.interfaces]
+        own = {device.device or port.name: port for device, port in matched if port is not None}
+        rows = {port.row for port in own.values()}
+        if matched and len(own) == len(rows) == len(matched):
+            found.append(VmPorts(vm.uuid, vm.epoch, own))
+    return found
+
+
+class _Index:
+    """The ports by all that can tell whose they are."""
+
+    def __init__(self, ports: Sequence[Port]) -> None:
+        self._by_name = {port.name: port for port in ports}
+        self._by_vm: dict[str, list[Port]] = defaultdict(list)
+        self._by_port_id: dict[str, list[Port]] = defaultdict(list)
+        self._by_mac: dict[str, list[Port]] = defaultdict(list)
+        for port in ports:
+            self._by_vm[port.vm_uuid].append(port)
+            self._by_port_id[port.port_id].append(port)
+            self._by_mac[port.mac].append(port)
+
+    def find(self, vm: VmIdentity, device: InterfaceDevice) -> Port | None:
+        if device.device in self._by_name:
+            return self._by_name[device.device]
+        uuid, mac, port_id = vm.uuid.lower(), device.mac.lower(), device.port_id.lower()
+        of_vm = self._by_vm.get(uuid, [])
+        of_mac = self._by_mac.get(mac, []) if mac else []
+        of_port_id = self._by_port_id.get(port_id, []) if port_id else []
+        candidates = (
+            [port for port in of_vm if mac and port.mac == mac],
+            [port for port in of_port_id if port.vm_uuid in {"", uuid}],
+            of_vm if len(vm.interfaces) == 1 else [],
+            [
+                port
+                for port in of_mac
+                if port.vm_uuid in {"", uuid} and (not port_id or port.port_id in {"", port_id})
+            ],
+        )
+        return next((ports[0] for ports in candidates if len(ports) == 1), None)

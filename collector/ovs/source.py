@@ -1,0 +1,235 @@
+"""Network counters of the VMs' ports on Open vSwitch: live, for kernel and DPDK datapaths alike.
+
+OVSDB tells which port is whose (`ovsdb`, `ports`), each bridge tells its ports' counters (`openflow`): OVSDB's own
+`statistics` are up to five seconds old. Only VMs all of whose interfaces are there are told; libvirt is left the
+others, and not asked for these (`Inventory.interfaces_told`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
+from collector.identity import Inventory
+from collector.ovs.openflow import BridgeClient, PortStats
+from collector.ovs.ovsdb import PortsDatabase
+from collector.ovs.ports import Port, VmPorts, match_ports
+
+__all__ = ["OvsSource"]
+
+_NAME_BYTES = 15  # OpenFlow cuts longer names
+
+
+@dataclass(slots=True)
+class _Bridge:
+    """A bridge with VMs' ports. `names` are the ports' on the bridge's connection `named_on`."""
+
+    client: BridgeClient
+    names: Mapping[int, str] = field(default_factory=dict)
+    named_on: int = 0
+
+
+@dataclass(slots=True)
+class _Device:
+    """What was behind an interface's name when it was last read, and how often that changed."""
+
+    key: tuple[str, int, int, int]
+    opened: int
+    age_ns: int | None
+
+
+class OvsSource:
+    """The Open vSwitch source (`collector.base.Source`). Not safe for use by several threads at once.
+
+    Receive is what the guest receives, which is what the bridge transmits. Interfaces are named by libvirt's target
+    device, or where there is none by the port.
+
+    Args:
+        inventory: the VMs; `interfaces_told` learns of those told here.
+        database: OVSDB's address, such as "unix:/run/openvswitch/db.sock".
+        run_dir: folder of the bridges' management sockets, BRIDGE.mgmt.
+        deadline_s: how long `probe` waits for answers; a sampling waits half as long.
+
+    """
+
+    name = "ovs"
+
+    def __init__(self, inventory: Inventory, *, database: str, run_dir: str, deadline_s: float = 2.0) -> None:
+        self._inventory = inventory
+        self._run_dir = run_dir
+        self._deadline_s = deadline_s
+        self._database_name = database
+        self._database = PortsDatabase(database, deadline_s / 2)
+        self._ports: tuple[Port, ...] = ()
+        self._identities: tuple[VmIdentity, ...] = ()
+        self._vms: list[VmPorts] = []
+        self._bridges: dict[str, _Bridge] = {}
+        self._devices: dict[tuple[str, str], _Device] = {}
+        self._numbers = itertools.count(1)
+
+    def probe(self) -> Probe:
+        """Say whether the database and the bridges answer, on connections of its own."""
+        end_s = time.monotonic() + self._deadline_s
+        database = PortsDatabase(self._database_name, self._deadline_s / 2)
+        try:
+            ports = database.ports()
+            bridges = database.bridges
+        except SourceError as error:
+            return Probe(available=False, detail=str(error), reason=error.reason)
+        finally:
+            database.close()
+        problems: list[SourceError] = []
+        for bridge in bridges:
+            client = self._client(bridge)
+            try:
+                client.hello(end_s)
+            except SourceError as error:
+                problems.append(error)
+            finally:
+                client.close()
+        if problems and len(problems) == len(bridges):
+            return Probe(available=False, detail=str(problems[0]), reason=problems[0].reason)
+        detail = f"{self._database_name}: {len(bridges)} bridges, {len(ports)} ports"
+        return Probe(available=True, detail="; ".join([detail, *map(str, problems)]))
+
+    def open(self) -> None:
+        """Connect to the database; bridges are connected to once VMs have ports there."""
+        self._database.open()
+
+    def sample(self) -> SourceSample:
+        """Read the counters of all ports of VMs.
+
+        Raises:
+            SourceError: the database was never reached, the VMs are not known, or no bridge of theirs answers.
+
+        """
+        mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
+        vms: dict[str, VmSample] = {}
+        try:
+            self._plan()
+            vms = self._read(time.monotonic() + self._deadline_s / 2)
+        finally:
+            # After an error too: libvirt is asked again at once, not after what was told has aged.
+            told = {uuid: vm.epoch for uuid, vm in vms.items() if vm.interfaces is not None}
+            self._inventory.interfaces_told.tell(mono_ns, told)
+        return SourceSample(self.name, mono_ns, unix_ns, vms)
+
+    def close(self) -> None:
+        """Disconnect from everything."""
+        self._database.close()
+        for bridge in self._bridges.values():
+            bridge.client.close()
+        self._bridges.clear()
+        self._inventory.interfaces_told.tell(0, {})
+
+    def _client(self, bridge: str) -> BridgeClient:
+        return BridgeClient(f"{self._run_dir}/{bridge}.mgmt")
+
+    def _plan(self) -> None:
+        """Match VMs and ports anew where either changed."""
+        ports = self._database.ports()
+        identities = self._inventory.vms()
+        if ports is self._ports and identities == self._identities:
+            return
+        if ports is not self._ports:
+            for bridge in self._bridges.values():
+                bridge.named_on = 0
+        self._ports, self._identities = ports, identities
+        self._vms = match_ports(identities, ports)
+        needed = {port.bridge for vm in self._vms for port in vm.ports.values()}
+        for name in self._bridges.keys() - needed:
+            self._bridges.pop(name).client.close()
+        for name in needed - self._bridges.keys():
+            self._bridges[name] = _Bridge(self._client(name))
+        present = {(vm.uuid, device) for vm in self._vms for device in vm.ports}
+        for key in self._devices.keys() - present:
+            del self._devices[key]
+
+    def _read(self, end_s: float) -> dict[str, VmSample]:
+        stats: dict[str, Mapping[int, PortStats]] = {}
+        failures: dict[str, SourceError] = {}
+        for name, bridge in sorted(self._bridges.items()):
+            try:
+                stats[name] = _read_bridge(bridge, end_s)
+            except SourceError as error:
+                failures[name] = error
+        if failures and not stats:
+            raise next(iter(failures.values()))
+        return {vm.uuid: self._read_vm(vm, stats, failures) for vm in self._vms}
+
+    def _read_vm(
+        self,
+        vm: VmPorts,
+        stats: Mapping[str, Mapping[int, PortStats]],
+        failures: Mapping[str, SourceError],
+    ) -> VmSample:
+        interfaces = {}
+        for device, port in vm.ports.items():
+            if port.bridge in failures:
+                return _absent(vm, failures[port.bridge].reason)
+            bridge = self._bridges[port.bridge]
+            told = stats[port.bridge].get(port.number)
+            if told is None or bridge.names.get(port.number) != _cut(port.name):
+                # A port that comes, goes or was renumbered just now: ask for the names again.
+                bridge.named_on = 0
+                return _absent(vm, Reason.VM_STARTING)
+            key = (port.row, port.renewed, port.number, bridge.client.connections)
+            counters = _counters(told, self._opened((vm.uuid, device), key, told.age_ns))
+            if counters is None:
+                return _absent(vm, Reason.NOT_PRESENT)
+            interfaces[device] = counters
+        return VmSample(vm.epoch, interfaces=interfaces)
+
+    def _opened(self, device: tuple[str, str], key: tuple[str, int, int, int], age_ns: int | None) -> int:
+        """Number what is behind an interface: a port that was made anew counts from another zero."""
+        known = self._devices.get(device)
+        younger = (
+            known is not None and age_ns is not None and known.age_ns is not None and age_ns < known.age_ns
+        )
+        if known is None or known.key != key or younger:
+            known = self._devices[device] = _Device(key, next(self._numbers), age_ns)
+        known.age_ns = age_ns
+        return known.opened
+
+
+def _read_bridge(bridge: _Bridge, end_s: float) -> Mapping[int, PortStats]:
+    """Read a bridge's statistics, and its ports' names where they may have changed.
+
+    The names guard against a port's counters being taken for another's: after a restart of ovs-vswitchd the numbers
+    may be others, and OVSDB's news of them come later.
+    """
+    stats = bridge.client.stats(end_s)
+    connection = bridge.client.connections
+    if bridge.named_on != connection:
+        bridge.names = bridge.client.names(end_s)
+        if bridge.client.connections != connection:
+            raise SourceError("ovs-vswitchd was restarted just now; reading anew at the next tick")
+        bridge.named_on = connection
+    return stats
+
+
+def _counters(stats: PortStats, opened: int) -> InterfaceCounters | None:
+    """Turn the bridge's view into the guest's. None: the port does not count its bytes or packets."""
+    rx_packets, tx_packets, rx_bytes, tx_bytes, rx_dropped, tx_dropped, _ = stats
+    if rx_packets is None or tx_packets is None or rx_bytes is None or tx_bytes is None:
+        return None
+    return InterfaceCounters(
+        receive_bytes=tx_bytes,
+        transmit_bytes=rx_bytes,
+        receive_packets=tx_packets,
+        transmit_packets=rx_packets,
+        receive_drops=tx_dropped,
+        transmit_drops=rx_dropped,
+        opened=opened,
+    )
+
+
+def _absent(vm: VmPorts, reason: Reason) -> VmSample:
+    return VmSample(vm.epoch, absent={"interfaces": reason})
+
+
+def _cut(name: str) -> str:
+    return name.encode()[:_NAME_BYTES].decode(errors="replace")
