@@ -1,0 +1,113 @@
+"""Reading a group's counters through files that are kept open.
+
+kernfs makes a file's text anew for every read from its start, so pread at 0 gives the present value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Collection
+
+from collector.base import RdtDomain, Reason
+from collector.resctrl.counters import EVENTS, make_domain, parse_value
+from collector.resctrl.tree import domains_of
+
+__all__ = ["GroupGoneError", "GroupReader"]
+
+_GONE = {errno.ENOENT, errno.ENODEV}
+_VALUE_BYTES = 64
+
+
+class GroupGoneError(Exception):
+    """The group was removed."""
+
+
+class GroupReader:
+    """The value files of one group.
+
+    Only the files of a domain itself are read: those of its sub-NUMA nodes (mon_sub_L3_YY) are in its sums already.
+
+    Args:
+        folder: the group's.
+        features: the events that the kernel says it has; a file of another one is not missed.
+        settling: the threads have just been moved here: the first reading's occupancy is not theirs.
+
+    Raises:
+        GroupGoneError: there is no such group.
+        OSError: EMFILE, ENFILE: no file descriptor is left.
+
+    """
+
+    def __init__(self, folder: str, features: Collection[str], *, settling: bool = False) -> None:
+        self._folder = folder
+        self._features = features
+        self._settling = settling
+        self._files: dict[str, tuple[int | Reason, ...]] = {}
+        self._open()
+
+    def read(self, domains: tuple[str, ...]) -> dict[str, RdtDomain]:
+        """Read all values.
+
+        Args:
+            domains: those that the kernel shows now; CPUs that go offline or come take domains with them.
+
+        Raises:
+            GroupGoneError: the group was removed.
+            OSError: EMFILE, ENFILE: no file descriptor is left.
+
+        """
+        if tuple(self._files) != domains:
+            self._open()
+        try:
+            found = {name: self._read(files) for name, files in self._files.items()}
+        except GroupGoneError:
+            # The group, or a domain since the kernel was asked.
+            self._open()
+            found = {name: self._read(files) for name, files in self._files.items()}
+        self._settling = False
+        return found
+
+    def close(self) -> None:
+        """Close all files."""
+        for files in self._files.values():
+            for file in files:
+                if not isinstance(file, Reason):
+                    os.close(file)
+        self._files = {}
+
+    def _read(self, files: tuple[int | Reason, ...]) -> RdtDomain:
+        values = [file if isinstance(file, Reason) else _read_value(file) for file in files]
+        return make_domain(values, settling=self._settling)
+
+    def _open(self) -> None:
+        self.close()
+        try:
+            for name in domains_of(self._folder):
+                self._files[name] = ()
+                for event in EVENTS:
+                    self._files[name] += (
+                        self._open_file(f"{self._folder}/mon_data/mon_L3_{name}/{event}", event),
+                    )
+        except OSError as error:
+            self.close()
+            if error.errno in _GONE:
+                raise GroupGoneError(self._folder) from error
+            raise
+
+    def _open_file(self, path: str, event: str) -> int | Reason:
+        if event not in self._features:
+            return Reason.NO_EVENT
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return Reason.RDT_UNAVAILABLE
+
+
+def _read_value(fd: int) -> int | Reason:
+    try:
+        return parse_value(os.pread(fd, _VALUE_BYTES, 0))
+    except OSError as error:
+        if error.errno in _GONE:
+            raise GroupGoneError from error
+        return Reason.RDT_UNAVAILABLE

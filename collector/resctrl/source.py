@@ -1,0 +1,513 @@
+"""Cache occupancy and memory bandwidth per VM: a monitoring group for each, or the one that others made for it."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.base import (
+    Probe,
+    RdtCounters,
+    RdtDomain,
+    Reason,
+    SourceError,
+    SourceSample,
+    VmIdentity,
+    VmSample,
+)
+from collector.identity import Inventory
+from collector.resctrl.counters import add_up, unbroken
+from collector.resctrl.groups import GroupGoneError, GroupReader
+from collector.resctrl.threads import Threads, read_groups
+from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
+from collector.resctrl.turns import Turns
+
+__all__ = ["ResctrlSource"]
+
+_log = logging.getLogger("whitepanda.resctrl")
+
+_S = 1_000_000_000
+#: How often what others do in the tree is looked at: their groups, who else is in them; and all threads are listed.
+_SURVEY_NS = 5 * _S
+_PERMISSION_NS = 60 * _S
+_CLOSE_TRIES, _CLOSE_PAUSE_S = 20, 0.05
+_NO_RMID = {errno.ENOSPC, errno.EBUSY}
+_FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
+_NO_FD = {errno.EMFILE, errno.ENFILE}
+_UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a folder
+
+
+@dataclass(slots=True)
+class _Vm:
+    """A VM in its epoch.
+
+    `places` is where its threads were at the last look, `own` the control groups in which it needs groups of ours,
+    `readers` the groups that are read, ours and others'. `reason` says why there is nothing to read.
+    """
+
+    identity: VmIdentity
+    threads: Threads
+    places: dict[int, Place] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    foreign: frozenset[Place] = frozenset()
+    shared: bool = False
+    readers: dict[Place, GroupReader] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    reason: Reason = Reason.VM_STARTING
+    look_at_ns: int = 0
+    opened: int = 0
+    last: Mapping[str, RdtDomain] = field(default_factory=dict)
+    last_ns: int = 0
+
+    def group(self, ctrl: str) -> Place:
+        """Return the place of its group in a control group."""
+        return Place(ctrl, PREFIX + self.identity.uuid)
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Return the threads that decide where the VM is: its vCPUs, or all while none is known."""
+        living = tuple(tid for tid in self.identity.vcpu_tids if tid in self.threads.tids)
+        return living or tuple(self.threads.tids)
+
+    def to_move(self) -> dict[str, set[int]]:
+        """Return the threads that are not yet in the VM's groups, by control group.
+
+        Those in a group of others stay there.
+        """
+        found: dict[str, set[int]] = {}
+        for tid, place in self.places.items():
+            if place.ctrl in self.own and tid not in self.inside and (place.ours or not place.mon):
+                found.setdefault(place.ctrl, set()).add(tid)
+        return found
+
+
+class ResctrlSource:
+    """The resctrl source (`collector.base.Source`). Not safe for use by several threads at once.
+
+    A VM's group is made in the control group of its vCPU threads, of which each thread of QEMU that is there becomes a
+    member; where vCPUs are in several control groups there is one in each, and the VM's values are their sums. vCPUs in
+    a monitoring group of somebody else are read in that group.
+
+    Args:
+        inventory: the VMs; called once per sample.
+        root: where resctrl is mounted.
+        max_groups: groups of ours at once; 0: as many as there are monitoring ids, less the others' groups and
+            `reserve_rmids`.
+        reserve_rmids: monitoring ids left to others.
+        hold_s: with more VMs than groups, how long a VM keeps its group before another's turn.
+        proc_root: where /proc is.
+        tree: the tree at `root`; another one for tests.
+        clock: monotonic, in nanoseconds.
+
+    """
+
+    name = "resctrl"
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        root: str = "/sys/fs/resctrl",
+        max_groups: int = 0,
+        reserve_rmids: int = 4,
+        hold_s: float = 10.0,
+        proc_root: str = "/proc",
+        tree: Tree | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._inventory = inventory
+        self._tree = Tree(root, proc_root) if tree is None else tree
+        self._max_groups = max_groups
+        self._reserve_rmids = reserve_rmids
+        self._hold_ns = int(hold_s * _S)
+        self._proc = proc_root
+        self._clock = clock
+        self._opened = itertools.count(1)
+        self._warned: set[str] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._vms: dict[str, _Vm] = {}
+        self._absent: dict[str, Reason] = {}
+        self._turns = Turns(self._hold_ns)
+        self._monitoring = Monitoring(frozenset(), 0)
+        self._doomed: set[Place] = set()
+        self._others = 1
+        self._survey_at_ns = 0
+        self._surveyed = False
+        self._kernel_tells = False
+        self._where: dict[int, Place] = {}
+
+    def probe(self) -> Probe:
+        """Say whether resctrl is there, monitors, and may be used."""
+        try:
+            monitoring = self._tree.monitoring()
+        except SourceError as error:
+            return Probe(available=False, detail=str(error), reason=error.reason)
+        root = self._tree.root
+        if os.geteuid() != 0:
+            detail = f"{root}: only root may put others' threads into groups; run the agent by its unit"
+            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+        told = f"{root}: {', '.join(sorted(monitoring.features))}; {monitoring.num_rmids} monitoring ids"
+        if self._tree.read_only:
+            told += "; read-only here, so only VMs that others monitor are read; ReadWritePaths= in the unit"
+        return Probe(available=True, detail=told)
+
+    def open(self) -> None:
+        """Open the tree. Groups are made, and stale ones removed, with the first sample."""
+        self._let_go()
+        self._reset()
+        self._monitoring = self._tree.monitoring()
+        try:
+            self._tree.open()
+        except OSError as error:
+            raise SourceError(f"{self._tree.root}: {error.strerror}", _reason(error)) from error
+        try:
+            self._kernel_tells = read_groups(f"{self._proc}/self") is not None
+        except OSError:
+            self._kernel_tells = False  # Linux before 5.7
+
+    def sample(self) -> SourceSample:
+        """Bring the groups into step with the VMs, and read them.
+
+        Raises:
+            SourceError: the VMs are not known, or resctrl was unmounted.
+
+        """
+        if not self._tree.is_current():
+            self.open()
+        now_ns, unix_ns = self._clock(), time.time_ns()
+        inventory = self._inventory.vms()
+        self._forget({vm.uuid: vm for vm in inventory})
+        try:
+            self._follow(inventory, now_ns)
+            self._change(now_ns)
+            domains = self._tree.domains()
+        except OSError as error:
+            message = f"{error.filename or self._tree.root}: {error.strerror}"
+            raise SourceError(message, _reason(error)) from error
+        vms = {identity.uuid: self._tell(identity, domains, now_ns) for identity in inventory}
+        return SourceSample(self.name, now_ns, unix_ns, vms)
+
+    def close(self) -> None:
+        """Remove our groups and close everything."""
+        self._let_go()
+        self._tree.close()
+
+    # --- which VMs there are, and where their threads are ---
+
+    def _forget(self, present: Mapping[str, VmIdentity]) -> None:
+        for uuid, vm in list(self._vms.items()):
+            identity = present.get(uuid)
+            if identity is None or identity.epoch != vm.identity.epoch:
+                self._drop(vm)
+        self._absent.clear()
+
+    def _drop(self, vm: _Vm) -> None:
+        """Forget a VM; its groups go with the next change."""
+        self._close_readers(vm, all_groups=True)
+        self._turns.forget(vm.identity.uuid)
+        vm.threads.close()
+        del self._vms[vm.identity.uuid]
+
+    def _close_readers(self, vm: _Vm, *, all_groups: bool) -> None:
+        """Let go of a VM's groups, ours only or all; ours are removed with the next change."""
+        for place in [place for place in vm.readers if all_groups or place.ours]:
+            vm.readers.pop(place).close()
+            if place.ours:
+                self._doomed.add(place)
+        vm.inside.clear()
+        vm.last = {}
+
+    def _follow(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> None:
+        """Look where the threads are, as far as something may have changed."""
+        due = [vm for identity in inventory if (vm := self._look(identity, now_ns)) is not None]
+        survey = now_ns >= self._survey_at_ns
+        if survey or (due and not self._kernel_tells):
+            with self._tree.locked(exclusive=False) as locked:
+                if not locked:  # somebody is changing the tree: at the next tick
+                    for vm in due:
+                        vm.look_at_ns = min(vm.look_at_ns, now_ns)
+                    return
+                if survey:
+                    self._survey(now_ns)
+                if not self._kernel_tells:
+                    self._where = self._all_tasks()
+        for vm in due:
+            self._place(vm, now_ns)
+
+    def _look(self, identity: VmIdentity, now_ns: int) -> _Vm | None:
+        """Bring a VM's threads into step; returns the VM if it is to be asked where they are."""
+        try:
+            vm = self._known(identity)
+            forced = now_ns >= vm.look_at_ns
+            changed = vm.threads.refresh(force=forced)
+            moved = self._kernel_tells and vm.threads.moved(vm.watched[0])
+        except ValueError:
+            self._absent[identity.uuid] = Reason.INVALID_VALUE
+        except OSError as error:
+            self._absent[identity.uuid] = _reason(error)
+            if identity.uuid in self._vms:
+                self._drop(self._vms[identity.uuid])
+        else:
+            return vm if forced or changed or moved else None
+        return None
+
+    def _known(self, identity: VmIdentity) -> _Vm:
+        vm = self._vms.get(identity.uuid)
+        if vm is None:
+            if not _UUID.fullmatch(identity.uuid):
+                raise ValueError(identity.uuid)
+            vm = self._vms[identity.uuid] = _Vm(identity, Threads(identity.pid, self._proc))
+        if vm.identity.vcpu_tids != identity.vcpu_tids:
+            vm.look_at_ns = 0
+        vm.identity = identity
+        return vm
+
+    def _all_tasks(self) -> dict[int, Place]:
+        """Return where the threads are that are not in the root, as kernels before 5.7 tell it."""
+        found: dict[int, Place] = {}
+        # Monitoring groups come after the control groups, whose lists have their members too.
+        for place in sorted(self._tree.places(), key=lambda place: bool(place.mon)):
+            if place != Place(""):
+                try:
+                    found.update(dict.fromkeys(self._tree.tasks(place), place))
+                except OSError:
+                    continue  # it has just gone, or is pseudo-locked
+        return found
+
+    def _locate(self, vm: _Vm) -> dict[int, Place]:
+        if not self._kernel_tells:
+            return {tid: self._where.get(tid, Place("")) for tid in vm.threads.tids}
+        found = {}
+        for tid in vm.threads.tids:
+            try:
+                place = read_groups(f"{vm.threads.folder}/{tid}")
+            except OSError:
+                continue  # it has ended
+            if place is not None:
+                found[tid] = place
+        return found
+
+    def _place(self, vm: _Vm, now_ns: int) -> None:
+        """See where a VM is now, and let its groups follow it."""
+        first = not vm.look_at_ns
+        # Not all VMs in the same tick, unless one walk through the whole tree tells of all of them.
+        spread_ns = hash(vm.identity.uuid) % _SURVEY_NS if self._kernel_tells else 0
+        vm.look_at_ns = now_ns + _SURVEY_NS + spread_ns
+        vm.places = self._locate(vm)
+        vm.inside = {tid for tid, place in vm.places.items() if place == vm.group(place.ctrl)}
+        deciding = {vm.places[tid] for tid in vm.watched if tid in vm.places}
+        own = frozenset(place.ctrl for place in deciding if not place.mon or place.ours)
+        foreign = frozenset(place for place in deciding if place.mon and not place.ours)
+        if own != vm.own:
+            self._close_readers(vm, all_groups=False)
+            vm.own = own
+        if own:
+            had = first and any(place == vm.group(place.ctrl) for place in deciding)
+            self._turns.want(vm.identity.uuid, len(own), first=had)
+        else:
+            self._turns.forget(vm.identity.uuid)
+        self._read_foreign(vm, foreign)
+
+    def _read_foreign(self, vm: _Vm, foreign: frozenset[Place]) -> None:
+        """Open the groups of others that the VM is in, unless other processes are there too."""
+        for place in [place for place in vm.readers if not place.ours and place not in foreign]:
+            vm.readers.pop(place).close()
+            vm.opened = next(self._opened)
+        vm.foreign = foreign
+        vm.shared = False
+        for place in foreign:
+            try:
+                vm.shared |= bool(self._strangers(vm, place))
+                if place not in vm.readers:
+                    vm.readers[place] = GroupReader(self._tree.path(place), self._monitoring.features)
+                    vm.opened = next(self._opened)
+            except (OSError, GroupGoneError) as error:
+                vm.look_at_ns = 1
+                vm.reason = _reason(error) if isinstance(error, OSError) else Reason.VM_STARTING
+
+    def _strangers(self, vm: _Vm, place: Place) -> set[int]:
+        others = self._tree.tasks(place) - vm.threads.tids
+        # A thread may have begun since they were listed.
+        return {tid for tid in others if not Path(vm.threads.folder, str(tid)).exists()}
+
+    def _survey(self, now_ns: int) -> None:
+        """Count the others' groups; find ours that nobody uses, such as those of an agent that was killed."""
+        self._survey_at_ns = now_ns + _SURVEY_NS
+        places = self._tree.places()
+        ours = {place for place in places if place.ours}
+        self._others = len(places) - len(ours)
+        used = {place for vm in self._vms.values() for place in vm.readers}
+        if not self._surveyed:
+            # What an agent before this one left to a VM that lives is taken over.
+            used |= {place for place in ours if place.mon.removeprefix(PREFIX) in self._vms}
+        self._surveyed = True
+        self._doomed |= ours - used
+
+    # --- changes, under the lock ---
+
+    @property
+    def _cap(self) -> int:
+        free = self._monitoring.num_rmids - self._others - self._reserve_rmids
+        return self._max_groups or max(0, free)
+
+    def _change(self, now_ns: int) -> None:
+        """Remove, make and fill groups, as far as there is need and nobody else has the tree locked."""
+        holders = [self._vms[uuid] for uuid in self._turns.holders]
+        to_fill = [vm for vm in holders if not self._complete(vm) or vm.to_move()]
+        if self._doomed or to_fill or self._turns.next(self._cap, now_ns):
+            with self._tree.locked(exclusive=True) as locked:
+                if not locked:
+                    return
+                self._remove_doomed()
+                for vm in to_fill:
+                    self._fill(vm, now_ns)
+                self._take_turns(now_ns)
+        for uuid, vm in self._vms.items():
+            if vm.own and vm.reason is Reason.VM_STARTING and uuid not in self._turns.holders:
+                vm.reason = Reason.NO_RMID
+
+    @staticmethod
+    def _complete(vm: _Vm) -> bool:
+        return all(vm.group(ctrl) in vm.readers for ctrl in vm.own)
+
+    def _remove_doomed(self) -> None:
+        for place in list(self._doomed):
+            self._doomed.discard(place)
+            try:
+                self._tree.remove(place)
+            except OSError as error:
+                # The next survey finds it again.
+                self._warn(f"{self._tree.path(place)} cannot be removed: {error.strerror}")
+
+    def _take_turns(self, now_ns: int) -> None:
+        while step := self._turns.next(self._cap, now_ns):
+            if step.grant:
+                self._turns.granted(step.grant, now_ns)
+                self._fill(self._vms[step.grant], now_ns)
+            else:
+                self._turns.released(step.release)
+                vm = self._vms[step.release]
+                self._close_readers(vm, all_groups=False)
+                vm.reason = Reason.NO_RMID
+                self._remove_doomed()
+
+    def _fill(self, vm: _Vm, now_ns: int) -> None:
+        """Give a VM its groups and put its threads there."""
+        uuid = vm.identity.uuid
+        made = False
+        try:
+            for ctrl in vm.own:
+                made |= self._open_group(vm, vm.group(ctrl))
+            for ctrl, tids in vm.to_move().items():
+                vm.inside |= self._tree.move(vm.group(ctrl), tids)
+        except (OSError, GroupGoneError) as error:
+            self._close_readers(vm, all_groups=False)
+            self._remove_doomed()
+            code = error.errno if isinstance(error, OSError) else errno.ENOENT
+            if code in _NO_RMID:
+                vm.reason = Reason.NO_RMID
+                self._survey_at_ns = 0
+                self._turns.refused(uuid, now_ns)
+                return
+            forbidden = code in _FORBIDDEN
+            vm.reason = _reason(error) if isinstance(error, OSError) else Reason.VM_STARTING
+            vm.look_at_ns = 1  # look again where it is: its control group may have gone
+            self._turns.postponed(uuid, now_ns + (_PERMISSION_NS if forbidden else 1))
+            if forbidden:
+                self._warn(f"{self._tree.root}: groups cannot be made or filled: {os.strerror(code or 0)}")
+            return
+        if made:
+            vm.opened = next(self._opened)
+            vm.last = {}
+
+    def _open_group(self, vm: _Vm, place: Place) -> bool:
+        """Make one group of ours, or take over the one that is there; returns whether it is new to us."""
+        if place in vm.readers:
+            return False
+        fresh = True
+        try:
+            self._tree.make(place)
+        except FileExistsError:
+            fresh = False
+        vm.readers[place] = GroupReader(
+            self._tree.path(place), self._monitoring.features, settling=fresh or not vm.inside
+        )
+        return True
+
+    def _let_go(self) -> None:
+        """Remove our groups and close all files."""
+        for vm in list(self._vms.values()):
+            self._drop(vm)
+        for _ in range(_CLOSE_TRIES if self._doomed else 0):
+            try:
+                with self._tree.locked(exclusive=True) as locked:
+                    if locked:
+                        self._remove_doomed()
+                        return
+            except OSError as error:
+                self._warn(f"{self._tree.root}: {error.strerror}")
+                return
+            time.sleep(_CLOSE_PAUSE_S)
+        if self._doomed:
+            self._warn(f"{self._tree.root} is locked by somebody else: our groups stay until the next start")
+
+    # --- reading ---
+
+    def _tell(self, identity: VmIdentity, domains: tuple[str, ...], now_ns: int) -> VmSample:
+        uuid = identity.uuid
+        vm = self._vms.get(uuid)
+        if vm is None:
+            reason = self._absent.get(uuid, Reason.VM_STARTING)
+        elif vm.shared:
+            reason = Reason.SHARED
+        elif not vm.readers or not self._complete(vm) or not vm.foreign <= vm.readers.keys():
+            reason = vm.reason
+        elif vm.own and not vm.inside:
+            reason = (
+                Reason.VM_STARTING
+            )  # its threads were moved elsewhere at this moment: its group counts nothing
+        else:
+            try:
+                rdt = self._read(vm, domains, now_ns)
+            except GroupGoneError:
+                # Somebody removed a group: made anew, or looked for, at the next tick.
+                self._close_readers(vm, all_groups=True)
+                vm.look_at_ns = 1
+                reason = vm.reason = Reason.VM_STARTING
+            except OSError as error:
+                reason = _reason(error)
+            else:
+                vm.reason = Reason.VM_STARTING
+                return VmSample(identity.epoch, rdt=rdt)
+        return VmSample(identity.epoch, absent={"rdt": reason})
+
+    def _read(self, vm: _Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:
+        found = add_up(reader.read(domains) for reader in vm.readers.values())
+        if not unbroken(vm.last, found, now_ns - vm.last_ns):
+            vm.opened = next(self._opened)
+        vm.last, vm.last_ns = found, now_ns
+        owners = sorted({"whitepanda" if place.ours else place.name for place in vm.readers})
+        return RdtCounters(vm.opened, found, ", ".join(owners))
+
+    def _warn(self, message: str) -> None:
+        """Log a message once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning("%s", message)
+
+
+def _reason(error: OSError) -> Reason:
+    if error.errno in _FORBIDDEN:
+        return Reason.NO_PERMISSION
+    if error.errno in {errno.ENOENT, errno.ESRCH, errno.ENODEV}:
+        return Reason.NOT_PRESENT
+    return Reason.FD_LIMIT if error.errno in _NO_FD else Reason.SOURCE_FAILED

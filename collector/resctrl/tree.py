@@ -1,0 +1,231 @@
+"""The tree that the kernel shows at /sys/fs/resctrl: where groups are, and the few changes that are made there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from collector.base import Reason, SourceError
+
+__all__ = ["PREFIX", "Monitoring", "Place", "Tree"]
+
+#: Groups of this prefix are ours.
+PREFIX = "whitepanda-"
+
+_NO_CONTROL_GROUPS = {"info", "mon_groups", "mon_data"}
+_DOMAIN = "mon_L3_"
+_MOUNT = "mount -t resctrl resctrl"
+
+
+class Place(NamedTuple):
+    """A group: a control group ("" is the root), or a monitoring group `mon` of it."""
+
+    ctrl: str
+    mon: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a monitoring group of this product."""
+        return self.mon.startswith(PREFIX)
+
+    @property
+    def name(self) -> str:
+        """As people see it: "mon", "control", "control/mon"; the root is "/"."""
+        return "/".join(part for part in self if part) or "/"
+
+
+class Monitoring(NamedTuple):
+    """What can be monitored: the events (`EVENTS` and others), and how many groups there can be, the root included."""
+
+    features: frozenset[str]
+    num_rmids: int
+
+
+class Tree:
+    """A mounted resctrl.
+
+    Args:
+        root: where it is mounted.
+        proc_root: where /proc is; its list of file systems tells what the kernel has.
+
+    """
+
+    def __init__(self, root: str = "/sys/fs/resctrl", proc_root: str = "/proc") -> None:
+        self.root = Path(root)
+        self._proc = Path(proc_root)
+        self._fd: int | None = None
+
+    def monitoring(self) -> Monitoring:
+        """Read what can be monitored.
+
+        Raises:
+            SourceError: nothing, or not here; says why and the remedy.
+
+        """
+        folder = self.root / "info" / "L3_MON"
+        try:
+            features = (folder / "mon_features").read_text().split()
+            num_rmids = int((folder / "num_rmids").read_text())
+        except PermissionError as error:
+            message = f"{error.filename}: {error.strerror}; run the agent by its unit"
+            raise SourceError(message, Reason.NO_PERMISSION) from error
+        except OSError as error:
+            raise SourceError(self._why_not(error), Reason.NO_RDT) from error
+        except ValueError as error:
+            raise SourceError(
+                f"{folder / 'num_rmids'}: {error}; please report this", Reason.NO_RDT
+            ) from error
+        return Monitoring(frozenset(features), num_rmids)
+
+    def _why_not(self, error: OSError) -> str:
+        if (self.root / "info").is_dir():
+            return (
+                f"{self.root}/info/L3_MON: {error.strerror}; this CPU cannot monitor cache or memory bandwidth, or "
+                "the kernel was started with rdt=!cmt,!mbmtotal,!mbmlocal"
+            )
+        try:
+            listed = (self._proc / "filesystems").read_text().split()
+        except OSError:
+            listed = []
+        if "resctrl" in listed:
+            return f"{self.root}: resctrl is not mounted; {_MOUNT} {self.root}"
+        return (
+            f"{self.root}: this kernel has no resctrl (no Intel RDT, AMD QoS or Arm MPAM in the CPU, or the kernel "
+            "is built without CONFIG_X86_CPU_RESCTRL); nothing to be done"
+        )
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the mount, as this process sees it, is read-only."""
+        try:
+            return bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+        except OSError:
+            return False
+
+    def open(self) -> None:
+        """Open the root for locking.
+
+        Raises:
+            OSError: it cannot be opened.
+
+        """
+        self.close()
+        self._fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Let go of the root."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def is_current(self) -> bool:
+        """Whether what was opened is still what is mounted there."""
+        if self._fd is None:
+            return False
+        try:
+            return os.path.samestat(self.root.stat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
+    @contextlib.contextmanager
+    def locked(self, *, exclusive: bool) -> Iterator[bool]:
+        """Lock the tree as the kernel's document asks, without waiting. Gives whether that succeeded."""
+        if self._fd is None:
+            yield False
+            return
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EACCES, errno.EINTR}:
+                raise
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def path(self, place: Place) -> str:
+        """Return a group's folder."""
+        folder = f"{self.root}/{place.ctrl}" if place.ctrl else str(self.root)
+        return f"{folder}/mon_groups/{place.mon}" if place.mon else folder
+
+    def places(self) -> list[Place]:
+        """Return all groups, the root first."""
+        found = [Place("")]
+        with os.scandir(self.root) as entries:
+            found += [Place(e.name) for e in entries if e.name not in _NO_CONTROL_GROUPS and e.is_dir()]
+        for ctrl in list(found):
+            with contextlib.suppress(FileNotFoundError):  # it has just gone
+                groups = Path(self.path(ctrl), "mon_groups").iterdir()
+                found += [Place(ctrl.ctrl, path.name) for path in groups]
+        return found
+
+    def domains(self) -> tuple[str, ...]:
+        """Return the names of the cache domains that the kernel shows now, less their prefix."""
+        return domains_of(str(self.root))
+
+    def tasks(self, place: Place) -> set[int]:
+        """Return the thread ids in a group; of a control group those in its monitoring groups, too."""
+        return {int(tid) for tid in Path(self.path(place), "tasks").read_bytes().split()}
+
+    def make(self, place: Place) -> None:
+        """Make a monitoring group.
+
+        Raises:
+            OSError: ENOSPC or EBUSY where no monitoring id is free.
+
+        """
+        Path(self.path(place)).mkdir()
+
+    def remove(self, place: Place) -> None:
+        """Remove a monitoring group of ours; its threads go back to its control group. Gone already is fine.
+
+        Raises:
+            ValueError: the group is not ours.
+
+        """
+        if not place.ours:
+            raise ValueError(f"{place.name} is not ours")
+        with contextlib.suppress(FileNotFoundError):
+            Path(self.path(place)).rmdir()
+
+    def move(self, place: Place, tids: Iterable[int]) -> set[int]:
+        """Put threads into a monitoring group; returns those that are there now.
+
+        A thread that has ended (ESRCH), or is in another control group (EINVAL), is left out.
+
+        Raises:
+            OSError: EPERM where the kernel forbids it: only euid 0 or the thread's owner may.
+
+        """
+        moved = set()
+        fd = os.open(f"{self.path(place)}/tasks", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for tid in tids:
+                try:
+                    # One at a time: the kernel stops at the first that fails.
+                    self._write(fd, b"%d\n" % tid)
+                except OSError as error:
+                    if error.errno not in {errno.ESRCH, errno.EINVAL}:
+                        raise
+                else:
+                    moved.add(tid)
+        finally:
+            os.close(fd)
+        return moved
+
+    @staticmethod
+    def _write(fd: int, text: bytes) -> None:
+        os.write(fd, text)
+
+
+def domains_of(group: str) -> tuple[str, ...]:
+    """Return the cache domains in a group's mon_data. What is not of the L3 cache is not for us."""
+    names = [path.name for path in Path(group, "mon_data").iterdir()]
+    return tuple(sorted(name.removeprefix(_DOMAIN) for name in names if name.startswith(_DOMAIN)))

@@ -1,0 +1,101 @@
+"""Who has a monitoring group now, where there are more VMs than monitoring ids. Pure: time comes with the call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+__all__ = ["Step", "Turns"]
+
+_S = 1_000_000_000
+#: A freed monitoring id is in limbo until its lines left the cache; the kernel looks once a second.
+_FIRST_BACK_OFF_NS = 1 * _S
+_LAST_BACK_OFF_NS = 32 * _S
+
+
+class Step(NamedTuple):
+    """What to do next: take the groups of `release` away, or give `grant` its own; "" is nobody."""
+
+    release: str
+    grant: str
+
+
+class Turns:
+    """VMs by UUID: those that hold groups, since when, and those that wait, first come first served.
+
+    Args:
+        hold_ns: how long a VM keeps its groups before another's turn.
+
+    """
+
+    def __init__(self, hold_ns: int) -> None:
+        self._hold_ns = hold_ns
+        self._needs: dict[str, int] = {}
+        self._holders: dict[str, int] = {}  # since when, the longest first
+        self._waiting: dict[str, None] = {}  # the longest first
+        self._blocked: dict[str, int] = {}  # until when
+        self._free_at_ns = 0
+        self._back_off_ns = _FIRST_BACK_OFF_NS
+
+    @property
+    def holders(self) -> Collection[str]:
+        """Those that hold groups."""
+        return self._holders.keys()
+
+    def want(self, uuid: str, groups: int, *, first: bool = False) -> None:
+        """Say that a VM needs so many groups. `first`: it has had them already, so it is not to wait."""
+        known = uuid in self._needs
+        self._needs[uuid] = groups
+        if known:
+            return
+        self._waiting = {uuid: None, **self._waiting} if first else {**self._waiting, uuid: None}
+
+    def forget(self, uuid: str) -> None:
+        """Say that a VM needs none any more."""
+        self._needs.pop(uuid, None)
+        self._holders.pop(uuid, None)
+        self._waiting.pop(uuid, None)
+        self._blocked.pop(uuid, None)
+
+    def next(self, cap: int, now_ns: int) -> Step | None:
+        """Return what to do next with at most `cap` groups; None: nothing now. Changes nothing by itself."""
+        used = sum(self._needs[uuid] for uuid in self._holders)
+        if used > cap:
+            return Step(next(iter(self._holders)), "")
+        if now_ns < self._free_at_ns:
+            return None
+        waiter = next((uuid for uuid in self._waiting if self._may(uuid, cap, now_ns)), "")
+        if not waiter:
+            return None
+        if used + self._needs[waiter] <= cap:
+            return Step("", waiter)
+        holder, since_ns = next(iter(self._holders.items()))
+        return Step(holder, "") if now_ns - since_ns >= self._hold_ns else None
+
+    def _may(self, uuid: str, cap: int, now_ns: int) -> bool:
+        return self._needs[uuid] <= cap and self._blocked.get(uuid, now_ns) <= now_ns
+
+    def released(self, uuid: str) -> None:
+        """A VM's groups were taken away: it waits again, last."""
+        del self._holders[uuid]
+        self._waiting[uuid] = None
+
+    def granted(self, uuid: str, now_ns: int) -> None:
+        """A VM has its groups."""
+        self._waiting.pop(uuid, None)
+        self._holders[uuid] = now_ns
+        self._back_off_ns = _FIRST_BACK_OFF_NS
+
+    def refused(self, uuid: str, now_ns: int) -> None:
+        """The kernel has no monitoring id now: the VM stays first in the line, and nobody asks for a while."""
+        if self._holders.pop(uuid, None) is not None:
+            self._waiting = {uuid: None, **self._waiting}
+        self._free_at_ns = now_ns + self._back_off_ns
+        self._back_off_ns = min(2 * self._back_off_ns, _LAST_BACK_OFF_NS)
+
+    def postponed(self, uuid: str, until_ns: int) -> None:
+        """A VM could not have its groups for a reason of its own: others first, and it not before `until_ns`."""
+        self._holders.pop(uuid, None)
+        self._waiting.pop(uuid, None)
+        self._waiting[uuid] = None
+        self._blocked[uuid] = until_ns
