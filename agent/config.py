@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -81,9 +82,7 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hardware counters."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
-    scope: Literal["thread", "cgroup"] = (
-        "thread"  # what counters are bound to: vCPU threads or control groups
-    )
+    scope: Literal["thread", "cgroup"] = "thread"  # counters are bound to vCPU threads or control groups
     events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
     reserve_counters: int = 2  # programmable counters per CPU that are left to the guests' virtual PMUs
     min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
@@ -110,9 +109,7 @@ class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/resctrl"  # where resctrl is mounted
-    max_groups: int = (
-        0  # monitoring groups of ours at once; 0 = as many as there are RMIDs, less reserve_rmids
-    )
+    max_groups: int = 0  # monitoring groups of ours at once; 0 = one per RMID, less reserve_rmids
     reserve_rmids: int = 4  # RMIDs left to others
     hold_s: float = 10.0  # with more VMs than groups: how long a VM keeps its group before another's turn
 
@@ -121,9 +118,7 @@ class PqosSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The same from Intel's libpqos, for hosts without resctrl. Never chosen by itself: `auto` is `off` here."""
 
     mode: Literal["off", "required"] = "off"  # used never, or the agent does not start without it
-    interface: Literal["os", "msr"] = (
-        "os"  # os: the kernel's resctrl; msr: the registers, without a kernel's help
-    )
+    interface: Literal["os", "msr"] = "os"  # the kernel's resctrl, or the registers themselves
     max_groups: int = 64  # VMs that are monitored at once
 
 
@@ -189,6 +184,13 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reconnect_max_s: float = 30.0  # longest pause
 
 
+class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Metrics for Prometheus, at /metrics. Beyond this host only over mutual TLS."""
+
+    listen: str = ""  # host:port, such as "127.0.0.1:9747"; "" = off
+    tls: TlsFiles = TlsFiles()
+
+
 class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
@@ -218,6 +220,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: Sources = Sources()
     uplink: UplinkSection = UplinkSection()
     analysis: AnalysisSection = AnalysisSection()
+    metrics: MetricsSection = MetricsSection()
     jobs: tuple[JobRule, ...] = ()
 
 
@@ -265,6 +268,7 @@ def _problems(config: AgentConfig) -> list[str]:
     address = address_problem("uplink.address", uplink.address) if uplink.address else None
     if address:
         found.append(address)
+    found += _metrics_problems(config.metrics)
     for key, mode, file in (
         ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
         ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
@@ -272,6 +276,25 @@ def _problems(config: AgentConfig) -> list[str]:
         if mode != "off" and not file:
             found.append(f"sources.{key} must name a file when its source's mode is {mode!r}")
     return found + _rule_problems(config.jobs)
+
+
+def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
+    if not metrics.listen:
+        return
+    problem = address_problem("metrics.listen", metrics.listen)
+    if problem:
+        yield problem
+    elif metrics.tls == TlsFiles() and not _is_loopback(metrics.listen):
+        remedy = 'listen at "127.0.0.1:PORT", or set ca, certificate and key in [metrics.tls]'
+        yield f"metrics.listen is not this host's loopback and has no TLS (value {metrics.listen!r}); {remedy}"
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # of other names we cannot know what they mean tomorrow
 
 
 def _name_problems(agent: AgentSection) -> Iterator[str]:

@@ -32,6 +32,7 @@ from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from agent.coefficients import CoefficientStore
+    from agent.prometheus import MetricsServer
     from agent.uplink import Uplink
     from whitepanda.v1 import agent_pb2
 
@@ -43,6 +44,7 @@ _START_WAIT_S = 10.0  # for the required sources to be probed and opened
 _SOURCES_STOP_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
+_CLOCK_QUIET_NS = 60 * 1_000_000_000
 _DEADLINE_S = 2.0  # of a source whose section has no setting for it
 
 
@@ -112,7 +114,9 @@ class Daemon:
         )
         self._store: CoefficientStore | None = None
         self._uplink: Uplink | None = None
+        self._metrics: MetricsServer | None = None
         self._failing: dict[str, str] = {}
+        self._clock_quiet_until_ns = 0
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -144,7 +148,12 @@ class Daemon:
         self._slots.start()
         await self._wait_for_sources()
         self._start_analysis()
-        async with self._running_uplink(), self._running_local_api(), asyncio.TaskGroup() as tasks:
+        async with (
+            self._running_uplink(),
+            self._running_local_api(),
+            self._running_metrics(),
+            asyncio.TaskGroup() as tasks,
+        ):
             ticking = tasks.create_task(self._tick_loop())
             watchdog = tasks.create_task(self._feed_watchdog())
             # What start made stays, and samples die by their counts of references: the collector of cycles need
@@ -191,6 +200,7 @@ class Daemon:
             if tick is None:
                 continue
             counters.lateness_ns = tick.lateness_ns
+            self._watch_clock(now_ns)
             try:
                 windows = pipeline.tick(now_ns)
             except Exception as error:  # noqa: BLE001 - the next tick may well succeed; what failed is told
@@ -203,6 +213,15 @@ class Daemon:
                 self._submit(windows)
                 self._tell_status()
             counters.duration_ns = self._clock.mono_ns() - now_ns
+
+    def _watch_clock(self, mono_ns: int) -> None:
+        """Count and tell steps of the wall clock; a clock that steps all the time is told of once a minute."""
+        step_ns = self.state.counters.clock.observe(mono_ns, self._clock.unix_ns())
+        if step_ns is not None and mono_ns >= self._clock_quiet_until_ns:
+            self._clock_quiet_until_ns = mono_ns + _CLOCK_QUIET_NS
+            _log.warning(
+                "the wall clock stepped; windows near it may be short", seconds=round(step_ns / 1e9, 3)
+            )
 
     async def _feed_watchdog(self) -> None:
         """Tell the service manager that we live, as long as no tick is overdue by more than the interval."""
@@ -369,6 +388,30 @@ class Daemon:
                 await _cancel(retry)
             with contextlib.suppress(Exception):
                 await api.stop()
+
+    @contextlib.asynccontextmanager
+    async def _running_metrics(self) -> AsyncIterator[None]:
+        section = self._config.metrics
+        if not section.listen:
+            yield
+            return
+        task = asyncio.create_task(self._keep_running("metrics", self._start_metrics))
+        try:
+            yield
+        finally:
+            await _cancel(task)
+            if self._metrics is not None:
+                with contextlib.suppress(Exception):
+                    await self._metrics.stop()
+
+    async def _start_metrics(self) -> None:
+        from agent.prometheus import MetricsServer  # noqa: PLC0415 - a sink, and off it costs nothing
+
+        schedule = self.state.schedule
+        section, tick_s = self._config.metrics, self._config.agent.tick_s
+        server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s)
+        await server.start()
+        self._metrics = server
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

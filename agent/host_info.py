@@ -7,7 +7,7 @@ import resource
 import time
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "platform_name", "resident_bytes"]
+__all__ = ["cpu_seconds", "open_fds", "platform_name", "resident_bytes", "threads"]
 
 _UNKNOWN = "unknown"
 
@@ -46,3 +46,22 @@ def resident_bytes(proc: Path = Path("/proc")) -> int:
     except (OSError, IndexError, ValueError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def open_fds(proc: Path = Path("/proc")) -> int | None:
+    """Return how many file descriptors this process has open; None where /proc does not tell."""
+    folder = proc / "self/fd"
+    try:
+        # Since Linux 6.2 the folder's size is the number; before, listing thousands of them takes a millisecond.
+        return folder.stat().st_size or len(os.listdir(folder)) - 1  # noqa: PTH208 - one of them is the listing's own
+    except OSError:
+        return None
+
+
+def threads(proc: Path = Path("/proc")) -> int | None:
+    """Return how many threads this process has, those of libraries too; None where /proc does not tell."""
+    try:
+        # The links to a folder with n folders in it are n + 2.
+        return (proc / "self/task").stat().st_nlink - 2
+    except OSError:
+        return None

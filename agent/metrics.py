@@ -1,7 +1,7 @@
 """The one table of metrics: their names, kinds, units, where they come from and what they mean.
 
 docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.rates.VmRates` and
-`HostRates` are its `vm` and `host` rows.
+`HostRates` are its `vm` and `host` rows. `source` and `uplink` rows are of each source and of the stream to central.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
-Scope = Literal["vm", "host", "agent"]
+Scope = Literal["vm", "host", "agent", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
 
 #: Which sources can tell a part, best first: they say why it is absent.
@@ -52,6 +52,10 @@ def _vm(part: Part, name: str, unit: str, meaning: str) -> Metric:
 
 def _host(name: str, meaning: str, unit: str = "ratio") -> Metric:
     return Metric(name, "gauge", unit, "host", "host", meaning)
+
+
+def _own(scope: Scope, name: str, kind: Literal["gauge", "counter"], unit: str, meaning: str) -> Metric:
+    return Metric(name, kind, unit, scope, "agent", meaning)
 
 
 #: In the order of the fields of `VmRates`, then `HostRates`, then the agent's own.
@@ -228,4 +232,26 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("agent_cpu_seconds_total", "counter", "s", "agent", "agent", "CPU time that the agent has used."),
     Metric("agent_resident_bytes", "gauge", "bytes", "agent", "agent", "The agent's resident memory."),
+    Metric("agent_open_fds", "gauge", "1", "agent", "agent", "File descriptors that the agent has open."),
+    Metric("agent_threads", "gauge", "1", "agent", "agent", "Threads of the agent."),
+    Metric(
+        "agent_clock_steps_total",
+        "counter",
+        "1",
+        "agent",
+        "agent",
+        "Steps of the host's wall clock by more than half a second. Rates do not feel them.",
+    ),
+    _own("source", "source_success", "gauge", "1", "1 where the source's last sampling worked, else 0."),
+    _own("source", "source_age_seconds", "gauge", "s", "Age of the source's last sample."),
+    _own("source", "source_duration_seconds", "gauge", "s", "How long the source's last sampling took."),
+    _own("source", "source_samples_total", "counter", "1", "Samples that the source gave."),
+    _own("source", "source_failures_total", "counter", "1", "Samplings that failed."),
+    _own("uplink", "uplink_connected", "gauge", "1", "1 while the stream to central is up, else 0."),
+    _own("uplink", "uplink_spooled_batches", "gauge", "1", "Batches in the spool."),
+    _own("uplink", "uplink_spooled_bytes", "gauge", "bytes", "What the spool holds."),
+    _own("uplink", "uplink_acknowledged_batches_total", "counter", "1", "Batches that central acknowledged."),
+    _own("uplink", "uplink_acknowledged_windows_total", "counter", "1", "Windows that central acknowledged."),
+    _own("uplink", "uplink_dropped_batches_total", "counter", "1", "Batches dropped at the spool's cap."),
+    _own("uplink", "uplink_rejected_rows_total", "counter", "1", "Windows that central refused."),
 )

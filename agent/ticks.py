@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Tick", "TickSchedule", "first_due_ns"]
+__all__ = ["CLOCK_STEP_NS", "ClockSteps", "Tick", "TickSchedule", "first_due_ns"]
+
+#: What the wall clock gains or loses on the monotonic one between two ticks without being called a step.
+CLOCK_STEP_NS = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,27 @@ class TickSchedule:
         self.missed += missed
         self.ticks += 1
         return Tick(self.ticks, due_ns, lateness_ns, missed)
+
+
+class ClockSteps:
+    """Counts the steps of the wall clock: how far it moved against the monotonic one since the last tick.
+
+    Durations and the schedule are on the monotonic clock and feel none of it; windows are named by Unix time, so one
+    may be shorter or come twice.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._offset_ns: int | None = None
+
+    def observe(self, mono_ns: int, unix_ns: int) -> int | None:
+        """Take both clocks at a tick; return the step in nanoseconds (negative: set back), None for none."""
+        offset_ns = unix_ns - mono_ns
+        last_ns, self._offset_ns = self._offset_ns, offset_ns
+        if last_ns is None or abs(offset_ns - last_ns) <= CLOCK_STEP_NS:
+            return None
+        self.steps += 1
+        return offset_ns - last_ns
 
 
 def first_due_ns(mono_ns: int, unix_ns: int, period_ns: int) -> int:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.clock import Clock
-from agent.host_info import cpu_seconds, resident_bytes
+from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
 from agent.metrics import METRICS, PART_SOURCES, Metric
 from agent.pipeline import Pipeline
-from agent.rates import HostRates
+from agent.rates import HostRates, VmRates
 from agent.state import HostView, MetricView, UplinkView, VmView
-from agent.ticks import TickSchedule
+from agent.ticks import ClockSteps, TickSchedule
 from agent.vm_table import Vm
 from collector.base import Reason
 
 if TYPE_CHECKING:
     from agent.host_analysis import HostAnalysis
 
-__all__ = ["Counters", "Names", "StateView"]
+__all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]
 
 _VM_METRICS = tuple(metric for metric in METRICS if metric.scope == "vm")
 _HOST_METRICS = tuple(metric for metric in METRICS if metric.scope == "host")
@@ -44,6 +44,23 @@ class Counters:
     duration_ns: int = 0
     sink_errors: int = 0
     tick_errors: int = 0
+    clock: ClockSteps = field(default_factory=ClockSteps)
+
+
+class VmSnapshot(NamedTuple):
+    """One VM's rates of the last tick, as they are: cheap to take, never changed afterwards."""
+
+    uuid: str
+    name: str
+    job: str
+    rates: VmRates
+
+
+class Snapshot(NamedTuple):
+    """What /metrics is made of, at tick `host.ticks`."""
+
+    host: HostView
+    vms: tuple[VmSnapshot, ...]
 
 
 @dataclass(slots=True)
@@ -83,6 +100,11 @@ class StateView:
         views = [self._vm(vm, now_ns) for vm in self.pipeline.table]
         return tuple(sorted(views, key=lambda view: (view.name, view.uuid)))
 
+    def snapshot(self) -> Snapshot:
+        """Return what /metrics is made of; with 1,000 VMs it takes a millisecond of the loop."""
+        vms = (VmSnapshot(vm.identity.uuid, vm.identity.name, vm.job, vm.rates) for vm in self.pipeline.table)
+        return Snapshot(self.host(), tuple(vms))
+
     def _vm(self, vm: Vm, now_ns: int) -> VmView:
         identity = vm.identity
         return VmView(
@@ -112,7 +134,7 @@ class StateView:
         )
 
     def _agent_metrics(self, cost_s: float, rss_bytes: int) -> tuple[MetricView, ...]:
-        values = {
+        values: dict[str, float | None] = {
             "agent_ticks_total": self.schedule.ticks,
             "agent_missed_ticks_total": self.schedule.missed,
             "agent_tick_lateness_seconds": self.counters.lateness_ns / 1e9,
@@ -124,8 +146,16 @@ class StateView:
             "agent_windows_without_cpu_total": self.pipeline.windows.without_cpu,
             "agent_cpu_seconds_total": cost_s,
             "agent_resident_bytes": rss_bytes,
+            "agent_open_fds": open_fds(),
+            "agent_threads": threads(),
+            "agent_clock_steps_total": self.counters.clock.steps,
         }
-        return tuple(MetricView(name, float(value), source="agent") for name, value in values.items())
+        return tuple(
+            MetricView(name, None, Reason.NOT_PRESENT, "agent")
+            if value is None
+            else MetricView(name, float(value), source="agent")
+            for name, value in values.items()
+        )
 
 
 def _vm_metric(vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None) -> MetricView:

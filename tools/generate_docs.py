@@ -27,8 +27,11 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Per VM unless the name starts with `host_` or `agent_`. Names carry their unit. A value that is",
-        "not known has a [reason code](operate.md#why-a-value-is-missing) instead.",
+        "Per VM unless the name starts with `host_`, `agent_`, `source_` (per source) or `uplink_`. Names carry their unit.",
+        "A value that is not known has a [reason code](operate.md#why-a-value-is-missing) instead.",
+        "",
+        "For [Prometheus](operate.md#prometheus) the names begin with `whitepanda_`, those of VMs with `whitepanda_vm_`, and",
+        "`_per_s` is `_per_second`; `whitepanda_vm_part_absent` has the reasons, and a value that is not known has no sample.",
         "",
         "| metric | kind | unit | source | meaning |",
         "|---|---|---|---|---|",

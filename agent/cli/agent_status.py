@@ -44,7 +44,7 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
         Text(f"{answer.host}: whitepanda {answer.agent_version}, up {render.age(round(up_s * 1e9))}", "bold"),
         _line("platform", answer.platform or UNKNOWN),
         _line("ticks", f"{answer.ticks:,}, {answer.missed_ticks:,} missed; windows of {_window(answer)}"),
-        _line("cost", f"{answer.cpu_seconds:.1f} s of CPU{share}, {answer.rss_bytes / 2**20:.0f} MiB"),
+        _line("cost", f"{answer.cpu_seconds:.1f} s of CPU{share}, {_size(answer)}"),
     ]
     if uplink.state == "off":
         lines.append(_line("central", "off: uplink.address is not set"))
@@ -66,6 +66,15 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
 
 def _line(title: str, text: str, style: str = "") -> Text:
     return Text(f"{title:<13}").append(text, style)
+
+
+def _size(answer: host_pb2.HostStatus) -> str:
+    parts = [f"{answer.rss_bytes / 2**20:.0f} MiB"]
+    values = {metric.name: metric.value for metric in answer.host_metrics if not metric.reason}
+    for name, what in (("agent_threads", "threads"), ("agent_open_fds", "open files")):
+        if name in values:  # an older agent does not tell
+            parts.append(f"{values[name]:,.0f} {what}")
+    return ", ".join(parts)
 
 
 def _up_s(answer: host_pb2.HostStatus) -> float:

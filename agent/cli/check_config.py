@@ -138,12 +138,13 @@ def _missing_files(section: Any, where: str) -> Iterator[str]:
 
 
 def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:
-    """Walk the settings; tell what is wrong with TLS files. An agent without central's address needs none."""
+    """Walk the settings; tell what is wrong with TLS files. What connects nowhere and serves nobody needs none."""
     for key, value in msgspec.structs.asdict(section).items():
         name = f"{where}.{key}".lstrip(".")
         if isinstance(value, TlsFiles):
-            address = getattr(section, "address", None)
-            if value != TlsFiles() or address != "":
-                yield from problems(value, server=server, prefix=name)
+            listens = getattr(section, "listen", None)
+            is_wanted = getattr(section, "address", None) != "" if listens is None else False
+            if value != TlsFiles() or is_wanted:
+                yield from problems(value, server=server or listens is not None, prefix=name)
         elif isinstance(value, msgspec.Struct):
             yield from _tls_problems(value, name, server=server)

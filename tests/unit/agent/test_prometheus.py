@@ -1,0 +1,456 @@
+"""/metrics, over real HTTP where that matters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import http.client
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from agent import prometheus
+from agent.config import AgentConfig, AgentSection, MetricsSection, load
+from agent.daemon import Daemon
+from agent.metrics import METRICS
+from agent.prometheus import MetricsServer, family_name, render
+from agent.rates import VmRates
+from agent.slots import SourcePlan
+from agent.state import HostView, MetricView, SourceView, UplinkView
+from agent.view import Snapshot, VmSnapshot
+from central.pki import issue, make_ca
+from collector.base import Reason, SourceSample
+from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
+from whitepanda.common.errors import ConfigError, TlsError, UnavailableError
+from whitepanda.common.tls import TlsFiles
+
+RATES = VmRates(*(float(index) for index in range(len(VmRates._fields))))
+SOURCES = (
+    SourceView("procfs", "available", "", 2 * S, S // 4, 100, 3),
+    SourceView("perf", "unavailable", "no PMU"),
+    SourceView("ovs", "off"),
+)
+NO_TLS = TlsFiles()
+UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
+
+
+def host_view(ticks: int = 7, uplink: UplinkView = UPLINK, **values: float | None) -> HostView:
+    names = [m.name for m in METRICS if m.scope in {"host", "agent"}]
+    given = {name: float(index) for index, name in enumerate(names)} | values
+    metrics = tuple(
+        MetricView(name, value, Reason.UNSPECIFIED if value is not None else Reason.STALE)
+        for name, value in given.items()
+    )
+    return HostView("host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics)
+
+
+def snapshot(*vms: VmSnapshot, **values: float | None) -> Snapshot:
+    return Snapshot(host_view(**values), vms or (VmSnapshot("u1", "db7", "db", RATES),))
+
+
+def page_of(snapshot: Snapshot) -> dict[str, list]:
+    body, kind = render(snapshot)
+    assert kind.startswith("text/plain; version=")
+    return samples_of(body)
+
+
+def samples_of(body: bytes) -> dict[str, list]:
+    found: dict[str, list] = {}
+    for family in parse(body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+# -- names and values
+
+
+def test_every_metric_of_the_table_is_there_with_its_value():
+    page = page_of(snapshot())
+    assert set(page) == {family_name(metric) for metric in METRICS} | {"whitepanda_agent_info"}
+    for index, metric in enumerate(m for m in METRICS if m.scope == "vm"):
+        assert page[family_name(metric)] == [({"vm": "u1", "name": "db7", "job": "db"}, index)]
+    for index, metric in enumerate(m for m in METRICS if m.scope in {"host", "agent"}):
+        assert page[family_name(metric)] == [({}, index)]
+    assert page["whitepanda_agent_info"] == [({"version": "1.2", "platform": "cpu"}, 1)]
+
+
+def test_golden_names():
+    names = {m.name: family_name(m) for m in METRICS}
+    assert names["cpi"] == "whitepanda_vm_cpi"
+    assert names["network_receive_bytes_per_s"] == "whitepanda_vm_network_receive_bytes_per_second"
+    assert names["host_cpu_user_ratio"] == "whitepanda_host_cpu_user_ratio"
+    assert names["agent_missed_ticks_total"] == "whitepanda_agent_missed_ticks_total"
+    assert names["source_duration_seconds"] == "whitepanda_source_duration_seconds"
+
+
+def test_sources_are_labelled_and_those_that_are_off_are_left_out():
+    page = page_of(snapshot())
+    assert page["whitepanda_source_success"] == [({"source": "procfs"}, 1), ({"source": "perf"}, 0)]
+    assert page["whitepanda_source_samples_total"] == [({"source": "procfs"}, 100), ({"source": "perf"}, 0)]
+    assert page["whitepanda_source_failures_total"] == [({"source": "procfs"}, 3), ({"source": "perf"}, 0)]
+    # What never sampled has neither an age nor a duration.
+    assert page["whitepanda_source_age_seconds"] == [({"source": "procfs"}, 2)]
+    assert page["whitepanda_source_duration_seconds"] == [({"source": "procfs"}, 0.25)]
+
+
+def test_the_uplink_is_there_where_it_is_on():
+    page = page_of(snapshot())
+    told = {name: page[f"whitepanda_uplink_{name}"][0][1] for name in UPLINK_NAMES}
+    assert tuple(told.values()) == (1, 2, 3, 4, 5, 6, 7)
+    page = page_of(snapshot(uplink=UplinkView()))
+    assert not [name for name in page if name.startswith("whitepanda_uplink")]
+
+
+UPLINK_NAMES = (
+    "connected",
+    "spooled_batches",
+    "spooled_bytes",
+    "acknowledged_batches_total",
+    "acknowledged_windows_total",
+    "dropped_batches_total",
+    "rejected_rows_total",
+)
+
+
+def test_the_unknown_is_absent_and_told_per_part():
+    perf = [name for name in VmRates._fields if _metric(name).part == "perf"]
+    disks = [name for name in VmRates._fields if _metric(name).part == "disks"]
+    rates = RATES._replace(**dict.fromkeys(perf, Reason.NO_PMU), **{disks[0]: Reason.COUNTER_RESET})
+    page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates), host_load_1=None))
+    assert page["whitepanda_vm_part_absent"] == [({"vm": "u1", "part": "perf", "reason": "no_pmu"}, 1)]
+    for name in (*perf, disks[0]):
+        assert family_name(_metric(name)) not in page
+    assert "whitepanda_host_load_1" not in page
+    assert family_name(_metric(disks[1])) in page  # a part that is known in part is not absent
+
+
+def _metric(name):
+    return next(metric for metric in METRICS if metric.name == name)
+
+
+def test_parts_that_are_absent_are_bounded_by_the_parts_not_by_the_metrics():
+    rates = VmRates(*(Reason.VM_STARTING,) * len(VmRates._fields))
+    page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates)))
+    assert len(page["whitepanda_vm_part_absent"]) == 8
+    assert {name for name in page if name.startswith("whitepanda_vm_")} == {"whitepanda_vm_part_absent"}
+
+
+def test_hostile_labels_are_escaped_and_bounded():
+    name = 'a"b\\c\nd{}#é' + "x" * 1000
+    page = page_of(snapshot(VmSnapshot("u1", name, "j\udcff", RATES)))
+    ((labels, value),) = page["whitepanda_vm_cpi"]
+    assert labels == {"vm": "u1", "name": name[:256], "job": "j?"}
+    assert value == VmRates._fields.index("cpi")
+
+
+def test_the_page_passes_promtools_lint():
+    """Its rules, from prometheus/client_golang/prometheus/testutil/promlint/validations."""
+    abbreviations = ("s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d")
+    not_base = ("milliseconds", "minutes", "hours", "kilobytes", "mebibytes", "bits", "percent", "celsius")
+    body, _ = render(snapshot())
+    families = list(parse(body.decode()))
+    assert len(families) > 70
+    for family in families:
+        name = family.name + ("_total" if family.type == "counter" else "")
+        assert re.fullmatch("[a-z][a-z0-9_]*", name)
+        assert family.documentation.endswith((".", "reason", "1."))
+        assert family.type in {"gauge", "counter"}
+        assert name.endswith("_total") == (family.type == "counter")
+        words = name.split("_")
+        assert not set(words) & {*abbreviations, *not_base, "gauge", "counter", "histogram", "summary"}, name
+        assert words[-1] not in {"bucket", "count", "sum"}
+
+
+def test_the_tables_units_are_in_the_names():
+    for metric in METRICS:
+        name = family_name(metric).removesuffix("_total")
+        suffix = {"s": "_seconds", "bytes": "_bytes", "bytes/s": "_bytes_per_second", "ratio": "_ratio"}
+        assert name.endswith(suffix.get(metric.unit, "")), name
+
+
+def test_openmetrics_for_who_asks_for_it():
+    body, kind = render(snapshot(), "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    families = {family.name: family for family in parse_openmetrics(body.decode())}
+    assert families["whitepanda_agent_ticks"].type == "counter"
+    assert families["whitepanda_vm_cpi"].samples[0].labels["name"] == "db7"
+
+
+# -- the server
+
+
+@contextlib.asynccontextmanager
+async def serving(take=snapshot, ticks=lambda: 7, tls=NO_TLS, tick_s=1.0, listen="127.0.0.1:0"):
+    server = MetricsServer(MetricsSection(listen, tls), take, ticks, tick_s)
+    await server.start()
+    try:
+        yield server.address
+    finally:
+        await server.stop()
+
+
+def get(address, path="/metrics", context=None, **headers):
+    kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
+    options = {} if context is None else {"context": context}
+    connection = kind(address, timeout=10, **options)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+
+
+async def test_a_scrape_over_http():
+    async with serving() as address:
+        status, headers, body = await asyncio.to_thread(get, address)
+        assert status == 200
+        assert headers["Content-Type"].startswith("text/plain; version=")
+        assert samples_of(body)["whitepanda_vm_cpi"][0][0]["name"] == "db7"
+        _, headers, packed = await asyncio.to_thread(get, address, **{"Accept-Encoding": "gzip"})
+        assert headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed) == body
+        assert (await asyncio.to_thread(get, address, "/metrics?name=x"))[0] == 200
+        assert (await asyncio.to_thread(get, address, "/other"))[0] == 404
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.to_thread(get, address)
+
+
+async def test_one_snapshot_per_tick_however_many_ask():
+    taken, tick = [], [7]
+
+    def take():
+        assert threading.current_thread() is threading.main_thread()  # on the loop, as all of the state
+        taken.append(tick[0])
+        return Snapshot(host_view(ticks=tick[0]), ())
+
+    async with serving(take, lambda: tick[0]) as address:
+        await asyncio.gather(*(asyncio.to_thread(get, address) for _ in range(5)))
+        assert taken == [7]
+        tick[0] = 8
+        await asyncio.to_thread(get, address)
+        await asyncio.to_thread(get, address, **{"Accept-Encoding": "gzip"})
+        assert taken == [7, 8]
+
+
+async def test_without_ticks_a_page_grows_no_older_than_two_of_them():
+    taken = []
+
+    def take():
+        taken.append(1)
+        return snapshot()
+
+    async with serving(take, tick_s=0.0) as address:
+        await asyncio.to_thread(get, address)
+        await asyncio.to_thread(get, address)
+    assert len(taken) == 2
+
+
+async def test_a_loop_that_hangs_costs_the_scrape_not_the_server(monkeypatch):
+    monkeypatch.setattr(prometheus, "_SNAPSHOT_WAIT_S", 0.05)
+    answers = []
+
+    async with serving() as address:
+
+        def ask():
+            answers.append(get(address))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        while not answers:
+            time.sleep(0.01)  # noqa: ASYNC251 - the loop hangs: that is the test
+        thread.join()
+        assert answers[0][0] == 503
+        assert answers[0][2] == b"the agent's loop gave no answer in 0.05 s\n"
+        assert (await asyncio.to_thread(get, address))[0] == 200
+
+
+async def test_too_many_clients_are_turned_away_and_the_slow_let_go(monkeypatch):
+    monkeypatch.setattr(prometheus._Handler, "timeout", 0.3)
+    async with serving() as address:
+        host, _, port = address.rpartition(":")
+        idle = [socket.create_connection((host, int(port))) for _ in range(prometheus._MAX_CLIENTS)]
+        await asyncio.sleep(0.1)
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            await asyncio.to_thread(get, address)
+        await asyncio.sleep(0.5)
+        assert (await asyncio.to_thread(get, address))[0] == 200
+        for connection in idle:
+            connection.close()
+
+
+async def test_an_address_in_use_is_told():
+    async with serving() as address:
+        server = MetricsServer(MetricsSection(address), snapshot, lambda: 1, 1.0)
+        message = f"^cannot listen at metrics.listen {address}: Address already in use; free that port"
+        with pytest.raises(UnavailableError, match=message):
+            await server.start()
+        assert server.address == ""
+
+
+async def test_ipv6_and_names(monkeypatch):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    async with serving(listen="localhost:0") as address:
+        assert (await asyncio.to_thread(get, address))[0] == 200
+    try:
+        async with serving(listen="[::1]:0") as address:
+            assert address.startswith("[::1]:")
+            assert (await asyncio.to_thread(get, address))[0] == 200
+    except UnavailableError:
+        pass  # this host has no IPv6 address
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    server = issue(folder, "host1", server=True, addresses=["localhost", "127.0.0.1"])
+    return server, issue(folder, "prometheus")
+
+
+async def test_over_tls_clients_need_a_certificate(pki):
+    tls, client = pki
+    async with serving(tls=tls) as address:
+        trusting = ssl.create_default_context(cafile=tls.ca)
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            await asyncio.to_thread(get, address, context=trusting)
+        trusting.load_cert_chain(client.certificate, client.key)
+        assert (await asyncio.to_thread(get, address, context=trusting))[0] == 200
+        # Who begins no handshake keeps nobody waiting.
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))):
+            assert (await asyncio.to_thread(get, address, context=trusting))[0] == 200
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            await asyncio.to_thread(get, address)
+
+
+async def test_tls_files_that_cannot_work_are_told(pki, tmp_path):
+    tls, _ = pki
+    broken = TlsFiles(tls.ca, tls.certificate, str(tmp_path / "none"))
+    with pytest.raises(TlsError, match=r"^metrics\.tls\.key: cannot read .*none: No such file"):
+        await MetricsServer(MetricsSection("127.0.0.1:0", broken), snapshot, lambda: 1, 1.0).start()
+
+
+# -- in the agent
+
+
+@pytest.fixture
+def config(tmp_path):
+    section = AgentSection("host1", "cpu", str(tmp_path), str(tmp_path / "a.sock"), tick_s=0.05, window_s=0.2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return AgentConfig(section, metrics=MetricsSection(f"127.0.0.1:{port}"))
+
+
+def take() -> SourceSample:
+    now_ns = time.monotonic_ns()
+    vms = {"u1": vm_sample(now_ns / S)}
+    return SourceSample("simulated", now_ns, time.time_ns(), vms, None, (identity(name="db7"),))
+
+
+@contextlib.asynccontextmanager
+async def running(config):
+    daemon = Daemon(config, plans=[SourcePlan("simulated", "required", FakeSource("simulated", take))])
+    task = asyncio.create_task(daemon.run())
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+        await asyncio.wait_for(task, 10)
+
+
+async def until(true):
+    end = time.monotonic() + 10
+    while not (found := true()):
+        assert time.monotonic() < end, "did not come true"
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def scraped(config):
+    with contextlib.suppress(OSError):
+        status, _, body = await asyncio.to_thread(get, config.metrics.listen)
+        if status == 200:
+            return samples_of(body)
+    return {}
+
+
+async def test_a_running_agent_is_scraped(config):
+    async with running(config) as daemon:
+        await until(lambda: daemon.state.pipeline.windows.closed >= 1)
+        page = await scraped(config)
+        assert page["whitepanda_vm_cpi"][0][1] == pytest.approx(1.6, rel=1e-3)
+        assert page["whitepanda_agent_ticks_total"][0][1] >= 4
+        assert page["whitepanda_agent_open_fds"][0][1] > 5
+        assert page["whitepanda_agent_threads"][0][1] >= 2
+        assert page["whitepanda_agent_clock_steps_total"] == [({}, 0)]
+        assert page["whitepanda_source_success"] == [({"source": "simulated"}, 1)]
+        assert daemon.state.counters.sink_errors == 0
+    assert await scraped(config) == {}
+
+
+async def test_a_port_in_use_costs_the_metrics_not_the_agent(config, monkeypatch):
+    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.05)
+    host, _, port = config.metrics.listen.rpartition(":")
+    with socket.create_server((host, int(port)), reuse_port=False):
+        async with running(config) as daemon:
+            await until(lambda: daemon.state.counters.sink_errors >= 2)
+            ticks = daemon.state.schedule.ticks
+            await until(lambda: daemon.state.schedule.ticks > ticks + 3)
+
+
+async def test_a_port_that_comes_free_is_taken(config, monkeypatch):
+    monkeypatch.setattr("agent.daemon._RETRY_MIN_S", 0.05)
+    host, _, port = config.metrics.listen.rpartition(":")
+    blocker = socket.create_server((host, int(port)))
+    async with running(config) as daemon:
+        await until(lambda: daemon.state.counters.sink_errors >= 1)
+        blocker.close()
+        await until(lambda: daemon._metrics is not None)
+        assert "whitepanda_agent_ticks_total" in await scraped(config)
+
+
+def test_off_it_is_not_even_imported():
+    code = "import agent.daemon, sys; print([m for m in sys.modules if m.startswith(('prometheus', 'http.server'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# -- the configuration
+
+
+def loaded(tmp_path, text):
+    file = tmp_path / "agent.toml"
+    file.write_text(f"[agent]\n[metrics]\n{text}\n")
+    return load(file).metrics
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:9747", "127.8.9.1:1", "[::1]:9747", "localhost:9747"])
+def test_loopback_needs_no_tls(tmp_path, listen):
+    assert loaded(tmp_path, f"listen = '{listen}'").listen == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:9747", "[::]:9747", "10.0.0.1:9747", "node1.example:9747"])
+def test_beyond_this_host_only_over_tls(tmp_path, listen):
+    with pytest.raises(ConfigError) as error:
+        loaded(tmp_path, f"listen = '{listen}'")
+    assert str(error.value) == (
+        f"{tmp_path}/agent.toml: metrics.listen is not this host's loopback and has no TLS (value '{listen}'); "
+        'listen at "127.0.0.1:PORT", or set ca, certificate and key in [metrics.tls]'
+    )
+    tls = "[metrics.tls]\nca = 'a'\ncertificate = 'b'\nkey = 'c'"
+    assert loaded(tmp_path, f"listen = '{listen}'\n{tls}").tls.key == "c"
+
+
+def test_what_is_no_address_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"metrics\.listen must be host:port \(value '9747'\)"):
+        loaded(tmp_path, "listen = '9747'")
