@@ -192,6 +192,7 @@ def liveness(folder: Path) -> dict[str, object]:
 
 
 def bring_up(paused: int) -> None:
+    subprocess.run([LAB / "down.sh"], check=True)  # other VMs of the lab would be counted too
     subprocess.run([LAB / "up.sh", "idle", "idle", "idle"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run([LAB / "paused.sh", str(paused)], check=True, stdout=subprocess.DEVNULL)
 
@@ -277,8 +278,7 @@ def main() -> None:
         bring_up(options.paused)
         result = measure(options)
     finally:
-        if not os.environ.get("WHITEPANDA_LAB_KEEP"):
-            subprocess.run([LAB / "down.sh"], check=True)
+        subprocess.run([LAB / "down.sh"], check=True)
     if options.json:
         print(json.dumps(result, indent=2))
     else:
