@@ -6,27 +6,15 @@ docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from collector.registry import PART_SOURCES
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
 Scope = Literal["vm", "host", "agent", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
-
-#: Which sources can tell a part, best first: they say why it is absent.
-PART_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "threads": ("procfs", "simulated", "recorded"),
-    "perf": ("perf", "simulated", "recorded"),
-    "disks": ("libvirt", "qemu", "simulated", "recorded"),
-    "interfaces": ("ovs", "libvirt", "qemu", "simulated", "recorded"),
-    "process": ("procfs", "simulated", "recorded"),
-    "cgroup": ("cgroup", "simulated", "recorded"),
-    "rdt": ("resctrl", "pqos", "simulated", "recorded"),
-    "numa": ("cgroup", "simulated", "recorded"),
-    "host": ("procfs", "simulated", "recorded"),
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,18 @@ sample's age says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 from agent.config import AgentConfig
 from agent.rates import HostRates, Limits, derive_host
 from agent.slots import Slots
 from agent.vm_table import JobRules, VmTable
 from agent.windows import CpiWindow, WindowAccumulator
 from collector.base import HostCounters, Reason, SourceSample
+from collector.registry import SOURCES
 
-__all__ = ["STALE_TICKS", "Pipeline"]
+__all__ = ["STALE_TICKS", "Inputs", "Pipeline", "take"]
 
 #: A sample older than this many ticks is stale, and no delta is made across a longer gap.
 STALE_TICKS = 5
@@ -22,6 +26,24 @@ STALE_TICKS = 5
 # for, and half of one for a source that takes longer than a tick.
 _GRACE_TICKS = 1.5
 _SLOW_POLLS = 2.5
+
+
+class Inputs(NamedTuple):
+    """All that one tick works on: of the same inputs it makes the same rates and windows, live or replayed.
+
+    `troubles` says of each source why it has nothing new, None where it works; a source that is not there is off.
+    """
+
+    mono_ns: int
+    samples: Sequence[SourceSample]
+    troubles: Mapping[str, Reason | None]
+
+
+def take(slots: Slots, mono_ns: int) -> Inputs:
+    """Take what the sources delivered since the last tick, then ask them for new samples. Waits for none."""
+    samples = slots.samples()
+    slots.kick()
+    return Inputs(mono_ns, samples, {spec.name: slots.trouble(spec.name) for spec in SOURCES})
 
 
 class Pipeline:
@@ -39,7 +61,7 @@ class Pipeline:
         self.slots = slots
         self.stale_after_ns = STALE_TICKS * tick_ns
         self.table = VmTable(
-            JobRules(config.jobs), limits, self.stale_after_ns, slots.trouble, _slow_parts(config)
+            JobRules(config.jobs), limits, self.stale_after_ns, self._trouble, _slow_parts(config)
         )
         self.windows = WindowAccumulator(
             round(config.agent.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits
@@ -48,6 +70,7 @@ class Pipeline:
         self.host_source = ""
         self.host_mono_ns = 0
         self._host: tuple[SourceSample, HostCounters] | None = None
+        self._troubles: Mapping[str, Reason | None] = {}
 
     def tick(self, mono_ns: int) -> list[CpiWindow]:
         """Read all slots, ask for new samples, make rates; return the windows that ended.
@@ -56,8 +79,11 @@ class Pipeline:
             mono_ns: the monotonic clock now.
 
         """
-        samples = self.slots.samples()
-        self.slots.kick()
+        return self.process(take(self.slots, mono_ns))
+
+    def process(self, inputs: Inputs) -> list[CpiWindow]:
+        """Make rates of a tick's inputs; return the windows that ended."""
+        mono_ns, samples, self._troubles = inputs
         self.table.update(samples, mono_ns)
         self._update_host(samples, mono_ns)
         for vm in self.table:
@@ -72,10 +98,13 @@ class Pipeline:
                 )
         return self.windows.close(mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in self.table))
 
-    def _update_host(self, samples: list[SourceSample], mono_ns: int) -> None:
+    def _trouble(self, source: str) -> Reason | None:
+        return self._troubles.get(source, Reason.SOURCE_OFF)
+
+    def _update_host(self, samples: Sequence[SourceSample], mono_ns: int) -> None:
         sample = next((sample for sample in samples if sample.host is not None), None)
         if sample is None or sample.host is None:
-            self.host_rates = self.slots.trouble("procfs") or Reason.VM_STARTING
+            self.host_rates = self._trouble("procfs") or Reason.VM_STARTING
             return
         if mono_ns - sample.mono_ns > self.stale_after_ns:
             self.host_rates = Reason.STALE

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from agent.config import JobRule
 from agent.deltas import JoinedVm, Reading, VmDelta, delta
-from agent.metrics import METRICS, PART_SOURCES
+from agent.metrics import METRICS
 from agent.rates import Limits, VmRates, rates_of
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
+from collector.registry import PART_SOURCES, why_absent
 from whitepanda.common import log
 
 __all__ = ["JobRules", "Placing", "Vm", "VmTable"]
@@ -214,15 +215,9 @@ class VmTable:
 
     def _why_absent(self, part: str, samples: Sequence[SourceSample], mono_ns: int) -> Reason:
         """Why a VM may have no reading of a part, where no source gave a reason for that very VM."""
-        reasons = [self._trouble(source) for source in PART_SOURCES[part]]
-        on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]
-        if not on:
-            return Reason.SOURCE_OFF
-        troubles = [reason for reason in on if reason is not None]
-        # A source for which there is nothing on this host (no Open vSwitch, no Proxmox) says nothing of the others.
-        telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
-        if telling or len(troubles) == len(on):
-            return (telling or troubles)[0]
+        why = why_absent(part, self._trouble)
+        if why is not None:
+            return why
         stale = any(
             sample.source in PART_SOURCES[part] and mono_ns - sample.mono_ns > self._stale_after_ns
             for sample in samples

@@ -7,15 +7,29 @@ only when it is on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.base import Source
+from collector.base import Reason, Source
 from collector.identity import Inventory
 
-__all__ = ["SOURCES", "SourceSpec", "build_sources", "make_inventory"]
+__all__ = ["PART_SOURCES", "SOURCES", "SourceSpec", "build_sources", "make_inventory", "why_absent"]
+
+
+#: Which sources can tell a part, best first: they say why it is absent.
+PART_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "threads": ("procfs", "simulated", "recorded"),
+    "perf": ("perf", "simulated", "recorded"),
+    "disks": ("libvirt", "qemu", "simulated", "recorded"),
+    "interfaces": ("ovs", "libvirt", "qemu", "simulated", "recorded"),
+    "process": ("procfs", "simulated", "recorded"),
+    "cgroup": ("cgroup", "simulated", "recorded"),
+    "rdt": ("resctrl", "pqos", "simulated", "recorded"),
+    "numa": ("cgroup", "simulated", "recorded"),
+    "host": ("procfs", "simulated", "recorded"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,13 @@ def _libvirt(section: Any, inventory: Inventory) -> Source:
 def _perf(section: Any, inventory: Inventory) -> Source:
     from collector.perf.source import PerfSource  # noqa: PLC0415 - a source that is off costs nothing
 
-    return PerfSource(inventory.vms, opens_per_tick=section.opens_per_tick)
+    return PerfSource(
+        inventory.vms,
+        scope=section.scope,
+        events=section.events,
+        reserve_counters=section.reserve_counters,
+        opens_per_tick=section.opens_per_tick,
+    )
 
 
 def _procfs(section: Any, inventory: Inventory) -> Source:
@@ -150,3 +170,21 @@ def build_sources(
     shared = make_inventory(sections) if inventory is None else inventory
     rows = ((spec, getattr(sections, spec.name)) for spec in specs)
     return [(spec.factory(row, shared), row.mode) for spec, row in rows if row.mode != "off"]
+
+
+def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | None:
+    """Say why no source tells a part of the VMs; None: one that could tell it works.
+
+    Args:
+        part: of `PART_SOURCES`.
+        trouble: why a source, by name, has nothing new to say; None where it works.
+
+    """
+    reasons = [trouble(source) for source in PART_SOURCES[part]]
+    on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]
+    if not on:
+        return Reason.SOURCE_OFF
+    troubles = [reason for reason in on if reason is not None]
+    # A source for which there is nothing on this host (no Open vSwitch, no Proxmox) says nothing of the others.
+    telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
+    return (telling or troubles)[0] if telling or len(troubles) == len(on) else None
