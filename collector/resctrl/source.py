@@ -162,7 +162,7 @@ class ResctrlSource:
 
     def open(self) -> None:
         """Open the tree. Groups are made, and stale ones removed, with the first sample."""
-        self._let_go()
+        self.close()
         self._reset()
         self._monitoring = self._tree.monitoring()
         try:
@@ -303,13 +303,13 @@ class ResctrlSource:
         spread_ns = hash(vm.identity.uuid) % _SURVEY_NS if self._kernel_tells else 0
         vm.look_at_ns = now_ns + _SURVEY_NS + spread_ns
         vm.places = self._locate(vm)
-        vm.inside = {tid for tid, place in vm.places.items() if place == vm.group(place.ctrl)}
         deciding = {vm.places[tid] for tid in vm.watched if tid in vm.places}
         own = frozenset(place.ctrl for place in deciding if not place.mon or place.ours)
         foreign = frozenset(place for place in deciding if place.mon and not place.ours)
         if own != vm.own:
             self._close_readers(vm, all_groups=False)
             vm.own = own
+        vm.inside = {tid for tid, place in vm.places.items() if place == vm.group(place.ctrl)}
         if own:
             had = first and any(place == vm.group(place.ctrl) for place in deciding)
             self._turns.want(vm.identity.uuid, len(own), first=had)
@@ -391,8 +391,8 @@ class ResctrlSource:
     def _take_turns(self, now_ns: int) -> None:
         while step := self._turns.next(self._cap, now_ns):
             if step.grant:
-                self._turns.granted(step.grant, now_ns)
-                self._fill(self._vms[step.grant], now_ns)
+                if self._fill(self._vms[step.grant], now_ns):
+                    self._turns.granted(step.grant, now_ns)
             else:
                 self._turns.released(step.release)
                 vm = self._vms[step.release]
@@ -400,9 +400,8 @@ class ResctrlSource:
                 vm.reason = Reason.NO_RMID
                 self._remove_doomed()
 
-    def _fill(self, vm: _Vm, now_ns: int) -> None:
-        """Give a VM its groups and put its threads there."""
-        uuid = vm.identity.uuid
+    def _fill(self, vm: _Vm, now_ns: int) -> bool:
+        """Give a VM its groups and put its threads there; returns whether that was possible."""
         made = False
         try:
             for ctrl in vm.own:
@@ -411,23 +410,32 @@ class ResctrlSource:
                 vm.inside |= self._tree.move(vm.group(ctrl), tids)
         except (OSError, GroupGoneError) as error:
             self._close_readers(vm, all_groups=False)
+            self._doomed |= {vm.group(ctrl) for ctrl in vm.own}
             self._remove_doomed()
-            code = error.errno if isinstance(error, OSError) else errno.ENOENT
-            if code in _NO_RMID:
-                vm.reason = Reason.NO_RMID
-                self._survey_at_ns = 0
-                self._turns.refused(uuid, now_ns)
-                return
-            forbidden = code in _FORBIDDEN
-            vm.reason = _reason(error) if isinstance(error, OSError) else Reason.VM_STARTING
-            vm.look_at_ns = 1  # look again where it is: its control group may have gone
-            self._turns.postponed(uuid, now_ns + (_PERMISSION_NS if forbidden else 1))
-            if forbidden:
-                self._warn(f"{self._tree.root}: groups cannot be made or filled: {os.strerror(code or 0)}")
-            return
+            self._not_filled(vm, error, now_ns)
+            return False
         if made:
             vm.opened = next(self._opened)
             vm.last = {}
+        return True
+
+    def _not_filled(self, vm: _Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
+        """Say why a VM has no group now, and when to try again."""
+        uuid = vm.identity.uuid
+        if isinstance(error, GroupGoneError):
+            vm.reason = Reason.VM_STARTING
+        elif error.errno in _NO_RMID:
+            vm.reason = Reason.NO_RMID
+            self._survey_at_ns = 0
+            self._turns.refused(uuid, now_ns)
+            return
+        else:
+            vm.reason = _reason(error)
+            if error.errno in _FORBIDDEN:
+                self._warn(f"{self._tree.root}: groups cannot be made or filled: {error.strerror}")
+        vm.look_at_ns = 1  # look again where it is: its control group may have gone
+        pause_ns = _PERMISSION_NS if vm.reason is Reason.NO_PERMISSION else 1
+        self._turns.postponed(uuid, now_ns + pause_ns)
 
     def _open_group(self, vm: _Vm, place: Place) -> bool:
         """Make one group of ours, or take over the one that is there; returns whether it is new to us."""

@@ -220,8 +220,7 @@ class Tree:
             os.close(fd)
         return moved
 
-    @staticmethod
-    def _write(fd: int, text: bytes) -> None:
+    def _write(self, fd: int, text: bytes) -> None:
         os.write(fd, text)
 
 

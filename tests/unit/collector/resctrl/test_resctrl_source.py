@@ -1,0 +1,593 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from collector.base import RdtDomain, Reason, Source, SourceError
+from collector.resctrl.source import ResctrlSource
+from collector.resctrl.tree import PREFIX, Place
+
+ROOT = Place("")
+
+
+def own(uuid, ctrl=""):
+    return Place(ctrl, PREFIX + uuid)
+
+
+@pytest.fixture(params=[True, False], ids=["kernel-tells", "by-tasks-files"])
+def tells(request):
+    return request.param
+
+
+def test_a_vm_gets_a_group_with_all_its_threads(machine, tells):
+    m = machine()
+    uuid = m.vm("a", 10, [11, 12], [13])
+    source = m.source(machine_tells=tells)
+    assert isinstance(source, Source)
+    first = m.tick(source)[uuid].rdt
+    assert m.ours() == [own(uuid).name]
+    assert {m.kernel.threads[tid] for tid in (10, 11, 12, 13)} == {own(uuid)}
+    assert (first.owner, list(first.domains)) == ("whitepanda", ["00", "01"])
+    # Just moved: what the threads have in the cache is charged elsewhere, what the id's last user had, here.
+    assert first.domains["00"] == RdtDomain(None, 0, 0, Reason.VM_STARTING)
+    m.kernel.everywhere(own(uuid), 65536, 2000, 1500)
+    second = m.tick(source)[uuid].rdt
+    assert dict(second.domains) == {"00": RdtDomain(65536, 2000, 1500), "01": RdtDomain(65536, 2000, 1500)}
+    assert second.opened == first.opened
+    assert m.kernel.log.count("task 11 " + own(uuid).name) == 1  # nothing is written twice
+
+
+def test_new_threads_are_added_and_ended_ones_are_no_harm(machine, tells):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source(machine_tells=tells)
+    m.tick(source)
+    m.vm("a", 10, [11], [14, 15])
+    m.kernel.threads[11] = own(uuid)
+    m.kernel.threads[10] = own(uuid)
+    del m.kernel.threads[15]  # it ended between the listing and the writing
+    m.kernel.publish()
+    sample = m.tick(source)[uuid]
+    assert sample.rdt is not None
+    assert m.kernel.threads[14] == own(uuid)
+    assert 15 not in m.kernel.threads
+
+
+def test_a_vm_is_followed_to_another_control_group(machine, tells):
+    m = machine()
+    uuid = m.vm("a", 10, [11, 12])
+    source = m.source(machine_tells=tells)
+    before = m.tick(source)[uuid].rdt
+    m.kernel.group(Place("gold"))
+    for tid in (11, 12):
+        m.kernel.put_task(Place("gold"), tid)
+    after = m.tick(source, 1 if tells else 6)[uuid].rdt
+    assert m.ours() == [own(uuid, "gold").name]
+    assert m.kernel.threads[11] == own(uuid, "gold")
+    assert m.kernel.threads[10] == ROOT  # the emulator's thread stayed with its operator's choice
+    assert after.opened != before.opened
+    assert after.domains["00"].reason is Reason.VM_STARTING
+
+
+def test_vcpus_in_several_control_groups_are_added_up(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11, 12])
+    m.kernel.group(Place("gold"))
+    m.kernel.put_task(Place("gold"), 12)
+    source = m.source()
+    m.tick(source)
+    assert m.ours() == [own(uuid, "gold").name, own(uuid).name]
+    m.kernel.everywhere(own(uuid), 100, 10, 1)
+    m.kernel.everywhere(own(uuid, "gold"), 200, 20, 2)
+    assert m.tick(source)[uuid].rdt.domains["01"] == RdtDomain(300, 30, 3)
+
+
+@pytest.mark.parametrize("name", ["vm-1-vcpus_0-1", "7-pqos"])
+def test_anothers_group_is_read_and_not_robbed(machine, tells, name):
+    m = machine()
+    uuid = m.vm("a", 10, [11, 12])
+    theirs = m.kernel.group(Place("", name))
+    for tid in (10, 11, 12):
+        m.kernel.put_task(theirs, tid)
+    m.kernel.everywhere(theirs, 4096, 500, 400)
+    source = m.source(machine_tells=tells)
+    rdt = m.tick(source)[uuid].rdt
+    assert (rdt.owner, rdt.domains["00"]) == (name, RdtDomain(4096, 500, 400))  # nothing moved: good at once
+    assert (m.ours(), m.kernel.log) == ([], [])
+    # Its owner lets go: from then on the VM has a group of ours.
+    for tid in (10, 11, 12):
+        m.kernel.put_task(ROOT, tid)
+    changed = m.tick(source, 1 if tells else 6)[uuid].rdt
+    assert (changed.owner, m.ours()) == ("whitepanda", [own(uuid).name])
+    assert changed.opened != rdt.opened
+
+
+def test_threads_in_anothers_group_stay_there(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11], [13])
+    theirs = m.kernel.group(Place("", "emulator"))
+    m.kernel.put_task(theirs, 13)
+    source = m.source()
+    assert m.tick(source)[uuid].rdt.owner == "whitepanda"
+    assert (m.kernel.threads[13], m.kernel.threads[11]) == (theirs, own(uuid))
+
+
+def test_a_vm_taken_over_by_another_owner_is_let_go(machine, tells):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source(machine_tells=tells)
+    m.tick(source)
+    theirs = m.kernel.group(Place("", "libvirt"))
+    for tid in (10, 11):
+        m.kernel.put_task(theirs, tid)
+    rdt = m.tick(source, 1 if tells else 6)[uuid].rdt
+    assert (rdt.owner, m.ours()) == ("libvirt", [])
+    m.tick(source, 30)
+    assert m.kernel.threads[11] == theirs
+
+
+def test_vcpus_in_several_groups_of_others(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11, 12])
+    for tid, name in ((11, "vcpus_0"), (12, "vcpus_1")):
+        m.kernel.put_task(m.kernel.group(Place("", name)), tid)
+        m.kernel.everywhere(Place("", name), 10, 20, 5)
+    rdt = m.tick(m.source())[uuid].rdt
+    assert (rdt.owner, rdt.domains["00"]) == ("vcpus_0, vcpus_1", RdtDomain(20, 40, 10))
+
+
+def test_a_group_of_several_processes_is_no_vms(machine, tells):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    theirs = m.kernel.group(Place("", "all"))
+    for tid in (11, 21):
+        m.kernel.put_task(theirs, tid)
+    source = m.source(machine_tells=tells)
+    vms = m.tick(source)
+    assert dict(vms[a].absent) == dict(vms[b].absent) == {"rdt": Reason.SHARED}
+    assert vms[a].rdt is None
+    m.kernel.put_task(ROOT, 21)
+    assert m.tick(source, 11)[a].rdt.owner == "all"
+
+
+# --- monitoring ids ---
+
+
+def count(vms):
+    return sum(sample.rdt is not None for sample in vms.values())
+
+
+def test_more_vms_than_ids_take_turns(machine):
+    m = machine()
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
+    uuids = [m.vm(f"v{n}", 10 * n, [10 * n + 1]) for n in range(1, 11)]
+    source = m.source(hold_s=10, reserve_rmids=3)  # 8 ids: the root's, 3 reserved, 4 for us
+    told = dict.fromkeys(uuids, 0)
+    for _ in range(60):
+        vms = m.tick(source)
+        assert count(vms) == len(m.ours()) == 4
+        for uuid, sample in vms.items():
+            if sample.rdt is None:
+                assert dict(sample.absent) == {"rdt": Reason.NO_RMID}
+            else:
+                told[uuid] += 1
+    # Each holds for 10 s, waits for the others and comes again.
+    assert set(told.values()) == {20, 30}
+    assert sum(told.values()) == 240
+
+
+def test_a_change_of_turns_is_another_epoch(machine):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    source = m.source(max_groups=1, hold_s=2)
+    opened = {}
+    for _ in range(8):
+        for uuid, sample in m.tick(source).items():
+            if sample.rdt:
+                opened.setdefault(uuid, []).append(sample.rdt.opened)
+    assert opened == {a: [1, 1, 3, 3], b: [2, 2, 4, 4]}
+
+
+def test_freed_ids_in_limbo_cost_one_group_and_no_more(machine):
+    m = machine()
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("4\n")
+    for n in range(1, 7):
+        m.vm(f"v{n}", 10 * n, [10 * n + 1])
+    source = m.source(hold_s=5, reserve_rmids=0)
+    assert count(m.tick(source)) == 3
+    m.kernel.limbo = 1  # what is removed is not free yet: EBUSY
+    m.tick(source, 6)
+    tried = []
+    real = m.kernel.make
+
+    def make(place):
+        tried.append(m.now_ns)
+        real(place)
+
+    m.kernel.make = make
+    for _ in range(30):
+        vms = m.tick(source)
+        assert count(vms) == 2
+        assert sum(sample.absent.get("rdt") is Reason.NO_RMID for sample in vms.values()) == 4
+    assert 1 <= len(tried) <= 5  # backs off: 1, 2, 4, 8, 16 s
+    m.kernel.limbo = 0
+    m.tick(source, 40)
+    assert count(m.tick(source)) == 3
+
+
+def test_ids_used_by_others_are_left_to_them(machine):
+    m = machine()
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("6\n")
+    for n in range(1, 5):
+        m.vm(f"v{n}", 10 * n, [10 * n + 1])
+    source = m.source(reserve_rmids=1)
+    assert count(m.tick(source)) == 4
+    # An operator makes two more groups than there were: our oldest give way at the next look.
+    m.kernel.remove(own(m.host.uuid_of("v4")))
+    m.kernel.group(Place("x"))
+    m.kernel.group(Place("y"))
+    m.tick(source, 6)
+    m.tick(source)
+    assert len(m.ours()) == 2
+    assert {place.ctrl for place in m.kernel.places()} >= {"x", "y"}
+
+
+def test_no_id_at_all(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    m.kernel.fail["mkdir"] = errno.ENOSPC
+    source = m.source()
+    for _ in range(3):
+        assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.NO_RMID}
+    m.kernel.fail.clear()
+    assert m.tick(source, 8)[uuid].rdt is not None
+
+
+# --- ownership, clean-up ---
+
+
+def test_stale_groups_go_at_the_start_and_others_stay(machine):
+    m = machine()
+    a = m.vm("a", 10, [11])
+    m.kernel.group(Place("gold"))
+    dead = "00000000-dead-4000-8000-000000000000"
+    for place in (
+        own(dead),
+        own(dead, "gold"),
+        own(a, "gold"),
+        Place("", "theirs"),
+        Place("gold", "whitepandas"),
+    ):
+        m.kernel.group(place)
+    source = m.source()
+    m.tick(source)
+    m.tick(source, 6)
+    assert m.ours() == [own(a).name]
+    assert {place.name for place in m.kernel.places()} >= {"theirs", "gold", "gold/whitepandas"}
+    source.close()
+    assert m.ours() == []
+    assert {place.name for place in m.kernel.places()} == {"/", "gold", "theirs", "gold/whitepandas"}
+
+
+def test_the_group_that_a_killed_agent_left_to_a_living_vm_is_taken_over(machine, tells):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    m.kernel.group(own(uuid))
+    for tid in (10, 11):
+        m.kernel.put_task(own(uuid), tid)
+    m.kernel.everywhere(own(uuid), 8192, 777, 7)
+    source = m.source(machine_tells=tells)
+    rdt = m.tick(source)[uuid].rdt
+    assert rdt.domains["00"] == RdtDomain(8192, 777, 7)  # nothing was moved
+    assert m.kernel.log == []
+
+
+def test_groups_go_with_their_vms_and_files_are_closed(machine):
+    m = machine()
+    m.vm("a", 10, [11])
+    m.vm("b", 20, [21])
+    source = m.source()
+    m.tick(source)
+    both = m.open_files()
+    m.stop("b", 20)
+    m.tick(source)
+    assert m.ours() == [own(m.host.uuid_of("a")).name]
+    # The root, and per VM: 6 value files, the task folder, the watched thread.
+    assert (both, m.open_files()) == (1 + 2 * 8, 1 + 8)
+    m.stop("a", 10)
+    assert m.tick(source) == {}
+    assert (m.ours(), m.open_files()) == ([], 1)
+    source.close()
+    source.close()
+    assert m.open_files() == 0
+
+
+def test_many_starts_leak_nothing(machine):
+    m = machine()
+    source = m.source()
+    m.tick(source)
+    for start in range(40):
+        m.vm("a", 10, [11], start=1000 + start)
+        assert m.tick(source)[m.host.uuid_of("a")].rdt is not None
+        m.stop("a", 10)
+    m.tick(source)
+    assert (m.ours(), m.open_files()) == ([], 1)
+
+
+def test_a_restarted_vm_has_a_new_group(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    first = m.tick(source)[uuid]
+    m.stop("a", 10)
+    m.vm("a", 30, [31], start=5000)
+    second = m.tick(source)[uuid]
+    assert second.epoch != first.epoch
+    assert second.rdt.opened != first.rdt.opened
+    assert m.kernel.log[-4:-2] == [f"rmdir {own(uuid).name}", f"mkdir {own(uuid).name}"]
+
+
+def test_a_group_that_somebody_removed_is_made_anew(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    before = m.tick(source)[uuid].rdt.opened
+    m.kernel.remove(own(uuid))
+    m.tick(source)
+    assert m.tick(source)[uuid].rdt.opened > before
+    assert m.kernel.threads[11] == own(uuid)
+
+
+def test_a_control_group_that_vanishes_under_the_vm(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    m.kernel.group(Place("gold"))
+    m.kernel.put_task(Place("gold"), 11)
+    source = m.source()
+    m.kernel.fail["mkdir"] = errno.ENOENT
+    assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.NOT_PRESENT}
+    m.kernel.fail.clear()
+    assert m.tick(source)[uuid].rdt is not None
+
+
+def test_a_locked_tree_is_neither_waited_for_nor_changed(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    fd = os.open(m.kernel.root, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.VM_STARTING}
+        fcntl.flock(fd, fcntl.LOCK_SH)  # another reader: may be read beside, not changed
+        assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.VM_STARTING}
+        assert m.ours() == []
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        first = m.tick(source)[uuid].rdt
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        m.kernel.everywhere(own(uuid), 1, 2, 1)
+        assert m.tick(source)[uuid].rdt.domains["00"].mbm_total_bytes == 2  # values are read all the same
+        m.vm("b", 20, [21])
+        assert m.tick(source)[m.host.uuid_of("b")].rdt is None
+        source.close()  # gives up after a second; the next start removes what is left
+        assert m.ours() == [own(uuid).name]
+    finally:
+        os.close(fd)
+    assert first.owner == "whitepanda"
+
+
+# --- values ---
+
+
+def test_what_the_kernel_has_no_value_for(machine):
+    m = machine("zen5-abmc")
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    m.tick(source)
+    m.kernel.everywhere(own(uuid), 1000, 100, 50)
+    m.kernel.value(own(uuid), "01", "mbm_total_bytes", "Unassigned")
+    m.kernel.value(own(uuid), "01", "mbm_local_bytes", "Unassigned")
+    domains = m.tick(source)[uuid].rdt.domains
+    assert domains["00"] == RdtDomain(1000, 100, 50)
+    assert domains["01"] == RdtDomain(1000, None, None, Reason.RDT_UNASSIGNED)
+    m.kernel.value(own(uuid), "00", "mbm_total_bytes", "Unavailable")
+    m.kernel.value(own(uuid), "01", "mbm_total_bytes", "Error")
+    domains = m.tick(source)[uuid].rdt.domains
+    assert domains["00"] == RdtDomain(1000, None, 50, Reason.RDT_UNAVAILABLE)
+    assert domains["01"] == RdtDomain(1000, None, None, Reason.RDT_UNAVAILABLE)
+
+
+def test_a_cpu_without_local_bandwidth(machine):
+    m = machine("mpam-total-only")
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    m.tick(source)
+    for domain in ("01", "05"):
+        m.kernel.value(own(uuid), domain, "mbm_total_bytes", 9)
+    assert dict(m.tick(source)[uuid].rdt.domains) == {
+        name: RdtDomain(0, 9, None, Reason.NO_EVENT) for name in ("01", "05")
+    }
+
+
+def test_sub_numa_nodes_are_not_counted_twice(machine):
+    m = machine("ice-lake-sp-snc2")
+    uuid = m.vm("a", 10, [11])
+    theirs = m.kernel.group(Place("", "theirs"))
+    m.kernel.put_task(theirs, 11)
+    m.kernel.everywhere(theirs, 30, 20, 10)
+    for node in ("00", "01"):
+        m.kernel.value(theirs, f"00/mon_sub_L3_{node}", "llc_occupancy", 15)
+    assert dict(m.tick(m.source())[uuid].rdt.domains) == {
+        "00": RdtDomain(30, 20, 10),
+        "01": RdtDomain(30, 20, 10),
+    }
+
+
+def test_domains_come_and_go_with_their_cpus(machine):
+    m = machine("zen3-8-domains")
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    assert list(m.tick(source)[uuid].rdt.domains) == ["00", "01", "02", "03", "08", "09", "10", "11"]
+    files = m.open_files()
+    gone = [Path(m.kernel.path(place)) / "mon_data/mon_L3_08" for place in (ROOT, own(uuid))]
+    for folder in gone:
+        folder.rename(folder.parent.parent / "offline")
+    rdt = m.tick(source)[uuid].rdt
+    assert list(rdt.domains) == ["00", "01", "02", "03", "09", "10", "11"]
+    assert m.open_files() == files - 3
+    for folder in gone:
+        (folder.parent.parent / "offline").rename(folder)
+    assert "08" in m.tick(source)[uuid].rdt.domains
+    assert m.open_files() == files
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1 << 40, 5),  # it began anew, or wrapped
+        (1000, 18446744073708863487),  # a negative number, as an unsigned one
+        (1000, 1 << 62),  # no memory is that fast
+    ],
+)
+def test_no_absurd_value_becomes_a_rate(machine, before, after):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    m.tick(source)
+    told = []
+    for value in (before, before + 10, after, before + 20, before + 30):
+        m.kernel.everywhere(own(uuid), 0, value, 0)
+        told.append(m.tick(source)[uuid].rdt)
+    pairs = [
+        (one.domains["00"].mbm_total_bytes, other.domains["00"].mbm_total_bytes)
+        for one, other in itertools.pairwise(told)
+        if one.opened == other.opened
+    ]
+    differences = {b - a for a, b in pairs if a is not None and b is not None}
+    assert differences == {10}
+
+
+# --- hosts where it does not work, or not fully ---
+
+
+def test_probe(machine, monkeypatch, tmp_path):
+    m = machine()
+    source = m.source()
+    probe = source.probe()
+    assert probe.available
+    assert "208 monitoring ids" in probe.detail
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    probe = source.probe()
+    assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
+    assert "by its unit" in probe.detail
+
+    def elsewhere(root):
+        return ResctrlSource(None, root=str(root), proc_root=str(m.host.proc)).probe()
+
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    assert elsewhere(bare).reason is Reason.NO_RDT
+    assert f"mount -t resctrl resctrl {bare}" in elsewhere(bare).detail
+    (m.host.proc / "filesystems").write_text("nodev\tsysfs\n")
+    assert "this kernel has no resctrl" in elsewhere(bare).detail
+    (bare / "info/L3").mkdir(parents=True)
+    assert "cannot monitor" in elsewhere(bare).detail
+    (bare / "info/L3_MON").mkdir()
+    (bare / "info/L3_MON/mon_features").write_text("llc_occupancy\n")
+    (bare / "info/L3_MON/num_rmids").write_text("many\n")
+    assert (elsewhere(bare).available, elsewhere(bare).reason) == (False, Reason.NO_RDT)
+
+
+def test_a_read_only_mount_still_shows_what_others_monitor(machine, monkeypatch):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    theirs = m.kernel.group(Place("", "theirs"))
+    m.kernel.put_task(theirs, 11)
+    m.kernel.fail["mkdir"] = errno.EROFS
+    real = os.statvfs
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: os.statvfs_result((*tuple(real(path))[:8], os.ST_RDONLY, 255))
+    )
+    source = m.source()
+    assert "read-only here" in source.probe().detail
+    for _ in range(2):
+        vms = m.tick(source)
+        assert vms[a].rdt.owner == "theirs"
+        assert dict(vms[b].absent) == {"rdt": Reason.NO_PERMISSION}
+
+
+def test_the_kernel_refuses_to_move_tasks(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    m.kernel.fail["write"] = errno.EPERM
+    source = m.source()
+    for _ in range(3):
+        assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.NO_PERMISSION}
+        assert m.ours() == []  # an id is not held for nothing
+    assert len(m.kernel.log) == 2  # made once, removed, not tried each second
+
+
+def test_one_vms_trouble_is_not_anothers(machine):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    (m.host.proc / "20/task").rename(m.host.proc / "20/gone")
+    source = m.source()
+    vms = m.tick(source)
+    assert vms[a].rdt is not None
+    assert dict(vms[b].absent) == {"rdt": Reason.NOT_PRESENT}
+    (m.host.proc / "20/gone").rename(m.host.proc / "20/task")
+    assert m.tick(source)[b].rdt is not None
+
+
+def test_a_uuid_that_would_leave_its_folder_is_not_used(machine, monkeypatch):
+    m = machine()
+    m.vm("a", 10, [11])
+    source = m.source()
+    import dataclasses  # noqa: PLC0415
+
+    vms = tuple(dataclasses.replace(vm, uuid="../../x") for vm in source._inventory.vms())
+    monkeypatch.setattr(source._inventory, "vms", lambda: vms)
+    assert dict(m.tick(source)["../../x"].absent) == {"rdt": Reason.INVALID_VALUE}
+    assert m.kernel.log == []
+
+
+def test_unmounted_and_mounted_again(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    m.tick(source)
+    m.kernel.root.rename(m.kernel.root.parent / "away")
+    m.kernel.root.mkdir()
+    with pytest.raises(SourceError, match="not mounted") as failure:
+        m.tick(source)
+    assert failure.value.reason is Reason.NO_RDT
+    m.kernel.root.rmdir()
+    (m.kernel.root.parent / "away").rename(m.kernel.root)
+    assert m.tick(source)[uuid].rdt is not None
+
+
+def test_no_file_descriptor_left(machine, monkeypatch):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    source = m.source()
+    m.tick(source)
+    m.kernel.remove(own(b))
+    real = os.open
+
+    def full(path, *arguments, **more):
+        if "mon_data" in str(path) and arguments[0] & os.O_CLOEXEC and not arguments[0] & os.O_DIRECTORY:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    m.tick(source)
+    vms = m.tick(source)
+    assert vms[a].rdt is not None
+    assert dict(vms[b].absent) == {"rdt": Reason.FD_LIMIT}
+    assert m.ours() == [own(a).name]
+    monkeypatch.setattr(os, "open", real)
+    assert m.tick(source)[b].rdt is not None
