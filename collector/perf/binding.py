@@ -14,9 +14,10 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from collector.base import Reason, SourceError
-from collector.perf.events import Event
+from collector.base import PERF_EVENTS, Reason, SourceError
+from collector.perf.encoding import Event
 
 __all__ = [
     "EventAttr",
@@ -26,8 +27,11 @@ __all__ = [
     "PerfError",
     "close_group",
     "open_group",
+    "perf_error",
     "read_group",
+    "read_raw",
     "reason_for",
+    "unpack_reading",
 ]
 
 _SYSCALL_NUMBERS = {"x86_64": 298, "aarch64": 241}
@@ -38,10 +42,11 @@ FORMAT_ID = 4
 FORMAT_GROUP = 8
 READ_FORMAT = FORMAT_TOTAL_TIME_ENABLED | FORMAT_TOTAL_TIME_RUNNING | FORMAT_ID | FORMAT_GROUP
 
+FLAG_PID_CGROUP = 4
 FLAG_FD_CLOEXEC = 8
 IOC_ENABLE = 0x2400
+IOC_DISABLE = 0x2401
 IOC_ID = 0x80082407
-IOC_FLAG_GROUP = 1
 
 # Bit numbers in perf_event_attr's flag word.
 _BITS = {
@@ -86,15 +91,18 @@ class EventAttr:
 
     def pack(self) -> bytes:
         """Return the structure's 72 bytes as the kernel gets them."""
-        return _ATTR.pack(
-            self.event.type, _ATTR.size, self.event.config, 0, 0, READ_FORMAT, self.flags, 0, 0, 0, 0
-        )
+        event = self.event
+        head = (event.type, _ATTR.size, event.config, 0, 0, READ_FORMAT, self.flags, 0, 0)
+        return _ATTR.pack(*head, event.config1, event.config2)
 
     @classmethod
     def unpack(cls, data: bytes) -> EventAttr:
         """Return what `data`, 72 bytes made by `pack`, says; the event has no name."""
-        kind, _, config, _, _, _, flags, _, _, _, _ = _ATTR.unpack(data)
-        return cls(Event("", kind, config), **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()})
+        kind, _, config, _, _, _, flags, _, _, config1, config2 = _ATTR.unpack(data)
+        return cls(
+            Event("", kind, config, config1, config2),
+            **{name: bool(flags >> bit & 1) for name, bit in _BITS.items()},
+        )
 
 
 class Kernel:
@@ -125,8 +133,12 @@ class Kernel:
                 raise OSError(number, os.strerror(number))
 
     def enable(self, leader_fd: int) -> None:
-        """Start a group's counting."""
-        fcntl.ioctl(leader_fd, IOC_ENABLE, IOC_FLAG_GROUP)
+        """Start a group's counting. Its members are never off by themselves, so the leader's word is enough."""
+        fcntl.ioctl(leader_fd, IOC_ENABLE, 0)
+
+    def disable(self, leader_fd: int) -> None:
+        """Stop a group's counting; its counts and clocks stand still."""
+        fcntl.ioctl(leader_fd, IOC_DISABLE, 0)
 
     def event_id(self, fd: int) -> int:
         """Return the kernel's id of an event, by which group readings name their values."""
@@ -173,6 +185,12 @@ def reason_for(number: int) -> Reason:
     return _REASONS.get(number, Reason.SOURCE_FAILED)
 
 
+def perf_error(what: str, error: OSError) -> PerfError:
+    """Return the error of a call that failed, with its reason."""
+    number = error.errno or 0
+    return PerfError(f"{what}: {error.strerror}", reason_for(number), number)
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """An open group: file descriptors and ids in the order of the events, the leader first."""
@@ -181,8 +199,7 @@ class Group:
     ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupReading:
+class GroupReading(NamedTuple):
     """One reading of a group, cumulative and raw; `values` in the order of the events."""
 
     time_enabled_ns: int
@@ -190,14 +207,18 @@ class GroupReading:
     values: tuple[int, ...]
 
 
-def open_group(events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel) -> Group:
-    """Open `events` as one real group (counted together or not at all) and start it.
+def open_group(
+    events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kernel, flags: int = 0, on: bool = True
+) -> Group:
+    """Open `events` as one real group (counted together or not at all).
 
     Args:
         events: the first is the leader.
-        pid: a thread's id; 0 is the calling thread.
-        cpu: -1 follows the thread over all CPUs.
+        pid: a thread's id (0 is the calling thread), or, with FLAG_PID_CGROUP, an open control group's folder.
+        cpu: -1 follows the thread over all CPUs; a control group is counted on one CPU.
         kernel: the system calls.
+        flags: FLAG_PID_CGROUP or 0.
+        on: whether it counts at once.
 
     Raises:
         PerfError: nothing stays open then.
@@ -207,20 +228,21 @@ def open_group(events: Sequence[Event], pid: int, cpu: int = -1, *, kernel: Kern
     try:
         for event in events:
             # Siblings wait for their leader, so all start counting at the same instant.
-            attr = EventAttr(event, disabled=not fds)
-            fds.append(kernel.perf_event_open(attr.pack(), pid, cpu, fds[0] if fds else -1, FLAG_FD_CLOEXEC))
+            attr = EventAttr(event, disabled=not fds).pack()
+            leader = fds[0] if fds else -1
+            fds.append(kernel.perf_event_open(attr, pid, cpu, leader, flags | FLAG_FD_CLOEXEC))
         ids = tuple(kernel.event_id(fd) for fd in fds)
-        kernel.enable(fds[0])
+        if on:
+            kernel.enable(fds[0])
     except OSError as error:
-        where = events[min(len(fds), len(events) - 1)].name
+        name = events[min(len(fds), len(events) - 1)].name
         for fd in fds:
             with contextlib.suppress(OSError):
                 kernel.close(fd)
         number = error.errno or 0
+        where = f"control group, CPU {cpu}" if flags & FLAG_PID_CGROUP else f"thread {pid}"
         what = f"{error.strerror} ({errno.errorcode.get(number, number)})"
-        raise PerfError(
-            f"perf_event_open({where}, thread {pid}): {what}", reason_for(number), number
-        ) from error
+        raise PerfError(f"perf_event_open({name}, {where}): {what}", reason_for(number), number) from error
     return Group(tuple(fds), ids)
 
 
@@ -231,20 +253,43 @@ def read_group(group: Group, *, kernel: Kernel) -> GroupReading:
         PerfError: the group cannot be read, or is in the kernel's error state (a read of nothing).
 
     """
-    count = len(group.fds)
+    return unpack_reading(group, read_raw(group, kernel=kernel))
+
+
+def read_raw(group: Group, *, kernel: Kernel) -> bytes:
+    """Read a group as `unpack_reading` takes it; equal bytes are equal readings.
+
+    Raises:
+        PerfError: as `read_group`.
+
+    """
+    size_bytes = 24 + 16 * len(group.fds)
     try:
-        data = kernel.read(group.fds[0], 8 * (3 + 2 * count))
+        data = kernel.read(group.fds[0], size_bytes)
     except OSError as error:
-        number = error.errno or 0
-        raise PerfError(f"reading perf events: {error.strerror}", reason_for(number), number) from error
-    if len(data) != 8 * (3 + 2 * count):
+        raise perf_error("reading perf events", error) from error
+    if len(data) != size_bytes:
         raise PerfError(f"reading perf events: got {len(data)} bytes", Reason.SOURCE_FAILED, 0)
-    words = struct.unpack(f"={3 + 2 * count}Q", data)
+    return data
+
+
+def unpack_reading(group: Group, data: bytes) -> GroupReading:
+    """Take a reading apart.
+
+    Raises:
+        PerfError: it is not of this group.
+
+    """
+    count = len(group.fds)
+    words = _READINGS[count].unpack(data)
     if words[0] != count or words[4::2] != group.ids:
-        raise PerfError(
-            f"reading perf events: got {words[0]} events of ids {words[4::2]}", Reason.SOURCE_FAILED, 0
-        )
+        found = f"got {words[0]} events of ids {words[4::2]}"
+        raise PerfError(f"reading perf events: {found}", Reason.SOURCE_FAILED, 0)
     return GroupReading(words[1], words[2], words[3::2])
+
+
+# By the number of events: that number, time enabled, time running, then value and id of each event.
+_READINGS = tuple(struct.Struct(f"={3 + 2 * count}Q") for count in range(len(PERF_EVENTS) + 1))
 
 
 def close_group(group: Group, *, kernel: Kernel) -> None:

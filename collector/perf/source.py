@@ -1,14 +1,12 @@
-"""Hardware counters of every vCPU thread: one group of cycles and instructions each, guest mode counted."""
+"""Hardware counters of every VM: groups that begin with cycles and instructions, guest mode counted."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Literal
 
 from collector.base import (
     PerfCounters,
@@ -20,61 +18,26 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.perf.binding import (
-    Group,
-    GroupReading,
-    Kernel,
-    PerfError,
-    close_group,
-    open_group,
-    read_group,
-    reason_for,
-)
-from collector.perf.events import CYCLES_AND_INSTRUCTIONS
+from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
+from collector.perf.encoding import Event
+from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
+from collector.perf.host import REMEDIES, PerfHost
+from collector.perf.plan import Budget, Plan, Trial, basic_plan, fit_plan
+from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
+from collector.perf.slices import Slices
 
 __all__ = ["PerfSource"]
 
-_CAP_SYS_ADMIN = 21
-_CAP_PERFMON = 38
-_PARANOID_ALLOWS_ALL_THREADS = (
-    1  # the highest level at which the kernel's own work may be counted without a capability
-)
 _MAX_BACKOFF_TICKS = 64
-_DEAD_STATES = "ZXx"
-_LAYOUT = (tuple(event.name for event in CYCLES_AND_INSTRUCTIONS),)
-
-_REMEDIES = {
-    Reason.NO_PMU: (
-        "this CPU shows no hardware counters; on a virtual machine enable its virtual PMU "
-        "(libvirt: <features><pmu state='on'/></features>)"
-    ),
-    Reason.NO_PERMISSION: (
-        "give the agent CAP_PERFMON, and see that no seccomp filter or security module forbids perf_event_open"
-    ),
-    Reason.FD_LIMIT: "raise the agent's LimitNOFILE; three file descriptors per vCPU are needed",
-    Reason.VPMU_CONFLICT: "another owner holds the PMU; the guests' virtual PMUs have precedence",
-}
-
-
-@dataclass(slots=True)
-class _Thread:
-    """The open group of one vCPU thread.
-
-    `stat_fd` is the thread's own /proc file. It is bound to the thread and not to its number: it fails when
-    the thread has ended, though another may bear the number by then.
-    """
-
-    group: Group
-    opened: int
-    stat_fd: int
-    start_ticks: int
-    last_enabled_ns: int = -1
+_LOOK_AGAIN_TICKS = 30  # how often a VM's control group is looked up again
+_TRIAL_SPINS = 20  # of a millisecond or less each: longer than the kernel's turn of a group on HZ=250 and up
 
 
 @dataclass(slots=True)
 class _Vm:
     epoch: str
-    threads: dict[int, _Thread] = field(default_factory=dict)
+    targets: dict[int, Target] = field(default_factory=dict)
+    keys: Sequence[int] = ()
     failure: Reason = Reason.UNSPECIFIED
     backoff_ticks: int = 1
     retry_tick: int = 0
@@ -83,17 +46,23 @@ class _Vm:
 class PerfSource:
     """The perf source (`collector.base.Source`).
 
-    Each vCPU thread has a group of its own (pid = thread id, cpu = -1). New groups are opened a few per tick;
-    a VM is `vm_starting` until all of its threads have theirs, since the sum over some of its vCPUs would
-    look like a slower VM. Values are raw: `collector.perf.scale` scales their deltas. Not safe for use by
-    several threads at once.
+    Each vCPU thread has groups of its own (pid = thread id, cpu = -1), or each VM's control group on each CPU
+    (`scope`). New groups are opened a few per tick; a VM is `vm_starting` until all of them are open, since the sum
+    over some of its vCPUs would look like a slower VM. Where the events need several groups, one of them is on at a
+    time, the same for all VMs, and the next one from tick to tick. Values are raw: `collector.perf.scale` scales their
+    deltas. Not safe for use by several threads at once.
 
     Args:
         inventory: the VMs that there are now; called once per sample.
+        scope: what counters are bound to.
+        events: "basic" counts cycles and instructions only.
+        reserve_counters: programmable counters per hardware thread that are left to the guests' virtual PMUs.
         proc_root: where /proc is.
         sys_root: where /sys is.
-        opens_per_tick: at most this many groups are opened per sample.
+        opens_per_tick: at most this many groups are opened per sample (but one target's at least).
+        max_fds: at most this many file descriptors; None: half of the process's limit.
         kernel: the system calls.
+        catalog: what the CPU can count; None: found out.
 
     """
 
@@ -103,24 +72,37 @@ class PerfSource:
         self,
         inventory: Callable[[], Sequence[VmIdentity]],
         *,
+        scope: Literal["thread", "cgroup"] = "thread",
+        events: Literal["all", "basic"] = "all",
+        reserve_counters: int = 2,
         proc_root: str = "/proc",
         sys_root: str = "/sys",
         opens_per_tick: int = 64,
+        max_fds: int | None = None,
         kernel: Kernel | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
         self._inventory = inventory
-        self._proc = Path(proc_root)
-        self._sys = Path(sys_root)
+        self._events = events
+        self._reserve_counters = reserve_counters
+        self._roots = proc_root, sys_root
+        self._host = PerfHost(proc_root, sys_root)
+        self._scope: Scope = ThreadScope(proc_root) if scope == "thread" else CgroupScope(proc_root, sys_root)
         self._opens_per_tick = opens_per_tick
+        self._max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if max_fds is None else max_fds
         self._kernel = kernel or Kernel()
+        self._catalog = catalog
+        self._plan: Plan | None = None
         self._vms: dict[str, _Vm] = {}
         self._openings = 0
+        self._fds = 0
         self._tick = 0
+        self._turn = 0
         self._budget = 0
 
     def probe(self) -> Probe:
-        """Open, run and close a group on the calling thread, and say what came of it."""
-        conflict = self._mediated_vpmu()
+        """Try the groups on the calling thread, and say what came of it."""
+        conflict = self._host.mediated_vpmu()
         if conflict:
             return Probe(
                 False,
@@ -129,18 +111,21 @@ class PerfSource:
                 Reason.VPMU_CONFLICT,
             )
         try:
-            reading = self._trial()
+            if isinstance(self._scope, CgroupScope):
+                self._scope.check()
+            reading = self._count(CYCLES_AND_INSTRUCTIONS)
         except PerfError as error:
-            reason = self._refine(error)
-            return Probe(False, f"{error}; {self._remedy(reason, error.errno)}", reason)
+            reason = self._host.refine(error)
+            return Probe(False, f"{error}; {self._host.remedy(reason, error.errno)}", reason)
+        except SourceError as error:
+            return Probe(False, f"perf: {error}", error.reason)
         if reading.time_running_ns and not all(reading.values):
             found = f"hardware counters open but do not count (cycles, instructions: {reading.values})"
-            return Probe(False, f"{found}; {_REMEDIES[Reason.NO_PMU]}", Reason.NO_PMU)
-        busy = "" if reading.time_running_ns else "; all counters are taken by others at this moment"
-        return Probe(True, f"cycles and instructions per vCPU thread{busy}")
+            return Probe(False, f"{found}; {REMEDIES[Reason.NO_PMU]}", Reason.NO_PMU)
+        return Probe(True, self._describe(self._make_plan(), busy=not reading.time_running_ns))
 
     def open(self) -> None:
-        """Check that counting is possible; groups are opened as VMs are sampled.
+        """Check that counting is possible and plan the groups; they are opened as VMs are sampled.
 
         Raises:
             SourceError: what `probe` said, with its reason.
@@ -149,6 +134,7 @@ class PerfSource:
         found = self.probe()
         if not found.available:
             raise SourceError(found.detail, found.reason)
+        self._plan = self._make_plan()
 
     def sample(self) -> SourceSample:
         """Read the groups of all VMs, after opening and closing what the inventory asks for.
@@ -162,11 +148,16 @@ class PerfSource:
             inventory = self._inventory()
         except (OSError, LookupError, ValueError) as error:
             raise SourceError(f"perf: the list of VMs is not to be had: {error}") from error
+        conflict = self._host.mediated_vpmu()
+        if self._plan is None and not conflict:
+            self._plan = self._make_plan()
+        plan = self._plan or basic_plan(Reason.VPMU_CONFLICT)
         self._tick += 1
+        self._turn = self._tick % len(plan.groups)
         self._budget = self._opens_per_tick
         self._forget({vm.uuid: vm.epoch for vm in inventory})
-        conflict = self._mediated_vpmu()
-        vms = {vm.uuid: self._sample_vm(vm, open_new=not conflict) for vm in inventory}
+        self._scope.begin(inventory)
+        vms = {vm.uuid: self._sample_vm(vm, plan, open_new=not conflict) for vm in inventory}
         return SourceSample(self.name, mono_ns, unix_ns, vms)
 
     def close(self) -> None:
@@ -175,210 +166,172 @@ class PerfSource:
 
     # -- one VM ------------------------------------------------------------------------------------
 
-    def _sample_vm(self, identity: VmIdentity, *, open_new: bool) -> VmSample:
-        vm = self._vms.setdefault(identity.uuid, _Vm(identity.epoch))
-        wanted = set(identity.vcpu_tids)
-        for tid in [tid for tid in vm.threads if tid not in wanted]:
-            self._drop(vm, tid)
+    def _sample_vm(self, identity: VmIdentity, plan: Plan, *, open_new: bool) -> VmSample:
+        vm = self._vms.get(identity.uuid)
+        if vm is None:
+            vm = self._vms[identity.uuid] = _Vm(identity.epoch)
         counters: dict[int, tuple[PerfGroup, ...]] = {}
         try:
-            for tid in list(vm.threads):
-                read = self._read(vm, tid)
-                if read is not None:
-                    counters[tid] = (read,)
-            reason = self._open_missing(vm, identity, open_new=open_new)
+            self._keep_up(vm, identity)
+            self._read(vm, counters)
+            reason = self._open_missing(vm, identity, plan, counters, open_new=open_new)
         except SourceError as error:
             reason = self._failed(vm, error)
         if reason is Reason.UNSPECIFIED:
-            # A thread that has just been opened is read now: the next tick then has a delta of it.
-            for tid in [tid for tid in vm.threads if tid not in counters]:
-                with contextlib.suppress(PerfError):
-                    counters[tid] = (self._counters(vm.threads[tid]),)
             if counters:
-                return VmSample(identity.epoch, perf=PerfCounters(_LAYOUT, counters))
+                perf = PerfCounters(plan.layout, counters, self._scope.name, plan.missing)
+                return VmSample(identity.epoch, perf=perf)
             reason = Reason.NOT_PRESENT
         return VmSample(identity.epoch, absent={"perf": reason})
 
-    def _open_missing(self, vm: _Vm, identity: VmIdentity, *, open_new: bool) -> Reason:
-        """Open what is not open yet. UNSPECIFIED: every thread that exists is open. Raises SourceError."""
-        missing = [tid for tid in identity.vcpu_tids if tid not in vm.threads]
-        if not missing:
-            return Reason.UNSPECIFIED if vm.threads else Reason.VM_STARTING
+    def _keep_up(self, vm: _Vm, identity: VmIdentity) -> None:
+        """Close what is not the VM's any more (a vCPU was unplugged, a CPU went offline, its group changed)."""
+        keys = self._scope.keys(identity)
+        if keys is not vm.keys:
+            for key in vm.targets.keys() - set(keys):
+                self._drop(vm, key)
+            vm.keys = keys
+        if self._tick % _LOOK_AGAIN_TICKS == 0 and self._scope.moved(identity):
+            self._close_vm(identity.uuid, vm)
+
+    def _read(self, vm: _Vm, counters: dict[int, tuple[PerfGroup, ...]]) -> None:
+        """Read what is open, and close what has ended. Raises PerfError."""
+        turn, ended = self._turn, self._scope.ended
+        gone: list[int] = []
+        failure: PerfError | None = None
+        for key, target in vm.targets.items():
+            try:
+                # The events' clock moves only while the thread runs, and an ended thread's counters stand still
+                # for ever: without this look it would pass for an idle one.
+                if target.slices.advance(turn) or not ended(target):
+                    counters[key] = target.slices.counters
+                    continue
+            except PerfError as error:
+                if not ended(target):
+                    failure = error
+            gone.append(key)
+        for key in gone:
+            self._drop(vm, key)
+        if failure is not None:
+            raise failure
+
+    def _open_missing(
+        self,
+        vm: _Vm,
+        identity: VmIdentity,
+        plan: Plan,
+        counters: dict[int, tuple[PerfGroup, ...]],
+        *,
+        open_new: bool,
+    ) -> Reason:
+        """Open what is not open yet. UNSPECIFIED: all that exists is open. Raises SourceError."""
+        if len(vm.targets) == len(vm.keys):
+            return Reason.UNSPECIFIED if vm.keys else Reason.VM_STARTING
         if not open_new:
             return Reason.VPMU_CONFLICT
         if self._tick < vm.retry_tick:
             return vm.failure
-        for tid in missing:
+        for key in vm.keys:
+            if key in vm.targets:
+                continue
             if self._budget <= 0:
                 return Reason.VM_STARTING
-            self._open_thread(vm, identity.pid, tid)
+            target = self._open_target(identity, key, plan)
+            if target is not None:
+                vm.targets[key] = target
+                # Read at once: the next tick then has a delta of it.
+                target.slices.advance(self._turn)
+                counters[key] = target.slices.counters
         vm.backoff_ticks = 1
         return Reason.UNSPECIFIED
 
+    def _open_target(self, identity: VmIdentity, key: int, plan: Plan) -> Target | None:
+        fds = self._fds_of(plan)
+        if self._fds + fds > self._max_fds:
+            message = f"perf: {self._fds} file descriptors are open and {fds} more go beyond {self._max_fds}"
+            raise SourceError(f"{message}; {REMEDIES[Reason.FD_LIMIT]}", Reason.FD_LIMIT)
+
+        def opener(pid: int, cpu: int, flags: int) -> Slices:
+            self._budget -= len(plan.groups)
+            self._openings += 1
+            return Slices(plan, self._openings, pid, cpu, self._turn, kernel=self._kernel, flags=flags)
+
+        target = self._scope.open(identity, key, opener)
+        if target is not None:
+            self._fds += fds
+        return target
+
+    def _fds_of(self, plan: Plan) -> int:
+        """Return how many file descriptors one target takes."""
+        return plan.events + self._scope.guards
+
     def _failed(self, vm: _Vm, error: SourceError) -> Reason:
         """Note a failure. Retries thin out to one in 64 ticks, so a hopeless VM takes no other's opens."""
-        vm.failure = self._refine(error) if isinstance(error, PerfError) else error.reason
+        vm.failure = self._host.refine(error) if isinstance(error, PerfError) else error.reason
         vm.retry_tick = self._tick + vm.backoff_ticks
         vm.backoff_ticks = min(2 * vm.backoff_ticks, _MAX_BACKOFF_TICKS)
         return vm.failure
 
-    # -- one thread --------------------------------------------------------------------------------
+    def _drop(self, vm: _Vm, key: int) -> None:
+        vm.targets.pop(key).close()
+        self._fds -= 0 if self._plan is None else self._fds_of(self._plan)
 
-    def _open_thread(self, vm: _Vm, pid: int, tid: int) -> None:
-        """Open a thread's group; a thread that has ended is no failure, it is left out.
-
-        The order makes it certain whose events these are: the /proc file is opened below the VM's own process
-        before the group and read again after it, so the number meant the same thread throughout.
-        """
-        if tid <= 0:  # the kernel would take 0 for the agent itself and -1 for every thread
-            raise SourceError(f"perf: not a thread id (value {tid})", Reason.INVALID_VALUE)
-        path = self._proc / str(pid) / "task" / str(tid) / "stat"
-        group = None
-        try:
-            stat_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                start_ticks = _start_ticks(stat_fd)
-                self._budget -= 1
-                group = open_group(CYCLES_AND_INSTRUCTIONS, tid, kernel=self._kernel)
-                if _start_ticks(stat_fd) == start_ticks:
-                    self._openings += 1
-                    vm.threads[tid] = _Thread(group, self._openings, stat_fd, start_ticks)
-            finally:
-                if tid not in vm.threads:
-                    os.close(stat_fd)
-                    if group is not None:
-                        close_group(group, kernel=self._kernel)
-        except PerfError as error:
-            if error.reason is not Reason.NOT_PRESENT:
-                raise
-        except (FileNotFoundError, ProcessLookupError):
-            pass
-        except (OSError, ValueError) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            reason = reason_for(number) if number else Reason.SOURCE_FAILED
-            raise SourceError(f"perf: {path}: {error}", reason) from error
-
-    def _read(self, vm: _Vm, tid: int) -> PerfGroup | None:
-        """Read a thread's counters. None: the thread has ended, and its group is closed. Raises PerfError."""
-        thread = vm.threads[tid]
-        previous_enabled_ns = thread.last_enabled_ns
-        try:
-            counters = self._counters(thread)
-        except PerfError:
-            ended = self._ended(thread)
-            self._drop(vm, tid)
-            if ended:
-                return None
-            raise
-        # The events' clock moves only while the thread runs, and an ended thread's counters stand still for
-        # ever: without this look it would pass for an idle one.
-        if counters.time_enabled_ns == previous_enabled_ns and self._ended(thread):
-            self._drop(vm, tid)
-            return None
-        return counters
-
-    def _counters(self, thread: _Thread) -> PerfGroup:
-        reading = read_group(thread.group, kernel=self._kernel)
-        thread.last_enabled_ns = reading.time_enabled_ns
-        return PerfGroup(thread.opened, reading.time_enabled_ns, reading.time_running_ns, reading.values)
-
-    @staticmethod
-    def _ended(thread: _Thread) -> bool:
-        try:
-            return _start_ticks(thread.stat_fd) != thread.start_ticks
-        except (OSError, ValueError):
-            return True
-
-    def _drop(self, vm: _Vm, tid: int) -> None:
-        thread = vm.threads.pop(tid)
-        close_group(thread.group, kernel=self._kernel)
-        with contextlib.suppress(OSError):
-            os.close(thread.stat_fd)
+    def _close_vm(self, uuid: str, vm: _Vm) -> None:
+        for key in list(vm.targets):
+            self._drop(vm, key)
+        self._scope.forget(uuid)
 
     def _forget(self, epochs: Mapping[str, str]) -> None:
         """Close the groups of VMs that are gone or in another epoch."""
         for uuid in [uuid for uuid, vm in self._vms.items() if epochs.get(uuid) != vm.epoch]:
-            vm = self._vms.pop(uuid)
-            for tid in list(vm.threads):
-                self._drop(vm, tid)
+            self._close_vm(uuid, self._vms.pop(uuid))
 
-    # -- the host ----------------------------------------------------------------------------------
+    # -- the plan ----------------------------------------------------------------------------------
 
-    def _trial(self) -> GroupReading:
-        group = open_group(CYCLES_AND_INSTRUCTIONS, 0, kernel=self._kernel)
+    def _make_plan(self) -> Plan:
+        """Plan the groups and try them on the calling thread. Never raises; what is refused is left out."""
+        if self._events == "basic":
+            return basic_plan(Reason.SOURCE_OFF)
+        catalog = self._known()
+        budget = Budget(catalog.programmable, catalog.fixed, self._reserve_counters, self._host.watchdog())
+        return fit_plan(catalog, budget, self._attempt)
+
+    def _known(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = read_catalog(*self._roots, smt=self._host.smt())
+        return self._catalog
+
+    def _attempt(self, events: Sequence[Event]) -> Trial:
         try:
-            sum(range(10_000))  # something to count
-            return read_group(group, kernel=self._kernel)
+            reading = self._count(events)
+        except PerfError:
+            return Trial.REFUSED
+        return Trial.RUNS if reading.time_running_ns else Trial.WAITS
+
+    def _count(self, events: Sequence[Event]) -> GroupReading:
+        """Count on the calling thread until the counters have run, for 20 ms at most. Raises PerfError."""
+        group = open_group(events, 0, kernel=self._kernel)
+        try:
+            for _ in range(_TRIAL_SPINS):
+                sum(range(10_000))  # something to count
+                reading = read_group(group, kernel=self._kernel)
+                if reading.time_running_ns:
+                    break
+            return reading
         finally:
             close_group(group, kernel=self._kernel)
 
-    def _paranoid(self) -> int | None:
-        """Return kernel.perf_event_paranoid; None where it cannot be read, as in a sandbox without /proc/sys."""
-        try:
-            return int((self._proc / "sys/kernel/perf_event_paranoid").read_text())
-        except (OSError, ValueError):
-            return None
-
-    def _mediated_vpmu(self) -> str:
-        """Return the kvm parameter that is on, such as "kvm_intel.enable_mediated_pmu", or "".
-
-        With a mediated PMU the kernel refuses guests their PMU (EBUSY) while the host has events that count
-        guests.
-        """
-        for module in ("kvm_intel", "kvm_amd", "kvm"):
-            with contextlib.suppress(OSError):
-                value = (self._sys / "module" / module / "parameters/enable_mediated_pmu").read_text()
-                if value.strip() in ("Y", "1"):
-                    return f"{module}.enable_mediated_pmu"
-        return ""
-
-    def _has_capability(self) -> bool:
-        """Whether this process has CAP_PERFMON or CAP_SYS_ADMIN (unknown counts as no)."""
-        try:
-            status = (self._proc / "self/status").read_text()
-            effective = int(status.partition("\nCapEff:")[2].split()[0], 16)
-        except (OSError, ValueError, IndexError):
-            return False
-        return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
-
-    def _refine(self, error: PerfError) -> Reason:
-        """Tell a refusal by kernel.perf_event_paranoid from any other refusal."""
-        if error.reason is Reason.NO_PERMISSION:
-            paranoid = self._paranoid()
-            if (
-                paranoid is not None
-                and paranoid > _PARANOID_ALLOWS_ALL_THREADS
-                and not self._has_capability()
-            ):
-                return Reason.PARANOID
-        return error.reason
-
-    def _remedy(self, reason: Reason, number: int) -> str:
-        if number == errno.ENOSYS:
-            return (
-                "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
-            )
-        if reason is Reason.PARANOID:
-            return (
-                f"kernel.perf_event_paranoid is {self._paranoid()}; give the agent CAP_PERFMON "
-                f"or set it to {_PARANOID_ALLOWS_ALL_THREADS}"
-            )
-        return _REMEDIES.get(reason, "see perf_event_open(2) for this error")
-
-
-def _start_ticks(stat_fd: int) -> int:
-    """Return when the thread of this open /proc stat file started, in clock ticks since boot.
-
-    Raises:
-        ProcessLookupError: the thread has ended.
-        ValueError: not a stat file.
-
-    """
-    text = os.pread(stat_fd, 1024, 0)
-    # The thread's name, in parentheses, may hold spaces and parentheses itself.
-    fields = text.rpartition(b")")[2].split()
-    if len(fields) < 20:  # noqa: PLR2004 - field 22 of proc(5), counted from the state, field 3
-        raise ValueError(f"not a stat file: {text[:60]!r}")
-    if fields[0].decode() in _DEAD_STATES:
-        raise ProcessLookupError
-    return int(fields[19])
+    def _describe(self, plan: Plan, *, busy: bool) -> str:
+        """Say in one line what is counted, and why not more."""
+        names = list(dict.fromkeys(name for group in plan.layout for name in group))
+        where = "vCPU thread" if self._scope.name == "thread" else "VM's control group and CPU"
+        text = f"{', '.join(names[:-1])} and {names[-1]} per {where}"
+        if len(plan.groups) > 1:
+            text += f", in {len(plan.groups)} groups by turns"
+        if self._events == "all":
+            text += f"; {self._known().title}"
+            absent = ", ".join(f"{name} ({reason.code})" for name, reason in plan.missing.items())
+            text += f"; not counted: {absent}" if absent else ""
+        if self._host.watchdog():
+            text += "; the NMI watchdog holds a counter (sysctl kernel.nmi_watchdog=0 frees it)"
+        return text + ("; all counters are taken by others at this moment" if busy else "")

@@ -89,16 +89,19 @@ class Host:
     def mediated(self, module, value):
         self.write(self.sys / "module" / module / "parameters/enable_mediated_pmu", f"{value}\n")
 
-    def thread(self, pid, tid, *, start=100, state="S"):
-        rest = " ".join(["0"] * 18)
-        self.write(
-            self.proc / str(pid) / "task" / str(tid) / "stat",
-            f"{tid} (CPU 0/KVM) x)) {state} {rest} {start} 0 0\n",
-        )
+    def thread(self, pid, tid):
+        self.write(self.proc / str(pid) / "task" / str(tid) / "comm", "CPU 0/KVM\n")
+
+    def end(self, pid, tid):
+        """The open file reads nothing from now on (the kernel's fails with ESRCH), and a new one is another."""
+        path = self.proc / str(pid) / "task" / str(tid) / "comm"
+        path.write_text("")
+        path.unlink()
 
     def vm(self, uuid, pid, tids, *, epoch="e1"):
         for tid in tids:
-            self.thread(pid, tid)
+            if not (self.proc / str(pid) / "task" / str(tid)).exists():
+                self.thread(pid, tid)
         identity = VmIdentity(uuid, f"name-{uuid}", pid, epoch, tuple(tids))
         self.vms = [vm for vm in self.vms if vm.uuid != uuid] + [identity]
         return identity
@@ -135,7 +138,11 @@ def test_is_a_source(host):
 def test_probe_of_a_working_pmu_leaves_nothing_open(host):
     probe = host.source.probe()
     assert probe.available
-    assert probe.detail == "cycles and instructions per vCPU thread"
+    assert probe.detail == (
+        "cycles and instructions per vCPU thread; CPU without a PMU that the kernel shows; not counted: "
+        "reference_cycles (no_event), l2_misses (no_event), llc_misses (no_event), memory_stall_cycles (no_event), "
+        "total_stall_cycles (no_event), core_stall_cycles (no_event)"
+    )
     assert host.kernel.attempts == [0, 0]  # on itself
     assert host.fds() == (0, 0)
     host.source.open()
@@ -307,9 +314,10 @@ def test_a_thread_of_another_process_is_not_opened(host):
     assert host.kernel.attempts == []
 
 
-def test_a_proc_file_that_is_none_is_a_failure_of_that_vm(host):
+def test_a_proc_file_that_cannot_be_opened_is_a_failure_of_that_vm(host):
     host.vm("a", 10, [11])
-    host.write(host.proc / "10/task/11/stat", "nonsense\n")
+    (host.proc / "10/task/11/comm").unlink()
+    (host.proc / "10/task/11/comm").symlink_to("comm")
     host.vm("b", 20, [21])
     assert host.reasons() == {"a": Reason.SOURCE_FAILED, "b": None}
 
@@ -319,7 +327,8 @@ def test_a_number_taken_by_another_thread_between_the_looks_is_not_counted(host)
     enable = host.kernel.enable
 
     def reuse(leader_fd):
-        host.thread(10, 11, start=999)
+        host.end(10, 11)
+        host.thread(10, 11)
         enable(leader_fd)
 
     host.kernel.enable = reuse
@@ -331,7 +340,7 @@ def test_an_ended_thread_does_not_pass_for_an_idle_one(host):
     host.vm("a", 10, [11, 12])
     host.kernel.counters |= {11: [5, 5, 5, 5], 12: [5, 5, 5, 5]}
     assert set(host.sample()["a"].perf.groups) == {11, 12}
-    host.thread(10, 11, state="Z")  # its counters stand still from now on
+    host.end(10, 11)  # its counters stand still from now on
     assert set(host.sample()["a"].perf.groups) == {12}
     assert len(host.kernel.events) == 2
     assert set(host.sample()["a"].perf.groups) == {12}  # the inventory still lists it
@@ -346,8 +355,8 @@ def test_an_idle_thread_stays(host):
 def test_a_number_used_again_is_another_opening(host):
     host.vm("a", 10, [11])
     first = host.sample()["a"].perf.groups[11][0]
-    host.thread(10, 11, start=101)
-    host.sample()
+    host.end(10, 11)
+    host.thread(10, 11)
     second = host.sample()["a"].perf.groups[11][0]
     assert (first.opened, second.opened) == (1, 2)
 
@@ -401,7 +410,7 @@ def test_a_group_of_an_ended_thread_that_cannot_be_read_is_no_failure(host):
     host.vm("a", 10, [11, 12])
     host.sample()
     host.kernel.read_errno[11] = errno.ESRCH
-    host.thread(10, 11, state="X")
+    host.end(10, 11)
     assert set(host.sample()["a"].perf.groups) == {12}
 
 

@@ -1,0 +1,109 @@
+"""Which CPUs this host has (/proc/cpuinfo), and what the kernel shows of their PMU (sysfs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.perf.encoding import Field, parse_field
+
+__all__ = ["CorePmu", "Cpu", "core_pmus", "parse_cpu_list", "parse_cpuinfo", "read_cpus"]
+
+_DEVICES = "bus/event_source/devices"
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU model. Of Arm: `vendor` is the implementer ("0x41"), `family` the architecture (8), `model` the part."""
+
+    vendor: str
+    family: int
+    model: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorePmu:
+    """The PMU of the CPU cores: the kernel's number for it, the fields of its events, and where its aliases are."""
+
+    name: str
+    type: int
+    formats: Mapping[str, Field] = field(default_factory=dict)
+    folder: Path = Path()
+
+    def alias(self, name: str) -> str:
+        """Return an event of the kernel's own table, such as "event=0x2e,umask=0x41"; "" where it has none."""
+        try:
+            return (self.folder / "events" / name).read_text().strip()
+        except OSError:
+            return ""
+
+
+def parse_cpuinfo(text: str) -> frozenset[Cpu]:
+    """Return the different CPU models of a /proc/cpuinfo; lines that make no sense are passed over."""
+    found: set[Cpu] = set()
+    for block in text.split("\n\n"):
+        rows = (line.partition(":") for line in block.splitlines())
+        values = {name.strip(): value.strip() for name, _, value in rows}
+        try:
+            if "vendor_id" in values:
+                found.add(Cpu(values["vendor_id"], int(values["cpu family"]), int(values["model"])))
+            elif "CPU implementer" in values:
+                part = int(values["CPU part"], 16)
+                found.add(Cpu(values["CPU implementer"].lower(), int(values["CPU architecture"]), part))
+        except (KeyError, ValueError):
+            continue
+    return frozenset(found)
+
+
+def read_cpus(proc_root: str = "/proc") -> frozenset[Cpu]:
+    """Return the different CPU models of this host; none where /proc/cpuinfo cannot be read."""
+    try:
+        return parse_cpuinfo((Path(proc_root) / "cpuinfo").read_text(errors="replace"))
+    except OSError:
+        return frozenset()
+
+
+def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
+    """Return the PMUs of CPU cores: one, several on a hybrid CPU, none on a machine without."""
+    try:
+        folders = sorted((Path(sys_root) / _DEVICES).iterdir())
+    except OSError:
+        return []
+    found = []
+    for folder in folders:
+        if folder.name in ("cpu", "cpu_core", "cpu_atom", "cpu_lowpower") or folder.name.startswith("armv"):
+            try:
+                number = int((folder / "type").read_text())
+            except (OSError, ValueError):
+                continue
+            found.append(CorePmu(folder.name, number, _formats(folder / "format"), folder))
+    return found
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """Parse a list of CPUs as sysfs writes it, such as "0-3,8".
+
+    Raises:
+        ValueError: it is not one.
+
+    """
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        low, _, high = part.partition("-")
+        cpus += range(int(low), int(high or low) + 1)
+    return cpus
+
+
+def _formats(folder: Path) -> dict[str, Field]:
+    """Read the fields; one that is not understood is left out (an event that needs it then has none)."""
+    formats = {}
+    try:
+        for path in folder.iterdir():
+            try:
+                formats[path.name] = parse_field(path.read_text())
+            except ValueError:
+                continue
+    except OSError:
+        pass
+    return formats

@@ -1,0 +1,98 @@
+"""What of a host decides whether and how much perf may count: permissions, watchdog, SMT, a mediated virtual PMU."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from pathlib import Path
+
+from collector.base import Reason
+from collector.perf.binding import PerfError
+
+__all__ = ["REMEDIES", "PerfHost"]
+
+_CAP_SYS_ADMIN = 21
+_CAP_PERFMON = 38
+# The highest level at which the kernel's own work may be counted without a capability.
+_PARANOID_ALLOWS_ALL_THREADS = 1
+
+REMEDIES = {
+    Reason.NO_PMU: (
+        "this CPU shows no hardware counters; on a virtual machine enable its virtual PMU "
+        "(libvirt: <features><pmu state='on'/></features>)"
+    ),
+    Reason.NO_PERMISSION: (
+        "give the agent CAP_PERFMON, and see that no seccomp filter or security module forbids perf_event_open"
+    ),
+    Reason.FD_LIMIT: "raise the agent's LimitNOFILE; each event takes one, per vCPU (or per CPU and VM)",
+    Reason.VPMU_CONFLICT: "another owner holds the PMU; the guests' virtual PMUs have precedence",
+}
+
+
+class PerfHost:
+    """Looks at /proc and /sys, whose roots are injected. Nothing here raises: what cannot be read is unknown."""
+
+    def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
+        self._proc = Path(proc_root)
+        self._sys = Path(sys_root)
+
+    def paranoid(self) -> int | None:
+        """Return kernel.perf_event_paranoid; None where it cannot be read, as in a sandbox without /proc/sys."""
+        try:
+            return int((self._proc / "sys/kernel/perf_event_paranoid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def watchdog(self) -> bool:
+        """Whether the NMI watchdog is on: it holds a counter of every CPU for good."""
+        return _read(self._proc / "sys/kernel/nmi_watchdog") == "1"
+
+    def smt(self) -> bool:
+        """Whether hardware threads share cores. Unknown counts as yes: fewer counters are sure to be there."""
+        return _read(self._sys / "devices/system/cpu/smt/active") != "0"
+
+    def mediated_vpmu(self) -> str:
+        """Return the kvm parameter that is on, such as "kvm_intel.enable_mediated_pmu", or "".
+
+        With a mediated PMU the kernel refuses guests their PMU (EBUSY) while the host has events that count
+        guests.
+        """
+        for module in ("kvm_intel", "kvm_amd", "kvm"):
+            if _read(self._sys / "module" / module / "parameters/enable_mediated_pmu") in ("Y", "1"):
+                return f"{module}.enable_mediated_pmu"
+        return ""
+
+    def has_capability(self) -> bool:
+        """Whether this process has CAP_PERFMON or CAP_SYS_ADMIN (unknown counts as no)."""
+        try:
+            effective = int(_read(self._proc / "self/status").partition("\nCapEff:")[2].split()[0], 16)
+        except (ValueError, IndexError):
+            return False
+        return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
+
+    def refine(self, error: PerfError) -> Reason:
+        """Tell a refusal by kernel.perf_event_paranoid from any other refusal."""
+        if error.reason is Reason.NO_PERMISSION:
+            paranoid = self.paranoid()
+            if paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability():
+                return Reason.PARANOID
+        return error.reason
+
+    def remedy(self, reason: Reason, number: int) -> str:
+        """Return what helps against a failure of perf_event_open, in one line."""
+        if number == errno.ENOSYS:
+            return (
+                "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
+            )
+        if reason is Reason.PARANOID:
+            return (
+                f"kernel.perf_event_paranoid is {self.paranoid()}; give the agent CAP_PERFMON "
+                f"or set it to {_PARANOID_ALLOWS_ALL_THREADS}"
+            )
+        return REMEDIES.get(reason, "see perf_event_open(2) for this error")
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return ""

@@ -1,0 +1,114 @@
+"""What is known of CPU microarchitectures (`microarch/*.toml`): events, each with its source, and counters.
+
+A file has a `title`, the `format` of its encodings (a key of `collector.perf.encoding.LAYOUTS`), the `source` of its
+facts, the CPUs that it is for (`[[cpu]]`: vendor, family, ranges of models; what is left out matches all), the
+`[counters]` that a core has, and for each name of `collector.base.PERF_EVENTS` but cycles and instructions either
+`[events.NAME]` (fields of the encoding, its `source`, and an `alias` of the kernel's table where it has one) or a line
+in `[missing]` that says why the CPU has none.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from collector.perf.cpu import Cpu
+from collector.perf.encoding import LAYOUTS, Field
+
+__all__ = ["Encoding", "Microarch", "find_microarch", "load_microarchs", "parse_microarch"]
+
+_FOLDER = Path(__file__).parent / "microarch"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One event: its fields, who says so, and its name in the kernel's table ("": not there)."""
+
+    source: str
+    fields: Mapping[str, int]
+    alias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRule:
+    """Which CPUs a file is for. None and an empty range match all."""
+
+    vendor: str | None
+    family: int | None
+    models: tuple[tuple[int, int], ...]
+
+    def matches(self, cpu: Cpu) -> bool:
+        """Whether this is one of them."""
+        return (
+            self.vendor in (None, cpu.vendor)
+            and self.family in (None, cpu.family)
+            and (not self.models or any(low <= cpu.model <= high for low, high in self.models))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Microarch:
+    """What one data file says. `programmable_smt` counters a hardware thread has while its sibling is on too."""
+
+    title: str
+    layout: Mapping[str, Field]
+    source: str
+    rules: tuple[CpuRule, ...]
+    programmable: int
+    programmable_smt: int
+    fixed: frozenset[str]
+    events: Mapping[str, Encoding]
+    missing: Mapping[str, str]
+
+
+def find_microarch(cpu: Cpu) -> Microarch | None:
+    """Return the data of a CPU: of its model if there is a file for it, else of its vendor."""
+    matching = [
+        known for known in load_microarchs().values() if any(rule.matches(cpu) for rule in known.rules)
+    ]
+    exact = [known for known in matching if any(rule.models and rule.matches(cpu) for rule in known.rules)]
+    return next(iter(exact or matching), None)
+
+
+@cache
+def load_microarchs() -> Mapping[str, Microarch]:
+    """Return all data files, by file name. They are part of the package: one that is wrong is a bug."""
+    return {
+        path.stem: parse_microarch(tomllib.loads(path.read_text())) for path in sorted(_FOLDER.glob("*.toml"))
+    }
+
+
+def parse_microarch(data: Mapping[str, Any]) -> Microarch:
+    """Return a data file's content.
+
+    Raises:
+        KeyError, TypeError: it is not as it must be.
+
+    """
+    counters = data["counters"]
+    rules = (
+        CpuRule(
+            row.get("vendor"), row.get("family"), tuple((low, high) for low, high in row.get("models", ()))
+        )
+        for row in data["cpu"]
+    )
+    return Microarch(
+        title=data["title"],
+        layout=LAYOUTS[data["format"]],
+        source=data["source"],
+        rules=tuple(rules),
+        programmable=counters["programmable"],
+        programmable_smt=counters.get("programmable_smt", counters["programmable"]),
+        fixed=frozenset(counters["fixed"]),
+        events={name: _encoding(row) for name, row in data.get("events", {}).items()},
+        missing=dict(data.get("missing", {})),
+    )
+
+
+def _encoding(row: Mapping[str, Any]) -> Encoding:
+    fields = {name: value for name, value in row.items() if name not in ("source", "alias")}
+    return Encoding(row["source"], fields, row.get("alias", ""))

@@ -1,0 +1,206 @@
+"""What counters are bound to: a VM's vCPU threads, or its control group on each CPU. One interface for both."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from collector.base import Reason, SourceError, VmIdentity
+from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
+from collector.perf.cgroup import CgroupFinder, is_within, vm_path
+from collector.perf.cpu import parse_cpu_list
+from collector.perf.slices import Slices
+
+__all__ = ["CgroupScope", "Opener", "Scope", "Target", "ThreadScope"]
+
+#: Opens the plan's groups on (pid, cpu, flags).
+Opener = Callable[[int, int, int], Slices]
+
+
+@dataclass(slots=True)
+class Target:
+    """What one key of a VM has open. `guard_fd` is bound to the thread itself and not to its number; -1: none."""
+
+    slices: Slices
+    guard_fd: int = -1
+
+    def close(self) -> None:
+        """Close everything. Never raises."""
+        self.slices.close()
+        if self.guard_fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.guard_fd)
+            self.guard_fd = -1
+
+
+class Scope(Protocol):
+    """One way to bind counters to VMs. A VM has a `Target` for each of its keys."""
+
+    name: Literal["thread", "cgroup"]
+    guards: int
+
+    def begin(self, inventory: Sequence[VmIdentity]) -> None:
+        """Take note of the VMs that there are, once per sample."""
+
+    def keys(self, vm: VmIdentity) -> Sequence[int]:
+        """Return what there is to open for a VM. The same object as before, where nothing changed."""
+
+    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
+        """Open one of them; None: it is gone, which is no failure. Raises SourceError."""
+
+    def ended(self, target: Target) -> bool:
+        """Whether a target whose counters stand still will never count again."""
+
+    def moved(self, vm: VmIdentity) -> bool:
+        """Whether all of a VM has to be opened anew. Asked now and then. Raises SourceError."""
+
+    def forget(self, uuid: str) -> None:
+        """Let go of what is kept for a VM. Never raises."""
+
+
+class ThreadScope:
+    """A group per vCPU thread, on whatever CPU it runs."""
+
+    name: Literal["thread", "cgroup"] = "thread"
+    guards = 1  # file descriptors per target beside the events'
+
+    def __init__(self, proc_root: str = "/proc") -> None:
+        self._proc = Path(proc_root)
+
+    def begin(self, inventory: Sequence[VmIdentity]) -> None:
+        """Nothing is kept from one sample to the next."""
+
+    def keys(self, vm: VmIdentity) -> Sequence[int]:
+        """Return the vCPU threads."""
+        return vm.vcpu_tids
+
+    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
+        """Open a thread's groups; a thread that has ended is no failure, it is left out.
+
+        The order makes it certain whose events these are: a /proc file is opened below the VM's own process before the
+        group and read again after it. It is bound to the thread, so the number meant that thread throughout.
+        """
+        if key <= 0:  # the kernel would take 0 for the agent itself and -1 for every thread
+            raise SourceError(f"perf: not a thread id (value {key})", Reason.INVALID_VALUE)
+        path = self._proc / str(vm.pid) / "task" / str(key) / "comm"
+        try:
+            guard_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError as error:
+            raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
+        try:
+            target = Target(opener(key, -1, 0), guard_fd)
+        except PerfError as error:
+            os.close(guard_fd)
+            if error.reason is Reason.NOT_PRESENT:
+                return None
+            raise
+        if self.ended(target):
+            target.close()
+            return None
+        return target
+
+    def ended(self, target: Target) -> bool:
+        """Whether the thread has ended. One small read: this is asked of every idle thread in every sample."""
+        try:
+            return not os.pread(target.guard_fd, 1, 0)
+        except OSError as error:
+            return error.errno in (errno.ESRCH, errno.ENOENT)
+
+    def moved(self, vm: VmIdentity) -> bool:
+        """Never: a thread stays itself."""
+        del vm
+        return False
+
+    def forget(self, uuid: str) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(slots=True)
+class _Folder:
+    fd: int
+    of_process: str
+
+
+class CgroupScope:
+    """A group per VM's control group and online CPU: QEMU's other threads count too."""
+
+    name: Literal["thread", "cgroup"] = "cgroup"
+    guards = 0
+
+    def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
+        self._finder = CgroupFinder(proc_root)
+        self._online = Path(sys_root) / "devices/system/cpu/online"
+        self._inventory: Sequence[VmIdentity] = ()
+        self._paths: dict[str, tuple[str, str]] = {}  # by UUID: name, path; of this sample
+        self._folders: dict[str, _Folder] = {}
+        self._cpus: tuple[int, ...] = ()
+
+    def check(self) -> None:
+        """Raise a SourceError where this host has no unified hierarchy."""
+        self._finder.mount()
+
+    def begin(self, inventory: Sequence[VmIdentity]) -> None:
+        """Look which CPUs are online: an event on a CPU that is not cannot be opened."""
+        self._inventory = inventory
+        self._paths = {}
+        try:
+            cpus = tuple(parse_cpu_list(self._online.read_text()))
+        except (OSError, ValueError) as error:
+            raise SourceError(f"perf: {self._online}: {error}") from error
+        if cpus != self._cpus:
+            self._cpus = cpus
+
+    def keys(self, vm: VmIdentity) -> Sequence[int]:
+        """Return the CPUs that are online."""
+        del vm
+        return self._cpus
+
+    def open(self, vm: VmIdentity, key: int, opener: Opener) -> Target | None:
+        """Open the groups of a VM's control group on one CPU."""
+        folder = self._folders.get(vm.uuid)
+        if folder is None:
+            of_process = self._finder.path_of(vm.pid)
+            path = self._finder.folder_of(vm, of_process, self._others(vm))
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
+            folder = self._folders[vm.uuid] = _Folder(fd, of_process)
+        return Target(opener(folder.fd, key, FLAG_PID_CGROUP))
+
+    def ended(self, target: Target) -> bool:
+        """Never by itself: a group that does not run on this CPU now may do so later."""
+        del target
+        return False
+
+    def moved(self, vm: VmIdentity) -> bool:
+        """Whether the VM is in another control group than when it was opened, or others are in its own now."""
+        folder = self._folders.get(vm.uuid)
+        if folder is None:
+            return False
+        of_process = self._finder.path_of(vm.pid)
+        own, _ = vm_path(of_process)
+        shared = any(is_within(path, own) for path in self._others(vm).values())
+        return shared or of_process != folder.of_process
+
+    def _others(self, vm: VmIdentity) -> dict[str, str]:
+        """Return the other VMs' paths, by their names; those that have just ended are left out."""
+        if not self._paths:
+            for other in self._inventory:
+                with contextlib.suppress(SourceError):
+                    self._paths[other.uuid] = other.name, self._finder.path_of(other.pid)
+        return {name: path for uuid, (name, path) in self._paths.items() if uuid != vm.uuid}
+
+    def forget(self, uuid: str) -> None:
+        """Close the folder."""
+        folder = self._folders.pop(uuid, None)
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                os.close(folder.fd)

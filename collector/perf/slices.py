@@ -1,0 +1,102 @@
+"""The groups of a plan on one target (a thread, or a control group on one CPU): exactly one of them is on."""
+
+from __future__ import annotations
+
+import contextlib
+
+from collector.base import PerfGroup
+from collector.perf.binding import (
+    Group,
+    Kernel,
+    PerfError,
+    close_group,
+    open_group,
+    perf_error,
+    read_raw,
+    unpack_reading,
+)
+from collector.perf.plan import Plan
+
+__all__ = ["Slices"]
+
+
+class Slices:
+    """Opens the groups of a plan, of which the one of number `turn` counts.
+
+    `counters` are the last readings, one per group. A group that is off is not read again: its counts and clocks stand
+    still, and its last reading was taken after it was switched off.
+
+    Args:
+        plan: the groups.
+        opened: the number of this opening.
+        pid: a thread, or a control group's folder (see `collector.perf.binding.open_group`).
+        cpu: -1 or a CPU.
+        turn: which group is on.
+        kernel: the system calls.
+        flags: FLAG_PID_CGROUP or 0.
+
+    Raises:
+        PerfError: nothing stays open then.
+
+    """
+
+    __slots__ = ("_groups", "_kernel", "_raw", "counters", "opened", "turn")
+
+    def __init__(
+        self, plan: Plan, opened: int, pid: int, cpu: int, turn: int, *, kernel: Kernel, flags: int = 0
+    ) -> None:
+        self._kernel = kernel
+        self._groups: list[Group] = []
+        self.opened = opened
+        self.turn = turn
+        try:
+            for index, events in enumerate(plan.groups):
+                on = index == turn
+                self._groups.append(open_group(events, pid, cpu, kernel=kernel, flags=flags, on=on))
+        except PerfError:
+            self.close()
+            raise
+        self._raw = [b""] * len(plan.groups)
+        self.counters = tuple(PerfGroup(opened, 0, 0, (0,) * len(events)) for events in plan.groups)
+
+    def advance(self, turn: int) -> bool:
+        """Read the group that was on, and let the one of number `turn` be on from now.
+
+        Returns:
+            Whether the group that was on has moved, its clocks included, since it was read last.
+
+        Raises:
+            PerfError: a group cannot be read or switched.
+
+        """
+        if turn == self.turn:
+            return self._read()
+        try:
+            self._kernel.disable(self._groups[self.turn].fds[0])
+            moved = self._read()
+            self._kernel.enable(self._groups[turn].fds[0])
+        except OSError as error:
+            raise perf_error("switching perf events", error) from error
+        self.turn = turn
+        return moved
+
+    def close(self) -> None:
+        """Close all groups. Never raises."""
+        for group in self._groups:
+            with contextlib.suppress(OSError):
+                close_group(group, kernel=self._kernel)
+        self._groups = []
+
+    def _read(self) -> bool:
+        turn = self.turn
+        group = self._groups[turn]
+        data = read_raw(group, kernel=self._kernel)
+        if data == self._raw[turn]:
+            return False
+        enabled_ns, running_ns, values = unpack_reading(group, data)
+        self._raw[turn] = data
+        new = PerfGroup(self.opened, enabled_ns, running_ns, values)
+        self.counters = (
+            (new,) if len(self._raw) == 1 else (*self.counters[:turn], new, *self.counters[turn + 1 :])
+        )
+        return True
