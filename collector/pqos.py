@@ -1,0 +1,456 @@
+"""Cache occupancy and memory bandwidth per VM through Intel's libpqos, for hosts without resctrl.
+
+libpqos (4.5, by the package `pqos`) works in one of two ways. "os": through the kernel's resctrl, a monitoring group
+`pqos-<process>-<n>` per VM with all threads of its QEMU. "msr": by the CPU's registers, without the kernel's help; it
+knows CPUs and not threads, so a VM is measured only where its vCPUs are pinned to CPUs that no other VM may use.
+
+What the library does beside that is handled here: while it starts it makes the control groups COS1, COS2, ... (those
+that it made are removed at the end); it takes threads out of any group (so VMs in others' groups are let alone); it
+says nothing of a failed reading and takes "Unavailable" for 0 (so a counter that falls is no value). Its reset is
+never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from collector.base import (
+    Probe,
+    RdtCounters,
+    RdtDomain,
+    Reason,
+    SourceError,
+    SourceSample,
+    VmIdentity,
+    VmSample,
+)
+from collector.identity import Inventory
+from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
+from collector.resctrl.threads import Threads
+from collector.resctrl.tree import Place, Tree
+
+__all__ = ["PqosSource"]
+
+_log = logging.getLogger("whitepanda.pqos")
+
+_S = 1_000_000_000
+#: libpqos adds up all cache domains.
+_DOMAIN = "all"
+_UNREAD = (1 << 64) - 1  # no counter's value; one that is still there was not read
+_LOCK = "/var/lock/libpqos"
+_CONTROL_GROUP = re.compile(r"COS[0-9]+")
+#: A thread may end and another begin between two looks at their number, so all are listed this often.
+_LIST_NS = 5 * _S
+#: No monitoring id was free: how long none is asked for.
+_BACK_OFF_NS = 10 * _S
+#: Samples in which a counter is behind what it was; then its group is made anew.
+_MAX_BEHIND = 5
+
+
+@dataclass(slots=True)
+class _Vm:
+    """A VM with a group of ours. `members` are its threads, in "msr" its CPUs."""
+
+    epoch: str
+    group: Any
+    threads: Threads | None
+    members: frozenset[int]
+    opened: int
+    settling: bool = True
+    total_bytes: int = 0
+    local_bytes: int = 0
+    behind: int = 0
+
+
+class PqosSource:
+    """The pqos source (`collector.base.Source`). Not safe for use by several threads at once; one per process.
+
+    Args:
+        inventory: the VMs; called once per sample.
+        interface: "os" or "msr", as above.
+        max_groups: VMs that are monitored at once; those beyond it have no monitoring id.
+        root: where resctrl is mounted; the library looks nowhere else.
+        proc_root: where /proc is; the library looks nowhere else.
+        msr: the registers of one CPU.
+        lock: the library's lock file.
+        affinity: on which CPUs a thread may run.
+        clock: monotonic, in nanoseconds.
+
+    """
+
+    name = "pqos"
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        interface: Literal["os", "msr"] = "os",
+        max_groups: int = 64,
+        root: str = "/sys/fs/resctrl",
+        proc_root: str = "/proc",
+        msr: str = "/dev/cpu/0/msr",
+        lock: str = _LOCK,
+        affinity: Callable[[int], Collection[int]] = os.sched_getaffinity,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._inventory = inventory
+        self._os = interface == "os"
+        self._max_groups = max_groups
+        self._tree = Tree(root, proc_root)
+        self._leftovers = Leftovers(self._tree, proc_root) if interface == "os" else None
+        self._proc = proc_root
+        self._msr = msr
+        self._lock = lock
+        self._affinity = affinity
+        self._clock = clock
+        self._opened = itertools.count(1)
+        self._warned: set[str] = set()
+        self._library: Library | None = None
+        self._log_file: IO[str] | None = None
+        self._events: tuple[str, ...] = ()
+        self._vms: dict[str, _Vm] = {}
+        self._list_at_ns = 0
+        self._start_at_ns = 0
+
+    def probe(self) -> Probe:
+        """Say whether the library is there and finds what it needs. It is not started for that."""
+        try:
+            load()
+            detail = self._look()
+        except SourceError as error:
+            return Probe(available=False, detail=str(error), reason=error.reason)
+        return Probe(available=True, detail=detail)
+
+    def open(self) -> None:
+        """Start the library.
+
+        Raises:
+            SourceError: it is missing, or says no.
+
+        """
+        self.close()
+        library = load()
+        # Without its registers it does not say no but ends the process.
+        self._look()
+        if self._leftovers is not None:
+            self._leftovers.note()
+        self._log_file = Path(os.devnull).open("w")  # noqa: SIM115 - the library writes to it until its end
+        try:
+            library.pqos.init("OS" if self._os else "MSR", log_file=self._log_file, verbose="silent")
+        except library.error as error:
+            self._clean_up()
+            self._close_log()
+            message = f"libpqos does not start: {error}; `pqos -s` on this host says why"
+            raise SourceError(message, Reason.NO_RDT) from error
+        self._library = library
+        self._events = monitored(library)
+        if not self._events:
+            self.close()
+            message = "libpqos finds no cache or memory bandwidth monitoring on this CPU; nothing to be done"
+            raise SourceError(message, Reason.NO_RDT)
+        if self._leftovers is not None:
+            self._leftovers.remove_stale(vm.pid for vm in self._inventory.vms())
+
+    def sample(self) -> SourceSample:
+        """Bring the groups into step with the VMs, and read them.
+
+        Raises:
+            SourceError: the VMs are not known, or the library is not started.
+
+        """
+        if self._library is None:
+            self.open()
+        now_ns, unix_ns = self._clock(), time.time_ns()
+        inventory = self._inventory.vms()
+        self._forget({vm.uuid: vm.epoch for vm in inventory})
+        absent = self._follow(inventory, now_ns)
+        vms = {identity.uuid: self._tell(identity, absent) for identity in inventory}
+        return SourceSample(self.name, now_ns, unix_ns, vms)
+
+    def close(self) -> None:
+        """Give up all groups and end the library."""
+        for uuid in list(self._vms):
+            self._drop(uuid)
+        library, self._library = self._library, None
+        if library is not None:
+            with contextlib.suppress(library.error):
+                library.pqos.fini()
+            self._clean_up()
+        self._close_log()
+
+    # --- what the library needs, and what it leaves ---
+
+    def _look(self) -> str:
+        """Say what was found; raises SourceError where the library would not work, or would do harm."""
+        if os.geteuid() != 0:
+            raise SourceError("libpqos works for root only; run the agent by its unit", Reason.NO_PERMISSION)
+        folder = Path(self._lock).parent
+        if not os.access(folder, os.W_OK):
+            message = f"{self._lock}: libpqos cannot lock; ReadWritePaths={folder.resolve()} in the unit"
+            raise SourceError(message, Reason.NO_PERMISSION)
+        if self._leftovers is None:
+            return self._look_for_registers()
+        monitoring = self._tree.monitoring()
+        if self._tree.read_only:
+            message = f"{self._tree.root}: read-only here; ReadWritePaths={self._tree.root} in the unit"
+            raise SourceError(message, Reason.NO_PERMISSION)
+        names = self._leftovers.control_groups()
+        others = sorted(name for name in names if not _CONTROL_GROUP.fullmatch(name))
+        if others:
+            message = (
+                f"{self._tree.root}/{others[0]}: libpqos wants all control groups for itself, this one is another's; "
+                "use [sources.resctrl] instead"
+            )
+            raise SourceError(message, Reason.NO_RDT)
+        return f"libpqos on {self._tree.root}; {monitoring.num_rmids} monitoring ids"
+
+    def _look_for_registers(self) -> str:
+        if (self._tree.root / "info").exists():
+            message = (
+                f"{self._tree.root}: resctrl is mounted, and its groups would be spoilt by writing the registers; "
+                'interface = "os" in [sources.pqos], or use [sources.resctrl]'
+            )
+            raise SourceError(message, Reason.NO_RDT)
+        if not os.access(self._msr, os.R_OK | os.W_OK):
+            message = (
+                f"{self._msr}: cannot be used; modprobe msr, and docs/operate.md for what the unit needs"
+            )
+            raise SourceError(message, Reason.NO_PERMISSION)
+        return f"libpqos on the registers, {self._msr}"
+
+    def _clean_up(self) -> None:
+        if self._leftovers is not None:
+            self._leftovers.remove_ours()
+
+    def _close_log(self) -> None:
+        if self._log_file is not None:
+            self._log_file.close()
+            self._log_file = None
+
+    # --- groups in step with the VMs ---
+
+    def _forget(self, present: dict[str, str]) -> None:
+        for uuid, vm in list(self._vms.items()):
+            if present.get(uuid) != vm.epoch:
+                self._drop(uuid)
+
+    def _drop(self, uuid: str) -> None:
+        vm = self._vms.pop(uuid)
+        if vm.threads is not None:
+            vm.threads.close()
+        if self._library is not None:
+            # What it could not remove is removed at the end.
+            with contextlib.suppress(self._library.error):
+                vm.group.stop()
+
+    def _follow(self, inventory: Iterable[VmIdentity], now_ns: int) -> dict[str, Reason]:
+        """Start what is new, follow changes; returns why the VMs without a group have none."""
+        list_all = now_ns >= self._list_at_ns
+        if list_all:
+            self._list_at_ns = now_ns + _LIST_NS
+        absent: dict[str, Reason] = {}
+        wanted = self._exclusive_cpus(inventory, absent) if not self._os else {}
+        foreign: dict[int, Place] | None = None
+        for identity in inventory:
+            uuid = identity.uuid
+            if uuid in absent:  # not pinned alone, or not any more
+                if uuid in self._vms:
+                    self._drop(uuid)
+                continue
+            vm = self._vms.get(uuid)
+            if vm is not None and (
+                vm.members == wanted[uuid] if vm.threads is None else self._in_step(vm, list_all=list_all)
+            ):
+                continue
+            if foreign is None:
+                foreign = {} if self._leftovers is None else self._leftovers.foreign()
+            reason = self._bring_up(identity, vm, wanted.get(uuid), foreign, now_ns)
+            if reason is not None:
+                absent[uuid] = reason
+        return absent
+
+    @staticmethod
+    def _in_step(vm: _Vm, *, list_all: bool) -> bool:
+        """Look whether a VM's threads are still the group's."""
+        if vm.threads is None:
+            return True
+        try:
+            vm.threads.refresh(force=list_all)
+        except OSError:
+            return True  # it has ended; the inventory will say so
+        return vm.threads.tids == vm.members
+
+    def _bring_up(
+        self,
+        identity: VmIdentity,
+        vm: _Vm | None,
+        cpus: frozenset[int] | None,
+        foreign: dict[int, Place],
+        now_ns: int,
+    ) -> Reason | None:
+        """Give a VM its group, or its group the VM's new threads; returns why that cannot be."""
+        library = self._library
+        if library is None:
+            return Reason.SOURCE_FAILED
+        try:
+            if vm is None:
+                return self._start(library, identity, cpus, foreign, now_ns)
+            if vm.threads is None:
+                self._drop(identity.uuid)  # on other CPUs now
+                return self._start(library, identity, cpus, foreign, now_ns)
+            self._move(vm, vm.threads.tids, foreign)
+        except library.parameter:
+            reason = Reason.VM_STARTING  # a thread ended while it was looked at
+        except library.busy:
+            self._start_at_ns = now_ns + _BACK_OFF_NS
+            reason = Reason.NO_RMID
+        except library.error as error:
+            self._warn(f"VM {identity.name}: libpqos does not monitor it: {error}")
+            reason = Reason.RDT_UNAVAILABLE
+        except OSError:
+            reason = Reason.VM_STARTING
+        else:
+            return None
+        if identity.uuid in self._vms:  # in a failed change the library lost the group
+            self._drop(identity.uuid)
+        return reason
+
+    def _start(
+        self,
+        library: Library,
+        identity: VmIdentity,
+        cpus: frozenset[int] | None,
+        foreign: dict[int, Place],
+        now_ns: int,
+    ) -> Reason | None:
+        if len(self._vms) >= self._max_groups or now_ns < self._start_at_ns:
+            return Reason.NO_RMID
+        if cpus is not None:
+            group = library.monitor.start(sorted(cpus), list(self._events))
+            self._vms[identity.uuid] = _Vm(identity.epoch, group, None, cpus, next(self._opened))
+            return None
+        threads = Threads(identity.pid, self._proc)
+        try:
+            threads.refresh()
+            place = next((foreign[tid] for tid in threads.tids if tid in foreign), None)
+            if place is not None:
+                threads.close()
+                self._warn(
+                    f"VM {identity.name}: {place.name} of somebody else monitors it; use [sources.resctrl]"
+                )
+                return Reason.RDT_UNAVAILABLE
+            group = library.monitor.start_pids([identity.pid], list(self._events))
+        except BaseException:
+            threads.close()
+            raise
+        self._vms[identity.uuid] = _Vm(identity.epoch, group, threads, threads.tids, next(self._opened))
+        return None
+
+    @staticmethod
+    def _move(vm: _Vm, tids: frozenset[int], foreign: dict[int, Place]) -> None:
+        gone = sorted(vm.members - tids)
+        new = sorted(tid for tid in tids - vm.members if tid not in foreign)
+        if gone:
+            vm.group.remove_pids(gone)
+        if new:
+            vm.group.add_pids(new)
+        vm.members = tids
+
+    def _exclusive_cpus(
+        self, inventory: Iterable[VmIdentity], absent: dict[str, Reason]
+    ) -> dict[str, frozenset[int]]:
+        """Return the CPUs of the VMs that have theirs alone; the others go to `absent`."""
+        cpus: dict[str, frozenset[int]] = {}
+        users: dict[int, int] = {}
+        for identity in inventory:
+            try:
+                found = frozenset(cpu for tid in identity.vcpu_tids for cpu in self._affinity(tid))
+            except OSError:
+                found = frozenset()
+            if not found:
+                absent[identity.uuid] = Reason.VM_STARTING
+                continue
+            cpus[identity.uuid] = found
+            for cpu in found:
+                users[cpu] = users.get(cpu, 0) + 1
+        for uuid, found in list(cpus.items()):
+            if any(users[cpu] > 1 for cpu in found):
+                absent[uuid] = Reason.SHARED
+                del cpus[uuid]
+        return cpus
+
+    # --- reading ---
+
+    def _tell(self, identity: VmIdentity, absent: dict[str, Reason]) -> VmSample:
+        vm = self._vms.get(identity.uuid)
+        if vm is None or identity.uuid in absent:
+            reason = absent.get(identity.uuid, Reason.VM_STARTING)
+        else:
+            found = self._read(identity.uuid, vm)
+            if isinstance(found, RdtDomain):
+                return VmSample(identity.epoch, rdt=RdtCounters(vm.opened, {_DOMAIN: found}))
+            reason = found
+        return VmSample(identity.epoch, absent={"rdt": reason})
+
+    def _read(self, uuid: str, vm: _Vm) -> RdtDomain | Reason:
+        """Read one group. By itself, so that its failure is not the others'."""
+        library, values = self._library, vm.group.values
+        if library is None:
+            return Reason.SOURCE_FAILED
+        total, local = ("mbm_total", "mbm_local") if self._os else ("mbm_total_delta", "mbm_local_delta")
+        names = {"l3_occup": "llc", "tmem_bw": total, "lmem_bw": local}
+        for name in names.values():
+            setattr(values, name, _UNREAD)
+        try:
+            library.monitor.poll([vm.group])
+        except library.error:
+            return Reason.RDT_UNAVAILABLE
+        found = {event: getattr(values, names[event]) for event in self._events}
+        if _UNREAD in found.values():
+            # The registers' next delta would begin at nobody knows what.
+            vm.opened = vm.opened if self._os else next(self._opened)
+            return Reason.RDT_UNAVAILABLE
+        if not self._count(vm, found):
+            if vm.behind >= _MAX_BEHIND:
+                self._drop(uuid)  # somebody removed the group: begun anew at the next tick
+            return Reason.RDT_UNAVAILABLE
+        settling, vm.settling = vm.settling, False
+        return self._domain(vm, found, settling=settling)
+
+    def _count(self, vm: _Vm, found: dict[str, int]) -> bool:
+        """Add what was read to the VM's totals; False where a total would fall."""
+        total, local = found.get("tmem_bw", 0), found.get("lmem_bw", 0)
+        if not self._os:
+            vm.total_bytes, vm.local_bytes = vm.total_bytes + total, vm.local_bytes + local
+        elif total < vm.total_bytes or local < vm.local_bytes:
+            vm.behind += 1
+            return False
+        else:
+            vm.total_bytes, vm.local_bytes, vm.behind = total, local, 0
+        return True
+
+    @staticmethod
+    def _domain(vm: _Vm, found: dict[str, int], *, settling: bool) -> RdtDomain:
+        """Make the sample. Just after the start the occupancy is still that of the monitoring id's last user."""
+        reason = Reason.UNSPECIFIED if len(found) == len(EVENTS) else Reason.NO_EVENT
+        return RdtDomain(
+            None if settling else found.get("l3_occup"),
+            vm.total_bytes if "tmem_bw" in found else None,
+            vm.local_bytes if "lmem_bw" in found else None,
+            Reason.VM_STARTING if settling else reason,
+        )
+
+    def _warn(self, message: str) -> None:
+        """Log a message once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning("%s", message)

@@ -1,0 +1,155 @@
+"""Intel's libpqos as it is: how it is loaded, what it makes in resctrl, and what it leaves there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from collector.base import Reason, SourceError
+from collector.resctrl.tree import Place, Tree
+
+__all__ = ["EVENTS", "Leftovers", "Library", "load", "monitored"]
+
+_log = logging.getLogger("whitepanda.pqos")
+
+#: The library's names of its events, and their bits.
+EVENTS = {"l3_occup": 1, "lmem_bw": 2, "tmem_bw": 4}
+
+_GROUP = re.compile(r"pqos-([0-9]+)-[0-9]+")
+
+
+class Library(NamedTuple):
+    """What is used of the package `pqos`. `busy`: no monitoring id is free; `parameter`: a thread is gone."""
+
+    pqos: Any
+    monitor: Any
+    capabilities: Callable[[], Any]
+    error: type[Exception]
+    busy: type[Exception]
+    parameter: type[Exception]
+
+
+def load() -> Library:
+    """Load the package and the library, without starting it.
+
+    Raises:
+        SourceError: one of them is missing; says where to get it.
+
+    """
+    try:
+        from pqos import Pqos  # noqa: PLC0415 - only who wants this source needs the package
+        from pqos.capability import PqosCap  # noqa: PLC0415 - the same
+        from pqos.error import PqosError, PqosErrorBusy, PqosErrorParam  # noqa: PLC0415 - the same
+        from pqos.monitoring import PqosMon  # noqa: PLC0415 - the same
+    except ImportError as error:
+        message = f"the Python package pqos is missing ({error}); install whitepanda[host]"
+        raise SourceError(message, Reason.NO_RDT) from error
+    try:
+        pqos, monitor = Pqos(), PqosMon()
+    except OSError as error:
+        message = f"{error}; install libpqos 4 (Debian 12: intel-cmt-cat)"
+        raise SourceError(message, Reason.NO_RDT) from error
+    return Library(pqos, monitor, PqosCap, PqosError, PqosErrorBusy, PqosErrorParam)
+
+
+def monitored(library: Library) -> tuple[str, ...]:
+    """Return the events that a started library can monitor here."""
+    try:
+        bits = {event.type for event in library.capabilities().get_type("mon").events}
+    except library.error:
+        return ()
+    return tuple(name for name, bit in EVENTS.items() if bit in bits)
+
+
+class Leftovers:
+    """What libpqos makes in resctrl: control groups COS1, COS2, ... while it starts, `pqos-<process>-<n>` per VM.
+
+    Args:
+        tree: where resctrl is mounted.
+        proc_root: where /proc is.
+
+    """
+
+    def __init__(self, tree: Tree, proc_root: str) -> None:
+        self._tree = tree
+        self._proc = proc_root
+        self._before: frozenset[str] | None = None
+
+    def note(self) -> None:
+        """Note which control groups there are; those of the library that come later are its."""
+        self._before = self.control_groups()
+
+    def control_groups(self) -> frozenset[str]:
+        """Return the names of all control groups but the root."""
+        return frozenset(place.ctrl for place in self._places() if place.ctrl)
+
+    def foreign(self) -> dict[int, Place]:
+        """Return the threads that are in monitoring groups of others."""
+        found: dict[int, Place] = {}
+        for place in self._places():
+            if place.mon and _maker(place) != os.getpid():
+                with contextlib.suppress(OSError):
+                    found.update(dict.fromkeys(self._tree.tasks(place), place))
+        return found
+
+    def remove_ours(self) -> None:
+        """Remove this process's groups, and the control groups made since `note` that nobody uses."""
+        for place in self._places():
+            if _maker(place) == os.getpid():
+                self._remove(place)
+        if self._before is not None:
+            for name in self.control_groups() - self._before:
+                if name.startswith("COS") and not self._in_use(Place(name)):
+                    self._remove(Place(name))
+        self._before = None
+
+    def remove_stale(self, pids: Iterable[int]) -> None:
+        """Remove the groups of a killed agent: their maker is dead, and of threads they have our VMs' only.
+
+        Another user of libpqos who was killed may have made such a group too; nobody would ever use it again.
+        """
+        threads: set[int] = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                threads.update(int(path.name) for path in Path(self._proc, str(pid), "task").iterdir())
+        for place in self._places():
+            maker = _maker(place)
+            if maker and not Path(self._proc, str(maker)).exists():
+                with contextlib.suppress(OSError):
+                    if self._tree.tasks(place) <= threads and not self._cpus(place):
+                        self._remove(place)
+
+    def _places(self) -> list[Place]:
+        try:
+            return self._tree.places()
+        except OSError:
+            return []
+
+    def _cpus(self, place: Place) -> str:
+        return Path(self._tree.path(place), "cpus_list").read_text().strip()
+
+    def _in_use(self, control_group: Place) -> bool:
+        try:
+            if self._tree.tasks(control_group) or self._cpus(control_group):
+                return True
+            return any(Path(self._tree.path(control_group), "mon_groups").iterdir())
+        except OSError:
+            return True  # not to be judged
+
+    def _remove(self, place: Place) -> None:
+        path = self._tree.path(place)
+        try:
+            Path(path).rmdir()
+        except OSError as error:
+            _log.warning("%s cannot be removed: %s", path, error.strerror)
+
+
+def _maker(place: Place) -> int:
+    """Return the process whose libpqos made a monitoring group; 0: none did."""
+    found = _GROUP.fullmatch(place.mon)
+    return int(found[1]) if found else 0
