@@ -196,13 +196,23 @@ def _resctrl(root: Path) -> Check:
     }
     if "resctrl" not in listed:
         return Check(
-            "resctrl", "info", "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy later"
+            "resctrl",
+            "info",
+            "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth",
         )
     mounted = any(
         line.split()[2:3] == ["resctrl"] for line in (_read(root / "proc/mounts") or "").splitlines()
     )
-    text = "mounted" if mounted else "there, not mounted (mount -t resctrl resctrl /sys/fs/resctrl)"
-    return Check("resctrl", "info", f"{text}; read in a later version")
+    if not mounted:
+        return Check("resctrl", "info", "there, not mounted (mount -t resctrl resctrl /sys/fs/resctrl)")
+    monitoring = root / "sys/fs/resctrl/info/L3_MON"
+    features = (_read(monitoring / "mon_features") or "").split()
+    if not features:
+        return Check(
+            "resctrl", "info", "mounted, but this CPU or kernel monitors neither cache nor bandwidth"
+        )
+    rmids = (_read(monitoring / "num_rmids") or "?").strip()
+    return Check("resctrl", "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids")
 
 
 def _ovs(root: Path) -> Check:

@@ -9,13 +9,11 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.base import (
     Probe,
     RdtCounters,
-    RdtDomain,
     Reason,
     SourceError,
     SourceSample,
@@ -28,6 +26,7 @@ from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
 from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
 from collector.resctrl.turns import Turns
+from collector.resctrl.vms import Vm
 
 __all__ = ["ResctrlSource"]
 
@@ -42,50 +41,6 @@ _NO_RMID = {errno.ENOSPC, errno.EBUSY}
 _FORBIDDEN = {errno.EPERM, errno.EACCES, errno.EROFS}
 _NO_FD = {errno.EMFILE, errno.ENFILE}
 _UUID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # becomes the name of a folder
-
-
-@dataclass(slots=True)
-class _Vm:
-    """A VM in its epoch.
-
-    `places` is where its threads were at the last look, `own` the control groups in which it needs groups of ours,
-    `readers` the groups that are read, ours and others'. `reason` says why there is nothing to read.
-    """
-
-    identity: VmIdentity
-    threads: Threads
-    places: dict[int, Place] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
-    foreign: frozenset[Place] = frozenset()
-    shared: bool = False
-    readers: dict[Place, GroupReader] = field(default_factory=dict)
-    inside: set[int] = field(default_factory=set)
-    reason: Reason = Reason.VM_STARTING
-    look_at_ns: int = 0
-    opened: int = 0
-    last: Mapping[str, RdtDomain] = field(default_factory=dict)
-    last_ns: int = 0
-
-    def group(self, ctrl: str) -> Place:
-        """Return the place of its group in a control group."""
-        return Place(ctrl, PREFIX + self.identity.uuid)
-
-    @property
-    def watched(self) -> tuple[int, ...]:
-        """Return the threads that decide where the VM is: its vCPUs, or all while none is known."""
-        living = tuple(tid for tid in self.identity.vcpu_tids if tid in self.threads.tids)
-        return living or tuple(self.threads.tids)
-
-    def to_move(self) -> dict[str, set[int]]:
-        """Return the threads that are not yet in the VM's groups, by control group.
-
-        Those in a group of others stay there.
-        """
-        found: dict[str, set[int]] = {}
-        for tid, place in self.places.items():
-            if place.ctrl in self.own and tid not in self.inside and (place.ours or not place.mon):
-                found.setdefault(place.ctrl, set()).add(tid)
-        return found
 
 
 class ResctrlSource:
@@ -134,7 +89,7 @@ class ResctrlSource:
         self._reset()
 
     def _reset(self) -> None:
-        self._vms: dict[str, _Vm] = {}
+        self._vms: dict[str, Vm] = {}
         self._absent: dict[str, Reason] = {}
         self._turns = Turns(self._hold_ns)
         self._monitoring = Monitoring(frozenset(), 0)
@@ -210,14 +165,14 @@ class ResctrlSource:
                 self._drop(vm)
         self._absent.clear()
 
-    def _drop(self, vm: _Vm) -> None:
+    def _drop(self, vm: Vm) -> None:
         """Forget a VM; its groups go with the next change."""
         self._close_readers(vm, all_groups=True)
         self._turns.forget(vm.identity.uuid)
         vm.threads.close()
         del self._vms[vm.identity.uuid]
 
-    def _close_readers(self, vm: _Vm, *, all_groups: bool) -> None:
+    def _close_readers(self, vm: Vm, *, all_groups: bool) -> None:
         """Let go of a VM's groups, ours only or all; ours are removed with the next change."""
         for place in [place for place in vm.readers if all_groups or place.ours]:
             vm.readers.pop(place).close()
@@ -243,7 +198,7 @@ class ResctrlSource:
         for vm in due:
             self._place(vm, now_ns)
 
-    def _look(self, identity: VmIdentity, now_ns: int) -> _Vm | None:
+    def _look(self, identity: VmIdentity, now_ns: int) -> Vm | None:
         """Bring a VM's threads into step; returns the VM if it is to be asked where they are."""
         try:
             vm = self._known(identity)
@@ -260,12 +215,12 @@ class ResctrlSource:
             return vm if forced or changed or moved else None
         return None
 
-    def _known(self, identity: VmIdentity) -> _Vm:
+    def _known(self, identity: VmIdentity) -> Vm:
         vm = self._vms.get(identity.uuid)
         if vm is None:
             if not _UUID.fullmatch(identity.uuid):
                 raise ValueError(identity.uuid)
-            vm = self._vms[identity.uuid] = _Vm(identity, Threads(identity.pid, self._proc))
+            vm = self._vms[identity.uuid] = Vm(identity, Threads(identity.pid, self._proc))
         if vm.identity.vcpu_tids != identity.vcpu_tids:
             vm.look_at_ns = 0
         vm.identity = identity
@@ -283,7 +238,7 @@ class ResctrlSource:
                     continue  # it has just gone, or is pseudo-locked
         return found
 
-    def _locate(self, vm: _Vm) -> dict[int, Place]:
+    def _locate(self, vm: Vm) -> dict[int, Place]:
         if not self._kernel_tells:
             return {tid: self._where.get(tid, Place("")) for tid in vm.threads.tids}
         found = {}
@@ -296,7 +251,7 @@ class ResctrlSource:
                 found[tid] = place
         return found
 
-    def _place(self, vm: _Vm, now_ns: int) -> None:
+    def _place(self, vm: Vm, now_ns: int) -> None:
         """See where a VM is now, and let its groups follow it."""
         first = not vm.look_at_ns
         # Not all VMs in the same tick, unless one walk through the whole tree tells of all of them.
@@ -317,7 +272,7 @@ class ResctrlSource:
             self._turns.forget(vm.identity.uuid)
         self._read_foreign(vm, foreign)
 
-    def _read_foreign(self, vm: _Vm, foreign: frozenset[Place]) -> None:
+    def _read_foreign(self, vm: Vm, foreign: frozenset[Place]) -> None:
         """Open the groups of others that the VM is in, unless other processes are there too."""
         for place in [place for place in vm.readers if not place.ours and place not in foreign]:
             vm.readers.pop(place).close()
@@ -334,7 +289,7 @@ class ResctrlSource:
                 vm.look_at_ns = 1
                 vm.reason = _reason(error) if isinstance(error, OSError) else Reason.VM_STARTING
 
-    def _strangers(self, vm: _Vm, place: Place) -> set[int]:
+    def _strangers(self, vm: Vm, place: Place) -> set[int]:
         others = self._tree.tasks(place) - vm.threads.tids
         # A thread may have begun since they were listed.
         return {tid for tid in others if not Path(vm.threads.folder, str(tid)).exists()}
@@ -376,7 +331,7 @@ class ResctrlSource:
                 vm.reason = Reason.NO_RMID
 
     @staticmethod
-    def _complete(vm: _Vm) -> bool:
+    def _complete(vm: Vm) -> bool:
         return all(vm.group(ctrl) in vm.readers for ctrl in vm.own)
 
     def _remove_doomed(self) -> None:
@@ -400,7 +355,7 @@ class ResctrlSource:
                 vm.reason = Reason.NO_RMID
                 self._remove_doomed()
 
-    def _fill(self, vm: _Vm, now_ns: int) -> bool:
+    def _fill(self, vm: Vm, now_ns: int) -> bool:
         """Give a VM its groups and put its threads there; returns whether that was possible."""
         made = False
         try:
@@ -419,7 +374,7 @@ class ResctrlSource:
             vm.last = {}
         return True
 
-    def _not_filled(self, vm: _Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
+    def _not_filled(self, vm: Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
         """Say why a VM has no group now, and when to try again."""
         uuid = vm.identity.uuid
         if isinstance(error, GroupGoneError):
@@ -437,7 +392,7 @@ class ResctrlSource:
         pause_ns = _PERMISSION_NS if vm.reason is Reason.NO_PERMISSION else 1
         self._turns.postponed(uuid, now_ns + pause_ns)
 
-    def _open_group(self, vm: _Vm, place: Place) -> bool:
+    def _open_group(self, vm: Vm, place: Place) -> bool:
         """Make one group of ours, or take over the one that is there; returns whether it is new to us."""
         if place in vm.readers:
             return False
@@ -498,7 +453,7 @@ class ResctrlSource:
                 return VmSample(identity.epoch, rdt=rdt)
         return VmSample(identity.epoch, absent={"rdt": reason})
 
-    def _read(self, vm: _Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:
+    def _read(self, vm: Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:
         found = add_up(reader.read(domains) for reader in vm.readers.values())
         if not unbroken(vm.last, found, now_ns - vm.last_ns):
             vm.opened = next(self._opened)

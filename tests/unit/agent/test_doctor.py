@@ -86,6 +86,8 @@ def test_a_whole_host(host):
     host.listen("run/openvswitch/db.sock")
     host.write("proc/filesystems", "nodev\tsysfs\nnodev\tresctrl\n\text4\n")
     host.write("proc/mounts", "resctrl /sys/fs/resctrl resctrl rw 0 0\n")
+    host.write("sys/fs/resctrl/info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\n")
+    host.write("sys/fs/resctrl/info/L3_MON/num_rmids", "208\n")
     checks = host.checks()
     states = {name: check.state for name, check in checks.items()}
     assert states == {
@@ -111,7 +113,7 @@ def test_a_whole_host(host):
         "central": "off",
     }
     assert checks["PMU"].detail == "the CPU's counters are there: cpu"
-    assert checks["resctrl"].detail == "mounted; read in a later version"
+    assert checks["resctrl"].detail == "mounted: llc_occupancy, mbm_total_bytes; 208 monitoring ids"
     assert checks["Open vSwitch"].detail.startswith("answers at ")
     assert checks["state directory"].detail.endswith("MiB free, made at start")
 
@@ -131,6 +133,8 @@ def test_a_bare_host_has_a_remedy_for_everything(host):
     assert "virtualisation is off in the firmware" in checks["KVM"].detail
     assert "libvirt-sock-ro: No such file or directory" in checks["libvirt socket"].detail
     assert checks["resctrl"].detail.startswith("there, not mounted (mount -t resctrl")
+    host.write("proc/mounts", "resctrl /sys/fs/resctrl resctrl rw 0 0\n")
+    assert "monitors neither cache nor bandwidth" in host.checks(file=None)["resctrl"].detail
     assert not any(check.required for check in checks.values())
 
 

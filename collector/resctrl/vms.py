@@ -1,0 +1,57 @@
+"""What the resctrl source keeps of a VM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from collector.base import RdtDomain, Reason, VmIdentity
+from collector.resctrl.groups import GroupReader
+from collector.resctrl.threads import Threads
+from collector.resctrl.tree import PREFIX, Place
+
+__all__ = ["Vm"]
+
+
+@dataclass(slots=True)
+class Vm:
+    """A VM in its epoch.
+
+    `places` is where its threads were at the last look, `own` the control groups in which it needs groups of ours,
+    `readers` the groups that are read, ours and others'. `reason` says why there is nothing to read.
+    """
+
+    identity: VmIdentity
+    threads: Threads
+    places: dict[int, Place] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    foreign: frozenset[Place] = frozenset()
+    shared: bool = False
+    readers: dict[Place, GroupReader] = field(default_factory=dict)
+    inside: set[int] = field(default_factory=set)
+    reason: Reason = Reason.VM_STARTING
+    look_at_ns: int = 0
+    opened: int = 0
+    last: Mapping[str, RdtDomain] = field(default_factory=dict)
+    last_ns: int = 0
+
+    def group(self, ctrl: str) -> Place:
+        """Return the place of its group in a control group."""
+        return Place(ctrl, PREFIX + self.identity.uuid)
+
+    @property
+    def watched(self) -> tuple[int, ...]:
+        """Return the threads that decide where the VM is: its vCPUs, or all while none is known."""
+        living = tuple(tid for tid in self.identity.vcpu_tids if tid in self.threads.tids)
+        return living or tuple(self.threads.tids)
+
+    def to_move(self) -> dict[str, set[int]]:
+        """Return the threads that are not yet in the VM's groups, by control group.
+
+        Those in a group of others stay there.
+        """
+        found: dict[str, set[int]] = {}
+        for tid, place in self.places.items():
+            if place.ctrl in self.own and tid not in self.inside and (place.ours or not place.mon):
+                found.setdefault(place.ctrl, set()).add(tid)
+        return found
