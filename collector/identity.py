@@ -1,7 +1,8 @@
-"""Which VMs run here, from libvirt's own status files: this works while libvirtd hangs or is dead.
+"""Which VMs run here: libvirt's, from its own status files, and those that other finders know.
 
-libvirt keeps `<state_dir>/NAME.xml` per running VM with the QEMU process, the vCPU threads and the whole
-domain definition, and replaces it (by rename) at each change. A file is parsed again only when it changed.
+The status files work while libvirtd hangs or is dead. libvirt keeps `<state_dir>/NAME.xml` per running VM with the
+QEMU process, the vCPU threads and the whole domain definition, and replaces it (by rename) at each change. A file is
+parsed again only when it changed.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
 from collector.proc_parse import parse_task_stat
 from collector.status_file import StatusError, VmStatus, parse_status
 
-__all__ = ["Inventory"]
+__all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
 
 _log = logging.getLogger("whitepanda.identity")
 
@@ -34,12 +37,37 @@ class _Entry:
     identity: VmIdentity | None = None
 
 
-class Inventory:
-    """The VMs of this host. One is shared by all sources; `vms` may be called from any thread."""
+class Finder(Protocol):
+    """Knows VMs beside those of libvirt's status files."""
 
-    def __init__(self, state_dir: str = "/run/libvirt/qemu", proc_root: str = "/proc") -> None:
+    def probe(self) -> Probe:
+        """Say whether it can find VMs, why not, and the remedy. Has no side effects and never raises."""
+
+    def vms(self, libvirt_pids: Collection[int]) -> Sequence[VmIdentity]:
+        """Return its VMs that live, without those of the processes that libvirt has told. Never raises or blocks."""
+
+
+class Inventory:
+    """The VMs of this host. One is shared by all sources; `vms` may be called from any thread.
+
+    Args:
+        state_dir: where libvirt's status files are.
+        proc_root: where /proc is.
+        finders: who knows other VMs. Of two VMs with one UUID libvirt's is told.
+
+    """
+
+    def __init__(
+        self,
+        state_dir: str = "/run/libvirt/qemu",
+        proc_root: str = "/proc",
+        finders: Sequence[Finder] = (),
+    ) -> None:
+        self.finders = tuple(finders)
         self._state_dir = Path(state_dir)
         self._proc = Path(proc_root)
+        #: Where /proc is.
+        self.proc_root = proc_root
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
         self._boot = ""
@@ -48,7 +76,13 @@ class Inventory:
         self.interfaces_told = Coverage()
 
     def probe(self) -> Probe:
-        """Say whether the status files can be read. A host where libvirt has not run yet just has no VMs."""
+        """Say whether VMs can be found. A host where libvirt has not run yet just has none of libvirt's."""
+        probes = [self._probe_status_files(), *(finder.probe() for finder in self.finders)]
+        wrong = [probe for probe in probes if not probe.available]
+        told = wrong or probes
+        return Probe(not wrong, "; ".join(probe.detail for probe in told), told[0].reason)
+
+    def _probe_status_files(self) -> Probe:
         try:
             for path in self._state_files():
                 path.read_bytes()
@@ -60,7 +94,7 @@ class Inventory:
         return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
 
     def vms(self) -> tuple[VmIdentity, ...]:
-        """Return the VMs whose QEMU process lives, by name.
+        """Return the VMs whose QEMU process lives: libvirt's by name, then the others.
 
         One VM's malformed file costs only that VM (and one line in the log).
 
@@ -71,7 +105,12 @@ class Inventory:
         with self._lock:
             self._refresh()
             found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
-            return tuple(identity for identity in found if identity is not None)
+            vms = [identity for identity in found if identity is not None]
+            pids = {vm.pid for vm in vms}
+            taken = {vm.uuid for vm in vms}
+            for finder in self.finders:
+                vms.extend(vm for vm in finder.vms(pids) if vm.uuid not in taken)
+            return tuple(vms)
 
     def _state_files(self) -> list[Path]:
         return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]
@@ -138,12 +177,12 @@ class Inventory:
 
     def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
         if not self._boot:
-            self._boot = (self._proc / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+            self._boot = boot_of(self._proc)
         return VmIdentity(
             uuid=status.uuid,
             name=status.name,
             pid=status.pid,
-            epoch=f"{self._boot}-{start_ticks}",
+            epoch=epoch_of(self._boot, start_ticks),
             vcpu_tids=status.vcpu_tids,
             state=status.state,
             accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
@@ -158,6 +197,16 @@ class Inventory:
         if self._warned.get(name) != message:
             self._warned[name] = message
             _log.warning("%s", message)
+
+
+def boot_of(proc_root: Path) -> str:
+    """Return what tells this boot of the host from all others; OSError where the kernel does not say."""
+    return (proc_root / "sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
+
+
+def epoch_of(boot: str, start_ticks: int) -> str:
+    """Return the epoch of a VM whose process started `start_ticks` after `boot`."""
+    return f"{boot}-{start_ticks}"
 
 
 def _accelerator(folder: Path, tids: tuple[int, ...]) -> str:
