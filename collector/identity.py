@@ -68,6 +68,8 @@ class Inventory:
         self._proc = Path(proc_root)
         #: Where /proc is.
         self.proc_root = proc_root
+        #: Where /proc is.
+        self.proc_root = proc_root
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
         self._boot = ""
