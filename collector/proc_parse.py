@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from collector.base import HostCounters
 
-__all__ = ["NS_PER_TICK", "TaskStat", "parse_host_stat", "parse_schedstat", "parse_task_stat"]
+__all__ = [
+    "NS_PER_TICK",
+    "Pressure",
+    "TaskStat",
+    "parse_flat",
+    "parse_host_stat",
+    "parse_io_stat",
+    "parse_pressure",
+    "parse_process_io",
+    "parse_schedstat",
+    "parse_task_stat",
+]
 
 #: Length of the clock ticks that /proc/PID/stat and /proc/stat count in.
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 _MIN_HOST_FIELDS = 4
+_NS_PER_US = 1000
+_IO_WORDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +39,7 @@ class TaskStat:
     stime_ticks: int
     start_ticks: int  # after boot
     guest_ticks: int
+    last_cpu: int = 0
 
     @property
     def alive(self) -> bool:
@@ -52,6 +67,7 @@ def parse_task_stat(text: bytes) -> TaskStat:
             stime_ticks=int(rest[15 - 3]),
             start_ticks=int(rest[22 - 3]),
             guest_ticks=int(rest[43 - 3]),
+            last_cpu=int(rest[39 - 3]),
         )
     except IndexError as error:
         raise ValueError(f"stat line has {len(rest) + 2} fields, 43 are needed: {text[:60]!r}") from error
@@ -97,3 +113,66 @@ def parse_host_stat(text: bytes) -> HostCounters:
         guest_ns=guest + guest_nice,
         steal_ns=steal,
     )
+
+
+class Pressure(NamedTuple):
+    """Cumulative times in which some, and all, tasks that had work to do waited. None: the kernel does not tell."""
+
+    some_ns: int | None = None
+    full_ns: int | None = None
+
+
+def parse_pressure(text: bytes) -> Pressure:
+    """Parse a file of pressures (PSI): /proc/pressure/* or a control group's.
+
+    Raises:
+        ValueError: a line has no total.
+
+    """
+    times: dict[bytes, int] = {}
+    for line in text.splitlines():
+        head, equals, total = line.rpartition(b" total=")
+        if not equals:
+            raise ValueError(f"not a pressure: {line[:60]!r}")
+        times[head[:4]] = int(total) * _NS_PER_US
+    return Pressure(times.get(b"some"), times.get(b"full"))
+
+
+def parse_flat(text: bytes) -> dict[bytes, int]:
+    """Parse lines of a name and a number, such as a control group's cpu.stat.
+
+    Raises:
+        ValueError: a line is not that.
+
+    """
+    pairs = (line.split() for line in text.splitlines())
+    return {name: int(value) for name, value in pairs}
+
+
+def parse_process_io(text: bytes) -> tuple[int, int]:
+    """Return a process's (read_bytes, write_bytes) from /proc/PID/io.
+
+    Raises:
+        ValueError: the text is not that file's.
+
+    """
+    words = text.split()
+    if len(words) < _IO_WORDS or words[8] != b"read_bytes:" or words[10] != b"write_bytes:":
+        raise ValueError(f"not a process's io: {text[:60]!r}")
+    return int(words[9]), int(words[11])
+
+
+def parse_io_stat(text: bytes) -> dict[str, tuple[int, int]]:
+    """Return (read, written) bytes by device ("8:0") from a control group's io.stat.
+
+    Raises:
+        ValueError: the text is not that file's.
+
+    """
+    devices = {}
+    for line in text.splitlines():
+        device, *rest = line.split()
+        # A device that was only named, without a count yet, has just its name.
+        values = dict(pair.split(b"=") for pair in rest if pair.count(b"=") == 1)
+        devices[device.decode("ascii")] = (int(values.get(b"rbytes", 0)), int(values.get(b"wbytes", 0)))
+    return devices

@@ -1,22 +1,20 @@
-"""Guest time and run-queue wait per vCPU thread, and the host's CPU time, from /proc.
+"""CPU time, guest time, run-queue wait and storage bytes of each VM, and the host's CPU time, from /proc.
 
-Files of the threads are kept open and read in place (pread), four to five times cheaper than opening them
-each time. An open file is bound to its thread and not to the number: it fails when the thread has ended.
+Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
+and io; all by files that are kept open (`collector.kept_files`). What reads as it did the last time is not parsed.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import resource
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic_ns, time_ns
 
 from collector.base import (
     HostCounters,
     Probe,
+    ProcessCounters,
     Reason,
     SourceError,
     SourceSample,
@@ -24,46 +22,38 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
+from collector.host_totals import HostTotals
 from collector.identity import Inventory
-from collector.proc_parse import NS_PER_TICK, parse_host_stat, parse_schedstat, parse_task_stat
+from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, read_once, reason_of
+from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_schedstat, parse_task_stat
+from collector.storage import StorageBytes
 
 __all__ = ["ProcfsSource"]
 
-_GONE = {errno.ENOENT, errno.ESRCH}
-_NO_FD = {errno.EMFILE, errno.ENFILE}
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _HOST_CHUNK_BYTES = 64 * 1024
 
 
-class _NoFd(Exception):  # noqa: N818 - control flow within this file
-    """No file descriptor is left."""
-
-
 @dataclass(slots=True)
 class _Thread:
-    """A vCPU thread's open files; None where not kept open (or, for schedstat, where the kernel has none)."""
+    """A vCPU thread. `file` is its schedstat, or its stat on a kernel that has no times in schedstat."""
 
     folder: str
-    stat_fd: int | None = None
-    schedstat_fd: int | None = None
-    has_schedstat: bool = True
-
-    def close(self) -> None:
-        for fd in (self.stat_fd, self.schedstat_fd):
-            if fd is not None:
-                os.close(fd)
-        self.stat_fd = self.schedstat_fd = None
+    start_ticks: int
+    file: KeptFile
+    precise: bool = True
+    text: bytes = b""
+    counters: ThreadCounters | None = None
 
 
 @dataclass(slots=True)
 class _Vm:
     epoch: str
     threads: dict[int, _Thread] = field(default_factory=dict)
-
-    def close(self) -> None:
-        for thread in self.threads.values():
-            thread.close()
-        self.threads.clear()
+    stat: KeptFile | None = None
+    text: bytes = b""
+    parsed: TaskStat | None = None
+    storage: StorageBytes | None = None
 
 
 class ProcfsSource:
@@ -72,8 +62,9 @@ class ProcfsSource:
     Args:
         inventory: the VMs; called once per sample.
         root: where /proc is.
-        max_fds: at most this many files are kept open (two per vCPU thread); those beyond it are opened for
-            each reading. None: a quarter of the process's limit; counters, spool and network keep theirs.
+        max_fds: at most this many files are kept open (one per vCPU thread, two per VM, four for the host); those
+            beyond it are opened for each reading. None: a quarter of the process's limit; counters, spool and
+            network keep theirs.
 
     """
 
@@ -82,8 +73,8 @@ class ProcfsSource:
     def __init__(self, inventory: Inventory, *, root: str = "/proc", max_fds: int | None = None) -> None:
         self._inventory = inventory
         self._root = Path(root)
-        self._max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4 if max_fds is None else max_fds
-        self._kept_fds = 0
+        self._files = KeptFiles(max_fds)
+        self._totals = HostTotals(root, self._files)
         self._vms: dict[str, _Vm] = {}
 
     def probe(self) -> Probe:
@@ -102,122 +93,171 @@ class ProcfsSource:
         self._read_host()
 
     def sample(self) -> SourceSample:
-        """Read all vCPU threads and the host.
+        """Read all vCPU threads, processes and the host.
 
         Raises:
             SourceError: the VMs or the host's file cannot be read at all.
 
         """
-        mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
+        mono_ns, unix_ns = monotonic_ns(), time_ns()
         inventory = self._inventory.vms()
         self._forget({vm.uuid: vm for vm in inventory})
         vms = {vm.uuid: self._read_vm(vm) for vm in inventory}
-        return SourceSample(self.name, mono_ns, unix_ns, vms, self._read_host(), inventory)
+        host = self._totals.add_to(self._read_host())
+        return SourceSample(self.name, mono_ns, unix_ns, vms, host, inventory)
 
     def close(self) -> None:
         """Close all files."""
         for vm in self._vms.values():
-            vm.close()
+            self._close_vm(vm)
         self._vms.clear()
-        self._kept_fds = 0
+        self._totals.close()
 
     def _forget(self, present: dict[str, VmIdentity]) -> None:
         """Close the files of VMs and threads that are gone."""
         for uuid, vm in list(self._vms.items()):
             identity = present.get(uuid)
             if identity is None or identity.epoch != vm.epoch:
-                self._close_threads(vm, list(vm.threads))
+                self._close_vm(vm)
                 del self._vms[uuid]
-            else:
+            elif len(vm.threads) != len(identity.vcpu_tids) or vm.threads.keys() != set(identity.vcpu_tids):
                 self._close_threads(vm, vm.threads.keys() - set(identity.vcpu_tids))
+
+    def _close_vm(self, vm: _Vm) -> None:
+        self._close_threads(vm, list(vm.threads))
+        self._close_process(vm)
 
     def _close_threads(self, vm: _Vm, tids: Iterable[int]) -> None:
         for tid in tids:
-            thread = vm.threads.pop(tid)
-            self._kept_fds -= sum(fd is not None for fd in (thread.stat_fd, thread.schedstat_fd))
-            thread.close()
+            self._files.close(vm.threads.pop(tid).file)
+
+    def _close_process(self, vm: _Vm) -> None:
+        self._files.close(vm.stat)
+        if vm.storage is not None:
+            vm.storage.close()
+        vm.stat, vm.storage, vm.text, vm.parsed = None, None, b"", None
 
     def _read_vm(self, identity: VmIdentity) -> VmSample:
+        vm = self._vms.get(identity.uuid)
+        if vm is None:
+            vm = self._vms[identity.uuid] = _Vm(identity.epoch)
+        threads = self._threads_or_reason(vm, identity)
+        process = self._process_or_reason(vm, identity)
+        absent = {}
+        if isinstance(threads, Reason):
+            absent["threads"] = threads
+        if isinstance(process, Reason):
+            absent["process"] = process
+        return VmSample(
+            identity.epoch,
+            threads=None if isinstance(threads, Reason) else threads,
+            process=None if isinstance(process, Reason) else process,
+            absent=absent,
+        )
+
+    def _threads_or_reason(self, vm: _Vm, identity: VmIdentity) -> dict[int, ThreadCounters] | Reason:
         if not identity.vcpu_tids:
-            return VmSample(identity.epoch, absent={"threads": Reason.VM_STARTING})
-        vm = self._vms.setdefault(identity.uuid, _Vm(identity.epoch))
+            return Reason.VM_STARTING
         try:
             threads = self._read_threads(vm, identity)
-        except _NoFd:
-            reason = Reason.FD_LIMIT
-        except PermissionError:
-            reason = Reason.NO_PERMISSION
-        except OSError:
-            reason = Reason.SOURCE_FAILED
-        except ValueError:
-            reason = Reason.INVALID_VALUE
+        except (OSError, ValueError, NoFdError) as error:
+            reason = reason_of(error)
         else:
             if threads:
-                return VmSample(identity.epoch, threads=threads)
+                return threads
             reason = Reason.NOT_PRESENT
         # A sum over some of its vCPUs would look like a slower VM. Begin anew next time; until then what it
         # had open serves others.
         self._close_threads(vm, list(vm.threads))
-        return VmSample(identity.epoch, absent={"threads": reason})
+        return reason
 
     def _read_threads(self, vm: _Vm, identity: VmIdentity) -> dict[int, ThreadCounters]:
         """Return the counters of the vCPU threads that live."""
         counters = {}
         tcg = identity.accelerator == "tcg"
+        threads = vm.threads
         for tid in identity.vcpu_tids:
             try:
-                counters[tid] = self._read_thread(vm, identity.pid, tid, tcg=tcg)
+                thread = threads.get(tid)
+                if thread is None:
+                    thread = threads[tid] = self._open_thread(identity.pid, tid)
+                text = thread.file.read(_TASK_BYTES)
+                # A thread that slept since the last time reads the same.
+                if text != thread.text or thread.counters is None:
+                    thread.counters = self._parse_thread(thread, text, tcg=tcg)
+                    thread.text = text if thread.counters.cpu_ns else b""  # all zero: see _parse_thread
+                counters[tid] = thread.counters
             except OSError as error:
-                if error.errno not in _GONE:
+                if error.errno not in GONE:
                     raise
                 # A vCPU was unplugged, the VM stopped. Should the number come back, it is opened anew.
-                self._close_threads(vm, [tid] if tid in vm.threads else [])
+                self._close_threads(vm, [tid] if tid in threads else [])
         return counters
 
-    def _read_thread(self, vm: _Vm, pid: int, tid: int, *, tcg: bool) -> ThreadCounters:
-        thread = vm.threads.get(tid)
-        if thread is None:
-            thread = vm.threads[tid] = _Thread(f"{self._root}/{pid}/task/{tid}")
-            if self._kept_fds + 2 <= self._max_fds:
-                self._keep_open(thread)
-        stat = parse_task_stat(_read(thread.stat_fd, f"{thread.folder}/stat"))
-        cpu_ns = (stat.utime_ticks + stat.stime_ticks) * NS_PER_TICK
-        wait_ns = None
-        if thread.has_schedstat:
-            try:
-                run_ns, waited_ns = parse_schedstat(_read(thread.schedstat_fd, f"{thread.folder}/schedstat"))
-            except FileNotFoundError:
-                thread.has_schedstat = False  # a kernel without CONFIG_SCHED_INFO
-            else:
-                # All zero while the thread did run: the kernel keeps the file but not the times.
-                if run_ns or waited_ns or not cpu_ns:
-                    cpu_ns, wait_ns = run_ns, waited_ns
-        guest_ns = cpu_ns if tcg else stat.guest_ticks * NS_PER_TICK
-        return ThreadCounters(guest_ns, cpu_ns, wait_ns, stat.start_ticks)
-
-    def _keep_open(self, thread: _Thread) -> None:
-        thread.stat_fd = _open(f"{thread.folder}/stat")
-        self._kept_fds += 1
+    def _open_thread(self, pid: int, tid: int) -> _Thread:
+        folder = f"{self._root}/{pid}/task/{tid}"
+        stat_path = f"{folder}/stat"
         try:
-            thread.schedstat_fd = _open(f"{thread.folder}/schedstat")
-        except FileNotFoundError:
-            thread.has_schedstat = False
-        else:
-            self._kept_fds += 1
+            file = self._files.open(f"{folder}/schedstat")
+        except FileNotFoundError:  # the thread has ended, or this is a kernel without CONFIG_SCHED_INFO
+            file = self._files.open(stat_path)
+        try:
+            stat = parse_task_stat(read_once(stat_path, _TASK_BYTES))
+        except BaseException:
+            self._files.close(file)
+            raise
+        return _Thread(folder, stat.start_ticks, file, precise=file.path != stat_path)
+
+    def _parse_thread(self, thread: _Thread, text: bytes, *, tcg: bool) -> ThreadCounters:
+        if thread.precise:
+            cpu_ns, wait_ns = parse_schedstat(text)
+            if cpu_ns or wait_ns:
+                return ThreadCounters(cpu_ns if tcg else None, cpu_ns, wait_ns, thread.start_ticks)
+            # All zero: it has not run yet, or the kernel keeps the file but not the times.
+            text = read_once(f"{thread.folder}/stat", _TASK_BYTES)
+        stat = parse_task_stat(text)
+        cpu_ns = (stat.utime_ticks + stat.stime_ticks) * NS_PER_TICK
+        if thread.precise:
+            if not cpu_ns:
+                return ThreadCounters(0 if tcg else None, 0, 0, thread.start_ticks)
+            file = self._files.open(f"{thread.folder}/stat")
+            self._files.close(thread.file)
+            thread.file, thread.precise = file, False
+        guest_ns = cpu_ns if tcg else stat.guest_ticks * NS_PER_TICK
+        return ThreadCounters(guest_ns, cpu_ns, None, stat.start_ticks)
+
+    def _process_or_reason(self, vm: _Vm, identity: VmIdentity) -> ProcessCounters | Reason:
+        try:
+            if vm.stat is None:
+                vm.stat = self._files.open(f"{self._root}/{identity.pid}/stat")
+            text = vm.stat.read(_TASK_BYTES)
+            stat = vm.parsed
+            if stat is None or text != vm.text:
+                stat, vm.text = parse_task_stat(text), text
+                vm.parsed = stat
+            if vm.storage is None:
+                vm.storage = StorageBytes(str(self._root), self._files, identity)
+            read_bytes, write_bytes, reason = vm.storage.read(identity)
+        except (OSError, ValueError, NoFdError) as error:
+            self._close_process(vm)
+            return reason_of(error)
+        # Where the threads tell their guest time themselves, the process's is not needed.
+        told = identity.accelerator == "tcg" or any(not thread.precise for thread in vm.threads.values())
+        return ProcessCounters(
+            (stat.utime_ticks + stat.stime_ticks) * NS_PER_TICK,
+            stat.start_ticks,
+            None if told else stat.guest_ticks * NS_PER_TICK,
+            read_bytes,
+            write_bytes,
+            reason,
+        )
 
     def _read_host(self) -> HostCounters:
         path = self._root / "stat"
         try:
-            fd = _open(str(path))
-            try:
-                text = os.read(fd, _HOST_CHUNK_BYTES)
-                # The "cpu" lines come first; what follows (a number per interrupt) is long and not for us.
-                while b"\nintr" not in text and (more := os.read(fd, _HOST_CHUNK_BYTES)):
-                    text += more
-            finally:
-                os.close(fd)
+            text = _read_cpu_lines(str(path))
             return parse_host_stat(text)
-        except _NoFd as error:
+        except NoFdError as error:
             message = f"{path}: no file descriptor is left; raise the agent's LimitNOFILE"
             raise SourceError(message, Reason.FD_LIMIT) from error
         except OSError as error:
@@ -226,21 +266,13 @@ class ProcfsSource:
             raise SourceError(f"{path}: {error}; sources.procfs.root must be a /proc") from error
 
 
-def _open(path: str) -> int:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in _NO_FD:
-            raise _NoFd from error
-        raise
-
-
-def _read(fd: int | None, path: str) -> bytes:
-    """Read a thread's file from its start: the open one, else by opening it for this."""
-    if fd is not None:
-        return os.pread(fd, _TASK_BYTES, 0)
-    fd = _open(path)
-    try:
-        return os.read(fd, _TASK_BYTES)
-    finally:
-        os.close(fd)
+def _read_cpu_lines(path: str) -> bytes:
+    """Read /proc/stat as far as its "cpu" lines go: a number per interrupt follows, long and not for us."""
+    text = read_once(path, _HOST_CHUNK_BYTES)
+    if b"\nintr" in text or len(text) < _HOST_CHUNK_BYTES:
+        return text
+    with Path(path).open("rb") as file:
+        text = file.read(_HOST_CHUNK_BYTES)
+        while b"\nintr" not in text and (more := file.read(_HOST_CHUNK_BYTES)):
+            text += more
+    return text

@@ -1,0 +1,362 @@
+"""Pressure, throttling, CPU quota and memory of each VM's control group, and its NUMA placement.
+
+Pressures, throttled time and memory are read each time by files that are kept open. Which group is the VM's, its quota
+and its placement change seldom and are dear to find out: every `numa_poll_s`, an eighth of the VMs at a time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns, time_ns
+
+from collector.base import (
+    CgroupCounters,
+    NumaPlacement,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+)
+from collector.cgroup_tree import CgroupTree, VmGroups
+from collector.identity import Inventory
+from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, read_once, reason_of
+from collector.numa import Numa
+from collector.proc_parse import Pressure, parse_flat, parse_pressure
+
+__all__ = ["CgroupSource", "quota_cores", "quota_groups"]
+
+_NS_PER_US = 1000
+_POLLED_AT_ONCE = 8
+_NEVER = Stamp(0, 0)
+_VCPU = re.compile(r"vcpu\d+")
+
+
+@dataclass(slots=True)
+class _Group:
+    """A VM's control group with its open files; absent ones are what this kernel or hierarchy does not tell."""
+
+    groups: VmGroups
+    opened: int
+    quota: float | None = None
+    throttling: tuple[str, ...] = ()
+    cpu: KeptFile | None = None
+    memory: KeptFile | None = None
+    io: KeptFile | None = None
+    charged: KeptFile | None = None
+    throttled: list[KeptFile] = field(default_factory=list)
+    pressures: dict[str, tuple[bytes, Pressure]] = field(default_factory=dict)
+
+    def files(self) -> Iterator[KeptFile | None]:
+        yield from (self.cpu, self.memory, self.io, self.charged, *self.throttled)
+
+
+@dataclass(slots=True)
+class _Vm:
+    """What is known of a VM in one epoch. `poll_ns` is when what changes seldom is to be looked at next."""
+
+    epoch: str
+    group: _Group | Reason = Reason.VM_STARTING
+    numa: NumaPlacement | Reason = Reason.VM_STARTING
+    numa_stamp: Stamp = _NEVER
+    poll_ns: int = 0
+
+
+class CgroupSource:
+    """The cgroup source (`collector.base.Source`). Not safe for use by several threads at once.
+
+    Args:
+        inventory: the VMs; called once per sample.
+        root: hierarchies mounted in this folder are read (v2, v1 or both).
+        numa_poll_s: how often the group, quota and NUMA placement of a VM are looked at.
+        sys_root: where /sys is.
+        max_fds: at most this many files are kept open (up to five per VM, and one more per vCPU where quotas are on
+            vCPUs); None: a quarter of the process's limit.
+
+    """
+
+    name = "cgroup"
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        root: str = "/sys/fs/cgroup",
+        numa_poll_s: float = 10.0,
+        sys_root: str = "/sys",
+        max_fds: int | None = None,
+    ) -> None:
+        self._inventory = inventory
+        self._root = root
+        self._sys_root = sys_root
+        self._poll_ns = int(numa_poll_s * 1e9)
+        self._tree = CgroupTree(inventory.proc_root, root)
+        self._files = KeptFiles(max_fds)
+        self._numa: Numa | None = None
+        self._opened = 0
+        self._vms: dict[str, _Vm] = {}
+
+    def probe(self) -> Probe:
+        """Say which hierarchies there are, and whether the kernel keeps pressures."""
+        try:
+            mounts = self._tree.mounts()
+        except OSError as error:
+            detail = f"{self._inventory.proc_root}/self/mountinfo: {error.strerror}"
+            return Probe(available=False, detail=detail, reason=Reason.SOURCE_FAILED)
+        v2 = [mount for mount in mounts if not mount.controllers]
+        v1 = any(mount.controllers & {"cpu", "memory"} for mount in mounts)
+        if not v2 and not v1:
+            detail = f"{self._root}: no control groups are mounted there; sources.cgroup.root must be where they are"
+            return Probe(available=False, detail=detail, reason=Reason.NOT_PRESENT)
+        kinds = " and ".join(["v2"] * bool(v2) + ["v1"] * v1)
+        psi = v2 and Path(self._inventory.proc_root, "pressure/cpu").exists()
+        hint = "" if psi else _no_pressure(has_v2=bool(v2))
+        return Probe(available=True, detail=f"control groups {kinds} in {self._root}{hint}")
+
+    def open(self) -> None:
+        """Read the mounts and the host's NUMA nodes; groups are opened as VMs are sampled.
+
+        Raises:
+            SourceError: the mounts cannot be read.
+
+        """
+        try:
+            self._tree.mounts()
+        except OSError as error:
+            raise SourceError(f"{self._inventory.proc_root}/self/mountinfo: {error.strerror}") from error
+        self._numa = Numa(self._inventory.proc_root, self._sys_root)
+
+    def sample(self) -> SourceSample:
+        """Read all VMs' groups.
+
+        Raises:
+            SourceError: the VMs cannot be listed.
+
+        """
+        stamp = Stamp(monotonic_ns(), time_ns())
+        inventory = self._inventory.vms()
+        self._forget({vm.uuid: vm.epoch for vm in inventory})
+        for identity in self._due(inventory, stamp.mono_ns):
+            self._poll(self._vms[identity.uuid], identity, stamp)
+        vms = {identity.uuid: self._read_vm(self._vms[identity.uuid], identity) for identity in inventory}
+        return SourceSample(self.name, stamp.mono_ns, stamp.unix_ns, vms)
+
+    def close(self) -> None:
+        """Close all files."""
+        for vm in self._vms.values():
+            self._close_group(vm)
+        self._vms.clear()
+
+    def _forget(self, present: dict[str, str]) -> None:
+        for uuid, vm in list(self._vms.items()):
+            if present.get(uuid) != vm.epoch:
+                self._close_group(vm)
+                del self._vms[uuid]
+
+    def _close_group(self, vm: _Vm, reason: Reason = Reason.VM_STARTING) -> None:
+        if isinstance(vm.group, _Group):
+            self._files.close(*vm.group.files())
+        vm.group = reason
+
+    def _due(self, inventory: tuple[VmIdentity, ...], now_ns: int) -> list[VmIdentity]:
+        """Return the VMs to be looked at closely now: those longest due, few at a time."""
+        due = []
+        for identity in inventory:
+            vm = self._vms.get(identity.uuid)
+            if vm is None:
+                vm = self._vms[identity.uuid] = _Vm(identity.epoch)
+            if vm.poll_ns <= now_ns:
+                due.append((vm.poll_ns, identity))
+        due.sort(key=lambda pair: pair[0])
+        return [identity for _, identity in due[: max(_POLLED_AT_ONCE, len(inventory) // _POLLED_AT_ONCE)]]
+
+    def _poll(self, vm: _Vm, identity: VmIdentity, stamp: Stamp) -> None:
+        """Look at what changes seldom: which groups are the VM's, its quota, its placement."""
+        vm.poll_ns = stamp.mono_ns + self._poll_ns
+        try:
+            self._find_group(vm, identity)
+        except (OSError, ValueError, NoFdError) as error:
+            self._close_group(vm, reason_of(error))
+        if self._numa is None:
+            self._numa = Numa(self._inventory.proc_root, self._sys_root)
+        own = vm.group.groups if isinstance(vm.group, _Group) else VmGroups(b"")
+        vm.numa = self._numa.place(identity.pid, identity.vcpu_tids, own.v2, own.memory_v1)
+        vm.numa_stamp = stamp
+
+    def _find_group(self, vm: _Vm, identity: VmIdentity) -> None:
+        groups = self._tree.find(identity.pid)
+        if not groups.any:
+            self._close_group(vm, groups.reason)
+            return
+        cpu = groups.cpu_v1 or groups.v2
+        quota = throttling = None
+        if cpu is not None:
+            quota, throttling = quota_cores(cpu), quota_groups(cpu)
+        known = vm.group
+        if isinstance(known, _Group) and known.groups == groups and known.throttling == (throttling or ()):
+            known.quota = quota
+            return
+        self._close_group(vm)
+        vm.group = self._open_group(groups, quota, throttling or ())
+
+    def _open_group(self, groups: VmGroups, quota: float | None, throttling: tuple[str, ...]) -> _Group:
+        self._opened += 1
+        group = _Group(groups, self._opened, quota, throttling)
+        try:
+            if groups.v2 is not None:
+                group.cpu = self._try_open(f"{groups.v2}/cpu.pressure")
+                group.memory = self._try_open(f"{groups.v2}/memory.pressure")
+                group.io = self._try_open(f"{groups.v2}/io.pressure")
+            if groups.memory_v1 is not None:
+                group.charged = self._try_open(f"{groups.memory_v1}/memory.usage_in_bytes")
+            elif groups.v2 is not None:
+                group.charged = self._try_open(f"{groups.v2}/memory.current")
+            for folder in throttling:
+                file = self._try_open(f"{folder}/cpu.stat")
+                if file is not None:
+                    group.throttled.append(file)
+        except BaseException:
+            self._files.close(*group.files())
+            raise
+        return group
+
+    def _try_open(self, path: str) -> KeptFile | None:
+        """Open a file, or return None where this kernel or hierarchy does not have it."""
+        try:
+            return self._files.open(path)
+        except OSError:
+            return None
+
+    def _read_vm(self, vm: _Vm, identity: VmIdentity) -> VmSample:
+        cgroup = self._counters_or_reason(vm)
+        absent = {}
+        if isinstance(cgroup, Reason):
+            absent["cgroup"] = cgroup
+        if isinstance(vm.numa, Reason):
+            absent["numa"] = vm.numa
+        return VmSample(
+            identity.epoch,
+            cgroup=None if isinstance(cgroup, Reason) else cgroup,
+            numa=None if isinstance(vm.numa, Reason) else vm.numa,
+            absent=absent,
+            stamps={} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp},
+        )
+
+    def _counters_or_reason(self, vm: _Vm) -> CgroupCounters | Reason:
+        group = vm.group
+        if isinstance(group, Reason):
+            return group
+        try:
+            memory, io = _pressure(group, "memory"), _pressure(group, "io")
+            return CgroupCounters(
+                opened=group.opened,
+                cpu_some_ns=_pressure(group, "cpu").some_ns,
+                memory_some_ns=memory.some_ns,
+                memory_full_ns=memory.full_ns,
+                io_some_ns=io.some_ns,
+                io_full_ns=io.full_ns,
+                throttled_ns=_throttled_ns(group.throttled),
+                quota_cores=group.quota,
+                memory_bytes=None if group.charged is None else int(group.charged.read()),
+            )
+        except (OSError, ValueError, NoFdError) as error:
+            # The group was removed: the VM ended, or is in another one now, which the next sampling looks for.
+            self._close_group(vm, reason_of(error))
+            vm.poll_ns = 0
+            return reason_of(error)
+
+
+def quota_cores(folder: str) -> float | None:
+    """Return the CPU quota of a VM in cores; None: no limit, or the controller is off.
+
+    It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of
+    the two.
+
+    Args:
+        folder: the VM's own group.
+
+    Raises:
+        ValueError: a quota is malformed.
+
+    """
+    vcpus = [_quota(path) for path in _vcpu_groups(folder)]
+    sums = [sum(quota for quota in vcpus if quota is not None)] if vcpus and None not in vcpus else []
+    own = _quota(folder)
+    quotas = sums if own is None else [*sums, own]
+    return min(quotas, default=None)
+
+
+def quota_groups(folder: str) -> tuple[str, ...]:
+    """Return the folders whose throttled time is a VM's: its own group's and those of vCPUs with a quota."""
+    return (folder, *(path for path in _vcpu_groups(folder) if _quota(path) is not None))
+
+
+def _vcpu_groups(folder: str) -> list[str]:
+    """Return the groups that libvirt makes per vCPU below a VM's own."""
+    for parent in (Path(folder), Path(folder, "libvirt")):
+        try:
+            names = sorted(path.name for path in parent.iterdir() if _VCPU.fullmatch(path.name))
+        except OSError:
+            continue
+        if names:
+            return [f"{parent}/{name}" for name in names]
+    return []
+
+
+def _quota(folder: str) -> float | None:
+    """Return one group's own quota in cores."""
+    try:
+        quota, period = read_once(f"{folder}/cpu.max").split()
+    except FileNotFoundError:
+        try:
+            quota = read_once(f"{folder}/cpu.cfs_quota_us").strip()
+            period = read_once(f"{folder}/cpu.cfs_period_us")
+        except FileNotFoundError:
+            return None
+    if quota == b"max" or int(quota) < 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _pressure(group: _Group, resource: str) -> Pressure:
+    file: KeptFile | None = getattr(group, resource)
+    if file is None:
+        return _NO_PRESSURE
+    try:
+        text = file.read()
+    except OSError as error:
+        if error.errno in GONE:
+            raise
+        return _NO_PRESSURE  # EOPNOTSUPP: the kernel was started with psi=0
+    seen = group.pressures.get(resource)
+    if seen is not None and seen[0] == text:
+        return seen[1]
+    pressure = parse_pressure(text)
+    group.pressures[resource] = (text, pressure)
+    return pressure
+
+
+_NO_PRESSURE = Pressure()
+
+
+def _throttled_ns(files: list[KeptFile]) -> int | None:
+    """Sum the time that quotas took away; None where the CPU controller is off."""
+    total = None
+    for file in files:
+        values = parse_flat(file.read())
+        if b"throttled_usec" in values:
+            total = (total or 0) + values[b"throttled_usec"] * _NS_PER_US
+        elif b"throttled_time" in values:
+            total = (total or 0) + values[b"throttled_time"]
+    return total
+
+
+def _no_pressure(*, has_v2: bool) -> str:
+    if has_v2:
+        return "; no pressures: the kernel keeps none, add psi=1 to its command line"
+    return "; no pressures: they are in v2 only, which is not mounted"

@@ -1,0 +1,119 @@
+"""Files of /proc and cgroups that are read every tick: kept open and read in place, within a bound.
+
+Reading in place (pread) is four to five times cheaper than opening each time, and an open file is bound to its
+process, thread or control group and not to the name: it fails when that has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+from collector.base import Reason
+
+__all__ = ["GONE", "KeptFile", "KeptFiles", "NoFdError", "read_once", "reason_of"]
+
+#: What reading says when a process, thread or control group has ended.
+GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})
+
+_NO_FD = {errno.EMFILE, errno.ENFILE}
+_READ_BYTES = 4096
+
+
+class NoFdError(Exception):
+    """No file descriptor is left."""
+
+
+class KeptFile:
+    """A file, open (`fd`) or to be opened for each reading. Made by `KeptFiles.open`."""
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: str, fd: int | None) -> None:
+        self.path = path
+        self.fd = fd
+
+    def read(self, size: int = _READ_BYTES) -> bytes:
+        """Read the file from its start, at most `size` bytes.
+
+        Raises:
+            OSError: as the kernel says; its `errno` is one of `GONE` where what it tells of has ended.
+            NoFdError: it had to be opened and no descriptor is left.
+
+        """
+        if self.fd is not None:
+            return os.pread(self.fd, size, 0)
+        return read_once(self.path, size)
+
+
+class KeptFiles:
+    """Opens files and keeps at most `most` of them open; those beyond are opened for each reading.
+
+    Args:
+        most: None is a quarter of the process's limit: counters, spool and network keep theirs.
+
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4 if most is None else most
+        #: How many are open.
+        self.count = 0
+
+    def open(self, path: str) -> KeptFile:
+        """Open a file. Beyond the bound it is only tried.
+
+        Raises:
+            OSError: it cannot be opened.
+            NoFdError: no descriptor is left.
+
+        """
+        fd = _open(path)
+        if self.count < self._most:
+            self.count += 1
+            return KeptFile(path, fd)
+        os.close(fd)
+        return KeptFile(path, None)
+
+    def close(self, *files: KeptFile | None) -> None:
+        """Close files; those that are closed and None are let be."""
+        for file in files:
+            if file is not None and file.fd is not None:
+                os.close(file.fd)
+                file.fd = None
+                self.count -= 1
+
+
+def read_once(path: str, size: int = _READ_BYTES) -> bytes:
+    """Read at most `size` bytes of a file that is not kept open.
+
+    Raises:
+        OSError: it cannot be read.
+        NoFdError: no descriptor is left.
+
+    """
+    fd = _open(path)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
+
+
+def reason_of(error: Exception) -> Reason:
+    """Say why a value is not known, from what reading or parsing it raised."""
+    if isinstance(error, NoFdError):
+        return Reason.FD_LIMIT
+    if isinstance(error, PermissionError):
+        return Reason.NO_PERMISSION
+    if isinstance(error, OSError):
+        return Reason.NOT_PRESENT if error.errno in GONE else Reason.SOURCE_FAILED
+    return Reason.INVALID_VALUE
+
+
+def _open(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NO_FD:
+            raise NoFdError(path) from error
+        raise

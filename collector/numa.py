@@ -1,0 +1,188 @@
+"""On which NUMA nodes a VM's memory and vCPUs are. Read slowly: it is dear, and changes slowly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from collector.base import NumaPlacement, Reason
+from collector.kept_files import NoFdError, read_once, reason_of
+from collector.proc_parse import parse_task_stat
+
+__all__ = [
+    "Numa",
+    "parse_cpu_list",
+    "parse_numa_maps",
+    "parse_numa_stat_v1",
+    "parse_numa_stat_v2",
+]
+
+#: Beyond this much memory in small pages numa_maps is not read: the kernel walks every page of it, 12 ms per GiB,
+#: and holds the process's memory lock meanwhile.
+MAX_WALK_BYTES = 4 << 30
+
+_NODE = re.compile(rb"\bN(\d+)=(\d+)")
+_PAGE_KB = re.compile(rb"\bkernelpagesize_kB=(\d+)")
+_PAGE_BYTES = 4096
+_MAPS_BYTES = 16 << 20
+
+
+class Numa:
+    """The host's nodes, and where processes are on them.
+
+    Args:
+        proc_root: where /proc is.
+        sys_root: where /sys is. Without nodes there (a kernel without NUMA) the host is one node, 0.
+
+    """
+
+    def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
+        self._proc = Path(proc_root)
+        self._node_of: dict[int, int] = {}
+        self._nodes: list[int] = []
+        for folder in sorted(Path(sys_root, "devices/system/node").glob("node[0-9]*")):
+            try:
+                cpus = parse_cpu_list((folder / "cpulist").read_text())
+            except (OSError, ValueError):
+                continue
+            node = int(folder.name.removeprefix("node"))
+            self._nodes.append(node)
+            self._node_of.update(dict.fromkeys(cpus, node))
+
+    def place(self, pid: int, tids: Iterable[int], v2: str | None, v1: str | None) -> NumaPlacement | Reason:
+        """Say where a VM is.
+
+        Memory comes from the VM's own control group where there is one (`v2`, else `v1`: folders), which counts its
+        anonymous and shared memory (v1: its page cache as well). That knows no huge pages: with them, or without
+        such a group, it comes from /proc/PID/numa_maps. On a host of one node it is all there.
+
+        Args:
+            pid: the VM's process.
+            tids: its vCPU threads.
+            v2: the VM's own group, with the memory controller's files or not.
+            v1: its group of the v1 memory controller.
+
+        Returns:
+            The placement, or why it is not known.
+
+        """
+        try:
+            resident, huge = self._sizes(pid)
+            if len(self._nodes) <= 1:
+                node = self._nodes[0] if self._nodes else 0
+                return NumaPlacement({node: resident + huge}, {node: sum(1 for _ in tids)})
+            memory = None if huge else _group_memory(v2, v1)
+            if memory is None:
+                if resident > MAX_WALK_BYTES:
+                    return Reason.NOT_PRESENT
+                memory = parse_numa_maps(read_whole(f"{self._proc}/{pid}/numa_maps"))
+            return NumaPlacement(memory, self._vcpus(pid, tids))
+        except (OSError, ValueError, NoFdError) as error:
+            return reason_of(error)
+
+    def _sizes(self, pid: int) -> tuple[int, int]:
+        """Return a process's resident memory in small and in huge pages, in bytes."""
+        sizes = {b"VmRSS": 0, b"HugetlbPages": 0}
+        for line in read_once(f"{self._proc}/{pid}/status").splitlines():
+            name, _, value = line.partition(b":")
+            if name in sizes:
+                sizes[name] = int(value.split()[0]) * 1024
+        return sizes[b"VmRSS"], sizes[b"HugetlbPages"]
+
+    def _vcpus(self, pid: int, tids: Iterable[int]) -> dict[int, int]:
+        """Count the vCPU threads by the node of the CPU that each ran on last."""
+        counts: dict[int, int] = {}
+        for tid in tids:
+            cpu = parse_task_stat(read_once(f"{self._proc}/{pid}/task/{tid}/stat")).last_cpu
+            node = self._node_of.get(cpu)
+            if node is None:
+                raise ValueError(f"CPU {cpu} is on no node")
+            counts[node] = counts.get(node, 0) + 1
+        return counts
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """Return the numbers of a list such as "0-3,8"; none of an empty one (a node of memory only).
+
+    Raises:
+        ValueError: it is malformed.
+
+    """
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def parse_numa_stat_v2(text: bytes) -> dict[int, int]:
+    """Return anonymous and shared memory in bytes by node from a v2 memory.numa_stat. The page cache is left out.
+
+    Raises:
+        ValueError: there is neither in it.
+
+    """
+    lines = [line for line in text.splitlines() if line.startswith((b"anon ", b"shmem "))]
+    return _sum_nodes(lines, 1)
+
+
+def parse_numa_stat_v1(text: bytes) -> dict[int, int]:
+    """Return memory in bytes by node, page cache included, from a v1 memory.numa_stat.
+
+    Raises:
+        ValueError: there is no total in it.
+
+    """
+    lines = text.splitlines()
+    total = [line for line in lines if line.startswith(b"hierarchical_total=")]
+    return _sum_nodes(total or [line for line in lines if line.startswith(b"total=")], _PAGE_BYTES)
+
+
+def parse_numa_maps(text: bytes) -> dict[int, int]:
+    """Return a process's resident memory in bytes by node from /proc/PID/numa_maps.
+
+    Raises:
+        ValueError: no line tells of a node.
+
+    """
+    memory: dict[int, int] = {}
+    seen = False
+    for line in text.splitlines():
+        page = _PAGE_KB.search(line)
+        if page is None:
+            continue
+        seen = True
+        for node, pages in _NODE.findall(line):
+            memory[int(node)] = memory.get(int(node), 0) + int(pages) * int(page[1]) * 1024
+    if not seen:
+        raise ValueError("no mapping has a node")
+    return memory
+
+
+def read_whole(path: str) -> bytes:
+    """Read a file that is long, up to 16 MiB."""
+    with Path(path).open("rb") as file:
+        return file.read(_MAPS_BYTES)
+
+
+def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:
+    """Return a control group's memory by node; None where it does not tell."""
+    for folder, parse in ((v2, parse_numa_stat_v2), (v1, parse_numa_stat_v1)):
+        if folder is not None:
+            try:
+                return parse(read_once(f"{folder}/memory.numa_stat", _MAPS_BYTES))
+            except (OSError, ValueError):
+                continue  # the controller is off here: the next way
+    return None
+
+
+def _sum_nodes(lines: Iterable[bytes], unit_bytes: int) -> dict[int, int]:
+    memory: dict[int, int] = {}
+    for line in lines:
+        for node, amount in _NODE.findall(line):
+            memory[int(node)] = memory.get(int(node), 0) + int(amount) * unit_bytes
+    if not memory:
+        raise ValueError("no memory by node")
+    return memory

@@ -1,0 +1,131 @@
+"""Bytes that the kernel moved between a VM's process and block devices: the host's view of its storage.
+
+From /proc/PID/io where this process may read it (that takes CAP_SYS_PTRACE, even as root), else from the v2 control
+group's io.stat. Reads are those that reached a device (the page cache's hits are not in them). Writes are, in
+/proc/PID/io, those past the page cache and pages made dirty in it; in io.stat, what was written back to devices.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collector.base import Reason, VmIdentity
+from collector.cgroup_tree import CgroupTree
+from collector.kept_files import KeptFile, KeptFiles, NoFdError
+from collector.proc_parse import parse_io_stat, parse_process_io
+
+__all__ = ["StorageBytes", "seen_by_kernel"]
+
+_KINDS = {"file", "block", ""}
+_READ_BYTES = 64 * 1024
+
+
+def seen_by_kernel(identity: VmIdentity) -> bool:
+    """Whether the host's kernel sees the I/O of any of a VM's disks.
+
+    It does not see librbd's, vhost-user's and those of devices passed through. Where a VM has no other disk, a
+    count of zero would be wrong.
+    """
+    if identity.disks:
+        return any(disk.kind in _KINDS for disk in identity.disks)
+    return not identity.vfio
+
+
+class StorageBytes:
+    """One VM's storage bytes, in one of its epochs. Which way works is found out at the first reading.
+
+    Args:
+        proc_root: where /proc is.
+        files: keeps the file open.
+        identity: the VM.
+
+    """
+
+    def __init__(self, proc_root: str, files: KeptFiles, identity: VmIdentity) -> None:
+        self._proc_root = proc_root
+        self._files = files
+        self._file: KeptFile | None = None
+        self._of_group = False
+        self._reason = Reason.UNSPECIFIED
+        self._text = b""
+        self._bytes = (0, 0)
+        self._below: dict[str, frozenset[str]] = {}
+        self._find(identity.pid)
+
+    def read(self, identity: VmIdentity) -> tuple[int | None, int | None, Reason]:
+        """Return the bytes read and written, cumulative; None and why where they are not known.
+
+        Raises:
+            ValueError: the text is not what the kernel writes.
+
+        """
+        if not seen_by_kernel(identity):
+            return None, None, Reason.NOT_VISIBLE
+        if self._file is None:
+            return None, None, self._reason
+        try:
+            text = self._file.read(_READ_BYTES)
+        except NoFdError:
+            return None, None, Reason.FD_LIMIT
+        except OSError:
+            # The process has ended, or its group: what stood there before is no answer.
+            return None, None, Reason.NOT_PRESENT
+        if text != self._text:
+            self._bytes = self._sum(parse_io_stat(text)) if self._of_group else parse_process_io(text)
+            self._text = text
+        return *self._bytes, Reason.UNSPECIFIED
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._files.close(self._file)
+        self._file = None
+
+    def _find(self, pid: int) -> None:
+        try:
+            self._file = self._files.open(f"{self._proc_root}/{pid}/io")
+            self._file.read()  # a process of our own user can be opened and not be read
+        except NoFdError:
+            self._reason = Reason.FD_LIMIT
+        except PermissionError:
+            self._reason = Reason.NO_PERMISSION
+        except OSError:
+            self._reason = Reason.NOT_PRESENT  # a kernel without CONFIG_TASK_IO_ACCOUNTING
+        else:
+            return
+        self.close()
+        try:
+            group = CgroupTree(self._proc_root, "/").find(pid)
+            if group.v2 is not None:
+                self._file = self._files.open(f"{group.v2}/io.stat")
+                self._of_group = True
+        except (OSError, ValueError, NoFdError):
+            pass  # no io controller: the reason stands
+
+    def _sum(self, devices: dict[str, tuple[int, int]]) -> tuple[int, int]:
+        """Sum over devices. What a device-mapper or RAID device moved, those below it moved too: once is enough."""
+        below: set[str] = set()
+        for device in devices:
+            if device not in self._below:
+                self._below[device] = _devices_below(device)
+            below |= self._below[device]
+        counted = [amounts for device, amounts in devices.items() if device not in below]
+        return sum(read for read, _ in counted), sum(written for _, written in counted)
+
+
+def _devices_below(device: str, sys_block: str = "/sys/dev/block") -> frozenset[str]:
+    """Return the devices ("8:0") that a stacked device is made of, and in turn theirs; whole disks of partitions."""
+    found: set[str] = set()
+    try:
+        slaves = list(Path(sys_block, device, "slaves").iterdir())
+    except OSError:
+        return frozenset()
+    for slave in slaves:
+        try:
+            folder = slave.resolve()
+            if (folder / "partition").exists():  # counted as its disk
+                folder = folder.parent
+            below = (folder / "dev").read_text().strip()
+        except OSError:
+            continue
+        found |= {below} | _devices_below(below, sys_block)
+    return frozenset(found)
