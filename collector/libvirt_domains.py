@@ -1,46 +1,82 @@
-"""Disk and network counters and the state of the VMs, from libvirt: one bulk call per sample, read-only.
+"""Disk and network counters of the VMs from libvirt, read-only, asking it as little as will do.
 
-libvirt may block for ever (a stopped daemon, a lock held by a migration), so this source runs in a thread
-with a deadline like every other; keep-alive messages free a call to a silent daemon after 4 s. VMs are joined
-to their epochs by the status files (`collector.identity`), not by asking libvirt.
+VMs, their epochs and states come from libvirt's status files (`collector.identity`), which libvirt writes anew at each
+change of state before it sends the event, so that no tick asks for them. Network counters are asked for each time, in
+one call, of VMs that Open vSwitch does not tell. Disk counters cost libvirtd and QEMU most and are polled slowly, each
+VM at its own moment of the period; the last reading is handed on with its own time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from collector.base import (
     DiskCounters,
+    DiskDevice,
     InterfaceCounters,
     Probe,
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     VmIdentity,
     VmSample,
 )
 from collector.identity import Inventory
+from collector.libvirt_connection import Connection, Record
 
 __all__ = ["LibvirtSource", "parse_disks", "parse_interfaces"]
 
-_KEEPALIVE_INTERVAL_S = 1
-_KEEPALIVE_COUNT = 3
+_log = logging.getLogger("whitepanda.libvirt")
+
 # Domains are seen before their status file is written; only a lasting difference is a wrong folder.
 _UNKNOWN_SAMPLES = 3
+# A reading older than this many polls (and these nanoseconds) is no longer handed on.
+_STALE_POLLS = 2.5
+_STALE_NS = 5_000_000_000
+# Share of the deadline that polling disks may take of one sampling; what is left over is due at the next.
+_DISK_SHARE = 0.25
+# Interfaces and disks that the host's kernel and QEMU count; what is behind others they do not see. "" is not known.
+_COUNTED_INTERFACES = {"", "bridge", "network", "ethernet", "direct"}
+_UNCOUNTED_DISKS = {"vhostuser", "vhostvdpa"}
 
-# virDomainState, in the words of libvirt's status files.
-_STATES = ("nostate", "running", "blocked", "paused", "shutdown", "shutoff", "crashed", "pmsuspended")
+_NEVER = Stamp(0, 0)
+# Multiples of the golden section, modulo 1, lie evenly for any number of them.
+_GOLDEN = 0.6180339887498949
 
-_NO_BINDING = (
-    "this Python has no libvirt binding; install whitepanda's extra `host` into its environment "
-    "(needs gcc, pkg-config and libvirt-dev; Debian's python3-libvirt is not visible from there)"
-)
+_Disks = Mapping[str, DiskCounters]
+_Interfaces = Mapping[str, InterfaceCounters]
+
+
+@dataclass(slots=True)
+class _DiskPoll:
+    """The disks of one VM in one epoch: the last reading, and when the next is due.
+
+    Monotonic nanoseconds; `phase_ns` is the VM's own moment of each period.
+    """
+
+    epoch: str
+    devices: tuple[DiskDevice, ...]
+    due_ns: int
+    phase_ns: int
+    readings: int = 0
+    disks: _Disks | None = None
+    stamp: Stamp = _NEVER
+    reason: Reason = Reason.VM_STARTING
+    said: str = ""
+
+    def is_old(self, mono_ns: int, limit_ns: int) -> bool:
+        """Whether the last reading is too old to be handed on or to make a rate with."""
+        return self.disks is not None and mono_ns - self.stamp.mono_ns > limit_ns
+
+
+def _clocks() -> Stamp:
+    return Stamp(time.monotonic_ns(), time.time_ns())
 
 
 class LibvirtSource:
@@ -54,6 +90,7 @@ class LibvirtSource:
         deadline_s: how long `probe` waits for libvirt's answer.
         disk_poll_s: how often disk counters are asked for.
         binding: the module `libvirt`; None: imported when first used.
+        clocks: both clocks; only the monotonic one decides anything.
 
     """
 
@@ -67,15 +104,19 @@ class LibvirtSource:
         deadline_s: float = 2.0,
         disk_poll_s: float = 10.0,
         binding: Any = None,
+        clocks: Callable[[], Stamp] = _clocks,
     ) -> None:
         self._uri = uri
         self._inventory = inventory
         self._deadline_s = deadline_s
         self._disk_poll_ns = round(disk_poll_s * 1e9)
-        self._libvirt = binding
-        self._connection: Any = None
+        self._stale_ns = max(round(_STALE_POLLS * self._disk_poll_ns), _STALE_NS)
+        self._clocks = clocks
+        self._connection = Connection(uri, binding)
         self._prober: threading.Thread | None = None
         self._unknown = 0
+        self._phase = 0.0
+        self._polls: dict[str, _DiskPoll] = {}
 
     def probe(self) -> Probe:
         """Connect, ask for the version and disconnect, in a thread because libvirt may never answer."""
@@ -90,50 +131,39 @@ class LibvirtSource:
         return results[0] if results else self._silent()
 
     def open(self) -> None:
-        """Connect, with keep-alive."""
-        if self._connection is None:
-            self._connection = self._connect()
+        """Connect, with keep-alive and events."""
+        self._connection.open()
 
     def sample(self) -> SourceSample:
-        """Read state, disks and interfaces of all running VMs in one call; connects anew where needed.
+        """Read what is due; connects anew where needed.
 
         Raises:
             SourceError: libvirt cannot be reached, or knows VMs that the status files do not name.
 
         """
-        mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
-        before = {vm.uuid: vm.epoch for vm in self._inventory.vms()}
-        records = self._statistics()
+        now = self._clocks()
+        self._connection.open()
         inventory = self._inventory.vms()
-        self._check_known(len(records), len(inventory))
-        vms: dict[str, VmSample] = {}
-        identities = []
-        for vm in inventory:
-            record = records.get(vm.uuid)
-            identities.append(_with_state(vm, record))
-            if vm.uuid in records:
-                # Started or restored while libvirt answered: whose counters these are is not known.
-                vms[vm.uuid] = (
-                    _parse_vm(vm.epoch, record)
-                    if before.get(vm.uuid) == vm.epoch
-                    else _absent(vm.epoch, Reason.VM_STARTING)
-                )
-        return SourceSample(self.name, mono_ns, unix_ns, vms, inventory=tuple(identities))
+        mine = [vm for vm in inventory if vm.manager == "libvirt"]
+        self._check_known(mine)
+        interfaces = self._read_interfaces(mine, now.mono_ns)
+        polled = self._poll_disks(mine, now.mono_ns)
+        # Started or restored while libvirt answered: whose counters these are is not known.
+        gone: set[str] = set()
+        if polled or interfaces:
+            before = {vm.uuid: vm.epoch for vm in mine}
+            inventory = self._inventory.vms()
+            mine = [vm for vm in inventory if vm.manager == "libvirt"]
+            gone = {vm.uuid for vm in mine if before.get(vm.uuid) != vm.epoch}
+        vms = {
+            vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns)
+            for vm in mine
+        }
+        return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
     def close(self) -> None:
         """Disconnect."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(self._module().libvirtError):
-                connection.close()
-
-    def _module(self) -> Any:
-        if self._libvirt is None:
-            try:
-                self._libvirt = importlib.import_module("libvirt")
-            except ImportError as error:
-                raise SourceError(_NO_BINDING, Reason.NOT_PRESENT) from error
-        return self._libvirt
+        self._connection.close()
 
     def _silent(self) -> Probe:
         detail = f"{self._uri}: no answer within {self._deadline_s:g} s; is libvirt's daemon hung or stopped?"
@@ -141,113 +171,130 @@ class LibvirtSource:
 
     def _try(self) -> Probe:
         try:
-            module = self._module()
-            module.registerErrorHandler(_quiet, None)
-            connection = module.openReadOnly(self._uri)
-            try:
-                version = connection.getLibVersion()
-            finally:
-                connection.close()
+            version = self._connection.version()
         except SourceError as error:
             return Probe(available=False, detail=str(error), reason=error.reason)
-        except Exception as error:  # noqa: BLE001 - libvirtError, of a module that is only known here
-            failure = self._explain(error, opening=True)
-            return Probe(available=False, detail=str(failure), reason=failure.reason)
         vms = self._inventory.probe()
         if not vms.available:
             return vms
-        text = f"{version // 1_000_000}.{version // 1000 % 1000}.{version % 1000}"
-        return Probe(available=True, detail=f"{self._uri}, libvirt {text}")
+        return Probe(available=True, detail=f"{self._uri}, libvirt {version}")
 
-    def _connect(self) -> Any:
-        module = self._module()
-        module.registerErrorHandler(_quiet, None)
-        _start_event_loop(module)
-        try:
-            connection = module.openReadOnly(self._uri)
-        except module.libvirtError as error:
-            raise self._explain(error, opening=True) from error
-        try:
-            connection.setKeepAlive(_KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT)
-        except module.libvirtError as error:
-            # A driver without a daemon (such as test:///) knows no keep-alive and needs none.
-            if error.get_error_code() != module.VIR_ERR_NO_SUPPORT:
-                with contextlib.suppress(module.libvirtError):
-                    connection.close()
-                raise self._explain(error) from error
-        return connection
-
-    def _statistics(self) -> dict[str, Mapping[str, Any] | None]:
-        """Return libvirt's record per VM, None where that VM's could not be read."""
-        module = self._module()
-        for attempt in (1, 2):
-            self.open()
-            try:
-                return self._bulk(module)
-            except module.libvirtError as error:
-                if self._alive(module):
-                    return self._one_by_one(module, error)
-                self.close()
-                failure = self._explain(error)
-                # A daemon that was restarted closed the old connection and answers on a new one. One that is
-                # silent would block the new one: say so first.
-                if attempt == 2 or failure.reason is Reason.STUCK:  # noqa: PLR2004 - the last
-                    raise failure from error
-        raise AssertionError  # the loop returns or raises
-
-    def _bulk(self, module: Any) -> dict[str, Mapping[str, Any] | None]:
-        flags = module.VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE
-        flags |= module.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
-        found = self._connection.getAllDomainStats(_wanted(module), flags)
-        return {domain.UUIDString(): record for domain, record in found}
-
-    def _one_by_one(self, module: Any, cause: Exception) -> dict[str, Mapping[str, Any] | None]:
-        """Ask for each domain alone: one that fails the bulk call costs nobody else's sample."""
-        records: dict[str, Mapping[str, Any] | None] = {}
-        flags = module.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
-        try:
-            domains = self._connection.listAllDomains(module.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
-        except module.libvirtError as error:
-            raise self._explain(error) from cause
-        for domain in domains:
-            uuid = domain.UUIDString()
-            records[uuid] = None
-            with contextlib.suppress(module.libvirtError):
-                for _, record in self._connection.domainListGetStats([domain], _wanted(module), flags):
-                    records[uuid] = record
-        if records and all(record is None for record in records.values()):
-            raise self._explain(cause) from cause
-        return records
-
-    def _alive(self, module: Any) -> bool:
-        try:
-            return bool(self._connection.isAlive())
-        except module.libvirtError:
-            return False
-
-    def _check_known(self, domains: int, identities: int) -> None:
-        self._unknown = self._unknown + 1 if domains and not identities else 0
+    def _check_known(self, mine: Sequence[VmIdentity]) -> None:
+        domains = 0 if mine else self._connection.running()
+        self._unknown = self._unknown + 1 if domains else 0
         if self._unknown >= _UNKNOWN_SAMPLES:
             raise SourceError(
                 f"{self._uri} runs {domains} VMs, but their status files were not found; "
                 "set sources.libvirt.state_dir to the folder with libvirt's NAME.xml of running VMs"
             )
 
-    def _explain(self, error: Exception, *, opening: bool = False) -> SourceError:
-        """Make one line with the remedy of libvirt's error. `opening`: there is no connection yet."""
-        text = str(error).strip().rstrip(".")
-        lower = text.lower()
-        if any(words in lower for words in ("permission denied", "authentication", "access denied")):
-            remedy, reason = "run the agent as root or in the group libvirt", Reason.NO_PERMISSION
-        elif any(words in lower for words in ("no such file", "connection refused", "unable to connect")):
-            remedy, reason = "is libvirtd (or virtqemud) running?", Reason.SOURCE_FAILED
-        elif "keepalive timeout" in lower:
-            remedy, reason = "libvirt's daemon does not answer; is it hung or stopped?", Reason.STUCK
-        elif opening:
-            remedy, reason = "is sources.libvirt.uri right?", Reason.SOURCE_FAILED
+    def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Record]:
+        """Ask for the interfaces of all VMs that nobody else tells and the host can count."""
+        covers = self._inventory.interfaces_told.covers
+        wanted = [
+            vm.uuid
+            for vm in mine
+            if vm.interfaces and _countable(vm) and not covers(vm.uuid, vm.epoch, mono_ns)
+        ]
+        return self._connection.statistics(wanted, "INTERFACE") if wanted else {}
+
+    def _poll_disks(self, mine: Sequence[VmIdentity], mono_ns: int) -> bool:
+        """Read the disks that are due, each VM's by a call of its own: that costs no more and no VM waits for another.
+
+        A new VM is asked at once and again at the next sampling, so that there is a rate; from then on once per
+        period. VMs whose state or devices changed are asked at once. Returns whether any was asked.
+        """
+        touched = self._connection.touched()
+        polls = {}
+        for vm in mine:
+            poll = self._polls.get(vm.uuid)
+            if poll is None or poll.epoch != vm.epoch:
+                poll = _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
+            elif vm.uuid in touched or poll.devices != vm.disks:
+                poll.devices, poll.due_ns = vm.disks, mono_ns
+            if poll.is_old(mono_ns, self._stale_ns):
+                poll.readings = 0
+            polls[vm.uuid] = poll
+        self._polls = polls
+        due = [
+            vm
+            for vm in mine
+            if polls[vm.uuid].due_ns <= mono_ns and vm.disks and _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm))
+        ]
+        due.sort(key=lambda vm: polls[vm.uuid].due_ns)
+        until_ns = mono_ns + round(_DISK_SHARE * self._deadline_s * 1e9)
+        for vm in due:
+            self._poll(vm, polls[vm.uuid])
+            if self._clocks().mono_ns > until_ns:
+                break
+        return bool(due)
+
+    def _next_phase_ns(self) -> int:
+        """Return a new VM's moment within the period: however many there are, they are spread evenly over it."""
+        self._phase = (self._phase + _GOLDEN) % 1.0
+        return int(self._phase * self._disk_poll_ns)
+
+    def _poll(self, vm: VmIdentity, poll: _DiskPoll) -> None:
+        records = self._connection.statistics([vm.uuid], "BLOCK")
+        stamp = self._clocks()
+        period_ns = self._disk_poll_ns
+        poll.due_ns = stamp.mono_ns - (stamp.mono_ns - poll.phase_ns) % period_ns + period_ns
+        if vm.uuid not in records:
+            # libvirt does not know it (yet): ask again at the next sampling.
+            poll.due_ns = stamp.mono_ns
+            return
+        record = records[vm.uuid]
+        said = ""
+        try:
+            disks = None if record is None else parse_disks(record)
+        except (KeyError, TypeError) as error:
+            poll.disks, poll.reason, said = None, Reason.INVALID_VALUE, f"libvirt's record lacks {error}"
         else:
-            remedy, reason = "connecting anew at the next tick", Reason.SOURCE_FAILED
-        return SourceError(f"{self._uri}: {text}; {remedy}", reason)
+            if disks or (record is not None and record.get("block.count") == 0):
+                poll.disks, poll.stamp = disks, stamp
+                poll.readings += 1
+                if poll.readings == 1:
+                    poll.due_ns = stamp.mono_ns
+            elif record is not None:
+                # Another call holds the VM (a migration, a save), and libvirt did not ask QEMU: try again soon.
+                poll.due_ns = stamp.mono_ns
+                poll.reason = Reason.STALE
+            else:
+                poll.disks, poll.reason, said = None, Reason.SOURCE_FAILED, "libvirt cannot read them"
+        if said and said != poll.said:
+            _log.warning("%s: no disk counters: %s", vm.name, said)
+        poll.said = said
+
+    def _vm(self, vm: VmIdentity, records: Mapping[str, Record], mono_ns: int) -> VmSample:
+        absent: dict[str, Reason] = {}
+        stamps: dict[str, Stamp] = {}
+        disks = self._disks(vm, mono_ns)
+        if isinstance(disks, Reason):
+            absent["disks"] = disks
+        elif vm.disks:
+            stamps["disks"] = self._polls[vm.uuid].stamp
+        interfaces = _interfaces(vm, records)
+        if interfaces is None and not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns):
+            absent["interfaces"] = Reason.VM_STARTING
+        elif isinstance(interfaces, Reason):
+            absent["interfaces"] = interfaces
+        return VmSample(
+            vm.epoch,
+            disks=None if isinstance(disks, Reason) else disks,
+            interfaces=None if isinstance(interfaces, Reason) else interfaces,
+            absent=absent,
+            stamps=stamps,
+        )
+
+    def _disks(self, vm: VmIdentity, mono_ns: int) -> _Disks | Reason:
+        if not vm.disks:
+            return {}
+        if not _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm)):
+            return Reason.NOT_VISIBLE
+        poll = self._polls[vm.uuid]
+        if poll.disks is None:
+            return poll.reason
+        return Reason.STALE if poll.is_old(mono_ns, self._stale_ns) else poll.disks
 
 
 def parse_disks(record: Mapping[str, Any]) -> dict[str, DiskCounters]:
@@ -272,74 +319,38 @@ def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
             transmit_bytes=record[f"net.{index}.tx.bytes"],
             receive_packets=record[f"net.{index}.rx.pkts"],
             transmit_packets=record[f"net.{index}.tx.pkts"],
-            receive_drops=record[f"net.{index}.rx.drop"],
-            transmit_drops=record[f"net.{index}.tx.drop"],
+            receive_drops=record.get(f"net.{index}.rx.drop"),
+            transmit_drops=record.get(f"net.{index}.tx.drop"),
         )
         for index in range(record.get("net.count", 0))
         if f"net.{index}.rx.bytes" in record
     }
 
 
-def _parse_vm(epoch: str, record: Mapping[str, Any] | None) -> VmSample:
+def _interfaces(vm: VmIdentity, records: Mapping[str, Record]) -> _Interfaces | Reason | None:
+    """Return a VM's interfaces, or why there are none; None: libvirt was not asked, or does not know the VM."""
+    if not vm.interfaces:
+        return {}
+    if vm.uuid not in records:
+        return None if _countable(vm) else Reason.NOT_VISIBLE
+    record = records[vm.uuid]
     if record is None:
-        return _absent(epoch, Reason.SOURCE_FAILED)
-    absent: dict[str, Reason] = {}
-    disks: dict[str, DiskCounters] | None = None
-    interfaces: dict[str, InterfaceCounters] | None = None
+        return Reason.SOURCE_FAILED
     try:
-        disks = parse_disks(record)
+        return parse_interfaces(record) or Reason.NOT_PRESENT
     except (KeyError, TypeError):
-        absent["disks"] = Reason.INVALID_VALUE
-    try:
-        interfaces = parse_interfaces(record)
-    except (KeyError, TypeError):
-        absent["interfaces"] = Reason.INVALID_VALUE
-    # NOWAIT: of a VM that another call holds (a migration, a save) libvirt does not ask QEMU.
-    if disks == {} and record.get("block.count") != 0:
-        disks, absent["disks"] = None, Reason.STALE
-    if interfaces == {} and record.get("net.count") != 0:
-        interfaces, absent["interfaces"] = None, Reason.NOT_PRESENT
-    return VmSample(epoch, disks=disks, interfaces=interfaces, absent=absent)
+        return Reason.INVALID_VALUE
 
 
-def _absent(epoch: str, reason: Reason) -> VmSample:
+def _countable(vm: VmIdentity) -> bool:
+    """Whether the host counts all interfaces of a VM: the sum without one of them would be wrong."""
+    return all(device.kind in _COUNTED_INTERFACES for device in vm.interfaces)
+
+
+def _disk_kinds(vm: VmIdentity) -> set[str]:
+    return {device.kind for device in vm.disks}
+
+
+def _starting(epoch: str) -> VmSample:
+    reason = Reason.VM_STARTING
     return VmSample(epoch, absent={"disks": reason, "interfaces": reason})
-
-
-def _with_state(vm: VmIdentity, record: Mapping[str, Any] | None) -> VmIdentity:
-    number = (record or {}).get("state.state")
-    if not isinstance(number, int) or not 0 <= number < len(_STATES) or _STATES[number] == vm.state:
-        return vm
-    return replace(vm, state=_STATES[number])
-
-
-def _wanted(module: Any) -> int:
-    statistics: Iterable[int] = (
-        module.VIR_DOMAIN_STATS_STATE,
-        module.VIR_DOMAIN_STATS_INTERFACE,
-        module.VIR_DOMAIN_STATS_BLOCK,
-    )
-    return sum(statistics)
-
-
-def _quiet(_context: object, _error: object) -> None:
-    """Keep libvirt from printing errors that are raised as well."""
-
-
-_event_loop: threading.Thread | None = None
-_event_loop_lock = threading.Lock()
-
-
-def _start_event_loop(module: Any) -> None:
-    """Run libvirt's event loop, which keep-alive needs, in a daemon thread. It cannot be stopped."""
-    global _event_loop  # noqa: PLW0603 - libvirt has one event loop per process
-
-    def run() -> None:
-        while True:
-            module.virEventRunDefaultImpl()
-
-    with _event_loop_lock:
-        if _event_loop is None:
-            module.virEventRegisterDefaultImpl()
-            _event_loop = threading.Thread(target=run, name="libvirt-events", daemon=True)
-            _event_loop.start()

@@ -14,6 +14,7 @@ _NOVA = "{http://openstack.org/xmlns/libvirt/nova/"
 _ACCELERATORS = {"kvm": "kvm", "qemu": "tcg"}
 # Devices of these kinds are passed through with VFIO; USB and SCSI ones are not.
 _VFIO_KINDS = {"pci", "mdev"}
+_DRIVES = {"cdrom", "floppy"}
 # Whoever may define VMs writes the metadata: what is kept of it is bounded.
 _MAX_FACT = 512
 _MAX_KEY = 64
@@ -89,9 +90,11 @@ def _state(root: ET.Element) -> str:
 
 
 def _disks(domain: ET.Element) -> Iterator[DiskDevice]:
+    """Yield the block devices, but for drives without a medium: these have no counters."""
     for disk in domain.findall("devices/disk"):
+        empty = disk.get("device") in _DRIVES and disk.find("source") is None
         target = disk.find("target")
-        if target is not None and target.get("dev"):
+        if target is not None and target.get("dev") and not empty:
             yield DiskDevice(target.get("dev", ""), disk.get("type", ""))
 
 

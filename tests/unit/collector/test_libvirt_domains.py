@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import sys
 import threading
 
 import pytest
 
-from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError
+from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError, Stamp
 from collector.identity import Inventory
 from collector.libvirt_domains import LibvirtSource, parse_disks, parse_interfaces
 
-# As libvirt 9.0 answers for a VM with an ethernet device and two drives, one of them empty.
-RECORD = {
-    "state.state": 1,
-    "state.reason": 1,
+S = 10**9
+UNIX0 = 1_700_000_000 * S
+INTERFACE, BLOCK = 16, 32
+NOWAIT = 1 << 29
+
+NET = {
     "net.count": 1,
     "net.0.name": "vnet3",
     "net.0.rx.bytes": 11,
@@ -25,6 +29,9 @@ RECORD = {
     "net.0.tx.pkts": 22,
     "net.0.tx.errs": 0,
     "net.0.tx.drop": 23,
+}
+# As libvirt 9.0 answers for a VM with two drives, one of them empty.
+BLOCKS = {
     "block.count": 2,
     "block.0.name": "vda",
     "block.0.path": "/images/a.raw",
@@ -35,16 +42,27 @@ RECORD = {
     "block.0.wr.bytes": 42,
     "block.1.name": "sda",
 }
+# Of a VM that another call holds: QEMU was not asked.
+HELD = {"block.count": 1, "block.0.name": "vda", "block.0.path": "/images/a.raw"}
+
+DISK = "<disk type='file' device='disk'><source file='/images/a.raw'/><target dev='vda'/></disk>"
+TAP = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><target dev='vnet3'/></interface>"
+DEVICES = f"<devices>{DISK}{TAP}</devices>"
 
 
 class FakeLibvirt:
     """The few parts of the binding that the source uses; `domains` maps UUID to record or exception."""
 
-    VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE = 1
-    VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT = 1 << 29
+    VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT = NOWAIT
     VIR_CONNECT_LIST_DOMAINS_ACTIVE = 1
     VIR_ERR_NO_SUPPORT = 3
-    VIR_DOMAIN_STATS_STATE, VIR_DOMAIN_STATS_INTERFACE, VIR_DOMAIN_STATS_BLOCK = 1, 16, 32
+    VIR_DOMAIN_STATS_INTERFACE, VIR_DOMAIN_STATS_BLOCK = INTERFACE, BLOCK
+    VIR_DOMAIN_EVENT_ID_LIFECYCLE, VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED = (
+        0,
+        19,
+        15,
+    )
+    VIR_CONNECT_CLOSE_REASON_EOF, VIR_CONNECT_CLOSE_REASON_KEEPALIVE = 1, 2
 
     class libvirtError(Exception):  # noqa: N801 - the binding's name
         code = 1  # VIR_ERR_INTERNAL_ERROR
@@ -57,7 +75,9 @@ class FakeLibvirt:
         self.opened = []
         self.refuse = None
         self.refuse_keep_alive = None
+        self.refuse_events = None
         self.asked = []
+        self.lists = 0
         self.during = lambda: None
         self.loops = 0
 
@@ -78,10 +98,18 @@ class FakeLibvirt:
         self.opened.append(connection)
         return connection
 
+    def blocks(self):
+        """The VMs whose disks were asked for since the last call."""
+        found = [uuids for group, uuids in self.asked if group == BLOCK]
+        assert all(len(uuids) == 1 for uuids in found)
+        self.asked.clear()
+        return [uuids[0] for uuids in found]
+
 
 class FakeDomain:
-    def __init__(self, uuid):
+    def __init__(self, uuid, connection=None):
         self._uuid = uuid
+        self.connection = connection
 
     def UUIDString(self):  # noqa: N802 - libvirt's name
         return self._uuid
@@ -94,11 +122,31 @@ class FakeConnection:
         self.alive = True
         self.closed = False
         self.keep_alive = None
+        self.events = {}
+        self.on_close = None
 
     def setKeepAlive(self, interval, count):  # noqa: N802 - libvirt's name
         if self.module.refuse_keep_alive is not None:
             raise self.module.refuse_keep_alive
         self.keep_alive = (interval, count)
+
+    def registerCloseCallback(self, callback, opaque):  # noqa: N802 - libvirt's name
+        self.on_close = lambda reason: callback(self, reason, opaque)
+
+    def unregisterCloseCallback(self):  # noqa: N802 - libvirt's name
+        self.on_close = None
+
+    def domainEventRegisterAny(self, domain, event, callback, opaque):  # noqa: N802 - libvirt's name
+        assert domain is None
+        if self.module.refuse_events is not None:
+            raise self.module.refuse_events
+        self.events[event] = lambda uuid, *what: callback(self, FakeDomain(uuid), *what, opaque)
+        return event
+
+    def domainEventDeregisterAny(self, callback):  # noqa: N802 - libvirt's name
+        if not self.alive:
+            raise self.module.libvirtError("client socket is closed")
+        del self.events[callback]
 
     def getLibVersion(self):  # noqa: N802 - libvirt's name
         return 9_000_000
@@ -106,29 +154,59 @@ class FakeConnection:
     def isAlive(self):  # noqa: N802 - libvirt's name
         return self.alive
 
+    def end(self, reason):
+        """The daemon goes (1: end of file) or falls silent (2: keep-alive)."""
+        self.alive = False
+        self.on_close(reason)
+
     def close(self):
         self.closed = True
 
+    def numOfDomains(self):  # noqa: N802 - libvirt's name
+        self._check()
+        return len(self.module.domains)
+
     def listAllDomains(self, flags):  # noqa: N802 - libvirt's name
         assert flags == 1
-        return [FakeDomain(uuid) for uuid in self.module.domains]
-
-    def getAllDomainStats(self, stats, flags):  # noqa: N802 - libvirt's name
-        self.module.asked.append((stats, flags))
-        self.module.during()
-        if not self.alive:
-            raise self.module.libvirtError("client socket is closed")
-        return self.domainListGetStats(self.listAllDomains(1), stats, flags)
+        self._check()
+        self.module.lists += 1
+        return [FakeDomain(uuid, self) for uuid in self.module.domains]
 
     def domainListGetStats(self, domains, stats, flags):  # noqa: N802 - libvirt's name
-        assert (stats, flags & (1 << 29)) == (49, 1 << 29)
+        assert flags == NOWAIT
+        assert stats in (INTERFACE, BLOCK)
+        self.module.asked.append((stats, [domain.UUIDString() for domain in domains]))
+        self.module.during()
+        self._check()
         found = []
         for domain in domains:
-            record = self.module.domains[domain.UUIDString()]
+            assert domain.connection is self, "a handle of an older connection"
+            record = self.module.domains.get(domain.UUIDString())
             if isinstance(record, Exception):
                 raise record
-            found.append((domain, record))
+            if record is not None:  # libvirt skips what it does not know
+                prefix = "net." if stats == INTERFACE else "block."
+                found.append((domain, {k: v for k, v in record.items() if k.startswith(prefix)}))
         return found
+
+    def _check(self):
+        if not self.alive:
+            raise self.module.libvirtError("client socket is closed")
+
+
+class Clocks:
+    """Both clocks, moved by the test."""
+
+    def __init__(self):
+        self.mono_ns = 1000 * S
+        self.unix_ns = UNIX0
+
+    def __call__(self):
+        return Stamp(self.mono_ns, self.unix_ns)
+
+    def advance(self, seconds):
+        self.mono_ns += round(seconds * S)
+        self.unix_ns += round(seconds * S)
 
 
 @pytest.fixture
@@ -137,24 +215,32 @@ def module():
 
 
 @pytest.fixture
-def source(host, module, monkeypatch):
+def clocks():
+    return Clocks()
+
+
+@pytest.fixture
+def inventory(host):
+    return Inventory(str(host.state), str(host.proc))
+
+
+@pytest.fixture
+def source(host, module, clocks, inventory, monkeypatch):
     # The process's one event loop is the real binding's: tests of the real libvirtd may follow.
-    monkeypatch.setattr("collector.libvirt_domains._event_loop", None)
-    host.vm("a", 10, [11])
-    host.vm("b", 20, [21])
-    module.domains = {host.uuid_of("a"): dict(RECORD), host.uuid_of("b"): dict(RECORD)}
-    source = LibvirtSource(
-        "qemu:///system", inventory=Inventory(str(host.state), str(host.proc)), binding=module
-    )
+    monkeypatch.setattr("collector.libvirt_connection._event_loop", None)
+    host.vm("a", 10, [11], extra=DEVICES)
+    host.vm("b", 20, [21], extra=DEVICES)
+    module.domains = {host.uuid_of("a"): NET | BLOCKS, host.uuid_of("b"): NET | BLOCKS}
+    source = LibvirtSource("qemu:///system", inventory=inventory, binding=module, clocks=clocks)
     yield source
     source.close()
 
 
 def test_disks_and_interfaces_of_a_record():
-    assert parse_disks(RECORD) == {
+    assert parse_disks(BLOCKS) == {
         "vda": DiskCounters(read_bytes=32, write_bytes=42, read_ops=31, write_ops=41)
     }
-    assert parse_interfaces(RECORD) == {
+    assert parse_interfaces(NET) == {
         "vnet3": InterfaceCounters(
             receive_bytes=11,
             transmit_bytes=21,
@@ -164,40 +250,150 @@ def test_disks_and_interfaces_of_a_record():
             transmit_drops=23,
         )
     }
+    undropped = {key: value for key, value in NET.items() if not key.endswith("drop")}
+    assert parse_interfaces(undropped)["vnet3"].transmit_drops is None
 
 
-def test_one_bulk_call_read_only_without_waiting(host, module, source):
+def test_read_only_with_keep_alive_and_without_waiting_for_busy_vms(host, module, source):
     sample = source.sample()
-    assert module.asked == [(49, 1 | 1 << 29)]
+    a, b = host.uuid_of("a"), host.uuid_of("b")
+    assert module.asked == [(INTERFACE, [a, b]), (BLOCK, [a]), (BLOCK, [b])]
     assert module.opened[0].keep_alive == (1, 3)
-    assert sample.source == "libvirt"
-    vm = sample.vms[host.uuid_of("a")]
+    assert sorted(module.opened[0].events) == [0, 15, 19]
+    assert (sample.source, sample.mono_ns, sample.unix_ns) == ("libvirt", 1000 * S, UNIX0)
+    vm = sample.vms[a]
     assert vm.epoch == "111111112222-1000"
     assert vm.disks["vda"].read_bytes == 32
     assert vm.interfaces["vnet3"].receive_bytes == 11
     assert (vm.threads, vm.perf, dict(vm.absent)) == (None, None, {})
+    assert dict(vm.stamps) == {"disks": Stamp(1000 * S, UNIX0)}
     source.sample()
     assert len(module.opened) == 1
+    assert module.lists == 1  # handles are kept
 
 
-@pytest.mark.parametrize(
-    ("number", "state"),
-    [(1, "running"), (3, "paused"), (7, "pmsuspended"), (99, "running"), (None, "running")],
-)
-def test_libvirts_word_on_the_state(host, module, source, number, state):
-    module.domains[host.uuid_of("a")]["state.state"] = number
-    assert [vm.state for vm in source.sample().inventory] == [state, "running"]
+def test_states_are_those_of_the_status_files_and_libvirt_is_not_asked(host, module, source):
+    host.vm("b", 20, [21], extra=DEVICES, state="paused")
+    assert [vm.state for vm in source.sample().inventory] == ["running", "paused"]
+    assert {group for group, _ in module.asked} == {INTERFACE, BLOCK}
+
+
+# -- when disks are read
+
+
+def test_disks_are_read_at_once_again_a_tick_later_and_then_once_per_period(host, module, source, clocks):
+    a = host.uuid_of("a")
+    asked = []
+    for second in range(40):
+        sample = source.sample()
+        if a in module.blocks():
+            asked.append(second)
+            assert sample.vms[a].stamps["disks"] == clocks()
+        else:
+            # Handed on, with the moment of its reading.
+            assert sample.vms[a].stamps["disks"].mono_ns == (1000 + asked[-1]) * S
+            assert sample.vms[a].disks["vda"].read_bytes == 32
+        assert sample.mono_ns == clocks.mono_ns
+        clocks.advance(1)
+    assert asked[:2] == [0, 1]
+    assert 2 <= asked[2] <= 11
+    assert [later - earlier for earlier, later in itertools.pairwise(asked[2:])] == [10] * (len(asked) - 3)
+    assert len(asked) >= 5
+
+
+def test_polls_of_many_vms_are_spread_over_the_period(host, module, source, clocks):
+    names = [f"vm{number:03}" for number in range(100)]
+    for number, name in enumerate(names):
+        host.vm(name, 100 + number, [1000 + number], extra=DEVICES)
+        module.domains[host.uuid_of(name)] = NET | BLOCKS
+    per_tick = []
+    for _ in range(32):
+        source.sample()
+        per_tick.append(len(module.blocks()))
+        clocks.advance(1)
+    assert per_tick[:2] == [102, 102]
+    assert sum(per_tick[12:22]) == sum(per_tick[22:32]) == 102
+    assert max(per_tick[2:]) <= 14
+
+
+def test_a_short_period_reads_at_every_sampling(host, module, clocks, inventory, source):
+    often = LibvirtSource(
+        "qemu:///system", inventory=inventory, binding=module, clocks=clocks, disk_poll_s=0.05
+    )
+    for _ in range(4):
+        assert often.sample().vms[host.uuid_of("a")].stamps["disks"] == clocks()
+        assert len(module.blocks()) == 2
+        clocks.advance(0.25)
+
+
+def test_a_slow_daemon_is_not_asked_for_all_disks_in_one_sampling(host, module, source, clocks):
+    for number in range(8):
+        host.vm(f"vm{number}", 100 + number, [1000 + number], extra=DEVICES)
+        module.domains[host.uuid_of(f"vm{number}")] = NET | BLOCKS
+    module.during = lambda: clocks.advance(0.2)  # of a deadline of 2 s
+    seen = []
+    for _ in range(6):
+        source.sample()
+        found = module.blocks()
+        assert len(found) == 2
+        seen += found
+    assert len(set(seen[:10])) == 10  # those that were left out come first
+
+
+@pytest.mark.parametrize("event", [0, 15, 19])
+def test_what_libvirt_tells_of_a_vm_makes_its_disks_due(host, module, source, clocks, event):
+    a, b = host.uuid_of("a"), host.uuid_of("b")
+    for _ in range(3):
+        source.sample()
+        clocks.advance(0.01)
+    module.blocks()
+    module.opened[0].events[event](b, 3, 0)
+    source.sample()
+    assert module.blocks() == [b]
+    clocks.advance(0.01)
+    source.sample()
+    assert module.blocks() == []
+    host.vm("a", 10, [11], extra=DEVICES.replace(DISK, DISK + DISK.replace("vda", "vdb")))  # plugged in
+    source.sample()
+    assert module.blocks() == [a]
+
+
+def test_a_new_epoch_begins_anew(host, module, source, clocks):
+    for _ in range(3):
+        source.sample()
+        clocks.advance(0.01)
+    module.blocks()
+    host.vm("a", 30, [31], start=9000, extra=DEVICES)
+    for _ in range(2):
+        assert source.sample().vms[host.uuid_of("a")].epoch == "111111112222-9000"
+        assert module.blocks() == [host.uuid_of("a")]
+        clocks.advance(0.01)
+
+
+def test_steps_of_the_wall_clock_change_labels_only(host, module, source, clocks):
+    a = host.uuid_of("a")
+    asked = []
+    for second in range(30):
+        sample = source.sample()
+        if a in module.blocks():
+            asked.append(second)
+            assert sample.vms[a].stamps["disks"].unix_ns == clocks.unix_ns
+        clocks.advance(1)
+        clocks.unix_ns += (-1) ** second * 10**6 * S
+    assert asked[:2] == [0, 1]
+    assert {later - earlier for earlier, later in itertools.pairwise(asked[2:])} == {10}
+
+
+# -- what is not known
 
 
 @pytest.mark.parametrize(
     ("drop", "part", "reason"),
     [
-        (("block.0.rd.bytes",), "disks", Reason.STALE),  # another job holds the VM: libvirt did not ask QEMU
-        (("block.count",), "disks", Reason.STALE),
         (("block.0.wr.bytes",), "disks", Reason.INVALID_VALUE),
         (("block.0.name",), "disks", Reason.INVALID_VALUE),
-        (("net.0.rx.bytes",), "interfaces", Reason.NOT_PRESENT),  # passed through: the host cannot count it
-        (("net.0.tx.drop",), "interfaces", Reason.INVALID_VALUE),
+        (("net.0.rx.bytes",), "interfaces", Reason.NOT_PRESENT),
+        (("net.0.tx.pkts",), "interfaces", Reason.INVALID_VALUE),
     ],
 )
 def test_what_a_record_lacks_is_absent_with_its_reason(host, module, source, drop, part, reason):
@@ -210,10 +406,79 @@ def test_what_a_record_lacks_is_absent_with_its_reason(host, module, source, dro
     assert dict(sample.vms[host.uuid_of("b")].absent) == {}
 
 
-def test_a_vm_without_devices_has_none_which_is_not_unknown(host, module, source):
-    module.domains[host.uuid_of("a")] = {"state.state": 1, "net.count": 0, "block.count": 0}
+def test_a_vm_that_another_call_holds_keeps_its_last_reading_until_that_is_old(host, module, source, clocks):
+    a = host.uuid_of("a")
+    module.domains[a] = NET | HELD
+    assert dict(source.sample().vms[a].absent) == {"disks": Reason.STALE}
+    module.domains[a] = NET | BLOCKS
+    clocks.advance(1)
+    assert source.sample().vms[a].disks["vda"].read_bytes == 32  # it is tried at each sampling
+    read_at = clocks()
+    module.domains[a] = NET | HELD
+    for _ in range(25):
+        clocks.advance(1)
+        vm = source.sample().vms[a]
+        assert (vm.disks["vda"].read_bytes, vm.stamps["disks"]) == (32, read_at)
+    clocks.advance(1)
+    assert dict(source.sample().vms[a].absent) == {"disks": Reason.STALE}
+    # Free again: two readings in a row, so that there is a rate again.
+    module.domains[a] = NET | BLOCKS
+    for _ in range(2):
+        module.blocks()
+        clocks.advance(1)
+        assert source.sample().vms[a].stamps["disks"] == clocks()
+        assert a in module.blocks()
+
+
+def test_a_vm_without_devices_has_none_which_is_not_unknown_and_is_not_asked(host, module, source):
+    host.vm("a", 10, [11])
     vm = source.sample().vms[host.uuid_of("a")]
-    assert (vm.disks, vm.interfaces, dict(vm.absent)) == ({}, {}, {})
+    assert (vm.disks, vm.interfaces, dict(vm.absent), dict(vm.stamps)) == ({}, {}, {}, {})
+    assert all(host.uuid_of("a") not in uuids for _, uuids in module.asked)
+
+
+@pytest.mark.parametrize("kind", ["vhostuser", "hostdev", "user", "vdpa"])
+def test_interfaces_that_pass_the_host_by_are_not_visible_and_not_asked_for(host, module, source, kind):
+    # Beside one that is counted too: a sum without the other would be wrong.
+    host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{TAP.replace('bridge', kind)}</devices>")
+    vm = source.sample().vms[host.uuid_of("a")]
+    assert (vm.interfaces, dict(vm.absent)) == (None, {"interfaces": Reason.NOT_VISIBLE})
+    assert module.asked[0] == (INTERFACE, [host.uuid_of("b")])
+    assert vm.disks["vda"].read_bytes == 32
+
+
+def test_disks_behind_vhost_user_are_not_visible_and_rbd_is_qemus_to_tell(host, module, source):
+    rbd = DISK.replace("type='file'", "type='network'")
+    host.vm("a", 10, [11], extra=f"<devices>{DISK}{rbd.replace('network', 'vhostuser')}</devices>")
+    host.vm("b", 20, [21], extra=f"<devices>{rbd}</devices>")
+    sample = source.sample()
+    assert dict(sample.vms[host.uuid_of("a")].absent) == {"disks": Reason.NOT_VISIBLE}
+    assert sample.vms[host.uuid_of("b")].disks["vda"].write_bytes == 42
+    assert module.blocks() == [host.uuid_of("b")]
+
+
+def test_interfaces_that_open_vswitch_tells_are_not_asked_for(host, module, source, inventory, clocks):
+    a, b = host.uuid_of("a"), host.uuid_of("b")
+    epoch = "111111112222-1000"
+    for _ in range(3):
+        source.sample()
+        clocks.advance(0.001)
+    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch})
+    module.asked.clear()
+    sample = source.sample()
+    assert module.asked == [(INTERFACE, [b])]
+    assert (sample.vms[a].interfaces, dict(sample.vms[a].absent)) == (None, {})
+    assert sample.vms[b].interfaces["vnet3"].receive_bytes == 11
+    # All told: libvirt is not asked at all.
+    inventory.interfaces_told.tell(clocks.mono_ns, {a: epoch, b: epoch})
+    module.asked.clear()
+    assert source.sample().vms[b].disks["vda"].read_bytes == 32
+    assert module.asked == []
+    # Open vSwitch falls silent: libvirt tells them again.
+    clocks.advance(5.5)
+    module.asked.clear()
+    assert source.sample().vms[a].interfaces["vnet3"].receive_bytes == 11
+    assert module.asked[0] == (INTERFACE, [a, b])
 
 
 def test_nonsense_of_one_vm_is_only_that_vms(host, module, source):
@@ -226,37 +491,51 @@ def test_nonsense_of_one_vm_is_only_that_vms(host, module, source):
     assert sample.vms[host.uuid_of("b")].disks["vda"].read_bytes == 32
 
 
-def test_a_domain_that_fails_the_bulk_call_costs_nobody_else(host, module, source):
+def test_a_domain_that_fails_costs_nobody_else_and_is_told_once(host, module, source, clocks, caplog):
     module.domains[host.uuid_of("a")] = module.libvirtError("internal error: monitor is gone")
-    sample = source.sample()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(30):
+            sample = source.sample()
+            clocks.advance(1)
     assert dict(sample.vms[host.uuid_of("a")].absent) == {
         "disks": Reason.SOURCE_FAILED,
         "interfaces": Reason.SOURCE_FAILED,
     }
     assert sample.vms[host.uuid_of("b")].disks["vda"].read_bytes == 32
+    assert sample.vms[host.uuid_of("b")].interfaces["vnet3"].receive_bytes == 11
     assert len(sample.inventory) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: no disk counters: libvirt cannot read them"
+    ]
     module.domains[host.uuid_of("b")] = module.libvirtError("this one too")
     with pytest.raises(SourceError, match="monitor is gone; connecting anew"):
         source.sample()
 
 
 def test_counters_of_a_vm_that_restarted_meanwhile_are_not_taken(host, module, source):
-    module.during = lambda: host.vm("a", 30, [31], start=9000)
+    module.during = lambda: host.vm("a", 30, [31], start=9000, extra=DEVICES)
     sample = source.sample()
     vm = sample.vms[host.uuid_of("a")]
     assert vm.epoch == "111111112222-9000"
+    assert (vm.disks, vm.interfaces) == (None, None)
     assert dict(vm.absent) == {"disks": Reason.VM_STARTING, "interfaces": Reason.VM_STARTING}
     assert sample.vms[host.uuid_of("b")].disks["vda"].read_bytes == 32
     module.during = lambda: None
-    assert source.sample().vms[host.uuid_of("a")].disks["vda"].read_bytes == 32
+    vm = source.sample().vms[host.uuid_of("a")]
+    assert (vm.epoch, vm.disks["vda"].read_bytes) == ("111111112222-9000", 32)
 
 
 def test_a_vm_that_only_one_side_knows_yet(host, module, source):
-    host.vm("new", 40, [41])
+    host.vm("new", 40, [41], extra=DEVICES)
     del module.domains[host.uuid_of("b")]
     sample = source.sample()
-    assert list(sample.vms) == [host.uuid_of("a")]
     assert [vm.name for vm in sample.inventory] == ["a", "b", "new"]
+    assert dict(sample.vms[host.uuid_of("a")].absent) == {}
+    for name in ("b", "new"):
+        starting = {"disks": Reason.VM_STARTING, "interfaces": Reason.VM_STARTING}
+        assert dict(sample.vms[host.uuid_of(name)].absent) == starting
+    module.domains[host.uuid_of("new")] = NET | BLOCKS
+    assert dict(source.sample().vms[host.uuid_of("new")].absent) == {}
 
 
 def test_a_wrong_folder_of_status_files_is_said(host, module, source):
@@ -266,21 +545,37 @@ def test_a_wrong_folder_of_status_files_is_said(host, module, source):
     source.sample()
     with pytest.raises(SourceError, match=r"runs 2 VMs, but .* set sources\.libvirt\.state_dir"):
         source.sample()
-    host.vm("a", 10, [11])
+    host.vm("a", 10, [11], extra=DEVICES)
     assert list(source.sample().vms) == [host.uuid_of("a")]
+
+
+# -- the daemon
 
 
 def test_a_restarted_daemon_costs_no_sample(host, module, source):
     source.sample()
-    module.opened[0].alive = False
-    assert len(source.sample().vms) == 2
+    module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_EOF)
+    assert source.sample().vms[host.uuid_of("a")].interfaces["vnet3"].receive_bytes == 11
     assert module.opened[0].closed
+    assert module.opened[0].on_close is None
     assert len(module.opened) == 2
+
+
+def test_a_daemon_that_restarts_while_it_is_asked_costs_no_sample(host, module, source):
+    source.sample()
+
+    def restart():
+        module.opened[0].alive = False
+
+    module.during = restart
+    vm = source.sample().vms[host.uuid_of("a")]
+    assert vm.interfaces["vnet3"].receive_bytes == 11  # with the new connection's handles
+    assert [connection.closed for connection in module.opened] == [True, False]
 
 
 def test_a_dead_daemon_is_an_error_until_it_is_back(module, source):
     source.sample()
-    module.opened[0].alive = False
+    module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_EOF)
     module.refuse = module.libvirtError(
         "Failed to connect socket to '/var/run/libvirt/libvirt-sock-ro': Connection refused"
     )
@@ -291,7 +586,7 @@ def test_a_dead_daemon_is_an_error_until_it_is_back(module, source):
     assert len(source.sample().vms) == 2
 
 
-def test_a_silent_daemon_is_not_asked_again_at_once(module, source):
+def test_a_daemon_that_falls_silent_while_it_is_asked_is_not_asked_again_at_once(module, source):
     source.sample()
 
     def silent():
@@ -303,6 +598,44 @@ def test_a_silent_daemon_is_not_asked_again_at_once(module, source):
         source.sample()
     assert caught.value.reason is Reason.STUCK
     assert len(module.opened) == 1
+
+
+def test_silence_is_noticed_while_nothing_is_asked(host, module, source, inventory, clocks):
+    epoch = "111111112222-1000"
+    for _ in range(3):
+        source.sample()
+    inventory.interfaces_told.tell(clocks.mono_ns, {host.uuid_of(name): epoch for name in "ab"})
+    module.asked.clear()
+    module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE)
+    with pytest.raises(
+        SourceError, match=r"qemu:///system: .*does not answer; is it hung or stopped"
+    ) as caught:
+        source.sample()
+    assert caught.value.reason is Reason.STUCK
+    assert (len(module.opened), module.asked) == (1, [])
+    assert len(source.sample().vms) == 2  # with the next sampling it is tried again
+    assert len(module.opened) == 2
+
+
+def test_after_a_long_silence_there_is_a_rate_with_the_second_sampling(host, module, source, clocks):
+    a = host.uuid_of("a")
+    for _ in range(3):
+        source.sample()
+        clocks.advance(1)
+    module.opened[0].end(module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE)
+    with pytest.raises(SourceError):
+        source.sample()
+    clocks.advance(60)
+    for _ in range(2):
+        assert source.sample().vms[a].stamps["disks"] == clocks()
+        clocks.advance(1)
+
+
+def test_a_driver_without_events_works_without(module, source):
+    module.refuse_events = module.libvirtError(
+        "this function is not supported: virConnectDomainEventRegisterAny"
+    )
+    assert len(source.sample().vms) == 2
 
 
 @pytest.mark.parametrize(
@@ -348,6 +681,7 @@ def test_a_driver_without_keep_alive_works_without(module, source):
     module.refuse_keep_alive.code = module.VIR_ERR_NO_SUPPORT
     assert len(source.sample().vms) == 2
     assert [(connection.keep_alive, connection.closed) for connection in module.opened] == [(None, False)]
+    source.close()
 
 
 def test_a_keep_alive_that_fails_is_told_and_leaves_no_connection(module, source):
@@ -413,7 +747,7 @@ def real(host, monkeypatch):
     pytest.importorskip("libvirt", reason="no libvirt binding; `python3 tools/bootstrap.py host` builds it")
     # The driver's one domain, which has neither disks nor interfaces.
     monkeypatch.setattr(host, "uuid_of", lambda name: "6695eb01-f6a4-8304-79aa-97f2502e193f")
-    host.vm("test", 10, [11], state="paused")
+    host.vm("test", 10, [11], state="paused", extra=DEVICES)
 
     def make(uri):
         source = LibvirtSource(uri, inventory=Inventory(str(host.state), str(host.proc)))
@@ -434,7 +768,7 @@ def test_the_real_test_driver_has_one_running_domain(real):
     source.open()
     for _ in range(2):
         sample = source.sample()
-        assert [(vm.name, vm.state) for vm in sample.inventory] == [("test", "running")]
+        assert [(vm.name, vm.state) for vm in sample.inventory] == [("test", "paused")]
         [vm] = sample.vms.values()
         assert (vm.epoch, vm.disks, vm.interfaces) == ("111111112222-1000", None, None)
         assert dict(vm.absent) == {"disks": Reason.STALE, "interfaces": Reason.NOT_PRESENT}

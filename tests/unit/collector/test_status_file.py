@@ -91,7 +91,9 @@ def test_disks_of_every_kind_by_their_target():
             "<target dev='vdb' bus='virtio'/></disk>"
             "<disk type='vhostuser' device='disk'><target dev='vdc'/></disk>"
             "<disk type='nvme' device='disk'><target dev='vdd'/></disk>"
-            "<disk type='file' device='cdrom'><target dev='sda'/></disk>"
+            "<disk type='file' device='cdrom'><source file='/a.iso'/><target dev='sda'/></disk>"
+            "<disk type='file' device='cdrom'><target dev='sdb'/></disk>"  # an empty drive
+            "<disk type='file' device='floppy'><target dev='fda'/></disk>"
             "<disk type='block'><target/></disk><disk type='block'/>"
         )
     )

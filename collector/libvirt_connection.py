@@ -1,0 +1,284 @@
+"""The connection to libvirt: read-only, with keep-alive and life-cycle events, made anew when it broke.
+
+libvirt may block for ever (a stopped daemon, a lock held by a migration). Keep-alive messages, answered by the daemon
+and watched by libvirt's event loop in a thread of its own, free a call to a silent daemon after 4 s and also tell of
+its silence while nothing is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from collector.base import Reason, SourceError
+
+__all__ = ["Connection", "Record"]
+
+#: What libvirt tells of one domain, by its names of the values; None: that domain could not be asked.
+Record = Mapping[str, Any] | None
+
+_T = TypeVar("_T")
+
+_KEEPALIVE_INTERVAL_S = 1
+_KEEPALIVE_COUNT = 3
+_MAX_TOUCHED = 10_000  # more VMs than any host has
+
+_NO_BINDING = (
+    "this Python has no libvirt binding; install whitepanda's extra `host` into its environment "
+    "(needs gcc, pkg-config and libvirt-dev; Debian's python3-libvirt is not visible from there)"
+)
+_SILENT = "libvirt's daemon does not answer; is it hung or stopped?"
+
+
+class Connection:
+    """A connection to libvirt that reconnects by itself. For one thread; events come from libvirt's own.
+
+    Args:
+        uri: libvirt's address of the hypervisor, such as "qemu:///system".
+        binding: the module `libvirt`; None: imported when first used.
+
+    """
+
+    def __init__(self, uri: str, binding: Any = None) -> None:
+        self._uri = uri
+        self._libvirt = binding
+        self._raw: Any = None
+        self._callbacks: list[int] = []
+        self._domains: dict[str, Any] = {}
+        self._touched: deque[str] = deque(maxlen=_MAX_TOUCHED)
+        self._silent = False
+
+    @property
+    def module(self) -> Any:
+        """The binding.
+
+        Raises:
+            SourceError: it is not installed.
+
+        """
+        if self._libvirt is None:
+            try:
+                self._libvirt = importlib.import_module("libvirt")
+            except ImportError as error:
+                raise SourceError(_NO_BINDING, Reason.NOT_PRESENT) from error
+        return self._libvirt
+
+    def version(self) -> str:
+        """Ask for libvirt's version on a connection of its own. May block for ever.
+
+        Raises:
+            SourceError: libvirt cannot be reached.
+
+        """
+        module = self.module
+        module.registerErrorHandler(_quiet, None)
+        try:
+            raw = module.openReadOnly(self._uri)
+            try:
+                number = raw.getLibVersion()
+            finally:
+                raw.close()
+        except module.libvirtError as error:
+            raise self._explain(error, opening=True) from error
+        return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+
+    def open(self) -> None:
+        """Connect where there is no connection, or the one there was has ended. Asks a living one nothing.
+
+        Raises:
+            SourceError: libvirt cannot be reached, or its daemon stopped answering.
+
+        """
+        if self._raw is not None and not self._alive():
+            silent = self._silent
+            self.close()
+            if silent:
+                # A new connection to a daemon that is silent would block: first say so.
+                raise SourceError(f"{self._uri}: {_SILENT}", Reason.STUCK)
+        if self._raw is None:
+            self._connect()
+
+    def close(self) -> None:
+        """Disconnect; never raises."""
+        raw, self._raw = self._raw, None
+        callbacks, self._callbacks = self._callbacks, []
+        self._domains = {}  # each holds the connection
+        if raw is None:
+            return
+        for callback in callbacks:
+            with contextlib.suppress(self.module.libvirtError):
+                raw.domainEventDeregisterAny(callback)
+        with contextlib.suppress(self.module.libvirtError):
+            raw.unregisterCloseCallback()
+        with contextlib.suppress(self.module.libvirtError):
+            raw.close()
+
+    def touched(self) -> set[str]:
+        """Return the UUIDs of VMs that began, ended, paused, moved or changed their devices since the last call."""
+        found = set()
+        with contextlib.suppress(IndexError):
+            while True:
+                found.add(self._touched.popleft())
+        return found
+
+    def running(self) -> int:
+        """Return how many domains run.
+
+        Raises:
+            SourceError: libvirt does not tell.
+
+        """
+        try:
+            return int(self._ask(lambda raw: raw.numOfDomains()))
+        except self.module.libvirtError as error:
+            raise self._explain(error) from error
+
+    def statistics(self, uuids: Collection[str], group: str) -> dict[str, Record]:
+        """Ask for statistics of several domains in one call, without waiting for any that is busy.
+
+        A domain that fails costs nobody else's record.
+
+        Args:
+            uuids: whose.
+            group: libvirt's word for what is wanted: INTERFACE or BLOCK.
+
+        Returns:
+            The record by UUID; domains that libvirt does not know have none.
+
+        Raises:
+            SourceError: libvirt cannot be asked, or each of several domains fails.
+
+        """
+        try:
+            return self._bulk(uuids, group)
+        except self.module.libvirtError as error:
+            cause = error
+        if len(uuids) == 1:
+            return dict.fromkeys(uuids)
+        records: dict[str, Record] = {}
+        for uuid in uuids:
+            records.update(self.statistics([uuid], group))
+        if records and all(record is None for record in records.values()):
+            raise self._explain(cause) from cause
+        return records
+
+    def _bulk(self, uuids: Collection[str], group: str) -> dict[str, Record]:
+        module = self.module
+        wanted = getattr(module, f"VIR_DOMAIN_STATS_{group}")
+        flags = module.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+
+        def ask(raw: Any) -> list[tuple[Any, Mapping[str, Any]]]:
+            domains = self._find(raw, uuids)
+            return raw.domainListGetStats(domains, wanted, flags) if domains else []
+
+        return {domain.UUIDString(): record for domain, record in self._ask(ask)}
+
+    def _find(self, raw: Any, uuids: Collection[str]) -> list[Any]:
+        """Return libvirt's handles of domains. They are kept: a handle stays good over restarts of its domain."""
+        if not self._domains.keys() >= set(uuids):
+            flags = self.module.VIR_CONNECT_LIST_DOMAINS_ACTIVE
+            self._domains = {domain.UUIDString(): domain for domain in raw.listAllDomains(flags)}
+        return [self._domains[uuid] for uuid in uuids if uuid in self._domains]
+
+    def _ask(self, call: Callable[[Any], _T]) -> _T:
+        """Call libvirt; where the connection had ended, connect anew and call once more.
+
+        Raises:
+            SourceError: libvirt cannot be reached.
+            libvirtError: the call failed, and the connection lives.
+
+        """
+        for attempt in (1, 2):
+            self.open()
+            try:
+                return call(self._raw)
+            except self.module.libvirtError as error:
+                if self._alive():
+                    raise
+                failure = self._explain(error)
+                self.close()
+                # A daemon that was restarted closed the old connection and answers on a new one. One that is
+                # silent would block the new one: say so first.
+                if attempt == 2 or failure.reason is Reason.STUCK:  # noqa: PLR2004 - the last
+                    raise failure from error
+        raise AssertionError  # the loop returns or raises
+
+    def _alive(self) -> bool:
+        try:
+            return bool(self._raw.isAlive())
+        except self.module.libvirtError:
+            return False
+
+    def _connect(self) -> None:
+        module = self.module
+        module.registerErrorHandler(_quiet, None)
+        _start_event_loop(module)
+        try:
+            raw = module.openReadOnly(self._uri)
+        except module.libvirtError as error:
+            raise self._explain(error, opening=True) from error
+        self._silent = False
+        try:
+            raw.setKeepAlive(_KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT)
+            raw.registerCloseCallback(self._on_close, None)
+        except module.libvirtError as error:
+            # A driver without a daemon (such as test:///) knows no keep-alive and needs none.
+            if error.get_error_code() != module.VIR_ERR_NO_SUPPORT:
+                with contextlib.suppress(module.libvirtError):
+                    raw.close()
+                raise self._explain(error) from error
+        self._raw = raw
+        for event in ("LIFECYCLE", "DEVICE_ADDED", "DEVICE_REMOVED"):
+            # Without events the same is found out a little later.
+            with contextlib.suppress(module.libvirtError):
+                number = getattr(module, f"VIR_DOMAIN_EVENT_ID_{event}")
+                self._callbacks.append(raw.domainEventRegisterAny(None, number, self._on_event, None))
+
+    def _on_event(self, _raw: object, domain: Any, *_what: object) -> None:
+        self._touched.append(domain.UUIDString())
+
+    def _on_close(self, _raw: object, reason: int, _opaque: object) -> None:
+        self._silent = reason == self.module.VIR_CONNECT_CLOSE_REASON_KEEPALIVE
+
+    def _explain(self, error: Exception, *, opening: bool = False) -> SourceError:
+        """Make one line with the remedy of libvirt's error. `opening`: there is no connection yet."""
+        text = str(error).strip().rstrip(".")
+        lower = text.lower()
+        if any(words in lower for words in ("permission denied", "authentication", "access denied")):
+            remedy, reason = "run the agent as root or in the group libvirt", Reason.NO_PERMISSION
+        elif any(words in lower for words in ("no such file", "connection refused", "unable to connect")):
+            remedy, reason = "is libvirtd (or virtqemud) running?", Reason.SOURCE_FAILED
+        elif "keepalive timeout" in lower:
+            remedy, reason = _SILENT, Reason.STUCK
+        elif opening:
+            remedy, reason = "is sources.libvirt.uri right?", Reason.SOURCE_FAILED
+        else:
+            remedy, reason = "connecting anew at the next tick", Reason.SOURCE_FAILED
+        return SourceError(f"{self._uri}: {text}; {remedy}", reason)
+
+
+def _quiet(_context: object, _error: object) -> None:
+    """Keep libvirt from printing errors that are raised as well."""
+
+
+_event_loop: threading.Thread | None = None
+_event_loop_lock = threading.Lock()
+
+
+def _start_event_loop(module: Any) -> None:
+    """Run libvirt's event loop, which keep-alive and events need, in a daemon thread. It cannot be stopped."""
+    global _event_loop  # noqa: PLW0603 - libvirt has one event loop per process
+
+    def run() -> None:
+        while True:
+            module.virEventRunDefaultImpl()
+
+    with _event_loop_lock:
+        if _event_loop is None:
+            module.virEventRegisterDefaultImpl()
+            _event_loop = threading.Thread(target=run, name="libvirt-events", daemon=True)
+            _event_loop.start()
