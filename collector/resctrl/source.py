@@ -324,7 +324,9 @@ class ResctrlSource:
                     return
                 self._remove_doomed()
                 for vm in to_fill:
-                    self._fill(vm, now_ns)
+                    error = self._make_groups(vm)
+                    if error is not None:
+                        self._not_filled(vm, error, now_ns)
                 self._take_turns(now_ns)
         for uuid, vm in self._vms.items():
             if vm.own and vm.reason is Reason.VM_STARTING and uuid not in self._turns.holders:
@@ -345,18 +347,30 @@ class ResctrlSource:
 
     def _take_turns(self, now_ns: int) -> None:
         while step := self._turns.next(self._cap, now_ns):
-            if step.grant:
-                if self._fill(self._vms[step.grant], now_ns):
-                    self._turns.granted(step.grant, now_ns)
+            if not step.grant:
+                self._release(step.release)
+                continue
+            vm = self._vms[step.grant]
+            error = self._make_groups(vm)
+            if step.release and (error is None or getattr(error, "errno", None) == errno.ENOSPC):
+                # Without a spare id the other's group has to go first.
+                self._release(step.release)
+                error = error and self._make_groups(vm)
+            if error is None:
+                self._turns.granted(step.grant, now_ns)
             else:
-                self._turns.released(step.release)
-                vm = self._vms[step.release]
-                self._close_readers(vm, all_groups=False)
-                vm.reason = Reason.NO_RMID
-                self._remove_doomed()
+                self._not_filled(vm, error, now_ns)
 
-    def _fill(self, vm: Vm, now_ns: int) -> bool:
-        """Give a VM its groups and put its threads there; returns whether that was possible."""
+    def _release(self, uuid: str) -> None:
+        """Take a VM's groups away: its turn is over."""
+        vm = self._vms[uuid]
+        self._turns.released(uuid)
+        self._close_readers(vm, all_groups=False)
+        vm.reason = Reason.NO_RMID
+        self._remove_doomed()
+
+    def _make_groups(self, vm: Vm) -> OSError | GroupGoneError | None:
+        """Give a VM its groups and put its threads there; returns why that was not possible."""
         made = False
         try:
             for ctrl in vm.own:
@@ -367,12 +381,11 @@ class ResctrlSource:
             self._close_readers(vm, all_groups=False)
             self._doomed |= {vm.group(ctrl) for ctrl in vm.own}
             self._remove_doomed()
-            self._not_filled(vm, error, now_ns)
-            return False
+            return error
         if made:
             vm.opened = next(self._opened)
             vm.last = {}
-        return True
+        return None
 
     def _not_filled(self, vm: Vm, error: OSError | GroupGoneError, now_ns: int) -> None:
         """Say why a VM has no group now, and when to try again."""

@@ -14,7 +14,10 @@ _LAST_BACK_OFF_NS = 32 * _S
 
 
 class Step(NamedTuple):
-    """What to do next: take the groups of `release` away, or give `grant` its own; "" is nobody."""
+    """What to do next: give `grant` its groups, and `release` loses its own; "" is nobody.
+
+    With both, the one takes the other's turn: the new group first, so that nothing is lost should the kernel refuse it.
+    """
 
     release: str
     grant: str
@@ -70,7 +73,7 @@ class Turns:
         if used + self._needs[waiter] <= cap:
             return Step("", waiter)
         holder, since_ns = next(iter(self._holders.items()))
-        return Step(holder, "") if now_ns - since_ns >= self._hold_ns else None
+        return Step(holder, waiter) if now_ns - since_ns >= self._hold_ns else None
 
     def _may(self, uuid: str, cap: int, now_ns: int) -> bool:
         return self._needs[uuid] <= cap and self._blocked.get(uuid, now_ns) <= now_ns
