@@ -120,6 +120,7 @@ class PqosSource:
         self._vms: dict[str, _Vm] = {}
         self._list_at_ns = 0
         self._start_at_ns = 0
+        self._left_alone: dict[str, str] = {}  # in others' groups: epoch by UUID
 
     def probe(self) -> Probe:
         """Say whether the library is there and finds what it needs. It is not started for that."""
@@ -254,9 +255,7 @@ class PqosSource:
 
     def _follow(self, inventory: Iterable[VmIdentity], now_ns: int) -> dict[str, Reason]:
         """Start what is new, follow changes; returns why the VMs without a group have none."""
-        list_all = now_ns >= self._list_at_ns
-        if list_all:
-            self._list_at_ns = now_ns + _LIST_NS
+        list_all = self._is_time_to_list(now_ns)
         absent: dict[str, Reason] = {}
         wanted = self._exclusive_cpus(inventory, absent) if not self._os else {}
         foreign: dict[int, Place] | None = None
@@ -267,9 +266,12 @@ class PqosSource:
                     self._drop(uuid)
                 continue
             vm = self._vms.get(uuid)
-            if vm is not None and (
-                vm.members == wanted[uuid] if vm.threads is None else self._in_step(vm, list_all=list_all)
-            ):
+            if vm is None:
+                reason = self._no_start(identity, now_ns)
+                if reason is not None:
+                    absent[uuid] = reason
+                    continue
+            elif self._in_step(vm, wanted.get(uuid), list_all=list_all):
                 continue
             if foreign is None:
                 foreign = {} if self._leftovers is None else self._leftovers.foreign()
@@ -278,11 +280,27 @@ class PqosSource:
                 absent[uuid] = reason
         return absent
 
+    def _is_time_to_list(self, now_ns: int) -> bool:
+        if now_ns < self._list_at_ns:
+            return False
+        self._list_at_ns = now_ns + _LIST_NS
+        if self._may_start(now_ns):
+            self._left_alone.clear()
+        return True
+
+    def _may_start(self, now_ns: int) -> bool:
+        return len(self._vms) < self._max_groups and now_ns >= self._start_at_ns
+
+    def _no_start(self, identity: VmIdentity, now_ns: int) -> Reason | None:
+        if self._left_alone.get(identity.uuid) == identity.epoch:
+            return Reason.RDT_UNAVAILABLE
+        return None if self._may_start(now_ns) else Reason.NO_RMID
+
     @staticmethod
-    def _in_step(vm: _Vm, *, list_all: bool) -> bool:
-        """Look whether a VM's threads are still the group's."""
+    def _in_step(vm: _Vm, cpus: frozenset[int] | None, *, list_all: bool) -> bool:
+        """Look whether a VM's threads, or CPUs, are still the group's."""
         if vm.threads is None:
-            return True
+            return vm.members == cpus
         try:
             vm.threads.refresh(force=list_all)
         except OSError:
@@ -303,10 +321,10 @@ class PqosSource:
             return Reason.SOURCE_FAILED
         try:
             if vm is None:
-                return self._start(library, identity, cpus, foreign, now_ns)
+                return self._start(library, identity, cpus, foreign)
             if vm.threads is None:
                 self._drop(identity.uuid)  # on other CPUs now
-                return self._start(library, identity, cpus, foreign, now_ns)
+                return self._start(library, identity, cpus, foreign)
             self._move(vm, vm.threads.tids, foreign)
         except library.parameter:
             reason = Reason.VM_STARTING  # a thread ended while it was looked at
@@ -330,10 +348,7 @@ class PqosSource:
         identity: VmIdentity,
         cpus: frozenset[int] | None,
         foreign: dict[int, Place],
-        now_ns: int,
     ) -> Reason | None:
-        if len(self._vms) >= self._max_groups or now_ns < self._start_at_ns:
-            return Reason.NO_RMID
         if cpus is not None:
             group = library.monitor.start(sorted(cpus), list(self._events))
             self._vms[identity.uuid] = _Vm(identity.epoch, group, None, cpus, next(self._opened))
@@ -344,6 +359,7 @@ class PqosSource:
             place = next((foreign[tid] for tid in threads.tids if tid in foreign), None)
             if place is not None:
                 threads.close()
+                self._left_alone[identity.uuid] = identity.epoch
                 self._warn(
                     f"VM {identity.name}: {place.name} of somebody else monitors it; use [sources.resctrl]"
                 )
