@@ -14,7 +14,7 @@ from collector.cgroup_tree import CgroupTree
 from collector.kept_files import KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import parse_io_stat, parse_process_io
 
-__all__ = ["StorageBytes", "seen_by_kernel"]
+__all__ = ["StorageBytes", "devices_below", "seen_by_kernel"]
 
 _KINDS = {"file", "block", ""}
 _READ_BYTES = 64 * 1024
@@ -38,11 +38,15 @@ class StorageBytes:
         proc_root: where /proc is.
         files: keeps the file open.
         identity: the VM.
+        sys_block: the kernel's folder of block devices by number.
 
     """
 
-    def __init__(self, proc_root: str, files: KeptFiles, identity: VmIdentity) -> None:
+    def __init__(
+        self, proc_root: str, files: KeptFiles, identity: VmIdentity, sys_block: str = "/sys/dev/block"
+    ) -> None:
         self._proc_root = proc_root
+        self._sys_block = sys_block
         self._files = files
         self._file: KeptFile | None = None
         self._of_group = False
@@ -106,13 +110,13 @@ class StorageBytes:
         below: set[str] = set()
         for device in devices:
             if device not in self._below:
-                self._below[device] = _devices_below(device)
+                self._below[device] = devices_below(device, self._sys_block)
             below |= self._below[device]
         counted = [amounts for device, amounts in devices.items() if device not in below]
         return sum(read for read, _ in counted), sum(written for _, written in counted)
 
 
-def _devices_below(device: str, sys_block: str = "/sys/dev/block") -> frozenset[str]:
+def devices_below(device: str, sys_block: str) -> frozenset[str]:
     """Return the devices ("8:0") that a stacked device is made of, and in turn theirs; whole disks of partitions."""
     found: set[str] = set()
     try:
@@ -127,5 +131,5 @@ def _devices_below(device: str, sys_block: str = "/sys/dev/block") -> frozenset[
             below = (folder / "dev").read_text().strip()
         except OSError:
             continue
-        found |= {below} | _devices_below(below, sys_block)
+        found |= {below} | devices_below(below, sys_block)
     return frozenset(found)

@@ -12,6 +12,10 @@ STAT = (
     "0 0 0 0 {guest} 0 0 0 0 0 0 0 0 0\n"
 )
 HOST_STAT = "cpu  1000 0 500 8000 100 0 0 10 300 0\ncpu0 1000 0 500 8000 100 0 0 10 300 0\nintr 1 2 3\n"
+IO = (
+    "rchar: 9000\nwchar: 8000\nsyscr: 70\nsyscw: 60\nread_bytes: {read}\nwrite_bytes: {written}\n"
+    "cancelled_write_bytes: 0\n"
+)
 
 
 @dataclass
@@ -38,6 +42,7 @@ class HostTree:
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
         self.stat(folder / "stat", pid=pid, start=start, comm="qemu-system-x86")
+        self.io(pid, 4096, 512)
         (folder / "cmdline").write_bytes(
             b"\0".join(
                 [b"/usr/bin/qemu", b"-name", f"guest={name}".encode(), b"-uuid", self.uuid_of(name).encode()]
@@ -66,6 +71,9 @@ class HostTree:
         self.stat(folder / "stat", pid=tid, comm=comm, **fields)
         if schedstat is not None:
             (folder / "schedstat").write_text(schedstat)
+
+    def io(self, pid: int, read: int, written: int) -> None:
+        (self.proc / str(pid) / "io").write_text(IO.format(read=read, written=written))
 
     @staticmethod
     def stat(path: Path, *, pid, comm, state="S", utime=500, stime=100, start=1000, guest=450) -> None:

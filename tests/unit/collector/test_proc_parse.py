@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.proc_parse import NS_PER_TICK, parse_host_stat, parse_schedstat, parse_task_stat
+from collector.proc_parse import (
+    NS_PER_TICK,
+    parse_flat,
+    parse_host_stat,
+    parse_io_stat,
+    parse_pressure,
+    parse_process_io,
+    parse_schedstat,
+    parse_task_stat,
+)
 
 # A QEMU vCPU thread of a KVM guest: utime 6847, stime 214, start 154917, guest_time 6800.
 FIELDS = (
@@ -112,3 +121,52 @@ def test_host_stat_of_an_old_kernel_has_fewer_columns():
 def test_malformed_host_stat(text):
     with pytest.raises(ValueError):  # noqa: PT011 - as above
         parse_host_stat(text)
+
+
+PRESSURE = (
+    "some avg10=0.00 avg60=0.12 avg300=0.02 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
+)
+
+
+@given(TICKS, TICKS)
+def test_pressure(some_us, full_us):
+    assert parse_pressure(PRESSURE.format(some_us, full_us).encode()) == (some_us * 1000, full_us * 1000)
+
+
+def test_pressure_of_a_kernel_that_has_some_only():
+    assert parse_pressure(b"some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n") == (7000, None)
+    assert parse_pressure(b"") == (None, None)
+
+
+@pytest.mark.parametrize("text", [b"some\n", b"some total=x\n", b"\n"])
+def test_malformed_pressure(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - as above
+        parse_pressure(text)
+
+
+def test_flat():
+    assert parse_flat(b"nr_periods 5\nthrottled_time 60\n") == {b"nr_periods": 5, b"throttled_time": 60}
+    for text in (b"nr_periods\n", b"a b\n", b"a 1 2\n"):
+        with pytest.raises(ValueError):  # noqa: PT011 - as above
+            parse_flat(text)
+
+
+def test_process_io():
+    text = (
+        b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 5\nwrite_bytes: 6\ncancelled_write_bytes: 7\n"
+    )
+    assert parse_process_io(text) == (5, 6)
+    for bad in (b"", text.replace(b"read_bytes", b"other"), text[:60]):
+        with pytest.raises(ValueError, match="not a process's io"):
+            parse_process_io(bad)
+
+
+def test_io_stat():
+    text = b"8:0 rbytes=10 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n253:0 cost.usage=3\n7:1\n"
+    assert parse_io_stat(text) == {"8:0": (10, 20), "253:0": (0, 0), "7:1": (0, 0)}
+    with pytest.raises(ValueError):  # noqa: PT011 - as above
+        parse_io_stat(b"8:0 rbytes=x\n")
+
+
+def test_the_last_cpu_is_field_39():
+    assert parse_task_stat(line()).last_cpu == 1

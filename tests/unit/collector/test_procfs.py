@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
-from collector.base import Reason, SourceError
+from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
 from collector.identity import Inventory
+from collector.kept_files import KeptFiles
 from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
+from collector.storage import StorageBytes, devices_below
 
 
 @pytest.fixture
@@ -37,12 +41,13 @@ def open_files(host):
     return found
 
 
-def test_kvm_threads_have_the_kernels_guest_time(host, make):
+def test_kvm_guest_time_is_the_processs(host, make):
     host.vm("a", 10, [11, 12])
     sample = make().sample()
     threads = sample.vms[host.uuid_of("a")].threads
     assert list(threads) == [11, 12]
-    assert threads[11].guest_ns == 450 * NS_PER_TICK
+    assert threads[11].guest_ns is None  # told for the process
+    assert sample.vms[host.uuid_of("a")].process.guest_ns == 450 * NS_PER_TICK
     assert (threads[11].cpu_ns, threads[11].run_queue_wait_ns, threads[11].start_ticks) == (
         7000000,
         3000000,
@@ -52,8 +57,9 @@ def test_kvm_threads_have_the_kernels_guest_time(host, make):
 
 def test_emulated_threads_count_all_their_time_as_the_guests(host, make):
     host.vm("a", 10, [11], kind="qemu")
-    thread = make().sample().vms[host.uuid_of("a")].threads[11]
-    assert thread.guest_ns == thread.cpu_ns == 7000000
+    vm = make().sample().vms[host.uuid_of("a")]
+    assert vm.threads[11].guest_ns == vm.threads[11].cpu_ns == 7000000
+    assert vm.process.guest_ns is None
 
 
 def test_a_kernel_without_schedstat(host, make):
@@ -61,9 +67,11 @@ def test_a_kernel_without_schedstat(host, make):
     (host.proc / "10/task/11/schedstat").unlink()
     source = make()
     for _ in range(2):
-        thread = source.sample().vms[host.uuid_of("a")].threads[11]
-        assert thread.run_queue_wait_ns is None
-        assert thread.cpu_ns == 600 * NS_PER_TICK
+        vm = source.sample().vms[host.uuid_of("a")]
+        assert vm.threads[11].run_queue_wait_ns is None
+        assert vm.threads[11].cpu_ns == 600 * NS_PER_TICK
+        assert vm.threads[11].guest_ns == 450 * NS_PER_TICK
+        assert vm.process.guest_ns is None
 
 
 def test_a_kernel_that_keeps_schedstat_empty(host, make):
@@ -76,13 +84,30 @@ def test_a_kernel_that_keeps_schedstat_empty(host, make):
     assert (threads[12].run_queue_wait_ns, threads[12].cpu_ns) == (0, 0)
 
 
+def test_a_thread_that_had_not_run_is_not_taken_to_sleep_for_ever(host, make):
+    """schedstat stays all zero on such a kernel, so that it reads the same although the thread runs."""
+    host.vm("a", 10)
+    host.status("a", 10, [11])
+    host.thread(10, 11, schedstat="0 0 0\n", utime=0, stime=0)
+    source = make()
+    assert source.sample().vms[host.uuid_of("a")].threads[11].cpu_ns == 0
+    host.thread(10, 11, schedstat="0 0 0\n", utime=5, stime=0)
+    assert source.sample().vms[host.uuid_of("a")].threads[11].cpu_ns == 5 * NS_PER_TICK
+    host.thread(10, 11, schedstat="0 0 0\n", utime=9, stime=1)
+    assert source.sample().vms[host.uuid_of("a")].threads[11].cpu_ns == 10 * NS_PER_TICK
+
+
 def test_values_are_read_anew_through_open_files(host, make):
     host.vm("a", 10, [11])
     source = make()
     source.sample()
-    host.thread(10, 11, schedstat="8000000 3500000 20\n", guest=460)
-    thread = source.sample().vms[host.uuid_of("a")].threads[11]
-    assert (thread.guest_ns, thread.cpu_ns, thread.run_queue_wait_ns) == (460 * NS_PER_TICK, 8000000, 3500000)
+    host.thread(10, 11, schedstat="8000000 3500000 20\n")
+    host.stat(host.proc / "10/stat", pid=10, comm="qemu", utime=700, stime=150, guest=460)
+    host.io(10, 8192, 1024)
+    vm = source.sample().vms[host.uuid_of("a")]
+    assert (vm.threads[11].cpu_ns, vm.threads[11].run_queue_wait_ns) == (8000000, 3500000)
+    assert vm.process == ProcessCounters(850 * NS_PER_TICK, 1000, 460 * NS_PER_TICK, 8192, 1024)
+    assert open_files(host) == 3
 
 
 def test_the_host_and_the_inventory_come_with_every_sample(host, make):
@@ -97,7 +122,9 @@ def test_the_host_and_the_inventory_come_with_every_sample(host, make):
 
 def test_a_vm_without_threads_yet_is_starting(host, make):
     host.vm("a", 10)
-    assert dict(make().sample().vms[host.uuid_of("a")].absent) == {"threads": Reason.VM_STARTING}
+    vm = make().sample().vms[host.uuid_of("a")]
+    assert dict(vm.absent) == {"threads": Reason.VM_STARTING}
+    assert vm.process.cpu_ns == 600 * NS_PER_TICK
 
 
 def test_files_are_closed_with_their_threads_and_vms(host, make):
@@ -105,17 +132,17 @@ def test_files_are_closed_with_their_threads_and_vms(host, make):
     host.vm("b", 20, [21])
     source = make()
     source.sample()
-    assert open_files(host) == 6
+    assert open_files(host) == 3 + 4  # vCPU threads; stat and io of two processes
     host.status("a", 10, [11])  # unplugged
     source.sample()
-    assert open_files(host) == 4
+    assert open_files(host) == 2 + 4
     (host.state / "b.xml").unlink()
     source.sample()
-    assert open_files(host) == 2
-    (host.proc / "10/task/11/stat").unlink()
+    assert open_files(host) == 1 + 2
+    (host.proc / "10/task/11/schedstat").unlink()
     host.vm("a", 10, [11], start=5000)  # a new epoch has its files opened anew
     assert source.sample().vms[host.uuid_of("a")].threads[11].start_ticks == 5000
-    assert open_files(host) == 2
+    assert open_files(host) == 1 + 2
     source.close()
     source.close()
     assert open_files(host) == 0
@@ -134,7 +161,7 @@ def test_a_thread_that_vanished_costs_only_itself(host, make, monkeypatch):
     source = make()
     source.sample()
     read = os.pread
-    victim = source._vms[host.uuid_of("a")].threads[12].stat_fd
+    victim = source._vms[host.uuid_of("a")].threads[12].file.fd
 
     def pread(fd, size, offset):
         if fd == victim:
@@ -145,14 +172,14 @@ def test_a_thread_that_vanished_costs_only_itself(host, make, monkeypatch):
     assert list(source.sample().vms[host.uuid_of("a")].threads) == [11]
     monkeypatch.undo()
     assert list(source.sample().vms[host.uuid_of("a")].threads) == [11, 12]  # the number came back
-    assert open_files(host) == 4
+    assert open_files(host) == 2 + 2
 
 
 def test_a_vm_whose_threads_all_ended(host, make):
     host.vm("a", 10, [11])
     (host.proc / "10/task/11/stat").unlink()
     assert dict(make().sample().vms[host.uuid_of("a")].absent) == {"threads": Reason.NOT_PRESENT}
-    assert open_files(host) == 0
+    assert open_files(host) == 2
 
 
 @pytest.mark.parametrize(
@@ -183,7 +210,7 @@ def test_one_vms_trouble_is_only_that_vms(host, make, monkeypatch, error, reason
         assert list(sample.vms[host.uuid_of("good")].threads) == [11]
     monkeypatch.undo()
     assert list(source.sample().vms[host.uuid_of("bad")].threads) == [21, 22]
-    assert open_files(host) == 6
+    assert open_files(host) == 3 + 4
 
 
 def test_a_malformed_thread_costs_only_its_vm(host, make):
@@ -193,6 +220,171 @@ def test_a_malformed_thread_costs_only_its_vm(host, make):
     sample = make().sample()
     assert dict(sample.vms[host.uuid_of("bad")].absent) == {"threads": Reason.INVALID_VALUE}
     assert list(sample.vms[host.uuid_of("good")].threads) == [11]
+
+
+def test_a_malformed_process_costs_neither_its_threads_nor_others(host, make):
+    host.vm("good", 10, [11])
+    host.vm("bad", 20, [21])
+    (host.proc / "20/io").write_text("nonsense\n")
+    sample = make().sample()
+    bad = sample.vms[host.uuid_of("bad")]
+    assert dict(bad.absent) == {"process": Reason.INVALID_VALUE}
+    assert list(bad.threads) == [21]
+    assert sample.vms[host.uuid_of("good")].process.storage_read_bytes == 4096
+
+
+def test_a_process_whose_file_ended(host, make, monkeypatch):
+    host.vm("a", 10, [11])
+    source = make()
+    source.sample()
+    read = os.pread
+    victim = source._vms[host.uuid_of("a")].stat.fd
+
+    def pread(fd, size, offset):
+        if fd == victim:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert dict(source.sample().vms[host.uuid_of("a")].absent) == {"process": Reason.NOT_PRESENT}
+    monkeypatch.undo()
+    assert source.sample().vms[host.uuid_of("a")].process.storage_write_bytes == 512
+    assert open_files(host) == 3
+
+
+def test_a_sleeping_thread_is_not_parsed_again(host, make, monkeypatch):
+    host.vm("a", 10, [11])
+    source = make()
+    first = source.sample().vms[host.uuid_of("a")].threads[11]
+    monkeypatch.setattr("collector.procfs.parse_schedstat", None)
+    monkeypatch.setattr("collector.procfs.parse_task_stat", None)
+    assert source.sample().vms[host.uuid_of("a")].threads[11] is first
+
+
+def storage(process):
+    return process.storage_read_bytes, process.storage_write_bytes, process.storage_reason
+
+
+@pytest.mark.parametrize(
+    ("disks", "vfio", "seen"),
+    [
+        ([], False, True),
+        ([], True, False),
+        (["file"], True, True),
+        (["network"], False, False),
+        (["vhostuser", "nvme"], False, False),
+        (["network", "block"], False, True),
+        ([""], False, True),
+    ],
+)
+def test_storage_that_the_kernel_does_not_see_is_no_zero(host, make, monkeypatch, disks, vfio, seen):
+    host.vm("a", 10, [11])
+    source = make()
+    found = source._inventory.vms()[0]
+    devices = tuple(DiskDevice(f"vd{number}", kind) for number, kind in enumerate(disks))
+    identity = dataclasses.replace(found, disks=devices, vfio=vfio)
+    monkeypatch.setattr(source._inventory, "vms", lambda: (identity,))
+    process = source.sample().vms[identity.uuid].process
+    assert storage(process) == ((4096, 512, Reason.UNSPECIFIED) if seen else (None, None, Reason.NOT_VISIBLE))
+
+
+def mount_v2(host):
+    """A v2 hierarchy of the fixture and the VM's group in it."""
+    mount = host.proc.parent / "cgroup"
+    (host.proc / "self").mkdir()
+    (host.proc / "self/mountinfo").write_text(f"41 31 0:38 / {mount} rw,relatime - cgroup2 cgroup2 rw\n")
+    group = mount / "machine.slice/machine-qemu\\x2d1\\x2da.scope"
+    (group / "libvirt/emulator").mkdir(parents=True)
+    path = str(group).removeprefix(str(mount))
+    (host.proc / "10/cgroup").write_text(f"0::{path}/libvirt/emulator\n")
+    return group
+
+
+def deny_io(monkeypatch, error):
+    opened = os.open
+
+    def fail(path, *arguments):
+        if str(path).endswith("10/io"):
+            raise error
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), Reason.NO_PERMISSION),
+        (FileNotFoundError(errno.ENOENT, "No such file"), Reason.NOT_PRESENT),
+        (OSError(errno.EMFILE, "Too many open files"), Reason.FD_LIMIT),
+    ],
+)
+def test_storage_without_the_processs_file_is_the_groups(host, make, monkeypatch, error, reason):
+    host.vm("a", 10, [11])
+    deny_io(monkeypatch, error)
+    process = make().sample().vms[host.uuid_of("a")].process
+    assert storage(process) == (None, None, reason)
+    assert process.cpu_ns == 600 * NS_PER_TICK
+    group = mount_v2(host)
+    assert storage(make().sample().vms[host.uuid_of("a")].process) == (None, None, reason)  # no io controller
+    (group / "io.stat").write_text("8:0 rbytes=1000 wbytes=200 rios=3 wios=4 dbytes=0 dios=0\n252:16 \n")
+    source = make()
+    assert storage(source.sample().vms[host.uuid_of("a")].process) == (1000, 200, Reason.UNSPECIFIED)
+    (group / "io.stat").write_text("8:0 rbytes=1500 wbytes=200 rios=3 wios=4 dbytes=0 dios=0\n")
+    assert storage(source.sample().vms[host.uuid_of("a")].process) == (1500, 200, Reason.UNSPECIFIED)
+
+
+def test_stacked_devices_are_counted_once(tmp_path):
+    """A volume (253:0) on a RAID (9:0) of two disks' partitions; another disk (8:32) beside them."""
+    block = tmp_path / "block"
+    for number, name in (("8:0", "sda"), ("8:16", "sdb"), ("8:32", "sdc")):
+        (tmp_path / "devices" / name / f"{name}1").mkdir(parents=True)
+        (tmp_path / "devices" / name / "dev").write_text(number + "\n")
+        (tmp_path / "devices" / name / f"{name}1" / "partition").write_text("1\n")
+        (block / number).mkdir(parents=True)
+    for number, name, slaves in (("9:0", "md0", ("sda/sda1", "sdb/sdb1")), ("253:0", "dm-0", ("md0",))):
+        (tmp_path / "devices" / name).mkdir()
+        (tmp_path / "devices" / name / "dev").write_text(number + "\n")
+        (block / number / "slaves").mkdir(parents=True)
+        for slave in slaves:
+            (block / number / "slaves" / Path(slave).name).symlink_to(tmp_path / "devices" / slave)
+    assert devices_below("253:0", str(block)) == {"9:0", "8:0", "8:16"}
+    storage_bytes = StorageBytes(str(tmp_path), KeptFiles(0), VmIdentity("u", "n", 1, "e"), str(block))
+    devices = {"8:0": (5, 1), "8:16": (5, 1), "9:0": (10, 2), "253:0": (10, 2), "8:32": (7, 0)}
+    assert storage_bytes._sum(devices) == (17, 2)
+
+
+def test_the_hosts_totals(host, make):
+    (host.proc / "meminfo").write_text(
+        "MemTotal: 1000 kB\nMemFree: 300 kB\nMemAvailable: 600 kB\nBuffers: 10 kB\nCached: 200 kB\n"
+        "Active: 1 kB\nInactive: 1 kB\nShmem: 1 kB\nSlab: 1 kB\nSReclaimable: 1 kB\n"
+    )
+    (host.proc / "loadavg").write_text("1.25 0.50 0.10 2/300 4000\n")
+    (host.proc / "pressure").mkdir()
+    full = (
+        "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
+    )
+    for name, some, all_ in (("cpu", 11, 0), ("memory", 22, 12), ("io", 33, 13)):
+        (host.proc / "pressure" / name).write_text(full.format(some, all_))
+    source = make()
+    root = psutil.PROCFS_PATH
+    for _ in range(2):
+        totals = source.sample().host
+        assert (totals.memory_total_bytes, totals.memory_available_bytes) == (1000 * 1024, 600 * 1024)
+        assert totals.load_1 == 1.25
+        assert totals.cpu_some_ns == 11_000
+        assert (totals.memory_some_ns, totals.memory_full_ns) == (22_000, 12_000)
+        assert (totals.io_some_ns, totals.io_full_ns) == (33_000, 13_000)
+        assert open_files(host) == 4
+    assert root == psutil.PROCFS_PATH
+    (host.proc / "pressure/io").write_text("nonsense\n")
+    assert source.sample().host.io_some_ns is None
+
+
+def test_totals_that_the_kernel_does_not_tell_are_none(host, make):
+    totals = make().sample().host
+    assert totals.cpus == 1
+    assert totals.memory_total_bytes is totals.load_1 is totals.cpu_some_ns is totals.io_full_ns is None
 
 
 def test_a_long_host_file_is_read_as_far_as_needed(host, make):
