@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collector.base import Reason, Source
-from collector.identity import Inventory
+from collector.identity import Finder, Inventory
 
 __all__ = ["PART_SOURCES", "SOURCES", "SourceSpec", "build_sources", "make_inventory", "why_absent"]
 
@@ -100,7 +100,7 @@ def _pqos(section: Any, inventory: Inventory) -> Source:
 def _qemu(section: Any, inventory: Inventory) -> Source:
     from collector.qemu.source import QemuSource  # noqa: PLC0415 - a source that is off costs nothing
 
-    return QemuSource(inventory, disk_poll_s=section.disk_poll_s)
+    return QemuSource(inventory, disk_poll_s=section.disk_poll_s, config_dir=section.proxmox_config_dir)
 
 
 def _ovs(section: Any, inventory: Inventory) -> Source:
@@ -145,8 +145,13 @@ SOURCES: tuple[SourceSpec, ...] = (
 
 
 def make_inventory(sections: Any) -> Inventory:
-    """Make the inventory that libvirt, perf and procfs share, from `sections` as for `build_sources`."""
-    return Inventory(sections.libvirt.state_dir, sections.procfs.root)
+    """Make the inventory that the host's sources share, from `sections` as for `build_sources`."""
+    finders: list[Finder] = []
+    if sections.qemu.mode != "off":
+        from collector.qemu.discovery import QemuFinder  # noqa: PLC0415 - a source that is off costs nothing
+
+        finders.append(QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir))
+    return Inventory(sections.libvirt.state_dir, sections.procfs.root, finders)
 
 
 def build_sources(

@@ -1,0 +1,287 @@
+"""QEMU's command line (qemu(1)) as far as it tells who a VM is and what it has. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from collector.base import DiskDevice
+
+__all__ = ["CommandLine", "Netdev", "disk_kind", "is_qemu", "parse_command_line", "parse_options"]
+
+_PROGRAM = re.compile(rb"(?:.*/)?(?:qemu-system-[\w.-]+|qemu-kvm|kvm)")
+# Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a look at QEMU's capabilities.
+_LIBVIRT = (b"/master-key.aes", b"/libvirt/qemu/domain-", b"/libvirt/qemu/qmp-")
+_YES = {"on", "yes", "true", "y"}
+_NIL = uuid.UUID(int=0)
+
+# Options with a free text behind them, which must not be taken for an option itself.
+_TEXTS = {"append", "kernel", "initrd", "fw_cfg", "serial", "monitor", "dtb", "bios", "loadvm", "incoming"}
+_READ = {
+    "name", "uuid", "smbios", "accel", "machine", "M", "qmp", "qmp-pretty", "chardev", "mon", "drive", "blockdev",
+    "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom",
+}  # fmt: skip
+_NETWORK_DRIVERS = {
+    "rbd",
+    "nbd",
+    "iscsi",
+    "ssh",
+    "http",
+    "https",
+    "ftp",
+    "ftps",
+    "gluster",
+    "nfs",
+    "sheepdog",
+}
+_PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*):")
+# Network back-ends that are no interface of their own, or none at all.
+_NO_NETDEV = {"nic", "none", "hubport"}
+# In libvirt's words, as `collector.base.InterfaceDevice` has them.
+_NETDEV_KINDS = {"tap": "ethernet", "bridge": "bridge", "vhost-user": "vhostuser", "vhost-vdpa": "vdpa"}
+
+
+@dataclass(frozen=True, slots=True)
+class Netdev:
+    """A network back-end. `ifname` is the host's tap ("": the kernel or a helper names it), `fds` those handed in."""
+
+    id: str
+    kind: str
+    ifname: str = ""
+    fds: tuple[int, ...] = ()
+    mac: str = ""
+
+    @property
+    def tap(self) -> bool:
+        """Whether a tap device of the host is behind it."""
+        return self.kind in {"ethernet", "bridge"}
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a QEMU was started with. Texts are "" where it was not told.
+
+    `qmp` are the sockets on which QEMU itself listens for QMP; those by which it calls somebody (Proxmox'
+    qmeventd) are not among them. `accelerator` None: not told.
+    """
+
+    name: str = ""
+    uuid: str = ""
+    accelerator: str | None = None
+    machine: str = ""
+    pidfile: str = ""
+    qmp: tuple[str, ...] = ()
+    disks: tuple[DiskDevice, ...] = ()
+    netdevs: tuple[Netdev, ...] = ()
+    vfio: bool = False
+    libvirt: bool = False
+
+
+def is_qemu(text: bytes) -> bool:
+    """Whether /proc/PID/cmdline is that of a system emulator, by the name it was called by."""
+    return _PROGRAM.fullmatch(text[: text.find(b"\0")] if b"\0" in text else text) is not None
+
+
+def parse_command_line(text: bytes) -> CommandLine:
+    """Parse /proc/PID/cmdline. Whatever is not understood is left out: QEMU itself accepted it.
+
+    Args:
+        text: the arguments, each ended by a zero byte.
+
+    """
+    program, *arguments = text.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
+    options: dict[str, list[str]] = {}
+    enable_kvm = False
+    index = 0
+    while index < len(arguments):
+        option = re.sub(r"^--?", "", arguments[index]) if arguments[index].startswith("-") else ""
+        enable_kvm = enable_kvm or option == "enable-kvm"
+        if option in _READ and index + 1 < len(arguments):
+            options.setdefault(option, []).append(arguments[index + 1])
+        index += 2 if option in _READ or option in _TEXTS else 1
+    devices = [parse_options(value, "driver") for value in options.get("device", ())]
+    machine = _merged(options, "type", "machine", "M")
+    return CommandLine(
+        name=_merged(options, "guest", "name").get("guest", ""),
+        uuid=_uuid(options),
+        accelerator=_accelerator(program, options, machine, enable_kvm=enable_kvm),
+        machine=machine.get("type", ""),
+        pidfile=options.get("pidfile", [""])[-1],
+        qmp=tuple(_qmp_sockets(options)),
+        disks=tuple(_disks(options, devices)),
+        netdevs=tuple(_netdevs(options, devices)),
+        vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
+        libvirt=any(mark in text for mark in _LIBVIRT),
+    )
+
+
+def parse_options(text: str, implied: str = "") -> dict[str, str]:
+    """Parse `key=value,key2=value2`, where a doubled comma is one, or the same as JSON (nested keys with dots).
+
+    Args:
+        text: the option's argument.
+        implied: the key of a first value that has none.
+
+    """
+    if text.startswith("{"):
+        try:
+            return dict(_flat(json.loads(text)))
+        except ValueError:
+            return {}
+    found: dict[str, str] = {}
+    # A zero byte cannot be in an argument.
+    for index, escaped in enumerate(text.replace(",,", "\0").split(",")):
+        piece = escaped.replace("\0", ",")
+        key, equals, value = piece.partition("=")
+        if not equals:
+            if index == 0 and implied:
+                key, value = implied, piece
+            elif key.startswith("no") and len(key) > 2:  # noqa: PLR2004 - the length of "no"
+                key, value = key[2:], "off"  # as in nowait
+            else:
+                value = "on"
+        found[key] = value
+    return found
+
+
+def disk_kind(filename: str) -> str:
+    """Tell libvirt's kind of a disk by its file name as QEMU prints it: a path, `rbd:...`, `json:{...}`; "" unknown."""
+    if filename.startswith("json:"):
+        try:
+            options = dict(_flat(json.loads(filename[5:])))
+        except ValueError:
+            return ""
+        return _driver_kind(options, {})
+    if not filename:
+        return ""
+    protocol = _PROTOCOL.match(filename)
+    if protocol is None or protocol[1] in {"file", "fd", "host_device"}:
+        path = filename[protocol.end() :] if protocol else filename
+        return "block" if path.startswith("/dev/") and not path.startswith("/dev/fdset/") else "file"
+    return "nvme" if protocol[1] == "nvme" else "network"
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    items: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, item in items:
+        if isinstance(item, Mapping | list):
+            yield from _flat(item, f"{prefix}{key}.")
+        elif isinstance(item, bool):
+            yield f"{prefix}{key}", "on" if item else "off"
+        elif item is not None:
+            yield f"{prefix}{key}", str(item)
+
+
+def _merged(options: Mapping[str, list[str]], implied: str, *names: str) -> dict[str, str]:
+    """Merge repetitions of an option; the last one wins, as in QEMU."""
+    found: dict[str, str] = {}
+    for name in names:
+        for value in options.get(name, ()):
+            found.update(parse_options(value, implied))
+    return found
+
+
+def _uuid(options: Mapping[str, list[str]]) -> str:
+    tables = [parse_options(value) for value in options.get("smbios", ())]
+    for text in [*options.get("uuid", ()), *(t.get("uuid", "") for t in tables if t.get("type") == "1")]:
+        try:
+            found = uuid.UUID(text)
+        except ValueError:
+            continue
+        if found != _NIL:
+            return str(found)
+    return ""
+
+
+def _accelerator(
+    program: str, options: Mapping[str, list[str]], machine: Mapping[str, str], *, enable_kvm: bool
+) -> str | None:
+    told = [parse_options(value, "accel").get("accel", "") for value in options.get("accel", ())]
+    first = (told[0] if told else machine.get("accel", "")).split(":")[0]
+    if first in {"kvm", "tcg"}:
+        return first
+    if enable_kvm or program.rpartition("/")[2] in {"kvm", "qemu-kvm"}:
+        return "kvm"
+    return None
+
+
+def _qmp_sockets(options: Mapping[str, list[str]]) -> Iterator[str]:
+    chardevs = {found.get("id", ""): found for found in _each(options, "chardev", "backend")}
+    for name in ("qmp", "qmp-pretty"):
+        for value in options.get(name, ()):
+            if value.startswith("unix:"):
+                yield from _listening(parse_options(value[5:], "path"))
+            elif value.startswith("chardev:"):
+                yield from _listening(chardevs.get(value[8:], {}))
+    for monitor in _each(options, "mon", "chardev"):
+        if monitor.get("mode") == "control":
+            chardev = chardevs.get(monitor.get("chardev", ""), {})
+            if chardev.get("backend") == "socket":
+                yield from _listening(chardev)
+
+
+def _listening(socket: Mapping[str, str]) -> Iterator[str]:
+    """Yield the path of a unix socket where QEMU is the server."""
+    if socket.get("path") and socket.get("server") in _YES:
+        yield ("\0" if socket.get("abstract") in _YES else "") + socket["path"]
+
+
+def _each(options: Mapping[str, list[str]], name: str, implied: str) -> list[dict[str, str]]:
+    return [parse_options(value, implied) for value in options.get(name, ())]
+
+
+def _disks(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[DiskDevice]:
+    """Yield the block devices, by the name that QMP gives them too (`qmp.block_name`) where it can be foretold."""
+    targets = {d["drive"]: d["id"] for d in devices if d.get("drive") and d.get("id")}
+    for name in ("hda", "hdb", "hdc", "hdd"):
+        for value in options.get(name, ()):
+            yield DiskDevice(name, disk_kind(value))
+    for drive in _each(options, "drive", "file"):
+        if drive.get("file") and drive.get("if") != "pflash":
+            name = drive.get("id", "")
+            yield DiskDevice(targets.get(name, name), disk_kind(drive["file"]))
+    nodes = {node.get("node-name", ""): node for node in _each(options, "blockdev", "driver")}
+    for device in devices:
+        node = nodes.get(device.get("drive", ""))
+        if node is not None:
+            yield DiskDevice(device.get("id", ""), _driver_kind(node, nodes))
+        elif device.get("driver", "").startswith("vhost-user-blk"):
+            yield DiskDevice(device.get("id", ""), "vhostuser")
+
+
+def _driver_kind(options: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> str:
+    """Tell a node's kind by the driver that does the I/O, at the end of its chain of files."""
+    prefix = ""
+    for _ in range(16):  # as deep as anybody stacks them; a ring of references ends too
+        if f"{prefix}file.driver" in options:
+            prefix += "file."
+        elif (reference := options.get(f"{prefix}file", "")) in nodes and reference:
+            options, prefix = nodes[reference], ""
+        else:
+            break
+    driver = options.get(f"{prefix}driver", "")
+    if driver in _NETWORK_DRIVERS:
+        return "network"
+    kinds = {"file": "file", "host_device": "block", "nvme": "nvme", "virtio-blk-vhost-user": "vhostuser"}
+    return kinds.get(driver, "")
+
+
+def _netdevs(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[Netdev]:
+    macs = {device["netdev"]: device.get("mac", "") for device in devices if device.get("netdev")}
+    for name in ("netdev", "nic", "net"):
+        for told in _each(options, name, "type"):
+            kind = told.get("type", "")
+            if kind in _NO_NETDEV:
+                continue
+            numbers = told.get("fds") or told.get("fd") or ""
+            yield Netdev(
+                id=told.get("id", ""),
+                kind=_NETDEV_KINDS.get(kind, kind),
+                ifname=told.get("ifname", ""),
+                fds=tuple(int(number) for number in numbers.split(":") if number.isdecimal()),
+                mac=(told.get("mac") or macs.get(told.get("id", ""), "")).lower(),
+            )

@@ -1,0 +1,418 @@
+"""Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
+
+New processes are looked for every two seconds and Proxmox' at once. A process is looked at three times (it may become
+QEMU by exec while we look) and again once in a minute, so that a tick costs one small file per known VM.
+
+UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
+name and its number, which outlives restarts; any other has one made of its command line, process and start, so that
+each start is a VM of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
+from collector.identity import boot_of, epoch_of
+from collector.proc_parse import parse_task_stat
+from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
+
+__all__ = ["Launch", "Learned", "QemuFinder"]
+
+_log = logging.getLogger("whitepanda.qemu")
+
+_SCAN_NS = 2_000_000_000
+# Several sources ask in one tick; they share one look.
+_FRESH_NS = 200_000_000
+_LOOKS = 3
+_SCANS_PER_ROUND = 30
+# QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
+_MIN_THREADS = 3
+_CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
+_MAX_CMDLINE_BYTES = 1 << 20
+_VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
+_NAMESPACE = uuid.UUID("5f0c2f4e-7b0b-5d52-9b0e-3b1d5c0f6a11")  # of the UUIDs that we make
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a VM was started, as its source needs it.
+
+    `vmid` is Proxmox' number ("" elsewhere), `qmp` the sockets, `taps` the host's devices by back-end ("" unknown),
+    `netns` the network namespace (see `network_namespace`; 0 unknown).
+    """
+
+    pid: int
+    start_ticks: int
+    command: CommandLine
+    vmid: str
+    qmp: tuple[str, ...]
+    taps: tuple[str, ...]
+    netns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What was asked of a VM later: by QMP, and in Proxmox' configuration. Empty or None: not known."""
+
+    state: str = "running"
+    name: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    vcpu_tids: tuple[int, ...] = ()
+    disks: tuple[DiskDevice, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Process:
+    """A QEMU. `others` are threads that were no vCPU's at two scans; a new thread gets its name a moment later."""
+
+    launch: Launch
+    uuid: str
+    epoch: str
+    learned: Learned = field(default_factory=Learned)
+    vcpus: dict[int, tuple[int, str]] = field(default_factory=dict)
+    seen: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
+    identity: VmIdentity | None = None
+
+
+class QemuFinder:
+    """A `collector.identity.Finder`. May be called from any thread.
+
+    Args:
+        proc_root: where /proc is.
+        run_dir: Proxmox' process ids and sockets.
+        clock: monotonic nanoseconds.
+
+    """
+
+    def __init__(
+        self,
+        proc_root: str = "/proc",
+        run_dir: str = "/run/qemu-server",
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._proc = self.proc_root = Path(proc_root)
+        self._run_dir = Path(run_dir)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._boot = ""
+        self._looked: dict[int, int] = {}  # looks left, by process id
+        self._processes: dict[int, _Process] = {}
+        self._scanned_ns = self._checked_ns = -_SCAN_NS
+        self._run_dir_mtime_ns = -1
+        self._warned = ""
+
+    def probe(self) -> Probe:
+        """Say whether processes can be listed, and Proxmox' run directory where there is one."""
+        try:
+            _names(self._proc)
+            if self._run_dir.is_dir():
+                _names(self._run_dir)
+        except OSError as error:
+            detail = f"{error.filename}: {error.strerror}; run the agent as root"
+            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+        proxmox = f", Proxmox' in {self._run_dir}" if self._run_dir.is_dir() else ""
+        return Probe(available=True, detail=f"QEMU processes without libvirt in {self._proc}{proxmox}")
+
+    def vms(self, libvirt_pids: Collection[int]) -> list[VmIdentity]:
+        """Return the VMs whose process lives, without libvirt's, by process id."""
+        with self._lock:
+            now_ns = self._clock()
+            if now_ns - self._checked_ns >= _FRESH_NS:
+                self._checked_ns = now_ns
+                try:
+                    self._refresh(now_ns)
+                    self._warned = ""
+                except OSError as error:
+                    # Such as EMFILE: nothing says that the VMs are gone.
+                    self._warn(f"{error.filename or self._proc}: {error.strerror}; new VMs are not seen")
+            return [
+                self._identity(process)
+                for pid, process in sorted(self._processes.items())
+                if pid not in libvirt_pids
+            ]
+
+    def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
+        """Return how a VM of ours was started; None where it is gone."""
+        with self._lock:
+            process = self._find(vm_uuid, epoch)
+            return process.launch if process else None
+
+    def learn(self, vm_uuid: str, epoch: str, learned: Learned) -> None:
+        """Take what was asked of a VM, in place of what was known before."""
+        with self._lock:
+            process = self._find(vm_uuid, epoch)
+            if process is not None and process.learned != learned:
+                process.learned = learned
+                process.identity = None
+
+    def has_vcpu_names(self, vm_uuid: str, epoch: str) -> bool:
+        """Whether the vCPU threads have names that tell them (`-name ...,debug-threads=on`)."""
+        with self._lock:
+            process = self._find(vm_uuid, epoch)
+            return process is not None and bool(process.vcpus)
+
+    def _find(self, vm_uuid: str, epoch: str) -> _Process | None:
+        matches = (p for p in self._processes.values() if p.uuid == vm_uuid and p.epoch == epoch)
+        return next(matches, None)
+
+    def _warn(self, message: str) -> None:
+        if self._warned != message:
+            self._warned = message
+            _log.warning("%s", message)
+
+    # --- processes ---
+
+    def _refresh(self, now_ns: int) -> None:
+        if not self._boot:
+            self._boot = boot_of(self._proc)
+        for pid, process in list(self._processes.items()):
+            if not self._lives(process.launch):
+                del self._processes[pid]
+                self._looked.pop(pid, None)
+        mtime_ns = _mtime_ns(self._run_dir)
+        if now_ns - self._scanned_ns >= _SCAN_NS:
+            self._scanned_ns = now_ns
+            self._scan()
+        elif mtime_ns != self._run_dir_mtime_ns:
+            self._look_at(self._proxmox_pids())
+        self._run_dir_mtime_ns = mtime_ns
+
+    def _lives(self, launch: Launch) -> bool:
+        try:
+            stat = parse_task_stat(_read(f"{self._proc}/{launch.pid}/stat", 1024))
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return False
+        return stat.alive and stat.start_ticks == launch.start_ticks
+
+    def _scan(self) -> None:
+        """Look at the processes that are new, young or due to be looked at again; find plugged vCPUs."""
+        pids = {int(name) for name in _names(self._proc) if name.isdecimal()}
+        for pid in self._looked.keys() - pids:
+            del self._looked[pid]
+        due = len(self._looked) // _SCANS_PER_ROUND + 1
+        for pid in list(itertools.islice(self._looked, due)):
+            self._looked[pid] = max(self._looked.pop(pid), 1)
+        self._look_at(sorted(pids))
+        for process in self._processes.values():
+            self._find_vcpus(process)
+
+    def _proxmox_pids(self) -> Iterator[int]:
+        try:
+            files = [path for path in self._run_dir.iterdir() if path.suffix == ".pid"]
+        except FileNotFoundError:
+            return
+        for path in files:
+            try:
+                pid = int(_read(str(path), 32))
+            except (OSError, ValueError):
+                continue  # being written, or removed
+            self._looked[pid] = _LOOKS  # in place of whoever had the number
+            yield pid
+
+    def _look_at(self, pids: Collection[int] | Iterator[int]) -> None:
+        for pid in pids:
+            left = self._looked.get(pid, _LOOKS)
+            if left > 0 and pid not in self._processes:
+                self._looked[pid] = left - 1
+                # It may end meanwhile, or be hidden from us.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+                    self._look(pid)
+
+    def _look(self, pid: int) -> None:
+        folder = f"{self._proc}/{pid}"
+        text = _read(f"{folder}/cmdline", _CMDLINE_BYTES)
+        if not text or not is_qemu(text):
+            return
+        if len(text) == _CMDLINE_BYTES:
+            text = _read(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
+        command = parse_command_line(text)
+        stat = parse_task_stat(_read(f"{folder}/stat", 1024))
+        if command.libvirt or command.machine == "none" or not stat.alive:
+            return
+        if len(_names(f"{folder}/task")) < _MIN_THREADS:
+            self._looked[pid] = _LOOKS
+            return
+        vmid = self._vmid(command)
+        qmp = tuple(_absolute(path, folder) for path in command.qmp)
+        if vmid and not qmp:
+            qmp = (str(self._run_dir / f"{vmid}.qmp"),)
+        launch = Launch(
+            pid, stat.start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder)
+        )
+        process = _Process(
+            launch,
+            self._uuid(launch, text),
+            epoch_of(self._boot, stat.start_ticks),
+            Learned(facts=_facts(vmid)),
+        )
+        self._find_vcpus(process)
+        self._processes[pid] = process
+
+    def _vmid(self, command: CommandLine) -> str:
+        """Return Proxmox' number of a VM, by its file in the run directory (/var/run is the same as /run)."""
+        path = Path(command.pidfile)
+        if command.pidfile and path.stem.isdecimal() and path.parent.resolve() == self._run_dir.resolve():
+            return path.stem
+        return ""
+
+    def _uuid(self, launch: Launch, text: bytes) -> str:
+        command = launch.command
+        if command.uuid:
+            made = command.uuid
+        elif launch.vmid:
+            made = str(uuid.uuid5(_NAMESPACE, f"proxmox {os.uname().nodename} {launch.vmid}"))
+        else:
+            made = ""
+        if made and made not in {process.uuid for process in self._processes.values()}:
+            return made
+        if made:
+            _log.warning(
+                "process %d: another VM here has its UUID %s too; it is measured under a UUID of its own",
+                launch.pid,
+                made,
+            )
+        words = f"{self._boot} {launch.pid} {launch.start_ticks} {text.decode('utf-8', 'replace')}"
+        return str(uuid.uuid5(_NAMESPACE, words))
+
+    # --- threads ---
+
+    def _find_vcpus(self, process: _Process) -> None:
+        """Find the vCPU threads by their names; one that was unplugged is gone."""
+        folder = f"{self._proc}/{process.launch.pid}/task"
+        try:
+            tids = frozenset(int(name) for name in _names(folder))
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        vcpus = {tid: vcpu for tid, vcpu in process.vcpus.items() if tid in tids}
+        for tid in tids - process.others - vcpus.keys():
+            try:
+                name = _read(f"{folder}/{tid}/comm", 64).decode("utf-8", "replace").strip()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            match = _VCPU.fullmatch(name)
+            if match:
+                vcpus[tid] = (int(match[1] or 0), match[2])
+        process.others = (process.seen & tids) - vcpus.keys()
+        process.seen = tids
+        if vcpus != process.vcpus:
+            process.vcpus, process.identity = vcpus, None
+
+    def _identity(self, process: _Process) -> VmIdentity:
+        if process.identity is None:
+            process.identity = self._make(process)
+        return process.identity
+
+    def _make(self, process: _Process) -> VmIdentity:
+        launch, learned, command = process.launch, process.learned, process.launch.command
+        named = tuple(tid for tid, _ in sorted(process.vcpus.items(), key=lambda item: (item[1][0], item[0])))
+        kinds = {kind for _, kind in process.vcpus.values()}
+        accelerator = "kvm" if "KVM" in kinds else "tcg" if kinds else command.accelerator or "tcg"
+        interfaces = (
+            InterfaceDevice(tap, netdev.mac, netdev.kind)
+            for tap, netdev in zip(launch.taps, command.netdevs, strict=True)
+        )
+        fallback = f"vm{launch.vmid}" if launch.vmid else f"qemu-{launch.pid}"
+        return VmIdentity(
+            uuid=process.uuid,
+            name=learned.name or command.name or fallback,
+            pid=launch.pid,
+            epoch=process.epoch,
+            vcpu_tids=named or learned.vcpu_tids,
+            state=learned.state,
+            accelerator=accelerator,
+            facts=learned.facts,
+            disks=command.disks if learned.disks is None else learned.disks,
+            interfaces=tuple(interfaces),
+            manager="proxmox" if launch.vmid else "qemu",
+            vfio=command.vfio,
+        )
+
+
+def _facts(vmid: str) -> dict[str, str]:
+    return {"pve:vmid": vmid} if vmid else {}
+
+
+def network_namespace(folder: str | Path) -> int:
+    """Tell the network namespace of a process by its folder in /proc; 0 unknown.
+
+    The number of the file net/dev is one of the namespace's own. /proc/PID/ns/net would say it too, but needs the right
+    to trace the process, which the agent's unit does not have.
+    """
+    try:
+        return Path(f"{folder}/net/dev").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _taps(command: CommandLine, folder: str) -> tuple[str, ...]:
+    """Return the host's device per network back-end.
+
+    Of taps that the kernel or a helper named, or that were handed in, the open files tell it where we may look.
+    """
+    names = [netdev.ifname if netdev.tap else "" for netdev in command.netdevs]
+    nameless = [i for i, netdev in enumerate(command.netdevs) if netdev.tap and not netdev.ifname]
+    if nameless:
+        opened = _tun_names(folder)
+        by_fd = {i: opened.get(fd) for i in nameless for fd in command.netdevs[i].fds[:1]}
+        names = [by_fd.get(i) or name for i, name in enumerate(names)]
+        # The others in the order in which QEMU opened them; several queues are one device.
+        left = [name for name in dict.fromkeys(opened[fd] for fd in sorted(opened)) if name not in names]
+        waiting = [i for i in nameless if not names[i]]
+        if len(left) == len(waiting):
+            for i, name in zip(waiting, left, strict=True):
+                names[i] = name
+    return tuple(names)
+
+
+def _tun_names(folder: str) -> dict[int, str]:
+    """Return the tap devices that a process has open, by file descriptor; none where we may not look."""
+    found = {}
+    try:
+        for name in _names(f"{folder}/fdinfo"):
+            text = _read(f"{folder}/fdinfo/{name}", 4096)
+            match = re.search(rb"^iff:\s*(\S+)", text, re.MULTILINE)
+            if match:
+                found[int(name)] = match[1].decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return found
+    return found
+
+
+def _absolute(path: str, folder: str) -> str:
+    if path.startswith(("/", "\0")):
+        return path
+    try:
+        return str(Path(f"{folder}/cwd").readlink() / path)
+    except OSError:
+        return path
+
+
+def _names(folder: str | Path) -> list[str]:
+    return os.listdir(folder)  # noqa: PTH208 - of all processes: no object for each
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _read(path: str, size: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)

@@ -1,0 +1,239 @@
+"""Asks the VMs by QMP, one after the other in a thread of its own, so that one that does not answer delays no sample.
+
+Each VM is asked every `disk_poll_s`, at moments spread over that time; one that fails less and less often.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from collector.base import DiskCounters, Reason, Stamp, VmIdentity
+from collector.proc_parse import parse_task_stat
+from collector.qemu.discovery import Launch, Learned, QemuFinder
+from collector.qemu.proxmox import ProxmoxConfig
+from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
+
+__all__ = ["DiskReading", "Poller"]
+
+_log = logging.getLogger("whitepanda.qemu")
+
+_S = 1_000_000_000
+# vCPUs of which the threads' names do not tell, and kinds of disks, are asked for this often: they change by hot-plug.
+_SLOW_NS = 60 * _S
+_MAX_BACKOFF_NS = 300 * _S
+_MAX_PAUSE_NS = _S // 2
+
+
+class DiskReading(NamedTuple):
+    """A VM's disk counters and when they were asked for."""
+
+    stamp: Stamp
+    disks: Mapping[str, DiskCounters]
+
+
+@dataclass(slots=True)
+class _Vm:
+    """A VM in its epoch. `reason` says why the last poll gave nothing."""
+
+    uuid: str
+    epoch: str
+    name: str
+    due_ns: int
+    slow_due_ns: int
+    fails: int = 0
+    said: str = ""
+    reading: DiskReading | None = None
+    reason: Reason = Reason.VM_STARTING
+    learned: Learned = field(default_factory=Learned)
+
+
+class Poller:
+    """Keeps the latest disk counters per VM, and tells the finder the rest of what it hears.
+
+    Args:
+        finder: how to reach the VMs.
+        config: Proxmox' configuration.
+        poll_ns: how often each VM is asked.
+        deadline_s: how long one VM may take to answer.
+        asker: `qmp.ask`, or what stands in for it.
+        clocks: both clocks.
+
+    """
+
+    def __init__(
+        self,
+        finder: QemuFinder,
+        config: ProxmoxConfig,
+        poll_ns: int,
+        *,
+        deadline_s: float = 1.0,
+        asker: Callable[..., dict[str, Any]] = ask,
+        clocks: Callable[[], Stamp] = lambda: Stamp(time.monotonic_ns(), time.time_ns()),
+    ) -> None:
+        self._finder = finder
+        self._config = config
+        self._poll_ns = poll_ns
+        self._deadline_s = deadline_s
+        self._proc = finder.proc_root
+        self._ask = asker
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._vms: dict[str, _Vm] = {}
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        if self._thread is None or not self._thread.is_alive():
+            self._ended = False
+            self._thread = threading.Thread(target=self._run, name="qemu-qmp", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one that hangs (in Proxmox' file system) is left to the process's end."""
+        self._ended = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(2 * self._deadline_s)
+
+    def watch(self, vms: Iterable[VmIdentity]) -> None:
+        """Ask these VMs from now on; those that are new soon."""
+        now_ns = self._clocks().mono_ns
+        with self._lock:
+            known, self._vms = self._vms, {}
+            added = False
+            for vm in vms:
+                entry = known.get(vm.uuid)
+                if entry is None or entry.epoch != vm.epoch:
+                    learned = Learned(facts=vm.facts)
+                    entry = _Vm(vm.uuid, vm.epoch, vm.name, now_ns, now_ns, learned=learned)
+                    added = True
+                self._vms[vm.uuid] = entry
+        if added:
+            self._wake.set()
+
+    def reading(self, uuid: str, epoch: str, not_before_ns: int) -> DiskReading | Reason:
+        """Return the latest counters of a VM, or why there are none since `not_before_ns`."""
+        with self._lock:
+            vm = self._vms.get(uuid)
+        if vm is None or vm.epoch != epoch:
+            return Reason.VM_STARTING
+        reading = vm.reading
+        if reading is None or reading.stamp.mono_ns < not_before_ns:
+            # Polled too late without a failure of its own: the thread is at another VM, or hangs.
+            return vm.reason or Reason.STALE
+        return reading
+
+    def step(self) -> int:
+        """Ask the VM that is most overdue, if one is; return how long to pause then, in nanoseconds."""
+        now = self._clocks()
+        with self._lock:
+            vms = list(self._vms.values())
+        vm = min(vms, key=lambda vm: vm.due_ns, default=None)
+        if vm is None:
+            return _S
+        if vm.due_ns > now.mono_ns:
+            return vm.due_ns - now.mono_ns
+        self._poll(vm, now)
+        # Half of the time between two VMs: so polls that became due together come apart.
+        return min(self._poll_ns // (2 * len(vms)), _MAX_PAUSE_NS)
+
+    def _run(self) -> None:
+        while not self._ended:
+            try:
+                pause_ns = self.step()
+            except Exception:  # noqa: BLE001 - it would end the thread
+                # A defect of ours, at one VM's answer: that VM's next turn was set before it was asked.
+                _log.exception("asking a VM failed; please report this")
+                pause_ns = _S
+            self._wake.wait(pause_ns / _S)
+            self._wake.clear()
+
+    def _poll(self, vm: _Vm, now: Stamp) -> None:
+        vm.due_ns = now.mono_ns + self._poll_ns
+        launch = self._finder.launch(vm.uuid, vm.epoch)
+        if launch is None:
+            return
+        try:
+            self._ask_disks(vm, launch, now)
+        except QmpError as error:
+            self._fail(vm, launch, error, now)
+        else:
+            if vm.said:
+                _log.info("VM %s: QMP answers again", vm.name)
+            vm.fails, vm.said = 0, ""
+        self._finder.learn(vm.uuid, vm.epoch, vm.learned)
+        if launch.vmid:
+            self._read_config(vm, launch.vmid)
+            self._finder.learn(vm.uuid, vm.epoch, vm.learned)
+
+    def _ask_disks(self, vm: _Vm, launch: Launch, now: Stamp) -> None:
+        if not launch.qmp:
+            message = (
+                "no QMP socket, so no disk counters; start it with -qmp unix:/run/NAME.qmp,server=on,wait=off"
+            )
+            raise QmpError(message, Reason.NOT_VISIBLE)
+        if self._stopped(launch.pid):
+            raise QmpError("its process is stopped (SIGSTOP)", Reason.STUCK)
+        commands = ["query-status", "query-blockstats"]
+        slow = now.mono_ns >= vm.slow_due_ns
+        if slow:
+            commands.append("query-block")
+            if not self._finder.has_vcpu_names(vm.uuid, vm.epoch):
+                commands.append("query-cpus-fast")
+        # Where there are several sockets and one is held, another may be free.
+        path = launch.qmp[vm.fails % len(launch.qmp)]
+        answers = self._ask(path, commands, pid=launch.pid, deadline_s=self._deadline_s)
+        try:
+            disks = parse_blockstats(answers.get("query-blockstats"))
+            stamp = self._clocks()  # a QEMU that was slow to answer has read them just now
+        except ValueError as error:
+            raise QmpError(f"{path}: {error}", Reason.INVALID_VALUE) from error
+        old = vm.learned
+        vm.learned = Learned(
+            parse_state(answers.get("query-status")),
+            old.name,
+            old.facts,
+            parse_tids(answers["query-cpus-fast"]) if "query-cpus-fast" in answers else old.vcpu_tids,
+            parse_devices(answers["query-block"]) if "query-block" in answers else old.disks,
+        )
+        if slow:
+            vm.slow_due_ns = now.mono_ns + _SLOW_NS
+        vhost_user = any(disk.kind == "vhostuser" for disk in launch.command.disks)
+        if disks:
+            vm.reading, vm.reason = DiskReading(stamp, disks), Reason.UNSPECIFIED
+        else:
+            vm.reading, vm.reason = None, Reason.NOT_VISIBLE if vhost_user else Reason.NOT_PRESENT
+
+    def _fail(self, vm: _Vm, launch: Launch, error: QmpError, now: Stamp) -> None:
+        vm.reason = error.reason
+        vm.fails += 1
+        vm.due_ns = now.mono_ns + min(self._poll_ns << min(vm.fails, 16), max(_MAX_BACKOFF_NS, self._poll_ns))
+        text = str(error)
+        if vm.said != text:
+            vm.said = text
+            _log.warning("VM %s (process %d): %s", vm.name, launch.pid, text)
+
+    def _read_config(self, vm: _Vm, vmid: str) -> None:
+        found = self._config.vm(vmid)
+        old = vm.learned
+        if (found.name, found.facts) != (old.name, old.facts):
+            vm.learned = Learned(old.state, found.name, found.facts, old.vcpu_tids, old.disks)
+
+    def _stopped(self, pid: int) -> bool:
+        """Whether a signal stopped the process: it would accept no connection, and ours would be in others' way."""
+        try:
+            fd = os.open(self._proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return parse_task_stat(os.read(fd, 1024)).state in {"T", "t"}
+            finally:
+                os.close(fd)
+        except (OSError, ValueError):
+            return False

@@ -1,0 +1,238 @@
+"""A QMP client (QEMU's machine protocol): connect, ask what only reads, disconnect.
+
+Why none of a library: the well-kept `qemu.qmp` is built on asyncio, for clients that stay connected; it would bring an
+event loop into a thread that asks four questions every ten seconds. A QMP socket serves one client at a time, so we
+must never stay, and what is left then is less than the glue would be.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from collector.base import DiskCounters, DiskDevice, Reason
+from collector.qemu.cmdline import disk_kind
+
+__all__ = [
+    "ALLOWED",
+    "QmpError",
+    "ask",
+    "block_name",
+    "parse_blockstats",
+    "parse_devices",
+    "parse_state",
+    "parse_tids",
+]
+
+#: All that is ever sent, beside the handshake: nothing of it changes a VM.
+ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "query-block"})
+
+_MAX_BYTES = 8 << 20  # of one conversation; 1000 disks make some 2 MB
+_CHUNK_BYTES = 1 << 16
+_UCRED = struct.Struct("3i")
+
+# QEMU's RunState in libvirt's words; every other one is a guest that does not run: "paused".
+_STATES = {
+    "running": "running",
+    "suspended": "pmsuspended",
+    "shutdown": "shutdown",
+    "guest-panicked": "crashed",
+    "internal-error": "crashed",
+}
+
+
+class QmpError(Exception):
+    """A VM could not be asked. One line: what, where, the value, the remedy."""
+
+    def __init__(self, message: str, reason: Reason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def ask(path: str, commands: Iterable[str], *, pid: int, deadline_s: float) -> dict[str, Any]:
+    r"""Ask a QEMU, on a connection of its own that is closed before this returns.
+
+    Args:
+        path: the socket ("\0..." is an abstract one).
+        commands: of `ALLOWED`.
+        pid: the QEMU's process id; another process' answers are refused.
+        deadline_s: for all of it.
+
+    Returns:
+        The answers by command, without those to which this QEMU said no.
+
+    Raises:
+        QmpError: nobody is there, nobody answers in time (another client holds the socket, QEMU hangs), or what
+            answers is not that QEMU's QMP.
+
+    """
+    wanted = list(commands)
+    refused = set(wanted) - ALLOWED
+    if refused:
+        raise ValueError(f"not a command that only reads: {sorted(refused)}")
+    shown = path.replace("\0", "@")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            talk = _Talk(connection, deadline_s)
+            talk.connect(path)
+            _check_peer(connection, shown, pid)
+            return talk.ask(wanted)
+    except TimeoutError as error:
+        message = (
+            f"{shown}: no answer in {deadline_s:g} s; another client holds this QMP socket, or QEMU hangs"
+        )
+        raise QmpError(message, Reason.STUCK) from error
+    except OSError as error:
+        raise _explain(error, shown) from error
+    except _GarbageError as error:
+        raise QmpError(f"{shown}: {error}; is it a QMP socket?", Reason.INVALID_VALUE) from error
+
+
+class _GarbageError(Exception):
+    """What came is not QMP."""
+
+
+class _Talk:
+    """One conversation with its deadline."""
+
+    def __init__(self, connection: socket.socket, deadline_s: float) -> None:
+        self._connection = connection
+        self._until_s = time.monotonic() + deadline_s
+        self._buffer = b""
+        self._bytes = 0
+
+    def connect(self, path: str) -> None:
+        self._wait()
+        self._connection.connect(path)
+
+    def ask(self, commands: list[str]) -> dict[str, Any]:
+        if "QMP" not in self._receive():
+            raise _GarbageError("no greeting of QMP")
+        if self._execute("qmp_capabilities") is None:
+            raise _GarbageError("the handshake was refused")
+        answers = {command: self._execute(command) for command in commands}
+        return {command: answer["return"] for command, answer in answers.items() if answer is not None}
+
+    def _execute(self, command: str) -> Mapping[str, Any] | None:
+        """Return the answer; None where it is an error."""
+        self._wait()
+        self._connection.sendall(json.dumps({"execute": command, "id": command}).encode() + b"\n")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == command:
+                return answer if "return" in answer else None
+            if "event" not in answer:
+                raise _GarbageError(f"neither an event nor the answer to {command}")
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message; each is one line."""
+        while b"\n" not in self._buffer:
+            self._wait()
+            chunk = self._connection.recv(_CHUNK_BYTES)
+            self._bytes += len(chunk)
+            if not chunk:
+                raise _GarbageError("the connection was closed")
+            if self._bytes > _MAX_BYTES:
+                raise _GarbageError(f"more than {_MAX_BYTES} bytes")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _GarbageError(f"not JSON: {line[:40]!r}") from error
+        if not isinstance(message, dict):
+            raise _GarbageError(f"not a message: {line[:40]!r}")
+        return message
+
+    def _wait(self) -> None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+
+
+def _check_peer(connection: socket.socket, shown: str, pid: int) -> None:
+    """Refuse a socket on which another process listens: the VM was restarted, or the path is another's by now."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    peer, _, _ = _UCRED.unpack(found)
+    if peer and peer != pid:
+        message = f"{shown}: process {peer} listens there, not the VM's {pid}"
+        raise QmpError(message, Reason.NOT_PRESENT)
+
+
+def _explain(error: OSError, shown: str) -> QmpError:
+    if error.errno == errno.EAGAIN:
+        message = f"{shown}: another client holds this QMP socket and more wait for it"
+        return QmpError(message, Reason.STUCK)
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        message = f"{shown}: {error.strerror}; the agent's user needs write access to the socket"
+        return QmpError(message, Reason.NO_PERMISSION)
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        message = f"{shown}: no file descriptor is left; raise the agent's LimitNOFILE"
+        return QmpError(message, Reason.FD_LIMIT)
+    if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
+        message = (
+            f"{shown}: {error.strerror}; is the socket where the agent can see it (not in /tmp or /home)?"
+        )
+        return QmpError(message, Reason.NOT_VISIBLE)
+    return QmpError(f"{shown}: {error.strerror or error}", Reason.SOURCE_FAILED)
+
+
+def parse_state(answer: Any) -> str:
+    """Return the VM's state of a query-status, in libvirt's words; "running" where it is not told."""
+    status = answer.get("status") if isinstance(answer, Mapping) else None
+    return _STATES.get(status, "paused") if isinstance(status, str) else "running"
+
+
+def parse_tids(answer: Any) -> tuple[int, ...]:
+    """Return the vCPU threads of a query-cpus-fast in the order of the vCPUs. Empty: none was told."""
+    cpus = [cpu for cpu in answer if isinstance(cpu, Mapping)] if isinstance(answer, list) else []
+    pairs = [(cpu.get("cpu-index"), cpu.get("thread-id")) for cpu in cpus]
+    numbers = [(index, tid) for index, tid in pairs if isinstance(index, int) and isinstance(tid, int)]
+    # One thread may run all of them (software emulation with thread=single).
+    return tuple(dict.fromkeys(tid for _, tid in sorted(numbers) if tid > 0))
+
+
+def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
+    """Return the counters of a query-blockstats, as the guest sees the devices. An empty drive has none.
+
+    Raises:
+        ValueError: it is not what QEMU says.
+
+    """
+    found = {}
+    try:
+        for entry in answer:
+            if "node-name" in entry:
+                stats = entry["stats"]
+                counters = [
+                    int(stats[key]) for key in ("rd_bytes", "wr_bytes", "rd_operations", "wr_operations")
+                ]
+                found[block_name(entry)] = DiskCounters(*counters)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an answer to query-blockstats: {error!r}") from error
+    return found
+
+
+def parse_devices(answer: Any) -> tuple[DiskDevice, ...]:
+    """Return the disks of a query-block, without empty drives."""
+    entries = [entry for entry in answer if isinstance(entry, Mapping)] if isinstance(answer, list) else []
+    return tuple(
+        DiskDevice(block_name(entry), disk_kind(str(inserted.get("file", ""))))
+        for entry in entries
+        if isinstance(inserted := entry.get("inserted"), Mapping)
+    )
+
+
+def block_name(entry: Mapping[str, Any]) -> str:
+    """Return the name of a device of query-block or query-blockstats: its id, such as "scsi0", else its drive's."""
+    qdev = str(entry.get("qdev", "")).removesuffix("/virtio-backend")
+    name = qdev.removeprefix("/machine/peripheral/")
+    if name and not name.startswith("/"):
+        return name
+    return str(entry.get("device", "")) or qdev.rpartition("/")[2] or str(entry.get("node-name", ""))

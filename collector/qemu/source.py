@@ -1,0 +1,238 @@
+"""VMs without libvirt: state and disk counters by QMP, network counters of their tap devices.
+
+Tap devices are read in one file per network namespace and tick. A tap is looked for in the namespace of its QEMU
+process, where QEMU made it; one that was handed to QEMU also in the agent's own. Elsewhere it is not visible. Where one
+of a VM's interfaces is not visible (or has no device on the host: vhost-user, user networking) the VM's network is
+absent, because a sum over the others would look like a quieter VM.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+)
+from collector.identity import Inventory
+from collector.qemu.discovery import Launch, QemuFinder, network_namespace
+from collector.qemu.poller import DiskReading, Poller
+from collector.qemu.proxmox import ProxmoxConfig
+
+__all__ = ["QemuSource", "parse_tap"]
+
+_log = logging.getLogger("whitepanda.qemu")
+
+_MANAGERS = {"proxmox", "qemu"}
+# A reading is handed on until it is this many polls old.
+_STALE_POLLS = 2.5
+_MIN_STALE_NS = 5_000_000_000
+_PROXMOX_TAP = re.compile(rb"tap(\d+)i\d+")
+_FIELDS = 16
+
+_Lines = Mapping[bytes, bytes]
+
+
+class QemuSource:
+    """The qemu source (`collector.base.Source`). Not safe for use by several threads at once.
+
+    Args:
+        inventory: the VMs; its `QemuFinder` knows how they were started.
+        disk_poll_s: how often each VM is asked for its disk counters and its state.
+        config_dir: Proxmox' configuration.
+        poller: asks the VMs; None: one of its own, with a thread.
+        clocks: both clocks.
+
+    """
+
+    name = "qemu"
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        disk_poll_s: float = 10.0,
+        config_dir: str = "/etc/pve",
+        poller: Poller | None = None,
+        clocks: Callable[[], Stamp] = lambda: Stamp(time.monotonic_ns(), time.time_ns()),
+    ) -> None:
+        self._inventory = inventory
+        self._clocks = clocks
+        poll_ns = round(disk_poll_s * 1e9)
+        self._stale_ns = max(round(_STALE_POLLS * poll_ns), _MIN_STALE_NS)
+        finder = next((finder for finder in inventory.finders if isinstance(finder, QemuFinder)), None)
+        if finder is None:
+            raise SourceError("the inventory has no finder of QEMU processes; please report this")
+        self._finder = finder
+        self._proc = finder.proc_root
+        self._poller = poller or Poller(finder, ProxmoxConfig(config_dir), poll_ns)
+        self._untold: set[str] = set()
+
+    def probe(self) -> Probe:
+        """Say whether VMs can be found, and how many of ours there are now."""
+        probe = self._inventory.probe()
+        if not probe.available:
+            return probe
+        try:
+            count = sum(vm.manager in _MANAGERS for vm in self._inventory.vms())
+        except SourceError as error:
+            return Probe(available=False, detail=str(error), reason=error.reason)
+        return Probe(available=True, detail=f"{count} VMs without libvirt now; {self._finder.probe().detail}")
+
+    def open(self) -> None:
+        """Start asking VMs."""
+        self._poller.start()
+
+    def sample(self) -> SourceSample:
+        """Read the tap devices; disks and state are those of each VM's last poll.
+
+        Raises:
+            SourceError: the VMs or the tap devices cannot be read at all.
+
+        """
+        now = self._clocks()
+        inventory = self._inventory.vms()
+        mine = [vm for vm in inventory if vm.manager in _MANAGERS]
+        self._poller.watch(mine)
+        taps = _Taps(self._proc)
+        vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
+        self._untold &= {vm.epoch for vm in mine}
+        return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
+
+    def close(self) -> None:
+        """Stop asking VMs."""
+        self._poller.stop()
+
+    def _sample_vm(self, vm: VmIdentity, now: Stamp, taps: _Taps) -> VmSample:
+        absent: dict[str, Reason] = {}
+        stamps: dict[str, Stamp] = {}
+        disks = None
+        reading = self._poller.reading(vm.uuid, vm.epoch, now.mono_ns - self._stale_ns)
+        if isinstance(reading, DiskReading):
+            disks, stamps["disks"] = reading.disks, reading.stamp
+        else:
+            absent["disks"] = reading
+        interfaces: Mapping[str, InterfaceCounters] | None = None
+        if not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, now.mono_ns):
+            found = self._interfaces(vm, taps)
+            if isinstance(found, Reason):
+                absent["interfaces"] = found
+            else:
+                interfaces = found
+        if not vm.vcpu_tids and reading is not Reason.VM_STARTING:
+            absent["threads"] = Reason.NOT_VISIBLE
+            self._tell_untold(vm)
+        return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
+
+    def _interfaces(self, vm: VmIdentity, taps: _Taps) -> dict[str, InterfaceCounters] | Reason:
+        launch = self._finder.launch(vm.uuid, vm.epoch)
+        if launch is None:
+            return Reason.VM_STARTING  # it ended since the inventory was made
+        lines = taps.of(launch)
+        if launch.vmid:
+            # By their names, which tell of plugged ones too.
+            names = taps.proxmox(lines, launch.vmid)
+            if not names:
+                return Reason.NOT_VISIBLE if launch.command.netdevs else Reason.NOT_PRESENT
+        elif not launch.command.netdevs:
+            return Reason.NOT_PRESENT
+        else:
+            names = [name.encode() for name in launch.taps]
+        found = {}
+        for index, name in enumerate(names):
+            line = lines.get(name)
+            if line is None and not launch.vmid and _handed_in(launch, index):
+                line = taps.own.get(name)
+            if line is None:
+                return Reason.NOT_VISIBLE
+            try:
+                found[name.decode("utf-8", "replace")] = parse_tap(line)
+            except ValueError:
+                return Reason.INVALID_VALUE
+        return found
+
+    def _tell_untold(self, vm: VmIdentity) -> None:
+        if vm.epoch not in self._untold:
+            self._untold.add(vm.epoch)
+            remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
+            _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
+
+
+class _Taps:
+    """The network devices of one tick, by namespace, each read when first asked for."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._lines: dict[int, _Lines] = {}
+        self._proxmox: dict[int, dict[bytes, list[bytes]]] = {}
+        self._own = network_namespace(proc)
+
+    @property
+    def own(self) -> _Lines:
+        """The devices of the agent's own namespace."""
+        return self._read(self._own, self._proc / "net/dev")
+
+    def of(self, launch: Launch) -> _Lines:
+        """Return the devices of a VM's namespace."""
+        if launch.netns in {0, self._own}:
+            return self.own
+        return self._read(launch.netns, self._proc / str(launch.pid) / "net/dev")
+
+    def proxmox(self, lines: _Lines, vmid: str) -> list[bytes]:
+        """Return the taps among `lines` that Proxmox made for a VM."""
+        grouped = self._proxmox.get(id(lines))
+        if grouped is None:
+            grouped = self._proxmox[id(lines)] = {}
+            for name in lines:
+                match = _PROXMOX_TAP.fullmatch(name)
+                if match:
+                    grouped.setdefault(match[1], []).append(name)
+        return grouped.get(vmid.encode(), [])
+
+    def _read(self, namespace: int, path: Path) -> _Lines:
+        if namespace not in self._lines:
+            try:
+                text = path.read_bytes()
+            except FileNotFoundError:
+                text = b""  # the process of that namespace ended
+            except OSError as error:
+                raise SourceError(f"{path}: {error.strerror}") from error
+            pairs = (line.partition(b":") for line in text.splitlines()[2:])
+            self._lines[namespace] = {name.strip(): rest for name, _, rest in pairs}
+        return self._lines[namespace]
+
+
+def parse_tap(line: bytes) -> InterfaceCounters:
+    """Parse a device's numbers of /proc/net/dev. What the host receives from a tap the guest has transmitted.
+
+    Raises:
+        ValueError: they are not sixteen numbers.
+
+    """
+    numbers = [int(number) for number in line.split()]
+    if len(numbers) != _FIELDS:
+        raise ValueError(f"{len(numbers)} numbers of a network device, {_FIELDS} are needed: {line[:60]!r}")
+    return InterfaceCounters(
+        receive_bytes=numbers[8],
+        transmit_bytes=numbers[0],
+        receive_packets=numbers[9],
+        transmit_packets=numbers[1],
+        receive_drops=numbers[11],
+        transmit_drops=numbers[3],
+    )
+
+
+def _handed_in(launch: Launch, index: int) -> bool:
+    """Whether somebody else than QEMU opened this tap, perhaps in another namespace than QEMU's."""
+    netdev = launch.command.netdevs[index]
+    return bool(netdev.fds) or netdev.kind == "bridge"
