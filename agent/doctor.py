@@ -186,7 +186,7 @@ def _libvirt(root: Path) -> Check:
         if not why:
             return Check("libvirt socket", "ok", f"somebody answers at {path}")
         tried.append(f"{path}: {why}")
-    remedy = "start libvirtd or virtqemud; VMs without libvirt come in a later version"
+    remedy = "start libvirtd or virtqemud if libvirt manages VMs here; Proxmox' and bare QEMUs need neither"
     return Check("libvirt socket", "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT)
 
 
