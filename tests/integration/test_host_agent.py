@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli._render import summary_json
 from agent.local_client import connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -26,6 +28,7 @@ tick_s = 0.5
 [sources.libvirt]
 mode = "required"
 deadline_s = 1.0
+disk_poll_s = {disk_poll_s}
 
 [sources.procfs]
 mode = "required"
@@ -62,6 +65,11 @@ class Agent:
     def source(self, name):
         return next(source for source in self.status().sources if source.name == name)
 
+    def quick_vms(self):
+        """The same, without starting a process for it."""
+        with connect(self.socket) as client:
+            return {vm.name: summary_json(vm) for vm in client.vms().vms}
+
     def wait(self, condition, timeout_s=30.0):
         """Wait for something to be true of `vms`; returns it."""
         end = time.monotonic() + timeout_s
@@ -74,7 +82,13 @@ class Agent:
 
 @pytest.fixture
 def agent(lab, tmp_path):
-    (tmp_path / "agent.toml").write_text(CONFIG.format(folder=tmp_path))
+    with running(tmp_path, disk_poll_s=0.5) as agent:
+        yield agent
+
+
+@contextlib.contextmanager
+def running(tmp_path, disk_poll_s):
+    (tmp_path / "agent.toml").write_text(CONFIG.format(folder=tmp_path, disk_poll_s=disk_poll_s))
     with (tmp_path / "agent.log").open("wb") as output:
         command = [Path(sys.executable).parent / "whitepanda", "agent", "run", "-c", tmp_path / "agent.toml"]
         process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -84,9 +98,9 @@ def agent(lab, tmp_path):
             assert process.poll() is None, (tmp_path / "agent.log").read_text()
             assert time.monotonic() < end
             time.sleep(0.1)
-        running = Agent(tmp_path, process)
-        running.wait(lambda vms: measured(vms, "wplab-mixed-1", "guest_ratio"))
-        yield running
+        agent = Agent(tmp_path, process)
+        agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "guest_ratio"))
+        yield agent
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0, (tmp_path / "agent.log").read_text()
     finally:
@@ -94,12 +108,12 @@ def agent(lab, tmp_path):
         process.wait()
 
 
-def measured(vms, name, *metrics):
+def measured(vms, name, *metrics, age_s=3):
     """Whether a VM has numbers, and new ones, for these metrics."""
     if name not in vms:
         return False
     found = [vms[name]["metrics"][metric] for metric in metrics]
-    return all(metric["value"] is not None and metric["age_s"] < 3 for metric in found)
+    return all(metric["value"] is not None and metric["age_s"] < age_s for metric in found)
 
 
 def test_three_real_vms_and_their_life_cycle_as_the_agent_tells_them(lab, agent):
@@ -169,3 +183,31 @@ def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
     finally:
         os.kill(lab.libvirtd_pid, signal.SIGCONT)
     agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s", "guest_ratio"))
+
+
+@pytest.mark.long
+def test_a_minute_without_libvirtd_costs_only_what_it_alone_tells(lab, tmp_path):
+    names = ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3")
+    disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
+    with running(tmp_path, disk_poll_s=10.0) as agent:
+        agent.wait(lambda vms: all(measured(vms, name, "guest_ratio", *disk, age_s=11) for name in names))
+        os.kill(lab.libvirtd_pid, signal.SIGSTOP)
+        try:
+            before, stopped = agent.status(), time.monotonic()
+            seen = []
+            while time.monotonic() - stopped < 60:
+                time.sleep(1)
+                vms = agent.quick_vms()
+                assert all(measured(vms, name, "guest_ratio", "run_queue_wait_ratio") for name in names)
+                if time.monotonic() - stopped > 10:
+                    seen += [vms[name]["metrics"][metric]["reason"] for name in names for metric in disk]
+            after, elapsed_s = agent.status(), time.monotonic() - stopped
+            assert agent.source("libvirt").state == "stuck"
+        finally:
+            os.kill(lab.libvirtd_pid, signal.SIGCONT)
+        assert set(seen) <= {"stale", "stuck"}
+        assert after.ticks - before.ticks > 0.9 * elapsed_s / 0.5
+        back = time.monotonic() + 5
+        while not all(measured(agent.quick_vms(), name, *disk, age_s=5) for name in names):
+            assert time.monotonic() < back, agent.quick_vms()["wplab-mixed-1"]
+            time.sleep(0.1)

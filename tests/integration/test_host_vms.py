@@ -46,7 +46,8 @@ def procfs(lab, inventory):
 
 @pytest.fixture
 def libvirt(lab, inventory):
-    source = LibvirtSource(URI, inventory=inventory)
+    # Disks are read with every sample, so that two samples make a rate.
+    source = LibvirtSource(URI, inventory=inventory, disk_poll_s=0.05)
     source.open()
     yield source
     source.close()
@@ -62,7 +63,8 @@ def joined(uuid: str, *samples: SourceSample) -> JoinedVm:
         for part in ("threads", "disks", "interfaces"):
             value = getattr(vm, part)
             if value is not None:
-                parts[part] = Reading(sample.source, sample.mono_ns, sample.unix_ns, value)
+                stamp = vm.stamps.get(part, sample)
+                parts[part] = Reading(sample.source, stamp.mono_ns, stamp.unix_ns, value)
             elif part in vm.absent:
                 parts.setdefault(part, vm.absent[part])
     assert len(epochs) == 1, "epochs of two sources do not join"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Start a VM of the lab (transient: libvirt forgets it when it ends) and wait until its guest is up (NOWAIT=1: do not).
-# usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      LOAD is mixed, idle or busy; the VM is wplab-LOAD-NUMBER
+# usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      LOAD is mixed, idle, busy or writer; the VM is wplab-LOAD-NUMBER
 . "$(dirname "$0")/lib.sh"
 LOAD=$1 NUMBER=$2 VCPUS=${3:-1} MAX_VCPUS=${4:-${3:-1}}
 NAME=$PREFIX$LOAD-$NUMBER

@@ -2,7 +2,7 @@
 # Build the x86 guest: Debian's cloud kernel from the machine's own apt sources, and an initramfs of busybox that makes
 # the load named on the kernel's command line. Result: $VM/{vmlinuz,initrd.gz}; nothing is done where they are there.
 . "$(dirname "$0")/lib.sh"
-VERSION=1 # of the guest that this script builds
+VERSION=2 # of the guest that this script builds
 mkdir -p "$VM"
 chmod 755 "$LAB" "$VM"
 exec 9>"$VM/lock"
@@ -58,6 +58,14 @@ mixed) # a burst of CPU, 1 MiB written and read past the page cache, a pause
         dd if=/dev/vda of=/dev/null bs=64k count=16 skip=$((i % 32 * 16)) 2>/dev/null
         sleep 0.3
     done ;;
+writer) # 40 MiB, in ten pieces, then nothing more
+    while [ $i -lt 10 ]; do
+        dd if=/dev/zero of=/dev/vda bs=64k count=64 seek=$((i * 64)) conv=fsync 2>/dev/null
+        i=$((i + 1))
+        sleep 0.5
+    done
+    echo "GUEST-WROTE 40 MiB"
+    while :; do sleep 3600; done ;;
 esac
 INIT
 chmod 755 "$WORK/root/init"
