@@ -134,7 +134,7 @@ def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event
     fixed = budget.fixed & events.keys()
     if fixed and not fits(make_plan(events, 0, fixed).groups[0]):
         fixed = frozenset()  # the fixed counters are not to be had (a virtual machine's PMU)
-    for beside_base in range(budget.beside_base, -1, -1):
+    for beside_base in range(min(budget.beside_base, len(events)), -1, -1):
         plan = make_plan(events, beside_base, fixed)
         if beside_base == 0 or all(fits(group) for group in plan.groups):
             break

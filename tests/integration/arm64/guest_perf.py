@@ -7,6 +7,7 @@ standard library is here, and the repository's `collector` package in /app.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -23,6 +24,7 @@ sys.path.insert(0, "/app")
 from collector.base import Reason, SourceError, VmIdentity
 from collector.perf.binding import (
     FLAG_FD_CLOEXEC,
+    FLAG_PID_CGROUP,
     EventAttr,
     Group,
     Kernel,
@@ -31,12 +33,14 @@ from collector.perf.binding import (
     open_group,
     read_group,
 )
-from collector.perf.events import CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS
+from collector.perf.cpu import core_pmus
+from collector.perf.events import CYCLES, CYCLES_AND_INSTRUCTIONS, INSTRUCTIONS, TASK_CLOCK_NS, Catalog, Event
 from collector.perf.scale import ScaledDelta, scale_delta
 from collector.perf.source import PerfSource
 
 KERNEL = Kernel()
 PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def spin(seconds):
@@ -174,6 +178,7 @@ class Recording(Kernel):
         seen = dataclasses.asdict(passed)
         event = seen.pop("event")
         seen |= {"type": event["type"], "config": event["config"], "pid": pid, "cpu": cpu}
+        seen["cgroup"] = bool(flags & FLAG_PID_CGROUP)
         seen |= {"leader": group_fd == -1, "cloexec": not os.get_inheritable(fd)}
         self.seen.append(seen)
         return fd
@@ -184,7 +189,7 @@ def ipc():
     guest = Guest()
     busy, idle = [guest.start(), guest.start()], guest.start("idle")
     kernel = Recording()
-    source = PerfSource(lambda: [identity(guest, *busy, idle)], kernel=kernel)
+    source = PerfSource(lambda: [identity(guest, *busy, idle)], kernel=kernel, events="basic")
     source.open()
     kernel.seen.clear()
     last = source.sample().vms["u1"].perf.groups
@@ -204,26 +209,56 @@ def multiplexed():
     """Twelve groups more than the PMU has room for, beside the source's own, all on one busy thread."""
     guest = Guest()
     tid = guest.start()
-    source = PerfSource(lambda: [identity(guest, tid)])
-    clock = open_group([TASK_CLOCK_NS], tid, kernel=KERNEL)
-    groups = [open_group(CYCLES_AND_INSTRUCTIONS, tid, kernel=KERNEL) for _ in range(12)]
+    source = PerfSource(lambda: [identity(guest, tid)], events="basic")
+    found = _crowd(source, tid, tid, -1, 0)
+    guest.kill()
+    return found
+
+
+def multiplexed_cgroup():
+    """The same of a control group: source, groups and single events are bound to it on the one CPU."""
+    guest = Guest()
+    tid = guest.start()
+    _move(guest, "vm-crowd")
+    fd = os.open(CGROUPS / "vm-crowd", os.O_RDONLY | os.O_DIRECTORY)
+    kernel = Recording()
+    source = PerfSource(lambda: [identity(guest, tid)], scope="cgroup", events="basic", kernel=kernel)
+    found = _crowd(source, tid, fd, 0, FLAG_PID_CGROUP)
+    os.close(fd)
+    guest.kill()
+    return found | {"attrs": kernel.seen}
+
+
+def _move(guest, name):
+    (CGROUPS / name).mkdir(exist_ok=True)
+    (CGROUPS / name / "cgroup.procs").write_text(str(guest.pid))
+
+
+def _crowd(source, tid, pid, cpu, flags):
+    def group(*events):
+        return open_group(events, pid, cpu, kernel=KERNEL, flags=flags)
+
+    clock = open_group([TASK_CLOCK_NS], tid, kernel=KERNEL)  # the truth: how long the busy thread ran
+    groups = [group(*CYCLES_AND_INSTRUCTIONS) for _ in range(12)]
     # What others did: cycles and instructions as events of their own. All of one kind come first, so the two of
     # a pair get their turns at different times.
-    alone_cycles = [open_group([CYCLES], tid, kernel=KERNEL) for _ in range(6)]
-    alone_instructions = [open_group([INSTRUCTIONS], tid, kernel=KERNEL) for _ in range(6)]
+    alone_cycles = [group(CYCLES) for _ in range(6)]
+    alone_instructions = [group(INSTRUCTIONS) for _ in range(6)]
     singles = list(zip(alone_cycles, alone_instructions, strict=True))
+
+    def read():
+        (own,) = source.sample().vms["u1"].perf.groups.values()
+        all_groups = [read_group(g, kernel=KERNEL) for g in (clock, *groups)]
+        return own[0], all_groups, [[read_group(g, kernel=KERNEL) for g in pair] for pair in singles]
+
+    read()
     time.sleep(0.1)
-    last = source.sample().vms["u1"].perf.groups[tid][0]
-    before = [read_group(g, kernel=KERNEL) for g in (clock, *groups)]
-    alone = [(read_group(c, kernel=KERNEL), read_group(i, kernel=KERNEL)) for c, i in singles]
+    last, before, alone = read()
     time.sleep(4)
-    now = source.sample().vms["u1"].perf.groups[tid][0]
-    after = [read_group(g, kernel=KERNEL) for g in (clock, *groups)]
-    later = [(read_group(c, kernel=KERNEL), read_group(i, kernel=KERNEL)) for c, i in singles]
-    for group in (clock, *groups, *(g for pair in singles for g in pair)):
-        close_group(group, kernel=KERNEL)
+    now, after, later = read()
+    for opened in (clock, *groups, *(g for pair in singles for g in pair)):
+        close_group(opened, kernel=KERNEL)
     source.close()
-    guest.kill()
 
     def difference(a, b):
         return {
@@ -241,6 +276,107 @@ def multiplexed():
             for pair_now, pair_last in zip(later, alone, strict=True)
         ],
     }
+
+
+def _raw_catalog(programmable):
+    """Events whose truth is known: instructions and cycles by their raw numbers, and stalls, which are 0 here."""
+    (pmu,) = core_pmus()
+    raw = {
+        "llc_misses": 0x08,
+        "l2_misses": 0x11,
+        "memory_stall_cycles": 0x08,
+        "total_stall_cycles": 0x3C,
+        "reference_cycles": 0x11,
+        "core_stall_cycles": 0x24,
+    }
+    events = {name: Event(name, pmu.type, config) for name, config in raw.items()}
+    return Catalog("test", events, programmable=programmable, fixed=frozenset({"cycles"}))
+
+
+def time_sliced():
+    """A budget of one counter beside cycles and instructions: six groups, on in turns, on a busy thread."""
+    guest = Guest()
+    tid = guest.start()
+    catalog = _raw_catalog(2)
+    source = PerfSource(lambda: [identity(guest, tid)], catalog=catalog, reserve_counters=0)
+    source.open()
+    clock = open_group([TASK_CLOCK_NS], tid, kernel=KERNEL)
+    ticks = []
+    for _ in range(8):
+        perf = source.sample().vms["u1"].perf
+        cpu_ns = read_group(clock, kernel=KERNEL).values[0]
+        ticks.append({"cpu_ns": cpu_ns, "groups": [dataclasses.asdict(g) for g in perf.groups[tid]]})
+        time.sleep(0.2)
+    source.close()
+    close_group(clock, kernel=KERNEL)
+    guest.kill()
+    missing = {name: reason.code for name, reason in perf.missing.items()}
+    return {"layout": perf.layout, "missing": missing, "ticks": ticks}
+
+
+def plan_is_fitted():
+    """A table that promises far more counters than there are: the plan shrinks to what this kernel really runs."""
+    guest = Guest()
+    tid = guest.start()
+    source = PerfSource(lambda: [identity(guest, tid)], catalog=_raw_catalog(60), reserve_counters=0)
+    found = {"detail": source.probe().detail}
+    source.open()
+    last = source.sample().vms["u1"].perf
+    time.sleep(0.1)
+    now = source.sample().vms["u1"].perf
+    source.close()
+    own = PerfSource(lambda: [identity(guest, tid)])
+    found["own"] = own.probe().detail
+    found["own_layout"] = own.sample().vms["u1"].perf.layout
+    own.close()
+    guest.kill()
+    index = next(i for i, (a, b) in enumerate(zip(now.groups[tid], last.groups[tid], strict=True)) if a != b)
+    return found | {"layout": now.layout, "delta": scaled(now.groups[tid][index], last.groups[tid][index])}
+
+
+def cgroups():
+    """VMs in control groups: their own, one that two share, the root's; a VM that is moved to another one."""
+    alone, first, second, rootless = (Guest() for _ in range(4))
+    guests = {"alone": alone, "first": first, "second": second, "root": rootless}
+    vms = [identity(g, g.start("idle"), uuid=name) for name, g in guests.items()]
+    _move(alone, "vm-alone")
+    _move(first, "vm-shared")
+    _move(second, "vm-shared")
+    before = open_fds()
+    source = PerfSource(lambda: vms, scope="cgroup", events="basic")
+    sample = source.sample()
+    found = {"first": {uuid: told(sample, uuid) for uuid in sample.vms}, "fds": open_fds() - before}
+    opened = sample.vms["alone"].perf.groups[0][0].opened
+    _move(alone, "vm-elsewhere")
+    for _ in range(30):
+        sample = source.sample()
+    found["opened"] = [opened, sample.vms["alone"].perf.groups[0][0].opened]
+    source.close()
+    found["leak"] = open_fds() - before
+    for guest in guests.values():
+        guest.kill()
+    return found
+
+
+def costs():
+    """What opening and reading cost per group, in microseconds of this guest's CPU."""
+    guest = Guest()
+    tids = [guest.start("idle") for _ in range(50)]
+    _move(guest, "vm-cost")
+    found = {}
+    for scope in ("thread", "cgroup"):
+        source = PerfSource(lambda: [identity(guest, *tids)], scope=scope, events="basic", opens_per_tick=100)
+        source.open()
+        started = time.process_time()
+        keys = len(source.sample().vms["u1"].perf.groups)
+        opened = time.process_time()
+        for _ in range(10):
+            source.sample()
+        read = (time.process_time() - opened) / 10
+        source.close()
+        found[scope] = {"groups": keys, "open_us": (opened - started) * 1e6 / keys, "sample_us": read * 1e6}
+    guest.kill()
+    return found
 
 
 def pinned_mutant():
@@ -287,7 +423,7 @@ def lives_and_deaths():
     before = open_fds()
     tids = [guest.start(), guest.start(), guest.start()]
     listed = list(tids)
-    source = PerfSource(lambda: [identity(guest, *listed)])
+    source = PerfSource(lambda: [identity(guest, *listed)], events="basic")
     story = {"start": told(source.sample())}
     spin(0.05)
     guest.stop(tids[0])  # still in the inventory, which is behind
@@ -325,7 +461,9 @@ def spread_and_isolated():
     bad = VmIdentity("bad", "bad", good.pid, "e", (0,))
     gone = VmIdentity("gone", "gone", 999_999, "e", (999_999,))
     source = PerfSource(
-        lambda: [bad, gone, identity(good, *tids), identity(more, *other, uuid="u2")], opens_per_tick=3
+        lambda: [bad, gone, identity(good, *tids), identity(more, *other, uuid="u2")],
+        opens_per_tick=3,
+        events="basic",
     )
     ticks = []
     for _ in range(4):
@@ -334,7 +472,7 @@ def spread_and_isolated():
     source.close()
     before = open_fds()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    source = PerfSource(lambda: [identity(good, *tids), identity(more, *other, uuid="u2")])
+    source = PerfSource(lambda: [identity(good, *tids), identity(more, *other, uuid="u2")], events="basic")
     resource.setrlimit(resource.RLIMIT_NOFILE, (before + 15 + 3, hard))
     try:
         sample = source.sample()
@@ -351,9 +489,20 @@ def spread_and_isolated():
     return {"ticks": ticks, "tids": tids, "other": other, "full": full, "healed": healed, "leak": leak}
 
 
+def mount_cgroups():
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"none", os.fsencode(CGROUPS), b"cgroup2", 0, None):
+        raise OSError(ctypes.get_errno(), "mount cgroup2")
+    # Groups below the root have the perf_event controller once any other is enabled there, as systemd does at boot.
+    (CGROUPS / "cgroup.subtree_control").write_text("+pids")
+
+
 def main():
     PARANOID.write_text("2")
-    for work in (probes, ipc, multiplexed, pinned_mutant, mutants, lives_and_deaths, spread_and_isolated):
+    mount_cgroups()
+    works = (probes, ipc, multiplexed, multiplexed_cgroup, time_sliced, plan_is_fitted, cgroups, costs)
+    works += (pinned_mutant, mutants, lives_and_deaths, spread_and_isolated)
+    for work in works:
         started = time.monotonic()
         try:
             result = work()

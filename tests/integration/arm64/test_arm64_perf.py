@@ -5,6 +5,7 @@ One boot (about 10 s) runs guest_perf.py with the repository's own `collector` p
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -106,12 +107,13 @@ def test_pinning_would_starve_events(results):
     assert results["pinned_mutant"]["pinned"] > 0
 
 
-def test_multiplexed_counts_are_true_after_scaling(results):
-    found = results["multiplexed"]
+@pytest.mark.parametrize("scope", ["multiplexed", "multiplexed_cgroup"])
+def test_multiplexed_counts_are_true_after_scaling(results, scope):
+    found = results[scope]
     true_instructions = found["cpu_ns"] / 2  # 2 ns each, by -icount shift=1
     assert found["source"]["running_ratio"] < 0.5
     assert found["source"]["counts"][1] == pytest.approx(true_instructions, rel=0.02)
-    assert found["source"]["ipc"] == pytest.approx(0.5, rel=0.01)
+    assert found["source"]["ipc"] == pytest.approx(0.5, rel=0.001)
     assert len(found["groups"]) == 12
     for group in found["groups"]:
         assert 0.05 < group["running_ns"] / group["enabled_ns"] < 0.5
@@ -121,14 +123,74 @@ def test_multiplexed_counts_are_true_after_scaling(results):
         assert group["values"][1] < 0.5 * true_instructions
 
 
-def test_grouped_events_keep_their_ratio_and_ungrouped_ones_drift(results):
-    found = results["multiplexed"]
-    grouped = [group["values"][1] / group["values"][0] for group in found["groups"]]
-    assert all(ratio == pytest.approx(0.5, rel=0.001) for ratio in grouped)
-    ungrouped = [
-        instructions["values"][0] / cycles["values"][0] for cycles, instructions in found["ungrouped"]
-    ]
-    assert max(abs(ratio / 0.5 - 1) for ratio in ungrouped) > 0.05
+@pytest.mark.parametrize("scope", ["multiplexed", "multiplexed_cgroup"])
+def test_grouped_events_keep_their_ratio_and_ungrouped_ones_drift(results, scope):
+    found = results[scope]
+
+    def true(instructions, cycles):
+        return instructions / cycles == pytest.approx(0.5, rel=0.001)
+
+    assert all(true(group["values"][1], group["values"][0]) for group in found["groups"])
+    ungrouped = [(i["values"][0], c["values"][0]) for c, i in found["ungrouped"]]
+    assert not any(true(instructions, cycles) for instructions, cycles in ungrouped)
+    assert max(abs(instructions / cycles / 0.5 - 1) for instructions, cycles in ungrouped) > 0.05
+
+
+def test_a_control_groups_events_are_its_own_on_one_cpu_and_count_guests(results):
+    attrs = results["multiplexed_cgroup"]["attrs"]
+    assert counts_guests_and_shares_the_pmu(attrs)
+    assert len(attrs) == 2
+    for attr in attrs:
+        assert (attr["cgroup"], attr["cpu"], attr["cloexec"]) == (True, 0, True)
+
+
+def test_groups_are_on_in_turns(results):
+    found = results["time_sliced"]
+    rank = ["llc_misses", "memory_stall_cycles", "l2_misses", "total_stall_cycles"]
+    rank += ["reference_cycles", "core_stall_cycles"]
+    assert found["layout"] == [["cycles", "instructions", name] for name in rank]
+    assert found["missing"] == {}
+    ticks = found["ticks"]
+    turns = []
+    for now, last in itertools.pairwise(ticks):
+        moved = [i for i, (a, b) in enumerate(zip(now["groups"], last["groups"], strict=True)) if a != b]
+        assert len(moved) == 1
+        turns += moved
+        new, old = now["groups"][moved[0]], last["groups"][moved[0]]
+        enabled_ns = new["time_enabled_ns"] - old["time_enabled_ns"]
+        # The one that was on was on for all that the thread ran, and no other group took counters from it.
+        assert enabled_ns == pytest.approx(now["cpu_ns"] - last["cpu_ns"], rel=0.05)
+        assert new["time_running_ns"] - old["time_running_ns"] == enabled_ns
+        cycles, instructions, event = (a - b for a, b in zip(new["counts"], old["counts"], strict=True))
+        assert instructions / cycles == pytest.approx(0.5, rel=0.001)
+        # The same thing counted by its raw number; this machine's stalls are always 0.
+        same = {"llc_misses": instructions, "memory_stall_cycles": instructions}
+        same |= {"l2_misses": cycles, "reference_cycles": cycles}
+        assert event == pytest.approx(same.get(rank[moved[0]], 0), rel=0.001)
+    assert turns == [1, 2, 3, 4, 5, 0, 1]
+
+
+def test_a_plan_shrinks_to_what_the_kernel_runs(results):
+    found = results["plan_is_fitted"]
+    names = {name for group in found["layout"] for name in group}
+    assert len(names) == 8  # nothing is lost: what does not fit is in a further group
+    assert len(found["layout"]) > 1
+    assert all(group[:2] == ["cycles", "instructions"] for group in found["layout"])
+    assert found["delta"]["ipc"] == pytest.approx(0.5, rel=0.001)
+    assert found["delta"]["running_ratio"] == 1.0
+    # Without a catalog of ours: by the kernel's own table in sysfs.
+    assert found["own_layout"] == [["cycles", "instructions", "total_stall_cycles"]]
+    assert "llc_misses (no_event)" in found["own"]
+
+
+def test_control_groups_of_vms(results):
+    found = results["cgroups"]
+    shared = {"perf": None, "absent": {"perf": "shared"}}
+    alone = {"perf": [0], "absent": {}}
+    assert found["first"] == {"alone": alone, "first": shared, "second": shared, "root": shared}
+    assert found["fds"] == 3  # two events and the group's folder
+    assert found["opened"][0] < found["opened"][1]  # it was moved: another group is another epoch
+    assert found["leak"] == 0
 
 
 def test_threads_end_and_appear(results):
