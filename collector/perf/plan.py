@@ -131,11 +131,18 @@ def fit_plan(catalog: Catalog, budget: Budget, attempt: Callable[[Sequence[Event
         found = attempt(group)
         return found is Trial.RUNS or (found is Trial.WAITS and waiting)
 
+    def fitted(fixed: frozenset[str]) -> Plan | None:
+        for beside_base in range(min(budget.beside_base, len(events)), 0, -1):
+            plan = make_plan(events, beside_base, fixed)
+            if all(fits(group) for group in plan.groups):
+                return plan
+        return None
+
     fixed = budget.fixed & events.keys()
-    if fixed and not fits(make_plan(events, 0, fixed).groups[0]):
-        fixed = frozenset()  # the fixed counters are not to be had (a virtual machine's PMU)
-    for beside_base in range(min(budget.beside_base, len(events)), -1, -1):
-        plan = make_plan(events, beside_base, fixed)
-        if beside_base == 0 or all(fits(group) for group in plan.groups):
-            break
+    plan = fitted(fixed)
+    if plan is None and fixed:  # the fixed counters may not be to be had (a virtual machine's PMU)
+        plan = fitted(frozenset())
+    if plan is None:
+        plan = make_plan(events, 0, fixed)
+        plan = plan if fits(plan.groups[0]) else make_plan(events, 0)
     return Plan(plan.groups, {**missing, **plan.missing})
