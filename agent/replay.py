@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.batches import encode
-from agent.config import AgentConfig, AgentSection, UplinkSection
-from agent.rates import Limits
+from agent.config import AgentConfig, UplinkSection
+from agent.playback import Playback
 from agent.spool import QueueCounts, QueuedBatch
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.vm_table import JobRules, VmTable
-from agent.windows import CpiWindow, WindowAccumulator
-from collector.base import Reason, SourceError
-from collector.recorded import RecordedSource, decode
+from agent.windows import CpiWindow
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
 from whitepanda.common.tls import TlsFiles
@@ -45,8 +42,6 @@ __all__ = [
     "spool_id_of",
 ]
 
-_STALE_TICKS = 5
-_GRACE_TICKS = 1.5
 _READ_BYTES = 1 << 20
 
 
@@ -192,17 +187,6 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
     return batch
 
 
-class _RecordedClock:
-    """Time that stands still but for what is slept: a recording is read as fast as it goes."""
-
-    def __init__(self, mono_ns: int, unix_ns: int) -> None:
-        self.mono_ns, self.unix_ns = mono_ns, unix_ns
-
-    def sleep_s(self, seconds: float) -> None:
-        self.mono_ns += round(seconds * 1e9)
-        self.unix_ns += round(seconds * 1e9)
-
-
 class RecordedRows:
     """The CPI windows of recorded hosts, made from the samples as the agent makes them. A row is a window."""
 
@@ -218,33 +202,38 @@ class RecordedRows:
 
         Args:
             files: recordings (`collector.recorded`).
-            config: tick, window length, limits and job rules; the agent's defaults without it.
+            config: windows, limits and job rules; without it those that the recording was made under, and no rules.
             machine: which host the rows are of; "" for the certificate's own. Importers name others.
             batch_rows: at most so many windows in a batch.
 
         """
         self._files = files
-        self._config = config or AgentConfig(agent=AgentSection())
+        self._config = config
         self._machine = machine
         self._batch_rows = batch_rows
         self.total_rows: int | None = None
         self.rows_read = 0
         self.without_cpi = 0
         self.rejected: dict[str, int] = {}
+        #: What was wrong with files without making them useless.
+        self.warnings: list[str] = []
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
         """Give out all batches."""
         sequence = 0
         waiting: list[CpiWindow] = []
         for file in self._files:
-            for window in self._windows(file):
-                self.rows_read += 1
-                self.without_cpi += window.cpi is None
-                waiting.append(window)
-                if len(waiting) == self._batch_rows:
-                    sequence += 1
-                    yield self._batch(waiting, spool_id, sequence)
-                    waiting = []
+            with Playback(file, self._config) as playback:
+                for window in playback.windows():
+                    self.rows_read += 1
+                    self.without_cpi += window.cpi is None
+                    waiting.append(window)
+                    if len(waiting) == self._batch_rows:
+                        sequence += 1
+                        yield self._batch(waiting, spool_id, sequence)
+                        waiting = []
+                if playback.cut_off:
+                    self.warnings.append(playback.cut_off)
         if waiting:
             yield self._batch(waiting, spool_id, sequence + 1)
 
@@ -253,58 +242,6 @@ class RecordedRows:
         for task in batch.tasks:
             task.machine = self._machine
         return batch
-
-    def _windows(self, file: Path) -> Iterator[CpiWindow]:
-        section = self._config.agent
-        tick_ns = round(section.tick_s * 1e9)
-        limits = Limits(self._config.sources.perf.min_running_ratio, section.min_activity_cores)
-        table = VmTable(JobRules(self._config.jobs), limits, _STALE_TICKS * tick_ns, _trouble)
-        windows = WindowAccumulator(round(section.window_s * 1e9), round(_GRACE_TICKS * tick_ns), limits)
-        clock = _start_of(file)
-        source = RecordedSource(
-            file, mono_ns=lambda: clock.mono_ns, unix_ns=lambda: clock.unix_ns, sleep_s=clock.sleep_s
-        )
-        try:
-            source.open()
-            while True:
-                try:
-                    sample = source.sample()
-                except SourceError as error:
-                    if error.reason is Reason.STALE:  # the recording's end
-                        break
-                    raise InputError(str(error)) from error
-                table.update([sample], sample.mono_ns)
-                for vm in table:
-                    if vm.change is not None:
-                        windows.add(
-                            vm.identity.uuid,
-                            vm.identity.epoch,
-                            name=vm.identity.name,
-                            job=vm.job,
-                            latency_sensitive=vm.latency_sensitive,
-                            change=vm.change,
-                        )
-                yield from windows.close(
-                    sample.mono_ns, ((vm.identity.uuid, vm.identity.epoch) for vm in table)
-                )
-            yield from windows.flush()
-        finally:
-            source.close()
-
-
-def _trouble(source: str) -> Reason | None:
-    return None if source == "recorded" else Reason.SOURCE_OFF
-
-
-def _start_of(file: Path) -> _RecordedClock:
-    try:
-        with file.open("rb") as stream:
-            first = decode(stream.readline())
-    except OSError as error:
-        raise InputError(f"{file}: cannot read: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{file}:1: not a recorded sample: {error}") from error
-    return _RecordedClock(first.mono_ns, first.unix_ns)
 
 
 def is_recording(file: Path) -> bool:

@@ -242,7 +242,7 @@ class VmTable:
 def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[str, Reason]) -> list[Part]:
     """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
     parts: list[Part | None] = [None] * len(VM_PARTS)
-    reasons = absent
+    told: Mapping[str, Reason] = {}
     seen = []
     for sample in fresh:
         vm = sample.vms.get(uuid)
@@ -256,15 +256,15 @@ def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[
             moment = stamps.get(VM_PARTS[index], sample) if stamps else sample
             parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
         if vm.absent:
-            reasons = {**reasons, **vm.absent}
+            told = {**told, **vm.absent}
     return [
-        _reason(name, reasons[name], seen) if part is None else part
+        (told.get(name) or _reason(name, absent[name], seen)) if part is None else part
         for name, part in zip(VM_PARTS, parts, strict=True)
     ]
 
 
 def _reason(part: str, reason: Reason, seen: Sequence[str]) -> Reason:
-    """Why a part is absent; a source that tells of the VM and not of this part has none to tell."""
+    """Why a part is absent where no source said: one that tells of the VM and not of this part has none to tell."""
     if reason is Reason.VM_STARTING and any(source in PART_SOURCES[part] for source in seen):
         return Reason.NOT_PRESENT
     return reason

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from agent import config as agent_config
 from agent.replay import (
@@ -116,6 +117,8 @@ def replay(
                     on_progress=bar.update,
                 )
             )
+    for warning in rows.warnings if isinstance(rows, RecordedRows) else ():
+        errors.print(Text("warning: ", style="yellow").append(warning, style="none"), soft_wrap=True)
     sent = result.rows_acknowledged is not None
     if json:
         print_json(_as_json(result, sent=sent))

@@ -10,14 +10,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from agent.rates import JoinedVm, Reading, derive
+from agent.deltas import JoinedVm, Reading
+from agent.rates import derive
 from collector.base import Reason, SourceError, SourceSample
 from collector.identity import Inventory
 from collector.libvirt_domains import LibvirtSource
 from collector.procfs import ProcfsSource
-from collector.recorded import decode, encode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -142,7 +143,7 @@ def test_rates_move_as_the_guests_loads_do(procfs, libvirt):
     assert host.cpus == os.cpu_count()
     assert host.user_ns > before[0].host.user_ns  # software emulation is user time
     for sample in after:
-        assert decode(encode(sample)) == sample
+        assert msgspec.json.decode(msgspec.json.encode(sample), type=SourceSample) == sample
 
 
 def test_receive_and_transmit_are_the_guests(lab, libvirt):

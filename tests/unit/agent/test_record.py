@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import json
 import os
 import signal
@@ -12,11 +13,12 @@ import time
 import pytest
 from rich.console import Console
 
+from agent import recording
 from agent.cli import record as module
 from agent.cli.record import record
 from agent.slots import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
-from collector.recorded import Recorder, decode
+from collector.recorded import Reader, Recorder
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -57,7 +59,7 @@ def plans(monkeypatch):
         SourcePlan("perf", "auto", FakeSource("perf", take("perf"), ABSENT)),
         SourcePlan("simulated", "off", None),
     ]
-    monkeypatch.setattr(module, "make_plans", lambda _config: plans)
+    monkeypatch.setattr(recording, "make_plans", lambda _config: plans)
     return plans
 
 
@@ -78,8 +80,17 @@ def at_tick(monkeypatch):
     return at_tick
 
 
+def ticks_of(file):
+    ticks = []
+    with Reader(file) as reader:
+        while (tick := reader.next()) is not None:
+            ticks.append(tick)
+    return ticks
+
+
 def samples_of(file):
-    return [decode(line) for line in file.read_bytes().splitlines()]
+    """Each sample once, in the order in which ticks saw them."""
+    return list({id(sample): sample for tick in ticks_of(file) for sample in tick.samples}.values())
 
 
 def test_every_sample_of_every_tick_is_recorded(plans, config, file, capsys):
@@ -106,6 +117,23 @@ def test_every_sample_of_every_tick_is_recorded(plans, config, file, capsys):
     assert all(plan.source.closed for plan in plans[:2])
 
 
+def test_each_tick_tells_its_moment_and_each_sources_trouble(plans, config, file, capsys):
+    record(file, seconds=0.5, config=config, json=True)
+    told = json.loads(capsys.readouterr().out)
+    with Reader(file) as reader:
+        assert reader.header.tick_s == 0.05
+        assert reader.header.settings["agent.window_s"] == 0.5
+        assert reader.header.settings["sources.libvirt.disk_poll_s"] == 10
+    ticks = ticks_of(file)
+    assert len(ticks) == told["ticks"] + 1  # the last one sees what was asked for at the end
+    assert ticks[0].samples == ()
+    for before, tick in itertools.pairwise(ticks):
+        assert dict(tick.sources) == {"procfs": None, "libvirt": None, "perf": Reason.NOT_PRESENT}
+        assert [sample.source for sample in tick.samples] == ["procfs", "libvirt"]
+        assert all(before.mono_ns <= sample.mono_ns <= tick.mono_ns for sample in tick.samples)
+        assert abs((tick.unix_ns - tick.mono_ns) - (before.unix_ns - before.mono_ns)) < S
+
+
 def test_the_summary_for_people(plans, config, file, capsys):
     record(file, seconds=0.1, config=config)
     first, *sources = capsys.readouterr().out.splitlines()
@@ -127,6 +155,7 @@ def test_a_source_that_fails_meanwhile_is_told(plans, config, file, capsys, at_t
     told = capsys.readouterr().out
     assert "failures; failed: libvirtd is gone" in told
     assert [s.source for s in samples_of(file)].count("procfs") > 2
+    assert ticks_of(file)[-1].sources["libvirt"] is Reason.SOURCE_FAILED
 
 
 def test_interrupted_it_keeps_what_there_is(plans, config, file, capsys, at_tick):
@@ -187,11 +216,12 @@ def test_a_file_that_cannot_be_written(plans, config, tmp_path, name, why):
 def test_no_space_left_is_one_line_and_leaves_nothing(plans, config, file, monkeypatch):
     written = []
 
-    def write(recorder, sample):
-        written.append(sample)
+    def write(recorder, tick):
+        written.append(tick)
         if len(written) == 5:
             recorder._stream.write(b'{"half a line')
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return []
 
     monkeypatch.setattr(Recorder, "write", write)
     message = r"host\.jsonl: No space left on device; the recording was dropped$"

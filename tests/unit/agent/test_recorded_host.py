@@ -12,43 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import AgentConfig, AgentSection
-from agent.rates import Limits
+from agent.playback import Playback
 from agent.replay import RecordedRows, read_all
-from agent.vm_table import JobRules, VmTable
-from collector.base import Reason, SourceError
-from collector.recorded import RecordedSource, decode
+from collector.base import Reason
 
 FILE = Path(__file__).parents[2] / "fixtures" / "recordings" / "three_vms.jsonl"
-S = 1_000_000_000
 MIXED, IDLE, BUSY = "wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"
 
 
 @pytest.fixture(scope="module")
 def ticks():
-    """The VMs' rates by name, tick by tick; the first has none yet."""
-    now_ns = decode(FILE.read_bytes().splitlines()[0]).mono_ns
-
-    def sleep_s(seconds):
-        nonlocal now_ns
-        now_ns += round(seconds * S)
-
-    source = RecordedSource(FILE, mono_ns=lambda: now_ns, unix_ns=lambda: now_ns, sleep_s=sleep_s)
-    source.open()
-    config = AgentConfig(AgentSection())
-    limits = Limits(config.sources.perf.min_running_ratio, config.agent.min_activity_cores)
-    table = VmTable(
-        JobRules(()), limits, 5 * S, lambda name: None if name == "recorded" else Reason.SOURCE_OFF
-    )
-    ticks = []
-    for _ in range(6):
-        sample = source.sample()
-        table.update([sample], sample.mono_ns)
-        ticks.append({vm.identity.name: vm.rates for vm in table})
-    with pytest.raises(SourceError, match="the recording has ended at line 12"):
-        source.sample()
-    source.close()
-    return ticks[1:]
+    """The VMs' rates by name, tick by tick; at the first there is no sample, and at the second are no rates."""
+    with Playback(FILE) as playback:
+        found = [{vm.identity.name: vm.rates for vm in playback.pipeline.table} for _ in playback.ticks()]
+    assert found[0] == {}
+    assert {rates.cpu_usage_cores for rates in found[1].values()} == {Reason.VM_STARTING}
+    return found[2:]
 
 
 def mean(ticks, name, metric):
@@ -82,7 +61,7 @@ def test_the_rates_are_those_of_the_guests_loads(ticks):
 
 def test_without_counters_there_is_no_cpi(ticks):
     assert {(rates[name].cpi, rates[name].gips) for rates in ticks for name in rates} == {
-        (Reason.VM_STARTING, Reason.VM_STARTING)
+        (Reason.NO_PMU, Reason.NO_PMU)
     }
 
 

@@ -20,7 +20,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.recorded import Recorder
+from collector.recorded import Header, RecordedTick, Recorder
 from collector.traces import read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
@@ -241,9 +241,11 @@ def sample(tick, *, cycles_per_s=2 * SECOND, gone=False):
 @pytest.fixture
 def recording(tmp_path):
     file = tmp_path / "host.jsonl"
-    with Recorder(file) as recorder:
+    with Recorder(file, Header(tick_s=1.0)) as recorder:
         for tick in range(61):
-            recorder.write(sample(tick))
+            seen = sample(tick)
+            moment = (seen.mono_ns + SECOND, seen.unix_ns + SECOND)
+            recorder.write(RecordedTick(*moment, (seen,), {"simulated": None}))
     return file
 
 
@@ -270,11 +272,17 @@ def test_a_recorded_host_becomes_the_windows_that_the_agent_makes(recording):
 def test_a_damaged_recording_is_one_clear_error(recording, tmp_path):
     lines = recording.read_bytes().splitlines(keepends=True)
     recording.write_bytes(b"".join([*lines[:20], b"{}\n", *lines[20:]]))
-    with pytest.raises(InputError, match=r"host\.jsonl:21: not a recorded sample"):
+    with pytest.raises(InputError, match=r"host\.jsonl:21: not a line of a recording"):
         read_all(RecordedRows([recording]))
     (tmp_path / "empty").write_text("{")
-    with pytest.raises(InputError, match="empty:1: not a recorded sample"):
+    with pytest.raises(InputError, match="empty:1: not a recording"):
         read_all(RecordedRows([tmp_path / "empty"]))
+
+
+def test_a_recording_of_an_older_format_is_one_clear_error(tmp_path):
+    (tmp_path / "old").write_text('{"source":"procfs","mono_ns":1,"unix_ns":1}\n')
+    with pytest.raises(InputError, match=r"old: a recording without a format.*: record anew with it$"):
+        read_all(RecordedRows([tmp_path / "old"]))
 
 
 # -- the command
@@ -314,6 +322,14 @@ def test_options_change_what_is_rejected(trace):
 def test_a_recording_by_the_command(recording):
     result = json.loads(run(recording, "--json").stdout)
     assert (result["rows_read"], result["rows_sent"]) == (12, 12)
+
+
+def test_a_last_line_that_is_cut_off_is_told_and_the_rest_counts(recording):
+    recording.write_bytes(recording.read_bytes()[:-5])
+    done = run(recording, "--json")
+    assert done.exit_code == 0
+    assert "host.jsonl:123: the last line is cut off and left out" in done.stderr
+    assert json.loads(done.stdout)["rows_read"] == 12
 
 
 @pytest.mark.parametrize(

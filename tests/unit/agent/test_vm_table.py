@@ -316,3 +316,13 @@ def test_the_quota_is_the_control_groups_else_the_number_of_vcpus():
     vms["u3"] = vm_sample(10)
     host.at(10, sample(10, vms, *(identity(uuid, vcpus=4) for uuid in vms)))
     assert {uuid: vm.quota_cores for uuid, vm in host.vms.items()} == {"u1": 0.5, "u2": 4.0, "u3": 4.0}
+
+
+def test_a_source_that_says_that_a_part_is_starting_is_believed():
+    host = Host()
+    host.troubles["perf"] = None
+    starting = VmSample("e1", absent={"perf": Reason.VM_STARTING})
+    host.at(1, sample(1, {"u1": starting}, identity(), source="perf"))
+    assert host.vms["u1"].now.perf is Reason.VM_STARTING
+    host.at(2, sample(2, {"u1": VmSample("e1")}, identity(), source="perf"))
+    assert host.vms["u1"].now.perf is Reason.NOT_PRESENT

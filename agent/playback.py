@@ -1,0 +1,112 @@
+"""Recordings into what the agent made, or would have made, of them: the same pipeline over the recorded ticks.
+
+No clocks and no threads: a tick works on what it was given (`agent.pipeline.Inputs`), and a recording has just that.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from agent.clock import SystemClock
+from agent.config import AgentConfig, AgentSection
+from agent.pipeline import Inputs, Pipeline
+from agent.slots import Slots
+from agent.windows import CpiWindow
+from collector.recorded import Header, Reader, RecordedTick
+from whitepanda.common.errors import InputError
+
+__all__ = ["Playback", "header_of"]
+
+_TICK = "agent.tick_s"
+#: What the pipeline depends on, besides the job rules: those are whoever's who looks at the recording.
+_SETTINGS = (
+    _TICK,
+    "agent.window_s",
+    "agent.min_activity_cores",
+    "sources.perf.min_running_ratio",
+    "sources.libvirt.disk_poll_s",
+    "sources.qemu.disk_poll_s",
+    "sources.cgroup.numa_poll_s",
+)
+
+
+def header_of(config: AgentConfig) -> Header:
+    """Make the first line of a recording that is made under `config`."""
+    settings = {key: float(operator.attrgetter(key)(config)) for key in _SETTINGS}
+    return Header(tick_s=config.agent.tick_s, settings=settings)
+
+
+class Playback:
+    """One recorded host through the agent's pipeline. A context manager, which closes the file.
+
+    Args:
+        file: the recording (`collector.recorded`).
+        config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
+
+    Raises:
+        InputError: the file cannot be read or is no recording.
+
+    """
+
+    def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
+        try:
+            self._reader = Reader(file)
+        except OSError as error:
+            raise InputError(f"{file}: cannot read: {error.strerror}") from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        self.pipeline = Pipeline(_config(self._reader.header, config), Slots((), SystemClock()))
+
+    @property
+    def cut_off(self) -> str:
+        """Says so where the file's last line is cut off; else "". Known at the end."""
+        return self._reader.cut_off
+
+    def ticks(self) -> Iterator[tuple[RecordedTick, list[CpiWindow]]]:
+        """Give out each tick with the windows that ended at it; `pipeline` then is as after that tick.
+
+        Raises:
+            InputError: a line is wrong.
+
+        """
+        while (tick := self._next()) is not None:
+            yield tick, self.pipeline.process(Inputs(tick.mono_ns, tick.samples, tick.sources))
+
+    def windows(self) -> Iterator[CpiWindow]:
+        """Give out all windows, at the end those that are still open too, as an agent does that stops."""
+        for _, ended in self.ticks():
+            yield from ended
+        yield from self.pipeline.windows.flush()
+
+    def _next(self) -> RecordedTick | None:
+        try:
+            return self._reader.next()
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
+
+
+def _config(header: Header, config: AgentConfig | None) -> AgentConfig:
+    """Return `config` with the recording's tick, or else the recording's settings."""
+    given = {**header.settings, _TICK: header.tick_s} if config is None else {_TICK: header.tick_s}
+    known = config or AgentConfig(agent=AgentSection())
+    for key in _SETTINGS:
+        if key in given:
+            known = _set(known, key.split("."), given[key])
+    return known
+
+
+def _set(section: AgentConfig, path: list[str], value: float) -> AgentConfig:
+    name, *rest = path
+    inner = _set(getattr(section, name), rest, value) if rest else value
+    return msgspec.structs.replace(section, **{name: inner})

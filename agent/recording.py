@@ -1,0 +1,153 @@
+"""Recording of this host: its sources on the agent's schedule, written down without making anything of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.clock import Clock, SystemClock
+from agent.config import AgentConfig
+from agent.daemon import make_plans
+from agent.pipeline import Inputs, take
+from agent.slots import Slot, Slots
+from agent.state import SourceView
+from agent.ticks import TickSchedule, first_due_ns
+from collector.base import Reason
+from collector.recorded import RecordedTick, Recorder
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["Recorded", "Recording", "troubles_of"]
+
+_START_WAIT_S = 10.0  # for the sources to be probed and opened
+_LAST_WAIT_S = 2.0  # for the last tick's samples
+_STOP_WAIT_S = 2.0
+_POLL_S = 0.005
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What was recorded. `samples` are per source."""
+
+    seconds: float = 0.0
+    ticks: int = 0
+    missed_ticks: int = 0
+    ended_early: bool = False
+    samples: dict[str, int] = field(default_factory=dict)
+    vms: set[str] = field(default_factory=set)
+    sources: tuple[SourceView, ...] = ()
+
+
+class Recording:
+    """Asks all sources, tick by tick, and hands each tick's inputs to a recorder.
+
+    Args:
+        config: the sources, and the tick.
+        clock: for tests.
+
+    """
+
+    def __init__(self, config: AgentConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._slots = Slots(make_plans(config), self._clock)
+        self._period_ns = round(config.agent.tick_s * 1e9)
+        self._result = Recorded()
+
+    async def run(
+        self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
+    ) -> Recorded:
+        """Record until the end, or until SIGINT or SIGTERM.
+
+        Args:
+            recorder: is not closed.
+            seconds: how long.
+            on_progress: told each tick how many seconds have passed.
+
+        Raises:
+            UnavailableError: a required source, or every source, is not available.
+            OSError: the file cannot be written.
+
+        """
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        task = asyncio.create_task(self._run(recorder, seconds, on_progress))
+        for number in signals:
+            loop.add_signal_handler(number, task.cancel)
+        started_ns = self._clock.mono_ns()
+        result = self._result
+        try:
+            await task
+        except asyncio.CancelledError:
+            result.ended_early = True
+            self._write(recorder, self._closing())
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+            result.sources = self._slots.views()
+            self._slots.stop(_STOP_WAIT_S, time.monotonic)
+        if not result.samples:
+            end = "ended before the first sample" if result.ended_early else "no source gave a sample"
+            raise UnavailableError(f"nothing was recorded: {end}{troubles_of(result.sources)}")
+        result.seconds = (self._clock.mono_ns() - started_ns) / 1e9
+        return result
+
+    async def _run(self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None]) -> None:
+        self._slots.start()
+        await self._wait(lambda slot: slot.tried, _START_WAIT_S)
+        self._check_sources()
+        first_ns = first_due_ns(self._clock.mono_ns(), self._clock.unix_ns(), self._period_ns)
+        last_ns = first_ns + round(seconds * 1e9)
+        schedule = TickSchedule(self._period_ns, first_ns)
+        seen: dict[str, Any] = {}
+        while schedule.due_ns <= last_ns:
+            await self._clock.sleep_until(schedule.due_ns)
+            now_ns = self._clock.mono_ns()
+            if schedule.advance(now_ns) is None:
+                continue
+            inputs = take(self._slots, now_ns)
+            seen = {sample.source: sample for sample in inputs.samples}
+            self._write(recorder, inputs)
+            self._result.ticks, self._result.missed_ticks = schedule.ticks, schedule.missed
+            on_progress((self._clock.mono_ns() - first_ns) / 1e9)
+        await self._wait(
+            lambda slot: slot.trouble is not None or slot.latest() is not seen.get(slot.name), _LAST_WAIT_S
+        )
+        self._write(recorder, self._closing())
+
+    async def _wait(self, is_done: Callable[[Slot], bool], timeout_s: float) -> None:
+        until_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
+        while not all(map(is_done, self._slots)) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, once at start
+            await asyncio.sleep(_POLL_S)  # threads tell; not worth an event of the loop
+
+    def _check_sources(self) -> None:
+        for slot in self._slots:
+            if slot.plan.mode == "required" and slot.trouble is not None:
+                view = slot.view()
+                raise UnavailableError(
+                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {view.detail}"
+                )
+        if all(slot.trouble is not None and slot.tried for slot in self._slots):
+            raise UnavailableError(f"no source is available here{troubles_of(self._slots.views())}")
+
+    def _closing(self) -> Inputs:
+        """A last tick, which sees what the one before asked for and asks for nothing."""
+        slots = self._slots
+        troubles = {slot.name: slot.trouble for slot in slots}
+        return Inputs(self._clock.mono_ns(), slots.samples(), troubles)
+
+    def _write(self, recorder: Recorder, inputs: Inputs) -> None:
+        sources = {name: why for name, why in inputs.troubles.items() if why is not Reason.SOURCE_OFF}
+        tick = RecordedTick(inputs.mono_ns, self._clock.unix_ns(), tuple(inputs.samples), sources)
+        for sample in recorder.write(tick):
+            self._result.samples[sample.source] = self._result.samples.get(sample.source, 0) + 1
+            self._result.vms.update(sample.vms)
+
+
+def troubles_of(sources: tuple[SourceView, ...]) -> str:
+    """Say of each source that does not work why, to be put behind what follows of it."""
+    wanted = [source for source in sources if source.state != "off"]
+    troubles = [f"{s.name} is {s.state}: {s.detail}" for s in wanted if s.state != "available"]
+    return "".join(f"; {trouble}" for trouble in troubles) or ("" if wanted else "; all are off")
