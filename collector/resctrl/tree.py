@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -181,7 +182,8 @@ class Tree:
             OSError: ENOSPC or EBUSY where no monitoring id is free.
 
         """
-        Path(self.path(place)).mkdir()
+        with self._writable(place):
+            Path(self.path(place)).mkdir()
 
     def remove(self, place: Place) -> None:
         """Remove a monitoring group of ours; its threads go back to its control group. Gone already is fine.
@@ -192,8 +194,22 @@ class Tree:
         """
         if not place.ours:
             raise ValueError(f"{place.name} is not ours")
-        with contextlib.suppress(FileNotFoundError):
+        with self._writable(place), contextlib.suppress(FileNotFoundError):
             Path(self.path(place)).rmdir()
+
+    @contextlib.contextmanager
+    def _writable(self, place: Place) -> Iterator[None]:
+        """Let a folder's owner change what is in it.
+
+        The kernel makes these folders without a write bit for anybody (0555). CAP_DAC_OVERRIDE passes that by; a root
+        without it, as in a sandbox, may give the bit to itself, which tells nobody else anything new.
+        """
+        folder = Path(self.path(place)).parent
+        with contextlib.suppress(OSError):
+            mode = stat.S_IMODE(folder.stat().st_mode)
+            if not mode & stat.S_IWUSR:
+                folder.chmod(mode | stat.S_IWUSR)
+        yield
 
     def move(self, place: Place, tids: Iterable[int]) -> set[int]:
         """Put threads into a monitoring group; returns those that are there now.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import subprocess
 import sys
 
@@ -119,6 +121,32 @@ def test_names_of_places():
 def test_only_our_groups_are_removed(tmp_path):
     with pytest.raises(ValueError, match="not ours"):
         Tree(str(tmp_path)).remove(Place("", "theirs"))
+
+
+def test_root_without_capabilities_makes_and_removes_groups(tmp_path, monkeypatch):
+    groups = tmp_path / "gold/mon_groups"
+    groups.mkdir(parents=True)
+    groups.chmod(0o555)  # as kernfs has it
+    real_mkdir, real_rmdir = os.mkdir, os.rmdir
+
+    def checked(real):
+        def call(path, *arguments, **more):
+            if not groups.stat().st_mode & stat.S_IWUSR:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return real(path, *arguments, **more)
+
+        return call
+
+    monkeypatch.setattr(os, "mkdir", checked(real_mkdir))
+    monkeypatch.setattr(os, "rmdir", checked(real_rmdir))
+    place = Place("gold", "whitepanda-1")
+    tree = Tree(str(tmp_path))
+    tree.make(place)
+    assert stat.S_IMODE(groups.stat().st_mode) == 0o755
+    groups.chmod(0o555)
+    tree.remove(place)
+    tree.remove(place)
+    assert list(groups.iterdir()) == []
 
 
 def test_threads_of_a_real_process():

@@ -74,6 +74,26 @@ def test_a_vm_is_followed_to_another_control_group(machine, tells):
     assert after.domains["00"].reason is Reason.VM_STARTING
 
 
+def test_a_vm_that_is_moved_while_its_group_is_made(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    m.kernel.group(Place("gold"))
+    source = m.source()
+    real = m.kernel.make
+
+    def make(place):
+        real(place)
+        for tid in (10, 11):
+            m.kernel.put_task(Place("gold"), tid)
+
+    m.kernel.make = make
+    # The kernel refuses the threads (EINVAL): what the empty group counts is nobody's.
+    assert dict(m.tick(source)[uuid].absent) == {"rdt": Reason.VM_STARTING}
+    m.kernel.make = real
+    assert m.tick(source)[uuid].rdt is not None
+    assert m.kernel.threads[11] == own(uuid, "gold")
+
+
 def test_vcpus_in_several_control_groups_are_added_up(machine):
     m = machine()
     uuid = m.vm("a", 10, [11, 12])
