@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.base import Reason
+from collector.kept_files import read_once
 
 __all__ = ["CgroupTree", "Mount", "VmGroups", "parse_cgroups", "parse_mounts"]
 
@@ -22,6 +23,7 @@ _VM_NAME = re.compile(r"(?:/machine-[^/]+\.scope|/[^/]+\.libvirt-qemu|/qemu\.sli
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MIN_MOUNT_WORDS = 5
 _MIN_TAIL_WORDS = 3
+_FIRST_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +168,13 @@ def _folder(mount: Mount, group: str) -> str | None:
 
 def _only(folder: str, pid: int) -> bool:
     """Whether no other process is in a group and those below it."""
-    own = str(pid)
+    own = b"%d" % pid
     for parent, _, files in os.walk(folder):
         if "cgroup.procs" not in files:
             continue
         try:
-            members = Path(parent, "cgroup.procs").read_text().split()
+            # A second process shows at once: the list of a group that many share need not be read to its end.
+            members = read_once(f"{parent}/cgroup.procs", _FIRST_BYTES).split()
         except OSError:
             continue  # it vanished, or is a threaded group, whose processes the one above lists
         if any(member != own for member in members):

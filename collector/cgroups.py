@@ -33,6 +33,9 @@ __all__ = ["CgroupSource", "quota_cores", "quota_groups"]
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
+_FIND_ANEW_NS = (
+    60_000_000_000  # who else is in a group is looked at this often, and when the VM's process moved
+)
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 
@@ -62,6 +65,8 @@ class _Vm:
 
     epoch: str
     group: _Group | Reason = Reason.VM_STARTING
+    membership: bytes = b""
+    found_ns: int = 0
     numa: NumaPlacement | Reason = Reason.VM_STARTING
     numa_stamp: Stamp = _NEVER
     poll_ns: int = 0
@@ -179,30 +184,36 @@ class CgroupSource:
         """Look at what changes seldom: which groups are the VM's, its quota, its placement."""
         vm.poll_ns = stamp.mono_ns + self._poll_ns
         try:
-            self._find_group(vm, identity)
+            self._find_group(vm, identity, stamp.mono_ns)
         except (OSError, ValueError, NoFdError) as error:
             self._close_group(vm, reason_of(error))
+            vm.membership = b""
         if self._numa is None:
             self._numa = Numa(self._inventory.proc_root, self._sys_root)
         own = vm.group.groups if isinstance(vm.group, _Group) else VmGroups(b"")
         vm.numa = self._numa.place(identity.pid, identity.vcpu_tids, own.v2, own.memory_v1)
         vm.numa_stamp = stamp
 
-    def _find_group(self, vm: _Vm, identity: VmIdentity) -> None:
-        groups = self._tree.find(identity.pid)
+    def _find_group(self, vm: _Vm, identity: VmIdentity, now_ns: int) -> None:
+        known = vm.group.groups if isinstance(vm.group, _Group) else None
+        membership = self._tree.membership(identity.pid)
+        if membership == vm.membership and now_ns - vm.found_ns < _FIND_ANEW_NS:
+            if known is None:
+                return  # the same reason holds
+            groups = known
+        else:
+            groups = self._tree.find(identity.pid, membership)
+            vm.membership, vm.found_ns = membership, now_ns
         if not groups.any:
             self._close_group(vm, groups.reason)
             return
         cpu = groups.cpu_v1 or groups.v2
-        quota = throttling = None
-        if cpu is not None:
-            quota, throttling = quota_cores(cpu), quota_groups(cpu)
-        known = vm.group
-        if isinstance(known, _Group) and known.groups == groups and known.throttling == (throttling or ()):
-            known.quota = quota
+        quota, throttling = (None, ()) if cpu is None else (quota_cores(cpu), quota_groups(cpu))
+        if isinstance(vm.group, _Group) and groups == known and vm.group.throttling == throttling:
+            vm.group.quota = quota
             return
         self._close_group(vm)
-        vm.group = self._open_group(groups, quota, throttling or ())
+        vm.group = self._open_group(groups, quota, throttling)
 
     def _open_group(self, groups: VmGroups, quota: float | None, throttling: tuple[str, ...]) -> _Group:
         self._opened += 1
@@ -267,7 +278,7 @@ class CgroupSource:
         except (OSError, ValueError, NoFdError) as error:
             # The group was removed: the VM ended, or is in another one now, which the next sampling looks for.
             self._close_group(vm, reason_of(error))
-            vm.poll_ns = 0
+            vm.poll_ns, vm.membership = 0, b""
             return reason_of(error)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class Inventory:
         state_dir: where libvirt's status files are.
         proc_root: where /proc is.
         finders: who knows other VMs. Of two VMs with one UUID libvirt's is told.
+        fresh_s: a list this young is given again: the sources of one tick ask for it at one moment.
 
     """
 
@@ -62,16 +64,19 @@ class Inventory:
         state_dir: str = "/run/libvirt/qemu",
         proc_root: str = "/proc",
         finders: Sequence[Finder] = (),
+        *,
+        fresh_s: float = 0.0,
     ) -> None:
         self.finders = tuple(finders)
         self._state_dir = Path(state_dir)
         self._proc = Path(proc_root)
         #: Where /proc is.
         self.proc_root = proc_root
-        #: Where /proc is.
-        self.proc_root = proc_root
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
+        self._fresh_ns = int(fresh_s * 1e9)
+        self._listed: tuple[VmIdentity, ...] = ()
+        self._listed_ns: int | None = None
         self._boot = ""
         self._warned: dict[str, str] = {}
         #: VMs whose interfaces Open vSwitch tells, so that libvirt is not asked for them.
@@ -105,14 +110,21 @@ class Inventory:
 
         """
         with self._lock:
-            self._refresh()
-            found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
-            vms = [identity for identity in found if identity is not None]
-            pids = {vm.pid for vm in vms}
-            taken = {vm.uuid for vm in vms}
-            for finder in self.finders:
-                vms.extend(vm for vm in finder.vms(pids) if vm.uuid not in taken)
-            return tuple(vms)
+            now_ns = time.monotonic_ns()
+            if self._listed_ns is None or now_ns - self._listed_ns >= self._fresh_ns:
+                self._listed = self._list()
+                self._listed_ns = now_ns
+            return self._listed
+
+    def _list(self) -> tuple[VmIdentity, ...]:
+        self._refresh()
+        found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
+        vms = [identity for identity in found if identity is not None]
+        pids = {vm.pid for vm in vms}
+        taken = {vm.uuid for vm in vms}
+        for finder in self.finders:
+            vms.extend(vm for vm in finder.vms(pids) if vm.uuid not in taken)
+        return tuple(vms)
 
     def _state_files(self) -> list[Path]:
         return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]

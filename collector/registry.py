@@ -144,6 +144,10 @@ SOURCES: tuple[SourceSpec, ...] = (
 )
 
 
+#: Less than the shortest tick: each tick has a list of its own.
+_FRESH_S = 0.04
+
+
 def make_inventory(sections: Any) -> Inventory:
     """Make the inventory that the host's sources share, from `sections` as for `build_sources`."""
     finders: list[Finder] = []
@@ -151,7 +155,7 @@ def make_inventory(sections: Any) -> Inventory:
         from collector.qemu.discovery import QemuFinder  # noqa: PLC0415 - a source that is off costs nothing
 
         finders.append(QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir))
-    return Inventory(sections.libvirt.state_dir, sections.procfs.root, finders)
+    return Inventory(sections.libvirt.state_dir, sections.procfs.root, finders, fresh_s=_FRESH_S)
 
 
 def build_sources(

@@ -192,3 +192,17 @@ def test_threads_may_ask_at_once(host, inventory):
         thread.join()
     assert len(found) == 80
     assert len(set(map(len, found))) == 1
+
+
+def test_a_young_list_is_given_again(host, monkeypatch):
+    now_ns = 10**12
+    monkeypatch.setattr("collector.identity.time.monotonic_ns", lambda: now_ns)
+    inventory = Inventory(str(host.state), str(host.proc), fresh_s=0.04)
+    assert inventory.vms() == ()
+    host.vm("a", 10, [11])
+    now_ns += 39_999_999
+    assert inventory.vms() == ()
+    now_ns += 1
+    listed = inventory.vms()
+    assert [vm.name for vm in listed] == ["a"]
+    assert inventory.vms() is listed
