@@ -103,7 +103,7 @@ class OvsSource:
         """Read the counters of all ports of VMs.
 
         Raises:
-            SourceError: the database was never reached, the VMs are not known, or no bridge of theirs answers.
+            SourceError: the database is not there, the VMs are not known, or no bridge of theirs answers.
 
         """
         mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()

@@ -28,7 +28,7 @@ class FakeBridge:
         self.ports = {}
         self.error = None
         self.connections = 1
-        self.asked_names = 0
+        self.asked_names = self.asked_stats = 0
         self.restart_before_names = False
         self.closed = False
 
@@ -36,6 +36,7 @@ class FakeBridge:
         self.ports[number] = (name, PortStats(*counters, age_s * S))
 
     def stats(self, _):
+        self.asked_stats += 1
         if self.error:
             raise self.error
         return {number: stats for number, (_, stats) in self.ports.items()}
@@ -158,8 +159,11 @@ def test_a_failure_leaves_the_vms_to_libvirt_at_once(host, source, failing):
         host.database_error = error
     else:
         host.bridges["br0"].error = error
+    asked = host.bridges["br0"].asked_stats
     with pytest.raises(SourceError, match="hung"):
         source.sample()
+    if failing == "database":  # an ovs-vswitchd without its database answers nobody
+        assert host.bridges["br0"].asked_stats == asked
     assert not host.interfaces_told.covers(A, "e1", sample.mono_ns)
 
 

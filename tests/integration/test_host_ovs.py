@@ -1,0 +1,505 @@
+"""The Open vSwitch source against real ovs-vswitchd: an own one with veth pairs, and the lab's with VMs.
+
+The own one has a run directory and a network namespace of its own, so that it disturbs neither the lab nor the
+machine's. Generators count what they send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from agent.deltas import JoinedVm, Reading
+from agent.rates import derive
+from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
+from collector.coverage import Coverage
+from collector.ovs.source import OvsSource
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
+CLONE_NEWNET = 0x40000000
+FRAME = 1000  # bytes on the wire
+
+
+def mac_of(port):
+    return f"02:00:00:00:00:{port:02x}"
+
+
+def uuid_of(port):
+    return f"0b500000-0000-4000-8000-0000000000{port:02x}"
+
+
+def frame(source, target, size=FRAME):
+    """An Ethernet frame that no stack answers (a protocol for experiments)."""
+    macs = bytes.fromhex((mac_of(target) + mac_of(source)).replace(":", ""))
+    return macs + b"\x88\xb5" + bytes(size - 14)
+
+
+class OwnOvs:
+    """ovsdb-server and ovs-vswitchd with the userspace datapath, in a run directory and namespace of their own."""
+
+    def __init__(self):
+        self.run_dir = Path(tempfile.mkdtemp(prefix="wpovs-", dir="/run"))
+        self.netns = self.run_dir.name
+        self.env = {**os.environ, "OVS_RUNDIR": str(self.run_dir), "OVS_LOGDIR": str(self.run_dir)}
+        self._sockets = {}
+
+    @property
+    def database(self):
+        return f"unix:{self.run_dir}/db.sock"
+
+    def run(self, *command, **options):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=False, env=self.env, **options
+        )
+        assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.stderr}"
+        return done.stdout
+
+    def vsctl(self, *arguments):
+        return self.run("ovs-vsctl", f"--db={self.database}", "-t", "15", *arguments)
+
+    def in_netns(self, *command):
+        return self.run("nsenter", f"--net=/run/netns/{self.netns}", *command)
+
+    def up(self):
+        self.run("ip", "netns", "add", self.netns)
+        self.in_netns(
+            "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"
+        )
+        self.run("ovsdb-tool", "create", str(self.run_dir / "conf.db"), str(SCHEMA))
+        self.start_ovsdb()
+        self.vsctl("--no-wait", "init")
+        self.start_vswitchd()
+
+    def start_ovsdb(self):
+        with contextlib.suppress(FileNotFoundError):
+            (self.run_dir / ".conf.db.~lock~").unlink()
+        remote = f"--remote=p{self.database}"
+        self.run("ovsdb-server", str(self.run_dir / "conf.db"), remote, "--pidfile", "--detach", "--no-chdir")
+
+    def start_vswitchd(self):
+        self.in_netns("ovs-vswitchd", self.database, "--pidfile", "--detach", "--no-chdir", "--log-file")
+
+    def pid(self, daemon):
+        return int((self.run_dir / f"{daemon}.pid").read_text())
+
+    def kill(self, daemon, signal_number=signal.SIGKILL):
+        pid = self.pid(daemon)
+        os.kill(pid, signal_number)
+        wait_until(lambda: not Path(f"/proc/{pid}/exe").exists())
+
+    def down(self):
+        for opened in self._sockets.values():
+            opened.close()
+        for daemon in ("ovs-vswitchd", "ovsdb-server"):
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(self.pid(daemon), signal.SIGCONT)
+                self.kill(daemon)
+        self.run("ip", "netns", "del", self.netns)
+        shutil.rmtree(self.run_dir)
+
+    def bridge(self, name):
+        self.vsctl("add-br", name, "--", "set", "bridge", name, "datapath_type=netdev")
+
+    def port(self, bridge, number, *settings):
+        """Add a veth pair: the bridge's end is vmN, the "guest's" gN."""
+        self.in_netns("ip", "link", "add", f"vm{number}", "type", "veth", "peer", "name", f"g{number}")
+        for end in (f"vm{number}", f"g{number}"):
+            self.in_netns("ip", "link", "set", end, "up")
+        self.attach(bridge, number, *settings)
+
+    def attach(self, bridge, number, *settings):
+        name = f"vm{number}"
+        self.vsctl(
+            "add-port", bridge, name, *(["--", "set", "interface", name, *settings] if settings else [])
+        )
+
+    def guest(self, number):
+        """A packet socket on the guest's end. A socket stays in the namespace that it was made in."""
+        if number not in self._sockets:
+            made = []
+
+            def make():
+                with open(f"/run/netns/{self.netns}", "rb") as namespace:  # noqa: PTH123 - a descriptor
+                    libc = ctypes.CDLL(None, use_errno=True)
+                    assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+                made.append(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+                made[0].bind((f"g{number}", 0))
+
+            thread = threading.Thread(target=make)  # a namespace is a thread's, and this thread ends
+            thread.start()
+            thread.join()
+            self._sockets[number] = made[0]
+        return self._sockets[number]
+
+
+def wait_until(condition, timeout_s=20.0):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "did not come true in time"
+        time.sleep(0.02)
+
+
+@dataclass
+class Host:
+    """The inventory that the source asks, with VMs of one interface each."""
+
+    identities: tuple = ()
+    interfaces_told: Coverage = field(default_factory=Coverage)
+
+    def vms(self):
+        return self.identities
+
+    def add(self, number, **device):
+        device.setdefault("device", f"vm{number}")
+        identity = VmIdentity(
+            uuid_of(number),
+            f"vm{number}",
+            1,
+            "e1",
+            interfaces=(InterfaceDevice(**device),),
+            manager="libvirt",
+        )
+        self.identities = (*self.identities, identity)
+
+
+@pytest.fixture(scope="module")
+def ovs():
+    if os.geteuid() != 0:
+        pytest.skip("needs root: starts ovs-vswitchd in a network namespace")
+    absent = [
+        tool for tool in ("ovs-vswitchd", "ovsdb-server", "ovs-vsctl", "ip") if shutil.which(tool) is None
+    ]
+    if absent:
+        pytest.skip(f"tests/lab/packages.sh did not install all: no {', '.join(absent)}")
+    pytest.importorskip("ovs", reason="no library `ovs`; `python3 tools/bootstrap.py host` installs it")
+    own = OwnOvs()
+    try:
+        own.up()
+        yield own
+    finally:
+        own.down()
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+@pytest.fixture
+def source(ovs, host):
+    source = OvsSource(host, database=ovs.database, run_dir=str(ovs.run_dir))
+    source.open()
+    yield source
+    source.close()
+
+
+def joined(sample, uuid):
+    """One VM's reading as the agent would join it."""
+    off = Reason.SOURCE_OFF
+    vm = sample.vms.get(uuid)
+    if vm is None or vm.interfaces is None:
+        return JoinedVm("e1", 1, off, off, off, Reason.STALE if vm is None else vm.absent["interfaces"])
+    return JoinedVm(vm.epoch, 1, off, off, off, Reading("ovs", sample.mono_ns, sample.unix_ns, vm.interfaces))
+
+
+def network(rates):
+    return rates[11:17]
+
+
+def counters(sample, number):
+    (found,) = sample.vms[uuid_of(number)].interfaces.values()
+    return found
+
+
+class Traffic:
+    """Sends frames from one guest to another all the time, and counts them."""
+
+    def __init__(self, ovs, source, target, pause_s=0.002):
+        self._socket, self._frame, self._pause_s = ovs.guest(source), frame(source, target), pause_s
+        self._stop = threading.Event()
+        self.frames = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        while not self._stop.wait(self._pause_s):
+            self._socket.send(self._frame)
+            self.frames += 1
+
+
+def send(ovs, source, target, frames, size=FRAME):
+    """Send frames at a pace that the userspace datapath keeps up with."""
+    for _ in range(frames):
+        ovs.guest(source).send(frame(source, target, size))
+        time.sleep(0.0005)
+
+
+@pytest.fixture(scope="module")
+def pairs(ovs):
+    """Two bridges with two guests each; every bridge has learnt where its guests are."""
+    for bridge, numbers in (("br0", (1, 2)), ("br1", (3, 4))):
+        ovs.bridge(bridge)
+        for number in numbers:
+            ovs.port(bridge, number)
+        for one, other in (numbers, numbers[::-1], numbers):
+            send(ovs, one, other, 3)
+            time.sleep(0.1)
+    return ovs
+
+
+@pytest.fixture
+def four(pairs, host):
+    for number in (1, 2, 3, 4):
+        host.add(number)
+
+
+def test_bytes_and_directions_are_the_generators_on_every_bridge(pairs, four, source):
+    before = source.sample()
+    send(pairs, 1, 2, 400)
+    send(pairs, 3, 4, 300, 200)
+    expected = {
+        1: (0, 0, 400_000, 400),
+        2: (400_000, 400, 0, 0),
+        3: (0, 0, 60_000, 300),
+        4: (60_000, 300, 0, 0),
+    }
+    found = {}
+
+    def arrived():
+        after = source.sample()
+        for number in expected:
+            new, old = counters(after, number), counters(before, number)
+            found[number] = (
+                new.receive_bytes - old.receive_bytes,
+                new.receive_packets - old.receive_packets,
+                new.transmit_bytes - old.transmit_bytes,
+                new.transmit_packets - old.transmit_packets,
+            )
+        return found == expected
+
+    with contextlib.suppress(AssertionError):
+        wait_until(arrived, 3)
+    for number, values in expected.items():
+        assert found[number] == pytest.approx(values, rel=0.02)
+
+
+def test_counters_are_live(pairs, four, source):
+    for _ in range(4):  # each seen long before OVSDB's statistics would be refreshed
+        before = counters(source.sample(), 1).transmit_bytes
+        send(pairs, 1, 2, 20)
+        wait_until(
+            lambda before=before: counters(source.sample(), 1).transmit_bytes == before + 20 * FRAME, 2
+        )
+
+
+@pytest.mark.parametrize("version", ["10", "11", "12", "13", "14", "15"])
+def test_a_bridge_restricted_to_one_version_of_openflow(pairs, four, source, version):
+    default = source.sample()
+    pairs.vsctl("set", "bridge", "br0", f"protocols=OpenFlow{version}")
+    try:
+        fresh = OvsSource(source._inventory, database=pairs.database, run_dir=str(pairs.run_dir))
+        for number in (1, 2):
+            new, old = counters(fresh.sample(), number), counters(default, number)
+            assert dataclass_without_opened(new) == dataclass_without_opened(old)
+        assert fresh._bridges["br0"].client.hello(time.monotonic() + 1) == f"1.{int(version) - 10}"
+        fresh.close()
+    finally:
+        pairs.vsctl("clear", "bridge", "br0", "protocols")
+
+
+def dataclass_without_opened(value):
+    return replace(value, opened=0)
+
+
+class Sampler:
+    """Samples again and again while things happen, and checks every rate of every VM on the way."""
+
+    def __init__(self, source, uuids, most_bytes_per_s):
+        self.source, self.uuids, self.most = source, uuids, most_bytes_per_s
+        self.last = {}
+        self.rates = []
+        self.errors = []
+        self.bytes = dict.fromkeys(uuids, 0.0)
+
+    def sample(self):
+        """Sample once. Returns whether every VM has a rate."""
+        try:
+            sample = self.source.sample()
+        except SourceError as error:
+            self.errors.append(error)
+            return False
+        complete = True
+        for uuid in self.uuids:
+            now, last = joined(sample, uuid), self.last.get(uuid)
+            self.last[uuid] = now
+            rates = None if last is None else network(derive(now, last))
+            if rates is None or isinstance(rates[0], Reason):
+                complete = False
+                continue
+            self.rates.append((uuid, rates))
+            assert all(0 <= value <= self.most for value in rates), rates
+            seconds = (now.interfaces.mono_ns - last.interfaces.mono_ns) / 1e9
+            self.bytes[uuid] += (rates[0] + rates[1]) * seconds
+        return complete
+
+    def run(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.sample()
+            time.sleep(0.05)
+
+    def until_complete(self, timeout_s=20):
+        wait_until(self.sample, timeout_s)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_vswitchd_restarted_under_traffic(pairs, four, source, how):
+    one, two = uuid_of(1), uuid_of(2)
+    sampler = Sampler(source, (one, two), 20e6)
+    with Traffic(pairs, 1, 2) as traffic:
+        sampler.run(0.5)
+        told = source.sample().mono_ns
+        assert source._inventory.interfaces_told.covers(one, "e1", told)
+        opened = counters(source.sample(), 1).opened
+        pairs.kill("ovs-vswitchd", how)
+        try:
+            sampler.run(0.3)
+            assert sampler.errors
+            assert not source._inventory.interfaces_told.covers(one, "e1", told)  # libvirt is asked meanwhile
+        finally:
+            pairs.start_vswitchd()
+        sampler.until_complete()
+        sampler.run(0.5)
+    assert {str(error).partition("; ")[2] for error in sampler.errors} <= {
+        "is ovs-vswitchd running? else set sources.ovs.run_dir",
+        "connecting anew at the next tick",
+        "reading anew at the next tick",
+    }
+    assert counters(source.sample(), 1).opened != opened
+    # Guest 2 sends nothing: whatever is told as sent by it was taken for another's.
+    assert {rates[1] for uuid, rates in sampler.rates if uuid == two} == {0}
+    assert 0 < sampler.bytes[one] <= traffic.frames * FRAME * 1.02
+
+
+def test_ports_that_swap_their_numbers_are_not_taken_for_each_other(pairs, four, source):
+    sampler = Sampler(source, (uuid_of(1), uuid_of(2)), 20e6)
+    number = {port.name: port.number for port in source._database.ports()}
+    with Traffic(pairs, 1, 2) as traffic:
+        sampler.run(0.3)
+        for one, two in ((number["vm2"], number["vm1"]), (number["vm1"], number["vm2"])):
+            swap = ("set", "interface", "vm1", f"ofport_request={one}", "--")
+            pairs.vsctl(*swap, "set", "interface", "vm2", f"ofport_request={two}")
+            sampler.run(0.5)
+        # And behind a stopped daemon, so that all of it comes at once.
+        pairs.kill("ovs-vswitchd")
+        try:
+            swap = ("set", "interface", "vm1", f"ofport_request={number['vm2']}", "--")
+            pairs.vsctl("--no-wait", *swap, "set", "interface", "vm2", f"ofport_request={number['vm1']}")
+        finally:
+            pairs.start_vswitchd()
+        sampler.until_complete()
+        sampler.run(0.3)
+    numbers = {port.name: port.number for port in source._database.ports()}
+    assert (numbers["vm1"], numbers["vm2"]) == (number["vm2"], number["vm1"])
+    assert {rates[1] for uuid, rates in sampler.rates if uuid == uuid_of(2)} == {0}
+    assert sampler.bytes[uuid_of(1)] <= traffic.frames * FRAME * 1.02
+
+
+def test_a_port_taken_off_and_put_on_again_under_traffic(pairs, four, source):
+    sampler = Sampler(source, (uuid_of(1),), 20e6)
+    with Traffic(pairs, 1, 2):
+        sampler.run(0.3)
+        first = counters(source.sample(), 1)
+        pairs.vsctl("del-port", "vm1")
+        gone = source.sample()
+        assert uuid_of(1) not in gone.vms or gone.vms[uuid_of(1)].interfaces is None
+        assert counters(gone, 2) is not None  # one port's end costs nobody else's sample
+        sampler.run(0.2)
+        pairs.attach("br0", 1)
+        sampler.until_complete()
+        # All between two samplings.
+        pairs.vsctl("del-port", "vm1", "--", "add-port", "br0", "vm1")
+        pairs.vsctl("del-port", "vm1")
+        pairs.attach("br0", 1)
+        sampler.run(0.3)
+        sampler.until_complete()
+    assert counters(source.sample(), 1).opened > first.opened
+
+
+def test_ovsdb_server_restarted_under_traffic(pairs, four, source):
+    sampler = Sampler(source, tuple(map(uuid_of, (1, 2))), 20e6)
+    with Traffic(pairs, 1, 2):
+        sampler.until_complete()
+        pairs.kill("ovsdb-server")
+        try:
+            sampler.run(0.5)
+        finally:
+            pairs.start_ovsdb()
+        assert "the connection is lost; is ovsdb-server running?" in str(sampler.errors[-1])
+        sampler.until_complete()
+        pairs.port("br0", 5)
+        source._inventory.add(5)
+        wait_until(lambda: uuid_of(5) in source.sample().vms)
+        sampler.until_complete()
+    pairs.vsctl("del-port", "vm5")
+    wait_until(lambda: uuid_of(5) not in source.sample().vms)
+
+
+def test_a_stopped_vswitchd_is_stuck_and_libvirt_is_asked(pairs, four, source):
+    sample = source.sample()
+    pid = pairs.pid("ovs-vswitchd")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SourceError, match=r"is ovs-vswitchd hung or stopped\?") as caught:
+            source.sample()
+        assert caught.value.reason is Reason.STUCK
+        assert not source._inventory.interfaces_told.covers(uuid_of(1), "e1", sample.mono_ns)
+        assert source.probe().reason is Reason.STUCK
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert source.sample().vms.keys() == sample.vms.keys()
+
+
+def test_external_ids_find_the_ports_of_openstack(pairs, host, source):
+    host.add(1, device="tap-a", mac="fa:16:3e:00:00:01", port_id="port-a")
+    host.add(2, device="", mac="fa:16:3e:00:00:02", kind="vhostuser")
+    assert source.sample().vms == {}
+    pairs.vsctl(
+        "set",
+        "interface",
+        "vm1",
+        "external_ids:iface-id=port-a",
+        "external_ids:attached-mac=fa:16:3e:00:00:01",
+    )
+    pairs.vsctl("set", "interface", "vm2", f"external_ids:vm-uuid={uuid_of(2)}")
+    try:
+        wait_until(lambda: len(source.sample().vms) == 2)
+        assert {tuple(vm.interfaces) for vm in source.sample().vms.values()} == {("tap-a",), ("vm2",)}
+    finally:
+        for name in ("vm1", "vm2"):
+            pairs.vsctl("clear", "interface", name, "external_ids")
+
+
+def test_probe_of_the_real_one(pairs, source):
+    assert source.probe().detail == f"{pairs.database}: 2 bridges, 6 ports"
