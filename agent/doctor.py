@@ -221,7 +221,7 @@ def _ovs(root: Path) -> Check:
     text = (
         f"not here ({path}: {why}); network counters are libvirt's"
         if why
-        else f"answers at {path}; read in a later version"
+        else f"answers at {path}; what is read there: source ovs"
     )
     return Check("Open vSwitch", "info", text)
 

@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 from collector.base import Reason, SourceError
 
-__all__ = ["BridgeClient", "PortStats"]
+__all__ = ["ROOTS_OWN", "BridgeClient", "PortStats"]
+
+#: The remedy where a socket of Open vSwitch lets us not in.
+ROOTS_OWN = "run the agent as root; where Open vSwitch has a user of its own see docs/operate.md"
 
 _HEADER = struct.Struct("!BBHI")  # version, type, length, xid
 _HELLO, _ERROR, _ECHO_REQUEST, _ECHO_REPLY = 0, 1, 2, 3
@@ -258,7 +261,7 @@ class BridgeClient:
             remedy = "is ovs-vswitchd running? else set sources.ovs.run_dir"
             return SourceError(f"{path}: {error.strerror}; {remedy}", Reason.SOURCE_FAILED)
         if isinstance(error, PermissionError):
-            text = f"{path}: permission denied to user {os.geteuid()}; run the agent as root"
+            text = f"{path}: permission denied to user {os.geteuid()}; {ROOTS_OWN}"
             return SourceError(text, Reason.NO_PERMISSION)
         if isinstance(error, TimeoutError | BlockingIOError):
             return SourceError(f"{path}: no answer in time; is ovs-vswitchd hung or stopped?", Reason.STUCK)

@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Any
 
 from collector.base import Reason, SourceError
+from collector.ovs.openflow import ROOTS_OWN
 from collector.ovs.ports import Port
 
 __all__ = ["PortsDatabase"]
@@ -228,7 +229,7 @@ def _check_socket(remote: str, deadline_s: float) -> None:
             f"{path}: nobody listens; is ovsdb-server running?", Reason.SOURCE_FAILED
         ) from error
     except PermissionError as error:
-        message = f"{path}: permission denied to user {os.geteuid()}; run the agent as root"
+        message = f"{path}: permission denied to user {os.geteuid()}; {ROOTS_OWN}"
         raise SourceError(message, Reason.NO_PERMISSION) from error
     except BlockingIOError as error:
         raise SourceError(f"{path}: its queue is full; is ovsdb-server hung?", Reason.STUCK) from error
