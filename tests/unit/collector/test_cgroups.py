@@ -494,7 +494,9 @@ def real_group():
     """A control group of this very kernel in every hierarchy that counts, with a busy process in it."""
     if os.geteuid() != 0:
         pytest.skip("needs root: makes control groups")
-    busy = subprocess.Popen([sys.executable, "-S", "-c", "n = 1 << 22\nwhile True: data = b'x' * n"])
+    # It waits until it is in its groups: what it had before is charged to others for ever.
+    script = "input()\nx = bytearray(b'x' * (1 << 22))\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-S", "-c", script], stdin=subprocess.PIPE)
     folders = []
     try:
         for mount in real_mounts():
@@ -508,10 +510,12 @@ def real_group():
                     pytest.skip(f"needs control groups that can be made: {folder}: {error.strerror}")
         if not folders:
             pytest.skip("needs control groups: none are mounted")
+        busy.stdin.write(b"\n")
+        busy.stdin.flush()
         yield busy.pid, folders
     finally:
         busy.kill()
-        busy.wait()
+        busy.communicate()
         for folder in folders:
             deadline = time.monotonic() + 5
             while folder.exists() and time.monotonic() < deadline:
