@@ -95,7 +95,7 @@ METRICS: tuple[Metric, ...] = (
         "perf",
         "frequency_ratio",
         "ratio",
-        "Cycles per reference cycle: the clock's frequency over its nominal one while the VM ran.",
+        "Cycles per reference cycle: the clock's frequency over its nominal one (on Arm over the system counter's).",
     ),
     _vm("perf", "l2_mpki", "1/1000 instructions", "Misses of the second-level cache per 1000 instructions."),
     _vm("perf", "llc_mpki", "1/1000 instructions", "Misses of the last-level cache per 1000 instructions."),
