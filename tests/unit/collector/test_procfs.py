@@ -4,7 +4,11 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -450,3 +454,36 @@ def test_this_process_as_a_vm(tmp_path, host):
     source.close()
     assert after.cpu_ns > before.cpu_ns + 1_000_000
     assert after.start_ticks == before.start_ticks
+
+
+def test_the_shipped_units_one_capability_does_not_open_another_users_io(tmp_path):
+    """CAP_PERFMON alone, as in the unit: CPU times are readable, /proc/PID/io is not, and says so."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv: drops capabilities")
+    script = """
+import sys
+from collector.base import VmIdentity
+from collector.kept_files import KeptFiles, read_once
+from collector.storage import StorageBytes
+vm = VmIdentity("u", "n", int(sys.argv[1]), "e")
+read_once(f"/proc/{vm.pid}/schedstat"), read_once(f"/proc/{vm.pid}/stat")
+print(*StorageBytes("/proc", KeptFiles(), vm).read(vm))
+"""
+    root = Path(__file__).resolve().parents[3]
+    only_perfmon = ["setpriv", "--bounding-set=-all,+perfmon", "--inh-caps=-all,+perfmon", "--no-new-privs"]
+    said = {}
+    with subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", "cat"], stdin=subprocess.PIPE
+    ) as other:
+        try:
+            while Path(f"/proc/{other.pid}/comm").read_text() != "cat\n":
+                time.sleep(0.01)
+            for name, prefix in (("unit", only_perfmon), ("root", [])):
+                command = [*prefix, sys.executable, "-c", script, str(other.pid)]
+                said[name] = subprocess.run(
+                    command, cwd=root, capture_output=True, text=True, check=True
+                ).stdout
+        finally:
+            other.kill()
+    assert said["unit"].split() == ["None", "None", str(int(Reason.NO_PERMISSION))]
+    assert said["root"].split()[2] == str(int(Reason.UNSPECIFIED))
