@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections import Counter
+
+import pytest
+
+from collector.base import DiskDevice, InterfaceDevice, Reason
+from collector.identity import Inventory
+from collector.qemu import discovery
+from collector.qemu.discovery import Learned, QemuFinder
+
+ONE, TWO = (f"57500000-0000-4000-8000-00000000000{number}" for number in (1, 2))
+
+
+@pytest.fixture
+def finder(qemu_host):
+    return QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir), qemu_host.clock)
+
+
+@pytest.fixture
+def found(qemu_host, finder):
+    """The VMs, by name, some time later."""
+
+    def look(seconds=2.5, libvirt_pids=()):
+        qemu_host.later(seconds)
+        return {vm.name: vm for vm in finder.vms(libvirt_pids)}
+
+    return look
+
+
+def test_a_bare_qemu(qemu_host, found):
+    qemu_host.process(
+        500,
+        f"/usr/bin/qemu-system-x86_64 -name guest=one,debug-threads=on -uuid {ONE} -hda /dev/sdb "
+        "-netdev tap,id=n,ifname=tap7 -device virtio-net,netdev=n,mac=52:54:00:00:00:01 -device vfio-pci,host=01:00",
+        start=4321,
+        threads=("qemu", "call_rcu", "CPU 10/KVM", "CPU 2/KVM", "IO mon_iothread"),
+    )
+    vm = found()["one"]
+    assert (vm.uuid, vm.pid, vm.epoch) == (ONE, 500, "111111112222-4321")
+    assert vm.vcpu_tids == (503, 502)
+    assert (vm.manager, vm.state, vm.accelerator, vm.vfio) == ("qemu", "running", "kvm", True)
+    assert vm.disks == (DiskDevice("hda", "block"),)
+    assert vm.interfaces == (InterfaceDevice("tap7", "52:54:00:00:00:01", "ethernet"),)
+    assert vm.facts == {}
+
+
+def test_proxmox(qemu_host, found):
+    qemu_host.proxmox(101, 500, f"-smbios type=1,uuid={ONE}")
+    vm = found()["vm-101"]
+    assert (vm.uuid, vm.manager, dict(vm.facts)) == (ONE, "proxmox", {"pve:vmid": "101"})
+
+
+def test_proxmox_is_seen_at_once_by_its_run_directory(qemu_host, finder, found):
+    qemu_host.run_dir.mkdir()
+    assert found() == {}
+    qemu_host.proxmox(101, 500)
+    assert list(found(0.3)) == ["vm-101"]
+    assert finder.launch(*_key(found(0)["vm-101"])).qmp == (f"{qemu_host.run_dir}/101.qmp",)
+
+
+def test_a_pid_file_of_a_dead_vm_names_none(qemu_host, found):
+    qemu_host.proxmox(101, 500)
+    qemu_host.process(500, "sshd: somebody")
+    (qemu_host.run_dir / "102.pid").write_text("garbage")
+    assert found() == {}
+
+
+def test_libvirts_are_left_to_libvirt(qemu_host, found):
+    qemu_host.process(500, "qemu-system-x86_64 -name a -object secret,file=/x/master-key.aes")
+    qemu_host.process(510, f"qemu-system-x86_64 -name b -uuid {ONE}")
+    qemu_host.process(520, "qemu-system-x86_64 -name c -M none")
+    assert list(found(libvirt_pids={510})) == []
+    assert list(found()) == ["b"]
+
+
+@pytest.mark.parametrize("command", ["qemu-img create x", "sh -c qemu-system-x86_64", "''", "kvmtool"])
+def test_other_programs_are_none(qemu_host, found, command):
+    qemu_host.process(500, command)
+    assert found() == {}
+
+
+def test_a_qemu_that_is_starting_waits_for_its_threads(qemu_host, found):
+    """So does the parent of one that becomes a daemon; and a wait=on socket is not connected to too early."""
+    qemu_host.process(500, "kvm -name one", threads=("kvm", "call_rcu"))
+    assert found() == {}
+    qemu_host.thread(500, 502, "CPU 0/KVM")
+    for _ in range(2):
+        assert list(found()) == ["one"]
+
+
+def test_a_process_that_becomes_qemu_by_exec_is_found(qemu_host, found):
+    qemu_host.process(500, "sh start-vm.sh")
+    assert found() == {}
+    qemu_host.process(500, "kvm -name one")
+    assert list(found()) == ["one"]
+
+
+def test_one_that_becomes_qemu_late_is_found_within_a_minute(qemu_host, found):
+    qemu_host.process(500, "sh start-vm.sh")
+    for pid in range(600, 640):
+        qemu_host.process(pid, "sleep 1", threads=())
+    for _ in range(5):
+        found()
+    qemu_host.process(500, "kvm -name one")
+    assert any("one" in found() for _ in range(35))
+
+
+def test_processes_are_not_looked_at_each_time(qemu_host, finder, found, monkeypatch):
+    for pid in range(1000, 1300):
+        qemu_host.process(pid, "sleep 1", threads=())
+    qemu_host.process(500, "kvm -name one")
+    for _ in range(5):
+        found()
+    reads = Counter()
+    real = discovery._read
+    monkeypatch.setattr(
+        discovery, "_read", lambda path, size: reads.update([path.rsplit("/")[-1]]) or real(path, size)
+    )
+    for _ in range(10):
+        found(0.25)  # no scan but one in eight
+    assert reads["cmdline"] <= 2 * 11  # a thirtieth of 300 at each scan
+    assert reads["stat"] <= 10 + 2
+    reads.clear()
+    for _ in range(10):
+        found(0)  # as the sources of one tick ask
+    assert not reads
+
+
+def test_stop_and_restart_with_the_same_process_id(qemu_host, found):
+    qemu_host.process(500, f"kvm -name one -uuid {ONE}", start=1000)
+    first = found()["one"]
+    qemu_host.end(500)
+    qemu_host.process(500, f"kvm -name one -uuid {ONE}", start=2000)
+    assert found(0.3) == {}  # told as gone at once
+    second = found()["one"]
+    assert (first.uuid, first.pid) == (second.uuid, second.pid)
+    assert first.epoch != second.epoch
+
+
+def test_a_reused_process_id_is_no_vm(qemu_host, found):
+    qemu_host.process(500, f"kvm -name one -uuid {ONE}", start=1000)
+    assert list(found()) == ["one"]
+    qemu_host.process(500, "sleep 1000", start=2000)
+    for _ in range(3):
+        assert found() == {}
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_a_zombie_is_gone(qemu_host, found, state):
+    qemu_host.process(500, "kvm -name one")
+    assert list(found()) == ["one"]
+    qemu_host.state(500, state)
+    assert found() == {}
+
+
+def test_plugged_and_unplugged_vcpus(qemu_host, found):
+    qemu_host.process(500, "kvm -name one", threads=("kvm", "call_rcu", "CPU 0/TCG"))
+    vm = found()["one"]
+    assert (vm.vcpu_tids, vm.accelerator) == ((502,), "tcg")
+    assert found()["one"] is vm
+    qemu_host.thread(500, 503, "kvm")  # has not got its name yet
+    assert found()["one"] is vm
+    qemu_host.thread(500, 503, "CPU 1/TCG")
+    assert found()["one"].vcpu_tids == (502, 503)
+    qemu_host.thread(500, 509, "worker")
+    (qemu_host.proc / "500/task/503").rename(qemu_host.folder / "unplugged")
+    assert found()["one"].vcpu_tids == (502,)
+
+
+def test_one_thread_for_all_vcpus(qemu_host, found):
+    qemu_host.process(500, "qemu-system-x86_64 -name one", threads=("q", "call_rcu", "ALL CPUs/TCG"))
+    assert found()["one"].vcpu_tids == (502,)
+
+
+def test_what_qmp_told_stands_where_names_tell_nothing(qemu_host, finder, found):
+    qemu_host.process(500, f"qemu-system-x86_64 -uuid {ONE}", threads=("q", "q", "q"))
+    vm = found()["qemu-500"]
+    assert (vm.vcpu_tids, vm.accelerator) == ((), "tcg")
+    assert not finder.has_vcpu_names(*_key(vm))
+    finder.learn(*_key(vm), Learned("paused", "named", {"pve:pool": "p"}, (502, 501), (DiskDevice("x"),)))
+    vm = found(0)["named"]
+    assert (vm.vcpu_tids, vm.state, dict(vm.facts)) == ((502, 501), "paused", {"pve:pool": "p"})
+    assert vm.disks == (DiskDevice("x"),)
+    finder.learn(vm.uuid, "another epoch", Learned("crashed"))
+    assert found()["named"].state == "paused"
+    assert finder.launch(vm.uuid, "another epoch") is None
+
+
+def test_uuids_that_are_made_are_stable(qemu_host, finder, found):
+    qemu_host.process(500, "kvm -name bare", start=1)
+    qemu_host.proxmox(7, 600, start=2)
+    first = found()
+    again = {vm.name: vm for vm in QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir)).vms(())}
+    assert {vm.uuid for vm in first.values()} == {vm.uuid for vm in again.values()}
+    assert len({uuid.UUID(vm.uuid) for vm in first.values()}) == 2
+    for pid, start in ((500, 11), (600, 12)):
+        qemu_host.state(pid, "S", start=start)
+    found()
+    restarted = found()
+    assert restarted["vm-7"].uuid == first["vm-7"].uuid  # Proxmox' VM is the same one
+    assert restarted["bare"].uuid != first["bare"].uuid
+
+
+def test_two_with_one_uuid_are_two(qemu_host, found, caplog):
+    qemu_host.process(500, f"kvm -name one -uuid {ONE}")
+    qemu_host.process(600, f"kvm -name two -uuid {ONE}")
+    vms = found()
+    assert vms["one"].uuid == ONE
+    assert vms["two"].uuid != ONE
+    assert "process 600: another VM here has its UUID" in caplog.text
+    qemu_host.end(500)
+    assert found()["two"] is vms["two"]
+
+
+def test_taps_that_the_kernel_named_or_that_were_handed_in(qemu_host, finder, found):
+    command = (
+        "kvm -name one -netdev tap,id=a -netdev tap,id=b,fds=31:32 -netdev user,id=c -netdev bridge,id=d"
+    )
+    qemu_host.process(500, command)
+    folder = qemu_host.proc / "500/fdinfo"
+    folder.mkdir()
+    for fd, text in {
+        "3": "pos:\t0\n",
+        "12": "pos:\t0\niff:\ttap0\n",
+        "13": "iff:\ttap0\n",
+        "14": "iff:\ttap9\n",
+        "31": "iff:\tgiven\n",
+        "32": "iff:\tgiven\n",
+    }.items():
+        (folder / fd).write_text(text)
+    assert finder.launch(*_key(found()["one"])).taps == ("tap0", "given", "", "tap9")
+    qemu_host.process(600, "kvm -name dark -netdev tap,id=a")
+    assert finder.launch(*_key(found()["dark"])).taps == ("",)
+
+
+def test_a_relative_socket_is_beside_the_process(qemu_host, finder, found):
+    qemu_host.process(500, "kvm -name one -qmp unix:q.sock,server=on -qmp unix:/run/x,server=on")
+    (qemu_host.proc / "500/cwd").symlink_to("/srv/vms")
+    assert finder.launch(*_key(found()["one"])).qmp == ("/srv/vms/q.sock", "/run/x")
+
+
+def test_what_cannot_be_read_now_costs_no_vm(qemu_host, found, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING)
+    qemu_host.process(500, "kvm -name one")
+    assert list(found()) == ["one"]
+    real = os.open
+
+    def full(path, flags, *arguments, **keywords):
+        if str(path).startswith(str(qemu_host.proc)):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real(path, flags, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", full)
+    assert list(found()) == list(found()) == ["one"]
+    assert caplog.text.count("Too many open files; new VMs are not seen") == 1
+
+
+def test_a_process_that_is_hidden_or_ends_meanwhile_costs_no_other(qemu_host, found):
+    qemu_host.process(500, "kvm -name one")
+    (qemu_host.proc / "490").mkdir()
+    qemu_host.process(495, "kvm -name broken")
+    (qemu_host.proc / "495/stat").write_text("nonsense")
+    assert list(found()) == ["one"]
+
+
+def test_probe(qemu_host, finder, monkeypatch):
+    assert finder.probe().available
+    qemu_host.run_dir.mkdir()
+    assert f"Proxmox' in {qemu_host.run_dir}" in finder.probe().detail
+    missing = QemuFinder(str(qemu_host.folder / "none")).probe()
+    assert (missing.available, missing.reason) == (False, Reason.NO_PERMISSION)
+
+
+def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host):
+    host.vm("lib", 800, [801])
+    qemu_host.process(500, f"kvm -name bare -uuid {TWO}")
+    qemu_host.process(600, f"kvm -name twin -uuid {host.uuid_of('lib')}")
+    inventory = Inventory(str(host.state), str(host.proc), [finder])
+    assert [(vm.name, vm.manager) for vm in inventory.vms()] == [("lib", "libvirt"), ("bare", "qemu")]
+    probe = inventory.probe()
+    assert probe.available
+    assert "status files" in probe.detail
+    assert "QEMU processes without libvirt" in probe.detail
+
+
+def test_the_inventory_says_which_finder_has_trouble(qemu_host, host):
+    dark = QemuFinder(str(qemu_host.folder / "none"))
+    probe = Inventory(str(host.state), str(host.proc), [dark]).probe()
+    assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
+    assert probe.detail == f"{qemu_host.folder / 'none'}: No such file or directory; run the agent as root"
+
+
+def _key(vm):
+    return vm.uuid, vm.epoch
