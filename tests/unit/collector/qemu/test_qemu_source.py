@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.config import LibvirtSection, ProcfsSection, QemuSection, Sources
 from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError, Stamp
 from collector.identity import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.poller import DiskReading
 from collector.qemu.source import QemuSource, parse_tap
+from collector.registry import build_sources, make_inventory
 
 S = 1_000_000_000
 
@@ -256,3 +259,18 @@ def test_a_taps_line(numbers):
 def test_a_line_that_is_none(line):
     with pytest.raises(ValueError, match=r"are needed|invalid literal"):
         parse_tap(line)
+
+
+def test_the_registry_wires_it_as_configured(qemu_host, host):
+    sources = Sources(
+        libvirt=LibvirtSection(state_dir=str(host.state)),
+        procfs=ProcfsSection(root=str(host.proc)),
+        qemu=QemuSection(proxmox_run_dir=str(qemu_host.run_dir)),
+    )
+    qemu_host.proxmox(10, 500)
+    inventory = make_inventory(sources)
+    assert [vm.manager for vm in inventory.vms()] == ["proxmox"]
+    made = [source for source, _ in build_sources(sources, inventory) if source.name == "qemu"]
+    assert [type(source) for source in made] == [QemuSource]
+    off = msgspec.structs.replace(sources, qemu=QemuSection(mode="off"))
+    assert make_inventory(off).vms() == ()
