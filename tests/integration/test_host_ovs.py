@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,6 +27,8 @@ from agent.deltas import JoinedVm, Reading
 from agent.rates import derive
 from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
+from collector.identity import Inventory
+from collector.libvirt_domains import LibvirtSource
 from collector.ovs.source import OvsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -503,3 +507,148 @@ def test_external_ids_find_the_ports_of_openstack(pairs, host, source):
 
 def test_probe_of_the_real_one(pairs, source):
     assert source.probe().detail == f"{pairs.database}: 2 bridges, 6 ports"
+
+
+# --- the lab's VMs ---
+
+LAB_VMS = {1: "10.77.0.101", 2: "10.77.0.102", 3: "10.77.0.103"}
+DATABASE, RUN_DIR = "unix:/run/openvswitch/db.sock", "/run/openvswitch"
+PING = re.compile(r"(\d+) packets transmitted, (\d+) received")
+WIRE = 14 + 20 + 8  # Ethernet, IPv4, ICMP
+
+
+def lab_uuid(number):
+    return f"57500000-0000-4000-8000-0000000000{number:02x}"
+
+
+@pytest.fixture
+def lab_source(lab):
+    source = OvsSource(Inventory(), database=DATABASE, run_dir=RUN_DIR)
+    source.open()
+    wait_until(lambda: set(map(lab_uuid, LAB_VMS)) <= source.sample().vms.keys())
+    yield source
+    source.close()
+
+
+@pytest.fixture
+def libvirt(lab):
+    source = LibvirtSource("qemu:///system", inventory=Inventory())
+    source.open()
+    yield source
+    source.close()
+
+
+def nsenter(*command):
+    return ["nsenter", "--net=/run/netns/wplab", *command]
+
+
+def ping(count, size, interval_s):
+    """Ping all VMs at once. Returns what was sent and what came back, by VM, as the generator counts."""
+    running = {
+        number: subprocess.Popen(
+            nsenter(
+                "ping", "-q", "-c", str(count), "-i", str(interval_s), "-s", str(size), "-W", "2", address
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number, address in LAB_VMS.items()
+    }
+    said = {number: process.communicate(timeout=90)[0] for number, process in running.items()}
+    return {number: tuple(map(int, PING.search(text).groups())) for number, text in said.items()}
+
+
+def echoes_asked_for():
+    """Echo requests that the generator's host got, all of them from the mixed guest (1000 bytes each)."""
+    text = subprocess.run(
+        nsenter("cat", "/proc/net/snmp"), capture_output=True, text=True, check=True, timeout=10
+    ).stdout
+    names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Icmp:"))
+    return int(dict(zip(names, values, strict=True))["InEchos"])
+
+
+def interfaces_of(sample):
+    return {number: next(iter(sample.vms[lab_uuid(number)].interfaces.values())) for number in LAB_VMS}
+
+
+def grown(after, before):
+    """Received and transmitted bytes by VM."""
+    return {
+        number: (
+            after[number].receive_bytes - before[number].receive_bytes,
+            after[number].transmit_bytes - before[number].transmit_bytes,
+        )
+        for number in LAB_VMS
+    }
+
+
+def test_each_vms_bytes_are_the_generators_and_libvirts(lab, lab_source, libvirt):
+    ping(20, 56, 0.05)  # the bridge learns where everybody is
+    asked = echoes_asked_for()
+    before, before_libvirt = interfaces_of(lab_source.sample()), interfaces_of(libvirt.sample())
+    sent = ping(1000, 1400, 0.004)
+    after, after_libvirt = interfaces_of(lab_source.sample()), interfaces_of(libvirt.sample())
+    of_mixed = (echoes_asked_for() - asked) * (WIRE + 1000)
+    told = grown(after, before)
+    for number, (requests, replies) in sent.items():
+        own = of_mixed if number == 1 else 0
+        assert replies > 900
+        expected = (requests * (WIRE + 1400) + own, replies * (WIRE + 1400) + own)
+        assert told[number] == pytest.approx(expected, rel=0.02)
+    for number, values in grown(after_libvirt, before_libvirt).items():
+        assert values == pytest.approx(told[number], rel=0.01)
+    assert set(after) == set(after_libvirt)
+
+
+def test_directions_are_the_guests_and_live(lab, lab_source):
+    """Datagrams that nobody answers: only the guest's receive moves, and each second's are seen in that second."""
+    script = (
+        "import socket, time\n"
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "for i in range(1200):\n"
+        "    s.sendto(bytes(1400), ('10.77.0.102', 9)); time.sleep(0.002)\n"
+    )
+    ping(5, 56, 0.05)
+    first = last = lab_source.sample()
+    moved = []
+    with subprocess.Popen(nsenter(sys.executable, "-c", script)) as sender:
+        while sender.poll() is None:
+            time.sleep(0.5)
+            now = lab_source.sample()
+            moved.append(interfaces_of(now)[2].receive_bytes - interfaces_of(last)[2].receive_bytes)
+            last = now
+    time.sleep(0.3)
+    received, transmitted = grown(interfaces_of(lab_source.sample()), interfaces_of(first))[2]
+    assert received == pytest.approx(1200 * (1400 + WIRE), rel=0.02)  # UDP's header is as long as ICMP's
+    assert transmitted < received / 20  # the guest says "unreachable" once a second
+    assert len(moved) >= 4
+    assert all(value > 0 for value in moved[1:-1])  # the sender starts in the first, ends in the last
+
+
+def test_the_labs_vswitchd_restarted_under_traffic(lab, lab_source, libvirt):
+    sampler = Sampler(lab_source, tuple(map(lab_uuid, LAB_VMS)), 20e6)
+    before = interfaces_of(libvirt.sample())
+    sampler.run(0.5)
+    pid = int((lab.state / "run" / "vswitchd.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    try:
+        wait_until(lambda: not Path(f"/proc/{pid}/exe").exists())
+        sampler.run(0.3)
+        assert sampler.errors
+    finally:
+        lab.script("up.sh")  # starts what is missing, and gives the bridge its address again
+    sampler.until_complete()
+    end = time.monotonic() + 60
+    while any(
+        replies < requests for requests, replies in ping(5, 56, 0.05).values()
+    ):  # the taps are on it again
+        assert time.monotonic() < end
+    background = threading.Thread(target=ping, args=(100, 1400, 0.01))
+    background.start()
+    sampler.run(1)
+    background.join()
+    sampler.sample()
+    really = grown(interfaces_of(libvirt.sample()), before)
+    for number in LAB_VMS:
+        # Never more than truly passed; what passed around the restart has no rate.
+        assert 0 < sampler.bytes[lab_uuid(number)] <= 1.02 * sum(really[number]) + 5000
