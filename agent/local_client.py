@@ -17,7 +17,7 @@ from agent.local_api import MAX_MESSAGE_BYTES
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 
-__all__ = ["DEFAULT_CONFIG", "Client", "connect", "find_config", "find_socket"]
+__all__ = ["DEFAULT_CONFIG", "Client", "answers", "connect", "find_config", "find_socket"]
 
 DEFAULT_CONFIG = Path("/etc/whitepanda/agent.toml")
 _DEADLINE_S = 5.0
@@ -100,6 +100,15 @@ def connect(path: Path) -> Iterator[Client]:
     options = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
     with grpc.insecure_channel(f"unix:{path.absolute()}", options=options) as channel:
         yield Client(host_pb2_grpc.LocalHostStub(channel), path)
+
+
+def answers(path: Path) -> bool:
+    """Whether an agent answers at `path`, as far as we may ask."""
+    try:
+        _knock(path)
+    except UnavailableError:
+        return False
+    return True
 
 
 def _knock(path: Path) -> None:

@@ -7,11 +7,15 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
 from agent.daemon import make_plans
+from agent.local_client import answers
 from agent.pipeline import Inputs, take
 from agent.slots import Slot, Slots
 from agent.state import SourceView
@@ -20,12 +24,31 @@ from collector.base import Reason
 from collector.recorded import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError
 
-__all__ = ["Recorded", "Recording", "troubles_of"]
+__all__ = ["Recorded", "Recording", "beside_agent", "troubles_of"]
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples
 _STOP_WAIT_S = 2.0
 _POLL_S = 0.005
+
+
+#: Sources that change something on the host: two programs would take each other's groups away.
+_CHANGING = ("resctrl", "pqos")
+
+
+def beside_agent(config: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
+    """Leave to an agent that runs here what only one program may do.
+
+    Returns:
+        The configuration to record with, and the names of the sources that were switched off for it.
+
+    """
+    sources = config.sources
+    left = tuple(name for name in _CHANGING if getattr(sources, name).mode != "off")
+    if not left or not answers(Path(config.agent.socket)):
+        return config, ()
+    off = {name: msgspec.structs.replace(getattr(sources, name), mode="off") for name in left}
+    return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off)), left
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli import _render as render
+from agent.config import AgentConfig
 from agent.doctor import Check, examine
 from agent.local_client import find_config
+from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import UnavailableError
+from whitepanda.common.errors import InputError, UnavailableError
 
 __all__ = ["doctor"]
 
@@ -23,6 +26,15 @@ _STYLES = {"ok": "green", "missing": "bold red", "off": "dim", "info": ""}
 def doctor(
     config: Annotated[Path | None, typer.Option(help="The agent's configuration.")] = None,
     *,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Also write a support bundle (tar.gz), without secrets.")
+    ] = None,
+    anonymise: Annotated[
+        bool, typer.Option(help="Bundle: pseudonyms for names, UUIDs, MAC addresses and owners.")
+    ] = True,
+    record_seconds: Annotated[
+        float, typer.Option(help="Bundle: how long the sources are recorded; 0: not.", min=0, max=300)
+    ] = 5.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
     """Examine this host; needs no running agent. Exit code 4 if something is missing that is required.
@@ -33,6 +45,8 @@ def doctor(
     settings, file = find_config(config)
     with errors.status("examining this host"):
         findings = list(examine(settings, file))
+    if bundle is not None:
+        _bundle(bundle, settings, findings, anonymise=anonymise, record_s=record_seconds)
     failed = [check for check in findings if check.required and check.state == "missing"]
     if json:
         print_json({"ok": not failed, "checks": [_json(check) for check in findings]})
@@ -41,6 +55,23 @@ def doctor(
     if failed:
         names = ", ".join(check.name for check in failed)
         raise UnavailableError(f"required and missing: {names}; the agent does not start like this")
+
+
+def _bundle(
+    file: Path, settings: AgentConfig, findings: list[Check], *, anonymise: bool, record_s: float
+) -> None:
+    from agent.bundle import make_bundle, write_bundle  # noqa: PLC0415 - rarely wanted
+
+    if os.path.lexists(file):
+        raise InputError(f"{file}: exists already; give another name")
+    log.configure("error")  # the bundle's notes tell of the sources
+    with errors.status("collecting the support bundle"):
+        made = make_bundle(settings, findings, anonymise=anonymise, record_s=record_s)
+        write_bundle(made, file)
+    names = "pseudonyms for all names" if anonymise else "the true names"
+    errors.print(Text(f"{file}: {len(made.files)} files, {names}; manifest.json lists them"), soft_wrap=True)
+    for note in made.notes:
+        errors.print(Text(f"  not in it: {note}", style="dim"), soft_wrap=True)
 
 
 def _table(findings: list[Check]) -> None:

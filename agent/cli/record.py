@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.local_client import find_config
 from agent.playback import header_of
-from agent.recording import Recorded, Recording
+from agent.recording import Recorded, Recording, beside_agent
 from agent.state import SourceView
 from collector.recorded import Recorder
 from whitepanda.common import log
@@ -41,7 +41,7 @@ def record(
     The file comes into being at the end; Ctrl-C ends early and keeps what there is.
     """
     log.configure("error")  # the summary tells of the sources
-    settings, _ = find_config(config)
+    settings, left = beside_agent(find_config(config)[0])
     try:
         recorder = Recorder(file, header_of(settings), replace=force)
     except FileExistsError as error:
@@ -64,9 +64,11 @@ def record(
         kept = f"the recording is in {recorder.part}"
         raise UnavailableError(f"{file}: cannot write: {error.strerror}; {kept}") from error
     if json:
-        print_json(_as_json(file, size_bytes, result))
+        print_json({**_as_json(file, size_bytes, result), "left_to_agent": list(left)})
     else:
         _show(file, size_bytes, result)
+        for name in left:
+            console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)
 
 
 class _Bar:

@@ -1,0 +1,415 @@
+"""The support bundle: what somebody else needs to see of this host to help, without secrets, as one tar.gz.
+
+It never has a key or a certificate, nor the address and names of central. With pseudonyms, which is the default, it has
+no name, UUID or MAC address of a VM, nor facts about its owner, either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from agent.config import AgentConfig
+from agent.doctor import Check
+from agent.local_client import connect
+from agent.playback import header_of
+from agent.pseudonyms import Pseudonyms
+from agent.recording import Recording, beside_agent
+from collector.base import SourceSample
+from collector.recorded import Reader, RecordedTick, Recorder
+from collector.registry import make_inventory
+from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+
+__all__ = ["Bundle", "kernel_facts", "make_bundle", "redacted", "versions", "write_bundle"]
+
+_REDACTED = "(redacted)"
+_COMMAND_S = 3.0
+_MAX_FILE = 1 << 20
+_PACKAGES = ("grpcio", "libvirt-python", "msgspec", "ovs", "pqos", "prometheus-client", "protobuf", "psutil")
+#: Kernel files, below the root; a folder's are read with what is below it.
+_FACTS = (
+    "proc/sys/kernel/perf_event_paranoid",
+    "proc/sys/kernel/nmi_watchdog",
+    "proc/sys/kernel/perf_event_mlock_kb",
+    "proc/sys/fs/file-max",
+    "proc/sys/fs/inotify/max_user_watches",
+    "proc/self/limits",
+    "proc/pressure/cpu",
+    "proc/pressure/memory",
+    "proc/pressure/io",
+    "sys/fs/cgroup/cgroup.controllers",
+    "sys/fs/resctrl/info",
+    "sys/module/kvm/parameters/enable_mediated_pmu",
+    "sys/module/kvm/parameters/enable_pmu",
+    "sys/devices/system/cpu/online",
+    "sys/devices/system/node/online",
+)
+_FILESYSTEMS = {"cgroup", "cgroup2", "resctrl"}
+
+
+@dataclass(slots=True)
+class Bundle:
+    """What is put into the file: a name, what it is, and the content. `notes` say what could not be had, and why."""
+
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, name: str, what: str, content: object) -> None:
+        """Add a file: text and bytes as they are, all else as JSON."""
+        if isinstance(content, str):
+            data = content.encode("utf-8", "replace")
+        elif isinstance(content, bytes):
+            data = content
+        else:
+            data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+        self.files[name] = (what, data)
+
+
+def make_bundle(
+    config: AgentConfig,
+    findings: Sequence[Check],
+    *,
+    anonymise: bool = True,
+    record_s: float = 5.0,
+    root: Path = Path("/"),
+) -> Bundle:
+    """Collect everything. What cannot be had is noted, never an error.
+
+    Args:
+        config: what the agent runs with.
+        findings: doctor's.
+        anonymise: whether names are replaced by pseudonyms.
+        record_s: how long the sources are recorded; 0: not.
+        root: prefix of /proc and /sys, for tests.
+
+    """
+    bundle = Bundle()
+    names = Pseudonyms(enabled=anonymise)
+    _learn(config, names)
+    answers = _ask_agent(config, bundle.notes, names)
+    with tempfile.TemporaryDirectory(prefix="whitepanda-bundle-") as folder:
+        recording = _record(config, Path(folder), record_s, bundle.notes)
+        if recording is not None:
+            bundle.add("recording.jsonl", "what the sources said", _anonymous(recording, names))
+    checks = [
+        {
+            "name": check.name,
+            "state": check.state,
+            "required": check.required,
+            "reason": check.reason.code if check.reason else None,
+            "detail": check.detail,
+        }
+        for check in findings
+    ]
+    bundle.add("doctor.json", "doctor's findings", names.walk(checks))
+    lines = [f"{check.name:<20} {check.state:<8} {check.detail}" for check in findings]
+    bundle.add("doctor.txt", "the same for people", names.text("\n".join(lines) + "\n"))
+    bundle.add("versions.json", "versions of what is installed", names.walk(versions()))
+    bundle.add("config.json", "the configuration, all settings", names.walk(redacted(config, names)))
+    bundle.add("kernel.json", "what the kernel offers", names.walk(kernel_facts(root)))
+    for name, (what, answer) in answers.items():
+        bundle.add(name, what, names.walk(answer))
+    bundle.notes = [names.text(note) for note in bundle.notes]
+    manifest = {
+        "format": "whitepanda-bundle",
+        "version": 1,
+        "made_unix_ns": time.time_ns(),
+        "pseudonyms": anonymise,
+        "files": {
+            name: {"bytes": len(data), "what": what} for name, (what, data) in sorted(bundle.files.items())
+        },
+        "notes": bundle.notes,
+    }
+    bundle.add("manifest.json", "what is in here", manifest)
+    return bundle
+
+
+def write_bundle(bundle: Bundle, file: Path) -> None:
+    """Write the bundle, readable by its owner only: whole or not at all.
+
+    Raises:
+        InputError: the file exists already.
+        UnavailableError: it cannot be written.
+
+    """
+    if os.path.lexists(file):
+        raise InputError(f"{file}: exists already; give another name")
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                _pack(bundle, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.link(part, file)  # fails where somebody else made the file meanwhile
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        why = "exists already" if error.errno == errno.EEXIST else error.strerror
+        raise UnavailableError(f"{file}: cannot write: {why}") from error
+
+
+def _pack(bundle: Bundle, stream: Any) -> None:
+    with tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        for name, (_, data) in sorted(bundle.files.items()):
+            entry = tarfile.TarInfo(f"whitepanda-bundle/{name}")
+            entry.size, entry.mode, entry.mtime = len(data), 0o600, int(time.time())
+            archive.addfile(entry, io.BytesIO(data))
+
+
+# -- names
+
+
+def _learn(config: AgentConfig, names: Pseudonyms) -> None:
+    """Learn the names that are known without asking anybody: the host's, central's, the VMs'."""
+    names.learn("host", config.agent.host)
+    names.learn("host", socket.gethostname())
+    for name in _central_names(config):
+        names.learn("central", name, always=True)
+    for rule in config.jobs:
+        names.learn("job", rule.job)
+    with contextlib.suppress(Exception):  # no inventory: then no names are known here, and none can be told
+        for identity in make_inventory(config.sources).vms():
+            _learn_identity(msgspec.to_builtins(identity), names)
+
+
+def _central_names(config: AgentConfig) -> list[str]:
+    return [config.uplink.address.rpartition(":")[0].strip("[]"), config.uplink.server_name]
+
+
+def _learn_identity(identity: dict[str, Any], names: Pseudonyms) -> None:
+    names.learn("vm", identity["uuid"])
+    names.learn("vm", identity["name"])
+    for value in identity.get("facts", {}).values():
+        names.learn("fact", value)
+    for interface in identity.get("interfaces", ()):
+        names.learn("dev", interface["device"])
+        names.learn("port", interface["port_id"])
+
+
+# -- the configuration
+
+
+def redacted(config: AgentConfig, names: Pseudonyms) -> dict[str, Any]:
+    """Return all settings, without central's names and what addresses tell; with pseudonyms without the job rules."""
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    uplink = settings["uplink"]
+    if uplink["address"]:
+        uplink["address"] = f"{_REDACTED}:{uplink['address'].rpartition(':')[2]}"
+    uplink["server_name"] = uplink["server_name"] and _REDACTED
+    for section in settings["sources"].values():
+        for key, value in section.items():
+            if isinstance(value, str) and "://" in value:
+                section[key] = re.sub(r"://[^/]+", f"://{_REDACTED}", value).partition("?")[0]
+    if names.enabled:
+        for rule in settings["jobs"]:
+            rule.update({key: _REDACTED for key in ("pattern", "job", "owner") if rule.get(key)})
+    return settings
+
+
+# -- the host
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the agent, of what it stands on and of what it measures; None where it is not found."""
+    found: dict[str, str | None] = {
+        "whitepanda": metadata.version("whitepanda"),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    programs = {
+        "libvirtd": ("libvirtd", "virtqemud"),
+        "qemu": (f"qemu-system-{platform.machine()}", "/usr/libexec/qemu-kvm", "kvm"),
+        "openvswitch": ("ovs-vswitchd",),
+    }
+    return found | {name: _version_of(tried) for name, tried in programs.items()}
+
+
+def _version_of(programs: Sequence[str]) -> str | None:
+    path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+    for program in programs:
+        found = shutil.which(program, path=path)
+        if found is None:
+            continue
+        try:
+            done = subprocess.run(
+                [found, "--version"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_COMMAND_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        return (done.stdout or done.stderr).strip().partition("\n")[0][:200] or None
+    return None
+
+
+def kernel_facts(root: Path = Path("/")) -> dict[str, Any]:
+    """Return what the kernel says of itself, by file; None where there is no such file."""
+    facts: dict[str, Any] = {}
+    for name in _FACTS:
+        path = root / name
+        paths = sorted(item for item in path.rglob("*") if item.is_file()) if path.is_dir() else [path]
+        facts |= {str(item.relative_to(root)): _read(item) for item in paths}
+    cpuinfo = _read(root / "proc/cpuinfo") or ""
+    facts["proc/cpuinfo, first CPU"] = cpuinfo.strip().partition("\n\n")[0]
+    mounts = (_read(root / "proc/self/mountinfo") or "").splitlines()
+    facts["proc/self/mountinfo, cgroup and resctrl"] = [
+        line for line in mounts if _filesystem(line) in _FILESYSTEMS
+    ]
+    devices = root / "sys/bus/event_source/devices"
+    facts["sys/bus/event_source/devices"] = sorted(item.name for item in devices.glob("*"))
+    status = (_read(root / "proc/self/status") or "").splitlines()
+    facts["proc/self/status"] = [line for line in status if line.startswith(("Cap", "NoNewPrivs", "Seccomp"))]
+    return facts
+
+
+def _filesystem(line: str) -> str:
+    return (line.partition(" - ")[2].split() or [""])[0]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(_MAX_FILE).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+# -- the agent
+
+
+def _ask_agent(
+    config: AgentConfig, notes: list[str], names: Pseudonyms
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    try:
+        with connect(Path(config.agent.socket)) as client:
+            status, listed = client.status(), client.vms()
+    except WhitepandaError as error:
+        notes.append(f"agent: {error}")
+        return {}
+    names.learn("host", status.host)
+    names.learn("central", status.uplink.address.rpartition(":")[0].strip("[]"), always=True)
+    for vm in listed.vms:
+        names.learn("vm", vm.uuid)
+        names.learn("vm", vm.name)
+        names.learn("job", vm.job)
+        names.learn("owner", vm.owner)
+        names.learn("epoch", vm.epoch)
+        vm.name, vm.job, vm.owner = (
+            names.learn("vm", vm.name),
+            names.learn("job", vm.job),
+            names.learn("owner", vm.owner),
+        )
+    if status.uplink.address:
+        status.uplink.address = _REDACTED
+        # gRPC's words have the address in them.
+        status.uplink.last_error = status.uplink.last_error and _REDACTED
+    return {
+        "agent/status.json": ("what the agent says of itself", _plain(status)),
+        "agent/vms.json": ("its VMs and their metrics", _plain(listed)),
+    }
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+# -- the recording
+
+
+def _record(config: AgentConfig, folder: Path, seconds: float, notes: list[str]) -> Path | None:
+    if seconds <= 0:
+        notes.append("recording: none was wanted")
+        return None
+    settings, left = beside_agent(config)
+    notes += [f"recording: {name} was left to the agent that runs here" for name in left]
+    file = folder / "true.jsonl"
+    recorder = Recorder(file, header_of(settings))
+    try:
+        asyncio.run(Recording(settings).run(recorder, seconds))
+        recorder.close()
+    except (WhitepandaError, OSError) as error:
+        recorder.discard()
+        notes.append(f"recording: {error}")
+        return None
+    return file
+
+
+def _anonymous(file: Path, names: Pseudonyms) -> bytes:
+    """Return the recording with pseudonyms: it replays to the same numbers."""
+    if not names.enabled:
+        return file.read_bytes()
+    with Reader(file) as reader:
+        while (tick := reader.next()) is not None:
+            for sample in tick.samples:
+                _learn_sample(sample, names)
+    known: dict[str, tuple[SourceSample, SourceSample]] = {}
+    copy = file.with_name("anonymous.jsonl")
+    with Reader(file) as reader, Recorder(copy, reader.header) as recorder:
+        while (tick := reader.next()) is not None:
+            for sample in tick.samples:
+                if sample.source not in known or known[sample.source][0] is not sample:
+                    known[sample.source] = (sample, _anonymous_sample(sample, names))
+            samples = tuple(known[sample.source][1] for sample in tick.samples)
+            recorder.write(RecordedTick(tick.mono_ns, tick.unix_ns, samples, tick.sources))
+    return copy.read_bytes()
+
+
+def _learn_sample(sample: SourceSample, names: Pseudonyms) -> None:
+    for identity in sample.inventory or ():
+        _learn_identity(msgspec.to_builtins(identity), names)
+        names.learn("epoch", identity.epoch)
+    for uuid, vm in sample.vms.items():
+        names.learn("vm", uuid)
+        names.learn("epoch", vm.epoch)
+        for device in vm.interfaces or ():
+            names.learn("dev", device)
+        if vm.rdt is not None and vm.rdt.owner != "whitepanda":
+            names.learn("group", vm.rdt.owner)
+
+
+def _anonymous_sample(sample: SourceSample, names: Pseudonyms) -> SourceSample:
+    true: dict[str, Any] = msgspec.to_builtins(sample)
+    data = names.walk(true)
+    data["source"] = sample.source  # a VM may be called like a source
+    data["vms"] = {}
+    for uuid, vm in true["vms"].items():
+        made = data["vms"][names.learn("vm", uuid)] = names.walk(vm)
+        made["perf"] = vm["perf"]  # there are no names in it
+        if vm["interfaces"] is not None:
+            made["interfaces"] = {names.learn("dev", key): item for key, item in vm["interfaces"].items()}
+    for made, identity in zip(data["inventory"] or (), true["inventory"] or (), strict=True):
+        made["name"] = names.learn("vm", identity["name"])
+        made["facts"] = {key: names.learn("fact", value) for key, value in identity["facts"].items()}
+    return msgspec.convert(data, SourceSample)
