@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 VCPUS = 8
 GROWTH = 10
 GROWTH_FROM = 30  # a thousand processes are many for a small machine: growth is shown from 30 to 300 VMs
@@ -39,6 +40,30 @@ for _ in range({VCPUS - 1}):
 print("up", flush=True)
 sys.stdin.read()
 """
+
+
+@contextlib.contextmanager
+def groups(pids: list[int]) -> Iterator[int]:
+    """Put each process in a control group of its own, named as libvirt's are, in every hierarchy that counts."""
+    from collector.cgroup_tree import CgroupTree
+
+    made: list[Path] = []
+    try:
+        with contextlib.suppress(OSError):
+            for mount in CgroupTree().mounts():
+                if mount.controllers and not mount.controllers & {"cpu", "memory"}:
+                    continue
+                for number, pid in enumerate(pids):
+                    group = Path(mount.point, f"qemu-{number}-whitepanda-bench-{os.getpid()}.libvirt-qemu")
+                    group.mkdir()
+                    made.append(group)
+                    (group / "cgroup.procs").write_text(str(pid))
+        yield len(made)
+    finally:
+        for group in made:
+            for process in (group / "cgroup.procs").read_text().split():
+                (group.parent / "cgroup.procs").write_text(process)
+            group.rmdir()
 
 
 @contextlib.contextmanager
@@ -59,7 +84,13 @@ def sleepers(count: int, folder: Path) -> Iterator[None]:
                 f"<domstatus state='running' pid='{process.pid}'><vcpus>{vcpus}</vcpus><domain type='kvm'>"
                 f"<name>vm{number}</name><uuid>{uuid}</uuid></domain></domstatus>"
             )
-        yield
+        with groups([process.pid for _, process in processes]) as made:
+            if not made:
+                print(
+                    "no control groups can be made here: the cgroup source has little to read",
+                    file=sys.stderr,
+                )
+            yield
     finally:
         for _, process in processes:
             process.kill()
@@ -79,6 +110,7 @@ def report(cpu_s: float, seconds: float, **more: float) -> None:
 def child_agent(state_dir: Path, seconds: float) -> None:
     from agent.config import load
     from agent.daemon import Daemon
+    from collector.base import Reason
     from whitepanda.common import log
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,13 +146,12 @@ def child_agent(state_dir: Path, seconds: float) -> None:
 
         table = daemon.state.pipeline.table
         asyncio.run(main())
-        known = sum(isinstance(vm.rates.cpu_usage_cores, float) for vm in table)
-        report(
-            spent["end"] - spent["start"],
-            spent["end_at"] - spent["start_at"],
-            vms=len(table),
-            vms_known=known,
-        )
+        seconds = spent["end_at"] - spent["start_at"]
+        known = {
+            f"vms_with_{name}": sum(not isinstance(getattr(vm.rates, name), Reason) for vm in table)
+            for name in ("cpu_usage_cores", "guest_ratio", "pressure_cpu_some_ratio", "memory_charged_bytes")
+        }
+        report(spent["end"] - spent["start"], seconds, vms=len(table), **known)
 
 
 def loop(seconds: float, work: Callable[[], Any], **more: float) -> None:
@@ -187,6 +218,11 @@ def measure(vms: int, seconds: float, kinds: tuple[str, ...]) -> dict[str, dict[
 
 def show(results: dict[str, dict[str, dict[str, float]]]) -> None:
     base = results["main"]["psutil"]["core_percent"]
+    told = {key: value for key, value in results["main"]["agent"].items() if key.startswith("vms_")}
+    print(
+        "VMs for which the agent knows "
+        + ", ".join(f"{key.removeprefix('vms_with_')}: {value:.0f}" for key, value in told.items())
+    )
     print(f"{'':24} {'VMs':>5} {'of a core':>10} {'RSS':>9} {'vs psutil':>10}")
     for part, rows in results.items():
         for kind, row in rows.items():
