@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 import threading
+import time
 
 import pytest
 
@@ -382,6 +383,15 @@ def test_steps_of_the_wall_clock_change_labels_only(host, module, source, clocks
         clocks.unix_ns += (-1) ** second * 10**6 * S
     assert asked[:2] == [0, 1]
     assert {later - earlier for earlier, later in itertools.pairwise(asked[2:])} == {10}
+
+
+def test_the_clocks_are_the_kernels_where_none_are_given(host, module, inventory, source):
+    own = LibvirtSource("qemu:///system", inventory=inventory, binding=module)
+    since_mono_ns, since_unix_ns = time.monotonic_ns(), time.time_ns()
+    sample = own.sample()
+    stamp = sample.vms[host.uuid_of("a")].stamps["disks"]
+    assert since_mono_ns <= sample.mono_ns <= stamp.mono_ns <= time.monotonic_ns()
+    assert since_unix_ns <= sample.unix_ns <= stamp.unix_ns <= time.time_ns()
 
 
 # -- what is not known
