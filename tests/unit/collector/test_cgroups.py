@@ -296,7 +296,7 @@ def test_a_removed_group_is_looked_for_anew(host, tree, make, clock, monkeypatch
     vm = vm_of(source, host)
     assert (vm.cgroup, vm.absent["cgroup"]) == (None, Reason.NOT_PRESENT)
     assert open_files(tree.root) == 0
-    monkeypatch.undo()
+    monkeypatch.setattr(os, "pread", read)
     tree.add(10, "machine/qemu-2-a.libvirt-qemu")
     counters = vm_of(source, host).cgroup
     assert (counters.opened, counters.cpu_some_ns) == (2, 11_000)
