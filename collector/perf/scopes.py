@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from collector.base import Reason, SourceError, VmIdentity
+from collector.cgroup_tree import CgroupTree
 from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
-from collector.perf.cgroup import CgroupFinder, is_within, vm_path
 from collector.perf.cpu import parse_cpu_list
 from collector.perf.slices import Slices
 
@@ -44,8 +44,8 @@ class Scope(Protocol):
     name: Literal["thread", "cgroup"]
     guards: int
 
-    def begin(self, inventory: Sequence[VmIdentity]) -> None:
-        """Take note of the VMs that there are, once per sample."""
+    def begin(self) -> None:
+        """Look at the host, once per sample. Raises SourceError."""
 
     def keys(self, vm: VmIdentity) -> Sequence[int]:
         """Return what there is to open for a VM. The same object as before, where nothing changed."""
@@ -72,8 +72,8 @@ class ThreadScope:
     def __init__(self, proc_root: str = "/proc") -> None:
         self._proc = Path(proc_root)
 
-    def begin(self, inventory: Sequence[VmIdentity]) -> None:
-        """Nothing is kept from one sample to the next."""
+    def begin(self) -> None:
+        """Nothing of the host matters."""
 
     def keys(self, vm: VmIdentity) -> Sequence[int]:
         """Return the vCPU threads."""
@@ -125,31 +125,35 @@ class ThreadScope:
 @dataclass(slots=True)
 class _Folder:
     fd: int
-    of_process: str
+    path: str
 
 
 class CgroupScope:
-    """A group per VM's control group and online CPU: QEMU's other threads count too."""
+    """A group per VM's control group (v2) and online CPU: QEMU's other threads count too."""
 
     name: Literal["thread", "cgroup"] = "cgroup"
     guards = 0
 
     def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
-        self._finder = CgroupFinder(proc_root)
+        self._tree = CgroupTree(proc_root, "/")
         self._online = Path(sys_root) / "devices/system/cpu/online"
-        self._inventory: Sequence[VmIdentity] = ()
-        self._paths: dict[str, tuple[str, str]] = {}  # by UUID: name, path; of this sample
         self._folders: dict[str, _Folder] = {}
         self._cpus: tuple[int, ...] = ()
 
     def check(self) -> None:
         """Raise a SourceError where this host has no unified hierarchy."""
-        self._finder.mount()
+        try:
+            mounted = any(not mount.controllers for mount in self._tree.mounts())
+        except OSError as error:
+            raise SourceError(f"{error.filename}: {error.strerror}", Reason.NOT_PRESENT) from error
+        if not mounted:
+            message = (
+                "no cgroup2 is mounted; mount the unified hierarchy, or set sources.perf.scope = 'thread'"
+            )
+            raise SourceError(message, Reason.NOT_PRESENT)
 
-    def begin(self, inventory: Sequence[VmIdentity]) -> None:
+    def begin(self) -> None:
         """Look which CPUs are online: an event on a CPU that is not cannot be opened."""
-        self._inventory = inventory
-        self._paths = {}
         try:
             cpus = tuple(parse_cpu_list(self._online.read_text()))
         except (OSError, ValueError) as error:
@@ -166,13 +170,12 @@ class CgroupScope:
         """Open the groups of a VM's control group on one CPU."""
         folder = self._folders.get(vm.uuid)
         if folder is None:
-            of_process = self._finder.path_of(vm.pid)
-            path = self._finder.folder_of(vm, of_process, self._others(vm))
+            path = self._path_of(vm)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
                 raise SourceError(f"perf: {path}: {error.strerror}", reason_for(error.errno or 0)) from error
-            folder = self._folders[vm.uuid] = _Folder(fd, of_process)
+            folder = self._folders[vm.uuid] = _Folder(fd, path)
         return Target(opener(folder.fd, key, FLAG_PID_CGROUP))
 
     def ended(self, target: Target) -> bool:
@@ -181,22 +184,9 @@ class CgroupScope:
         return False
 
     def moved(self, vm: VmIdentity) -> bool:
-        """Whether the VM is in another control group than when it was opened, or others are in its own now."""
+        """Whether the VM is in another control group than when it was opened. Raises where others are in it now."""
         folder = self._folders.get(vm.uuid)
-        if folder is None:
-            return False
-        of_process = self._finder.path_of(vm.pid)
-        own, _ = vm_path(of_process)
-        shared = any(is_within(path, own) for path in self._others(vm).values())
-        return shared or of_process != folder.of_process
-
-    def _others(self, vm: VmIdentity) -> dict[str, str]:
-        """Return the other VMs' paths, by their names; those that have just ended are left out."""
-        if not self._paths:
-            for other in self._inventory:
-                with contextlib.suppress(SourceError):
-                    self._paths[other.uuid] = other.name, self._finder.path_of(other.pid)
-        return {name: path for uuid, (name, path) in self._paths.items() if uuid != vm.uuid}
+        return folder is not None and self._path_of(vm) != folder.path
 
     def forget(self, uuid: str) -> None:
         """Close the folder."""
@@ -204,3 +194,15 @@ class CgroupScope:
         if folder is not None:
             with contextlib.suppress(OSError):
                 os.close(folder.fd)
+
+    def _path_of(self, vm: VmIdentity) -> str:
+        """Return the folder of the VM's own group."""
+        try:
+            found = self._tree.find(vm.pid)
+        except OSError as error:
+            raise SourceError(f"perf: {error.filename}: {error.strerror}", Reason.NOT_PRESENT) from error
+        except ValueError as error:
+            raise SourceError(f"perf: control group of process {vm.pid}: {error}") from error
+        if found.v2 is None:
+            raise SourceError(f"perf: {vm.name} has no control group (v2) of its own", found.reason)
+        return found.v2

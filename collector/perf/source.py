@@ -156,7 +156,7 @@ class PerfSource:
         self._turn = self._tick % len(plan.groups)
         self._budget = self._opens_per_tick
         self._forget({vm.uuid: vm.epoch for vm in inventory})
-        self._scope.begin(inventory)
+        self._scope.begin()
         vms = {vm.uuid: self._sample_vm(vm, plan, open_new=not conflict) for vm in inventory}
         return SourceSample(self.name, mono_ns, unix_ns, vms)
 
@@ -191,8 +191,14 @@ class PerfSource:
             for key in vm.targets.keys() - set(keys):
                 self._drop(vm, key)
             vm.keys = keys
-        if self._tick % _LOOK_AGAIN_TICKS == 0 and self._scope.moved(identity):
-            self._close_vm(identity.uuid, vm)
+        if self._tick % _LOOK_AGAIN_TICKS == 0:
+            try:
+                moved = self._scope.moved(identity)
+            except SourceError:
+                self._close_vm(identity.uuid, vm)
+                raise
+            if moved:
+                self._close_vm(identity.uuid, vm)
 
     def _read(self, vm: _Vm, counters: dict[int, tuple[PerfGroup, ...]]) -> None:
         """Read what is open, and close what has ended. Raises PerfError."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from collector.cgroup_tree import CgroupTree
 from collector.identity import Inventory
 from collector.perf.binding import EventAttr, Kernel
-from collector.perf.cgroup import CgroupFinder, vm_path
 from collector.perf.encoding import Event
 from collector.perf.source import PerfSource
 
@@ -41,22 +41,20 @@ def sources(lab):
         source.close()
 
 
-def cpu_ns(finder, pid):
+def cpu_ns(pid):
     """What the kernel itself charged the VM's group with."""
-    own, _ = vm_path(finder.path_of(pid))
-    text = (finder.mount()[0] / own[1:] / "cpu.stat").read_text()
+    text = Path(CgroupTree().find(pid).v2, "cpu.stat").read_text()
     return int(dict(line.split() for line in text.splitlines())["usage_usec"]) * 1000
 
 
 def test_a_vms_control_group_is_found_and_its_time_is_the_kernels(sources):
     inventory, made = sources
-    finder = CgroupFinder()
     vms = [vm for vm in inventory.vms() if vm.name.startswith("wplab-")]
     assert len(vms) >= 3
     readings = []
     for _ in range(2):
         samples = {scope: source.sample().vms for scope, source in made.items()}
-        readings.append((samples, {vm.uuid: cpu_ns(finder, vm.pid) for vm in vms}))
+        readings.append((samples, {vm.uuid: cpu_ns(vm.pid) for vm in vms}))
         time.sleep(3 if len(readings) == 1 else 0)
     (before, charged_before), (after, charged_after) = readings
 

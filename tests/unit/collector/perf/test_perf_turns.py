@@ -14,7 +14,6 @@ import pytest
 from agent.deltas import JoinedVm, PerfDelta, Reading, delta
 from collector.base import PerfGroup, Reason, SourceError, VmIdentity
 from collector.perf.binding import FLAG_PID_CGROUP, EventAttr, Kernel, open_group
-from collector.perf.cgroup import CgroupFinder, is_within, vm_path
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event
 from collector.perf.scopes import Target
 from collector.perf.source import PerfSource
@@ -297,36 +296,6 @@ def test_a_counter_that_is_not_there_is_told(make):
 # -- control groups ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "own", "libvirt"),
-    [
-        (
-            "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope/libvirt/emulator",
-            "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope",
-            True,
-        ),
-        (
-            "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope",
-            "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope",
-            True,
-        ),
-        ("/machine/qemu-1-web.libvirt-qemu/vcpu0", "/machine/qemu-1-web.libvirt-qemu", True),
-        ("/qemu.slice/100.scope", "/qemu.slice/100.scope", False),
-        ("/user.slice/user-0.slice/session-1.scope", "/user.slice/user-0.slice/session-1.scope", False),
-        ("/", "/", False),
-        ("/libvirt/emulator", "/", True),
-    ],
-)
-def test_the_group_of_a_vm_is_the_highest_that_was_made_for_it(path, own, libvirt):
-    assert vm_path(path) == (own, libvirt)
-
-
-def test_within():
-    assert is_within("/a/b", "/a")
-    assert is_within("/a", "/a")
-    assert not is_within("/ab", "/a")
-
-
 def test_counters_of_a_control_group_are_per_cpu_and_of_the_whole_vm(make):
     host = make(scope="cgroup", cpus="0-1,4")
     scope = "/machine.slice/machine-qemu\\x2d1.scope"
@@ -357,7 +326,7 @@ def test_a_group_with_others_in_it_is_shared(make):
     host = make(scope="cgroup")
     host.vm("stranger", 10, group="/user.slice/session.scope", procs=(4711,))
     host.vm("x", 20, group="/two.scope")
-    host.vm("y", 30, group="/two.scope")
+    host.vm("y", 30, group="/two.scope", procs=(20,))
     host.vm("root", 40, group="/")
     host.vm("good", 50, group="/good.scope")
     host.vm("none", 60)
@@ -392,25 +361,12 @@ def test_strangers_below_the_group_are_found(make):
     assert host.reasons() == {"a": Reason.SHARED}
 
 
-def test_errors_say_what_and_where(make, tmp_path):
+def test_a_file_that_makes_no_sense_is_that_vms_failure(make):
     host = make(scope="cgroup")
-    finder = CgroupFinder(str(host.proc))
-    vm = VmIdentity("a", "web", 10, "e")
-    host.vm("a", 10, group="/a.scope", procs=(99,))
-    with pytest.raises(
-        SourceError, match=r"/a\.scope of web has other processes in it \(99\); give the VM one"
-    ):
-        finder.folder_of(vm, "/a.scope", {})
-    with pytest.raises(SourceError, match=r"web shares control group /a\.scope with db"):
-        finder.folder_of(vm, "/a.scope", {"db": "/a.scope/x"})
-    host.write(host.proc / "11/cgroup", "3:cpu:/x\n")
-    with pytest.raises(SourceError, match="no line 0::"):
-        finder.path_of(11)
-    host.write(host.proc / "self/mountinfo", "30 25 0:26 /outer /cg rw - cgroup2 cgroup2 rw\n")
-    assert finder.mount() == (Path("/cg"), "/outer")
-    assert finder.folder_of(vm, "/outer/machine-qemu-1.scope", {}) == Path("/cg/machine-qemu-1.scope")
-    with pytest.raises(SourceError, match="is not below /cg"):
-        finder.folder_of(vm, "/a.scope", {})
+    host.vm("a", 10, group="/a.scope")
+    host.vm("b", 20, group="/b.scope")
+    host.write(host.proc / "10/cgroup", "nonsense\n")
+    assert host.reasons() == {"a": Reason.SOURCE_FAILED, "b": None}
 
 
 def test_without_a_unified_hierarchy_there_is_no_scope_of_control_groups(make):
