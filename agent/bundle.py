@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import io
+import json
 import os
 import platform
 import re
@@ -81,7 +82,7 @@ class Bundle:
         elif isinstance(content, bytes):
             data = content
         else:
-            data = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+            data = json.dumps(content, indent=2).encode("ascii") + b"\n"  # names need not be UTF-8
         self.files[name] = (what, data)
 
 

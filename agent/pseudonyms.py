@@ -71,7 +71,7 @@ class Pseudonyms:
         if self._pattern is None:
             words = sorted(self._words, key=len, reverse=True)
             joined = "|".join(re.escape(word) for word in words)
-            # systemd writes a dash in a unit's name as \\x2d: a word may begin behind that.
+            # systemd writes a dash in the names of units as \x2d: a word may begin behind that.
             begin = r"(?:(?<![0-9A-Za-z])|(?<=\\x2d))"
             self._pattern = re.compile(f"{begin}(?:{joined})(?![0-9A-Za-z])")
         # Names first: one may have a UUID in it.

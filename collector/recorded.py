@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import msgspec
 
@@ -156,7 +156,10 @@ class Recorder:
         self.part.unlink(missing_ok=True)
 
     def _write(self, line: Header | _Line) -> None:
-        data = _encoder.encode(line) + b"\n"
+        try:
+            data = _encoder.encode(line) + b"\n"
+        except UnicodeEncodeError:  # one VM's odd name must not cost the recording
+            data = _encoder.encode(_readable(msgspec.to_builtins(line))) + b"\n"
         if len(data) > MAX_LINE_BYTES:
             raise OSError(errno.EFBIG, f"a sample of {len(data)} bytes is longer than a line may be")
         self._stream.write(data)
@@ -171,6 +174,17 @@ class Recorder:
             self.close()
         else:
             self.discard()
+
+
+def _readable(value: Any) -> Any:
+    """Replace in all texts what is no Unicode: bytes of a command line that are no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in value]
+    return value
 
 
 class Reader:

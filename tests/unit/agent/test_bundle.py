@@ -365,6 +365,13 @@ def test_versions_and_kernel_facts(tmp_path):
     assert facts["proc/pressure/cpu"] is None
 
 
+def test_a_name_that_is_no_utf8_costs_no_bundle(host, config):
+    findings = (Check("source qemu", "missing", "VM caf\udce9 hangs"),)
+    made = make_bundle(config, findings, anonymise=False, record_s=0)
+    assert json.loads(made.files["doctor.json"][1])[0]["detail"] == "VM caf\udce9 hangs"
+    assert b"VM caf? hangs" in made.files["doctor.txt"][1]
+
+
 # -- the file
 
 

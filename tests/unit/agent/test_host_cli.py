@@ -14,8 +14,10 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from agent.cli import _render as render
+from agent.cli import agent_status
 from collector.base import Reason
 from whitepanda.common import cli
+from whitepanda.v1 import host_pb2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -472,3 +474,11 @@ def test_columns_share_what_is_left_but_numbers_are_never_cut():
     assert render.fit(columns, rows, 60) == [26, 20, 12]
     assert render.fit(columns, rows, 40) == [9, 20, 9]
     assert render.fit(columns, rows, 10) == [8, 20, 8]
+
+
+def test_status_tells_threads_and_open_files_where_the_agent_does():
+    answer = host_pb2.HostStatus(rss_bytes=60 << 20)
+    assert agent_status._size(answer) == "60 MiB"
+    answer.host_metrics.add(name="agent_open_fds", value=1234)
+    answer.host_metrics.add(name="agent_threads", value=14)
+    assert agent_status._size(answer) == "60 MiB, 14 threads, 1,234 open files"

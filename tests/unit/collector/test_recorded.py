@@ -200,6 +200,15 @@ def test_a_line_that_is_too_long_is_refused_without_reading_it_at_once(tmp_path,
     recorder.discard()
 
 
+def test_a_name_that_is_no_utf8_costs_no_recording(tmp_path):
+    odd = VmIdentity("u1", "caf\udce9", 1, "e1", facts={"k\udce9": "\udcff"})
+    seen = SourceSample("qemu", S, S, {"u1": VmSample("e1", threads=threads(3))}, None, (odd,))
+    [got] = read(write(tmp_path, RecordedTick(2 * S, 2 * S, (seen,), {"qemu": None})))
+    (sample,) = got.samples
+    assert (sample.inventory[0].name, dict(sample.inventory[0].facts)) == ("caf?", {"k?": "?"})
+    assert sample.vms == seen.vms
+
+
 # -- the source
 
 
