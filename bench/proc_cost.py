@@ -173,7 +173,7 @@ def child_sources(state_dir: Path, seconds: float) -> None:
     from collector.identity import Inventory
     from collector.procfs import ProcfsSource
 
-    inventory = Inventory(str(state_dir))
+    inventory = Inventory(str(state_dir), fresh_s=0.04)  # as the agent makes it
     sources = (ProcfsSource(inventory), CgroupSource(inventory))
     for source in sources:
         source.open()
