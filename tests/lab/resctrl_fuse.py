@@ -57,6 +57,8 @@ class Group:
     bytes_by_domain: dict[str, float] = field(default_factory=dict)
     occupancy_by_domain: dict[str, float] = field(default_factory=dict)
     answers: dict[tuple[str, str], str] = field(default_factory=dict)
+    folder_mode: int = 0o755
+    modes: dict[str, int] = field(default_factory=dict)  # of what was changed by chmod
     alive: bool = True
 
 
@@ -111,6 +113,7 @@ class Resctrl:
         self.groups: dict[str, Group] = {}
         self.root = self.add_group("", None)
         self.root.cpus = (1 << self.cpus) - 1
+        self.root.folder_mode = 0o555  # so root without CAP_DAC_OVERRIDE can make no groups, as in the kernel
         self.info = self.make_info()
 
     def make_info(self) -> dict[str, str]:
@@ -144,7 +147,7 @@ class Resctrl:
     def children(self, group: Group) -> list[Group]:
         return [other for other in self.groups.values() if other.parent is group]
 
-    def mkdir(self, path: str) -> None:
+    def mkdir(self, path: str, mode: int) -> None:
         self.status = "ok"
         folder, name = os.path.split(path)
         parent = (
@@ -166,7 +169,7 @@ class Resctrl:
         if len(self.groups) + len(self.limbo) >= self.options.rmids:
             self.status = "Out of RMIDs"
             raise fail(errno.EBUSY if self.limbo else errno.ENOSPC)
-        self.add_group(path, parent)
+        self.add_group(path, parent).folder_mode = mode & 0o777
 
     def rmdir(self, path: str) -> None:
         self.status = "ok"
@@ -392,18 +395,23 @@ class Operations:
         group, rest = self.tree.split(path)
         inode = group.inode if not rest else hash((group.inode, rest)) & 0x7FFFFFFF | 1 << 31
         if self.tree.listing(path) is not None:
-            return attributes | {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2, "st_ino": inode}
+            mode = stat.S_IFDIR | group.modes.get(rest, group.folder_mode)
+            return attributes | {"st_mode": mode, "st_nlink": 2, "st_ino": inode}
         if self.tree.file_exists(path):
             read_only = rest.startswith(("mon_data/", "info/")) or rest == "size"
-            mode = stat.S_IFREG | (0o444 if read_only else 0o644)
+            mode = stat.S_IFREG | group.modes.get(rest, 0o444 if read_only else 0o644)
             return attributes | {"st_mode": mode, "st_nlink": 1, "st_ino": inode}
         raise fail(errno.ENOENT)
 
     def readdir(self, path: str, _handle) -> list[str]:
         return [".", "..", *(self.tree.listing(path.rstrip("/")) or ())]
 
-    def mkdir(self, path: str, _mode: int) -> None:
-        self.tree.mkdir(path)
+    def mkdir(self, path: str, mode: int) -> None:
+        self.tree.mkdir(path, mode)
+
+    def chmod(self, path: str, mode: int) -> None:
+        group, rest = self.tree.split(path.rstrip("/"))
+        group.modes[rest] = mode & 0o777
 
     def rmdir(self, path: str) -> None:
         self.tree.rmdir(path)

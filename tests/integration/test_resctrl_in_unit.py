@@ -1,0 +1,353 @@
+"""The resctrl source in the shipped unit, under a real systemd: 100 VMs and 32 monitoring ids, crashes, who may move.
+
+resctrl is our look-alike (tests/lab/resctrl_fuse.py), mounted by a service of that machine. The VMs are processes of
+another user with three threads each, whose arguments have the UUIDs as QEMU's do, and status files as libvirt writes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.resctrl_ns import needs_lookalike
+from tests.support.systemd_machine import booted, eventually, install_product, install_units
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+VMS = 100
+RMIDS = 32
+RESERVED = 4
+AGENT = "whitepanda-agent"
+ROOT = "/sys/fs/resctrl"
+MINE = "whitepanda-"
+UUIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(VMS)]
+CAPABILITIES = "DAC_OVERRIDE DAC_READ_SEARCH FOWNER KILL PERFMON SETUID SYS_ADMIN SYS_NICE SYS_PTRACE"
+
+# A parent with all UUIDs in its arguments, and so in those of the children that it forks: one per VM. The first VM
+# is the only one that works.
+STAND_INS = """
+import json, os, pathlib, sys, threading, time
+def idle():
+    while True: time.sleep(3600)
+def work():
+    while True:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end: pass
+        time.sleep(0.1)
+parent = os.getpid()
+for number, uuid in enumerate(sys.argv[1:]):
+    if os.fork() == 0:
+        for _ in range(2):
+            threading.Thread(target=idle if number else work).start()
+        tids = sorted(int(tid) for tid in os.listdir("/proc/self/task"))[1:]
+        path = pathlib.Path("/run/stand-ins", uuid)
+        path.with_suffix(".new").write_text(json.dumps([os.getpid(), tids]))
+        path.with_suffix(".new").rename(path)
+        idle()
+idle()
+"""
+
+CONFIGURATION = """
+[agent]
+host = "sandbox"
+window_s = 1.0
+[sources.resctrl]
+mode = "required"
+hold_s = 1.0
+reserve_rmids = 4
+[sources.libvirt]
+mode = "off"
+[sources.perf]
+mode = "off"
+[sources.cgroup]
+mode = "off"
+[sources.ovs]
+mode = "off"
+[sources.qemu]
+mode = "off"
+"""
+
+# Asks the agent until `seconds` are over or `wanted` VMs were seen with a value; prints the reasons of the others, too.
+WATCH = """
+import collections, json, math, pathlib, sys, time
+from agent.local_client import connect
+from collector.base import Reason
+seconds, wanted = float(sys.argv[1]), int(sys.argv[2])
+seen, reasons, bandwidth = set(), collections.Counter(), {}
+end = time.monotonic() + seconds
+with connect(pathlib.Path("/run/whitepanda/agent.sock")) as client:
+    while time.monotonic() < end and len(seen) < wanted:
+        for vm in client.vms().vms:
+            for metric in vm.metrics:
+                if metric.name == "memory_bandwidth_bytes_per_s":
+                    if math.isnan(metric.value):
+                        reasons[Reason(metric.reason).code] += 1
+                    else:
+                        seen.add(vm.name)
+                        bandwidth[vm.name] = max(bandwidth.get(vm.name, 0), metric.value)
+        time.sleep(0.3)
+print(json.dumps([sorted(seen), reasons, bandwidth]))
+"""
+
+
+class Resctrl:
+    """The tree in the machine."""
+
+    def __init__(self, machine):
+        self.machine = machine
+
+    def groups(self):
+        return set(self.machine.run("ls", f"{ROOT}/mon_groups").split())
+
+    def mine(self):
+        return {name for name in self.groups() if name.startswith(MINE)}
+
+    def tasks(self, group):
+        return sorted(int(tid) for tid in self.machine.run("cat", f"{ROOT}/mon_groups/{group}/tasks").split())
+
+    def knob(self, name, value):
+        code = f"import os; os.setxattr('{ROOT}', 'user.{name}', b'{value}')"
+        self.machine.run("/usr/bin/python3", "-c", code)
+
+
+def install(folder):
+    root = folder / "root"
+    install_product(folder)
+    install_units(root)
+    # sysfs has no place for the mount, as this kernel has no resctrl.
+    with (folder / "prepare").open("a") as file:
+        file.write(
+            "mount -t tmpfs -o mode=755 tmpfs sys/fs\n"
+            "mkdir sys/fs/cgroup sys/fs/bpf sys/fs/pstore sys/fs/resctrl\n"
+            "mount -t cgroup2 cgroup2 sys/fs/cgroup\n"
+            # libpqos is to see them in /proc.
+            "{ cat proc/filesystems; printf 'nodev\\tresctrl\\n'; } >opt/filesystems\n"
+            "flags='cat_l3 cqm mba cqm_llc cqm_occup_llc cqm_mbm_total cqm_mbm_local rdt_a'\n"
+            'sed "s/^flags\\t\\t: .*/& $flags/" proc/cpuinfo >opt/cpuinfo\n'
+        )
+    (root / "etc/whitepanda").mkdir(parents=True)
+    (root / "etc/whitepanda/agent.toml").write_text(CONFIGURATION)
+    pqos = CONFIGURATION.replace("hold_s = 1.0\nreserve_rmids = 4\n", "").replace(
+        "sources.resctrl", "sources.pqos"
+    )
+    pqos += '[sources.resctrl]\nmode = "off"\n'
+    (root / "etc/whitepanda/pqos.toml").write_text(pqos)
+    (root / "opt/stand-ins.py").write_text(STAND_INS)
+    (root / "opt/watch.py").write_text(WATCH)
+    units = root / "etc/systemd/system"
+    (units / "lookalike.service").write_text(
+        "[Service]\nExecStart=/usr/bin/python3 /opt/whitepanda-source/tests/lab/resctrl_fuse.py"
+        f" --rmids {RMIDS} --domains 00,02 {ROOT}\n"
+    )
+    (units / "stand-ins.service").write_text(
+        "[Service]\nUser=nobody\nRuntimeDirectory=stand-ins\nTasksMax=infinity\n"
+        f"ExecStart=/usr/bin/python3 /opt/stand-ins.py {' '.join(UUIDS)}\n"
+    )
+
+
+def write_status_files(machine):
+    """As libvirt has them: root's alone."""
+    code = f"""
+import json, os, pathlib, time
+folder = pathlib.Path("/run/libvirt/qemu"); folder.mkdir(parents=True)
+names = pathlib.Path("/run/stand-ins")
+while len(list(names.glob("*[0-9]"))) < {VMS}: time.sleep(0.05)
+os.umask(0o077)
+for number, path in enumerate(sorted(names.iterdir())):
+    pid, tids = json.loads(path.read_text())
+    vcpus = "".join(f"<vcpu id='{{i}}' pid='{{tid}}'/>" for i, tid in enumerate(tids))
+    (folder / f"vm{{number:03}}.xml").write_text(
+        f"<domstatus state='running' reason='booted' pid='{{pid}}'><vcpus>{{vcpus}}</vcpus><domain type='qemu'>"
+        f"<name>vm{{number:03}}</name><uuid>{{path.name}}</uuid></domain></domstatus>")
+print(json.dumps({{path.name: json.loads(path.read_text()) for path in names.iterdir()}}))
+"""
+    return json.loads(machine.run("/usr/bin/python3", "-c", code))
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    needs_lookalike()
+    folder = tmp_path_factory.mktemp("resctrl")
+    install(folder)
+    with booted(folder) as machine:
+        machine.start("lookalike")
+        machine.start("stand-ins")
+        machine.processes = write_status_files(machine)
+        eventually(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
+        # The second VM is measured by somebody else.
+        machine.run("mkdir", f"{ROOT}/mon_groups/theirs")
+        for tid in threads_of(machine, UUIDS[1]):
+            machine.run("tee", f"{ROOT}/mon_groups/theirs/tasks", stdin=str(tid))
+        machine.start(AGENT)
+        yield machine
+
+
+@pytest.fixture
+def tree(machine):
+    return Resctrl(machine)
+
+
+def threads_of(machine, uuid):
+    pid, tids = machine.processes[uuid]
+    return [pid, *tids]
+
+
+def watch(machine, seconds, wanted=VMS):
+    text = machine.run(
+        "/opt/whitepanda/bin/python", "/opt/watch.py", str(seconds), str(wanted), timeout_s=seconds + 20
+    )
+    seen, reasons, bandwidth = json.loads(text)
+    return set(seen), reasons, bandwidth
+
+
+def theirs_is_untouched(machine, tree):
+    assert tree.tasks("theirs") == sorted(threads_of(machine, UUIDS[1]))
+
+
+def test_every_vm_gets_its_turn(machine, tree):
+    seen, reasons, bandwidth = watch(machine, 60)
+    assert len(seen) == VMS, (sorted(seen), reasons, machine.sources(), machine.journal(AGENT))
+    assert len(tree.mine()) <= RMIDS - RESERVED - 2  # less the root's and theirs
+    assert tree.mine() <= {MINE + uuid for uuid in UUIDS} - {MINE + UUIDS[1]}
+    assert bandwidth["vm000"] > 1_000_000  # 0.5 bytes per nanosecond of its CPU time
+    assert machine.show(AGENT, "NRestarts") == "0"
+    theirs_is_untouched(machine, tree)
+
+
+def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
+    def complete():
+        name = min(tree.mine())
+        try:
+            return tree.tasks(name) == sorted(threads_of(machine, name.removeprefix(MINE)))
+        except AssertionError:
+            return False  # its turn was over
+
+    eventually(complete, lambda: machine.journal(AGENT))
+
+
+def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
+    tree.knob("limbo_s", 1.5)
+    machine.run(
+        "bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null"
+    )
+    taken = {name for name in tree.groups() if name.startswith("x")}
+    assert taken
+    seen, reasons, _ = watch(machine, 4)
+    assert 0 < len(seen) < VMS
+    assert reasons["no_rmid"]
+    assert tree.groups() >= taken
+    assert machine.sources()["resctrl"][0] == "available"
+    machine.run("bash", "-c", f"rmdir {ROOT}/mon_groups/x*")
+    tree.knob("limbo_s", 0)
+    waited = {f"vm{number:03}" for number in range(VMS)} - seen
+    seen, reasons, _ = watch(machine, 60, RMIDS)
+    assert seen & waited, (reasons, machine.journal(AGENT))
+    assert machine.show(AGENT, "NRestarts") == "0"
+    theirs_is_untouched(machine, tree)
+
+
+def test_killed_and_started_again(machine, tree):
+    pid = machine.show(AGENT, "MainPID")
+    machine.run("systemctl", "kill", "--signal=KILL", AGENT)
+    left = eventually(tree.mine, "it had no groups")
+    stale = f"{MINE}11111111-0000-4000-8000-000000000000"  # of a VM that has ended meanwhile
+    machine.run("mkdir", f"{ROOT}/mon_groups/{stale}")
+    eventually(lambda: machine.show(AGENT, "NRestarts") == "1", lambda: machine.journal(AGENT))
+    eventually(lambda: stale not in tree.groups(), lambda: machine.journal(AGENT))
+    assert len(left) > 1
+    assert machine.show(AGENT, "MainPID") not in {pid, "0"}
+    seen, reasons, _ = watch(machine, 60, 2 * RMIDS)  # more than have groups at once
+    assert len(seen) >= 2 * RMIDS, (reasons, machine.journal(AGENT))
+    theirs_is_untouched(machine, tree)
+
+
+def test_a_stopped_agent_leaves_nothing(machine, tree):
+    machine.run("systemctl", "stop", AGENT)
+    assert tree.groups() == {"theirs"}
+    theirs_is_untouched(machine, tree)
+    assert "Traceback" not in machine.journal(AGENT)
+
+
+# -- mutants: what the unit gives is needed ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def drop_in(machine):
+    """Stop the agent and change its unit; unchanged again afterwards."""
+
+    def change(text):
+        machine.run("systemctl", "stop", AGENT)
+        machine.override(AGENT, text)
+        machine.run("systemctl", "reset-failed", AGENT, check=False)
+
+    yield change
+    change(None)
+
+
+def sampled(machine):
+    """Start the agent and wait for what it says of the source and of the VMs."""
+    machine.start(AGENT)
+    return eventually(
+        lambda: (found := watch(machine, 2, 1))[1].keys() - {"vm_starting", "source_off"} and found,
+        lambda: machine.journal(AGENT),
+    )
+
+
+def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
+    """The kernel's rule, and so the look-alike's: only euid 0 or the task's owner. This agent believes it is root."""
+    program = "import os; os.geteuid = lambda: 0; from whitepanda.common.cli import main; main()"
+    names = " ".join(f"CAP_{name}" for name in CAPABILITIES.split())
+    drop_in(
+        f"User=daemon\nCapabilityBoundingSet={names}\nAmbientCapabilities={names}\nExecStart=\n"
+        f'ExecStart=/opt/whitepanda/bin/python -c "{program}" agent run --config /etc/whitepanda/agent.toml',
+    )
+    seen, reasons, _ = sampled(machine)
+    status = machine.run("cat", f"/proc/{machine.show(AGENT, 'MainPID')}/status")
+    assert f"CapEff:\t{0:016x}" not in status
+    assert "no_permission" in reasons, (reasons, machine.journal(AGENT))
+    assert seen <= {"vm001"}  # in others' group, so only read
+    assert "groups cannot be made or filled: Operation not permitted" in machine.journal(AGENT)
+
+
+def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tree, drop_in):
+    drop_in("ReadWritePaths=")
+    seen, reasons, _ = sampled(machine)
+    assert "read-only here" in machine.sources()["resctrl"][1]
+    assert "no_permission" in reasons
+    assert seen <= {"vm001"}
+    assert tree.groups() == {"theirs"}
+
+
+def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree, drop_in):
+    if not Path("/usr/lib/libpqos.so.4").exists() or importlib.util.find_spec("pqos") is None:
+        pytest.skip(
+            "needs libpqos.so.4 and the package pqos (Debian: intel-cmt-cat; tools/bootstrap.py host)"
+        )
+    text = (
+        "BindReadOnlyPaths=/opt/filesystems:/proc/filesystems /opt/cpuinfo:/proc/cpuinfo\n"
+        "ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/pqos.toml\n"
+        "Restart=no"
+    )
+    drop_in(f"{text}\nReadWritePaths=/run/lock")
+    machine.run("systemctl", "start", AGENT, check=False, timeout_s=60)
+    assert "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit" in machine.journal(AGENT)
+    drop_in(f"{text}\nReadWritePaths=/run/lock\nCapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL")
+    sampled(machine)
+    # Until it has started a group for each that can have one.
+    seen, reasons, _ = eventually(
+        lambda: (found := watch(machine, 3, VMS))[0] and found, lambda: machine.journal(AGENT)
+    )
+    assert reasons["no_rmid"]
+    assert "vm001" not in seen
+    theirs_is_untouched(machine, tree)
+    machine.run("systemctl", "stop", AGENT)
+    assert tree.groups() == {"theirs"}
+    assert "COS" not in machine.run("ls", ROOT)
+
+
+def test_with_the_shipped_unit_it_works_again(machine, tree):
+    machine.start(AGENT)
+    eventually(tree.mine, lambda: machine.journal(AGENT))
