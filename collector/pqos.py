@@ -47,6 +47,7 @@ _S = 1_000_000_000
 _DOMAIN = "all"
 _UNREAD = (1 << 64) - 1  # no counter's value; one that is still there was not read
 _LOCK = "/var/lock/libpqos"
+_CAPABILITIES = 1 << 1 | 1 << 5  # CAP_DAC_OVERRIDE, CAP_KILL
 _CONTROL_GROUP = re.compile(r"COS[0-9]+")
 #: A thread may end and another begin between two looks at their number, so all are listed this often.
 _LIST_NS = 5 * _S
@@ -201,6 +202,12 @@ class PqosSource:
         if self._leftovers is None:
             return self._look_for_registers()
         monitoring = self._tree.monitoring()
+        if not self._capable():
+            message = (
+                "libpqos makes folders where the mode forbids it, and sends signal 0 to see whether a thread lives; "
+                "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit"
+            )
+            raise SourceError(message, Reason.NO_PERMISSION)
         if self._tree.read_only:
             message = f"{self._tree.root}: read-only here; ReadWritePaths={self._tree.root} in the unit"
             raise SourceError(message, Reason.NO_PERMISSION)
@@ -213,6 +220,15 @@ class PqosSource:
             )
             raise SourceError(message, Reason.NO_RDT)
         return f"libpqos on {self._tree.root}; {monitoring.num_rmids} monitoring ids"
+
+    def _capable(self) -> bool:
+        """Whether this process has what the library takes for granted in root."""
+        try:
+            text = Path(self._proc, "self/status").read_text()
+        except OSError:
+            return True
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", text, re.MULTILINE)
+        return found is None or int(found[1], 16) & _CAPABILITIES == _CAPABILITIES
 
     def _look_for_registers(self) -> str:
         if (self._tree.root / "info").exists():

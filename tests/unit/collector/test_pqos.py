@@ -499,6 +499,18 @@ def test_no_place_for_its_lock(fake, tree, make):
     assert f"ReadWritePaths={tree.lock.parent} in the unit" in problem(make(FakeInventory())).detail
 
 
+@pytest.mark.parametrize("left", ["0000004000000000", "0000004000000002", "0000004000000020"])
+def test_without_its_capabilities(fake, tree, make, left):
+    (tree.proc / "self").mkdir(parents=True)
+    status = tree.proc / "self/status"
+    status.write_text("Uid:\t0\nCapEff:\t0000004000000022\n")  # CAP_PERFMON, CAP_DAC_OVERRIDE, CAP_KILL
+    assert make(FakeInventory()).probe().available
+    status.write_text(f"Uid:\t0\nCapEff:\t{left}\n")
+    probe = problem(make(FakeInventory()))
+    assert "CapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL in the unit" in probe.detail
+    assert probe.reason is Reason.NO_PERMISSION
+
+
 def test_no_resctrl(fake, tree, make):
     subprocess.run(["rm", "-r", tree.root / "info"], check=True)
     assert problem(make(FakeInventory())).reason is Reason.NO_RDT
