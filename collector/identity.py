@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -26,6 +27,9 @@ __all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
 _log = logging.getLogger("whitepanda.identity")
 
 _GONE = {errno.ENOENT, errno.ESRCH}
+_S = 1_000_000_000
+_RESCAN_NS = 10 * _S
+_STAT_BYTES = 1024
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class _Entry:
 
     stamp: tuple[int, int, int]
     status: VmStatus | None
+    stat_path: str
     start_ticks: int = -1
     identity: VmIdentity | None = None
 
@@ -77,6 +82,9 @@ class Inventory:
         self._fresh_ns = int(fresh_s * 1e9)
         self._listed: tuple[VmIdentity, ...] = ()
         self._listed_ns: int | None = None
+        self._scanned_ns = -_RESCAN_NS
+        # Of the folder, where nothing had happened in it for a while when it was scanned.
+        self._folder_mtime_ns: int | None = None
         self._boot = ""
         self._warned: dict[str, str] = {}
         #: VMs whose interfaces Open vSwitch tells, so that libvirt is not asked for them.
@@ -126,11 +134,31 @@ class Inventory:
             vms.extend(vm for vm in finder.vms(pids) if vm.uuid not in taken)
         return tuple(vms)
 
+    def _is_unchanged(self, now_ns: int) -> bool:
+        """Whether no status file came, went or was replaced since the last scan: each changes the folder's mtime.
+
+        That is believed only of a folder that was quiet for a second when it was scanned, because the file system's
+        clock has ticks; and for ten seconds, because only libvirt always renames.
+        """
+        mtime_ns = _mtime_ns(self._state_dir)
+        if (
+            mtime_ns is not None
+            and mtime_ns == self._folder_mtime_ns
+            and now_ns - self._scanned_ns < _RESCAN_NS
+        ):
+            return True
+        self._scanned_ns = now_ns
+        is_quiet = mtime_ns is not None and time.time_ns() - mtime_ns > _S
+        self._folder_mtime_ns = mtime_ns if is_quiet else None
+        return False
+
     def _state_files(self) -> list[Path]:
         return [path for path in self._state_dir.iterdir() if path.suffix == ".xml"]
 
     def _refresh(self) -> None:
         """Parse the status files that changed, forget those that vanished."""
+        if self._is_unchanged(time.monotonic_ns()):
+            return
         try:
             names = {path.name: path for path in self._state_files()}
         except FileNotFoundError:
@@ -147,12 +175,15 @@ class Inventory:
                 stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
                 known = self._entries.get(name)
                 if known is None or known.stamp != stamp:
-                    self._entries[name] = _Entry(stamp, self._parse(name, path))
+                    status = self._parse(name, path)
+                    stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
+                    self._entries[name] = _Entry(stamp, status, stat_path)
             except OSError as error:
                 if error.errno in _GONE:
                     self._entries.pop(name, None)
                 else:
                     self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
+                    self._folder_mtime_ns = None  # look again at the next call
 
     def _parse(self, name: str, path: Path) -> VmStatus | None:
         try:
@@ -168,11 +199,11 @@ class Inventory:
         status = entry.status
         if status is None:
             return None
-        folder = self._proc / str(status.pid)
         try:
-            stat = parse_task_stat((folder / "stat").read_bytes())
+            stat = parse_task_stat(_read(entry.stat_path))
             if not stat.alive:
                 return None
+            folder = self._proc / str(status.pid)
             if entry.identity is None or stat.start_ticks != entry.start_ticks:
                 # The process id of a stale file may be someone else's now; QEMU's arguments hold the UUID.
                 if status.uuid.encode() not in (folder / "cmdline").read_bytes():
@@ -183,9 +214,9 @@ class Inventory:
             if error.errno in _GONE:
                 return None
             # Such as EMFILE: nothing says that the VM is gone.
-            self._warn(name, f"{folder}: {error.strerror}")
+            self._warn(name, f"{entry.stat_path}: {error.strerror}")
         except ValueError as error:
-            self._warn(name, f"{folder / 'stat'}: {error}")
+            self._warn(name, f"{entry.stat_path}: {error}")
             return None
         return entry.identity
 
@@ -241,3 +272,20 @@ def _reason(error: OSError) -> Reason:
     if error.errno in {errno.EACCES, errno.EPERM}:
         return Reason.NO_PERMISSION
     return Reason.FD_LIMIT if error.errno in {errno.EMFILE, errno.ENFILE} else Reason.SOURCE_FAILED
+
+
+def _mtime_ns(folder: Path) -> int | None:
+    """When a folder changed last; None where that cannot be told."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _read(path: str) -> bytes:
+    """Read a stat file. This is done for every VM at every tick: without the cost of pathlib."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _STAT_BYTES)
+    finally:
+        os.close(fd)

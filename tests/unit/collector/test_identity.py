@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,25 @@ def test_a_young_list_is_given_again(host, monkeypatch):
     listed = inventory.vms()
     assert [vm.name for vm in listed] == ["a"]
     assert inventory.vms() is listed
+
+
+def test_a_quiet_folder_is_not_read_again_until_it_changes(host, inventory, monkeypatch):
+    host.vm("a", 10, [11])
+    os.utime(host.state, ns=(0, time.time_ns() - 5 * 10**9))
+    scans = []
+    scan = inventory._state_files
+    monkeypatch.setattr(inventory, "_state_files", lambda: scans.append(1) or scan())
+    for _ in range(5):
+        assert names(inventory) == ["a"]
+    assert len(scans) == 1
+    host.vm("b", 20, [21])  # the folder's mtime is now: read at each call for a second
+    assert names(inventory) == ["a", "b"]
+    host.vm("c", 30, [31])
+    assert names(inventory) == ["a", "b", "c"]
+    (host.proc / "10/stat").unlink()  # that a process lives is looked at whether or not the folder changed
+    os.utime(host.state, ns=(0, time.time_ns() - 5 * 10**9))
+    assert names(inventory) == ["b", "c"]
+    inventory._scanned_ns -= 11 * 10**9
+    done = len(scans)
+    names(inventory)
+    assert len(scans) == done + 1  # once in ten seconds whatever the mtime says
