@@ -228,6 +228,7 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
     eventually(complete, lambda: machine.journal(AGENT))
 
 
+@pytest.mark.long
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     tree.knob("limbo_s", 1.5)
     machine.run(
@@ -235,7 +236,7 @@ def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     )
     taken = {name for name in tree.groups() if name.startswith("x")}
     assert taken
-    seen, reasons, _ = watch(machine, 4)
+    seen, reasons, _ = watch(machine, 6)
     assert 0 < len(seen) < VMS
     assert reasons["no_rmid"]
     assert tree.groups() >= taken
@@ -321,6 +322,7 @@ def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tr
     assert tree.groups() == {"theirs"}
 
 
+@pytest.mark.long
 def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree, drop_in):
     if not Path("/usr/lib/libpqos.so.4").exists() or importlib.util.find_spec("pqos") is None:
         pytest.skip(
