@@ -38,7 +38,7 @@ _NETWORK_DRIVERS = {
     "nfs",
     "sheepdog",
 }
-_PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*):")
+_PROTOCOL = re.compile(r"([a-z][a-z0-9+._-]*):")
 # Network back-ends that are no interface of their own, or none at all.
 _NO_NETDEV = {"nic", "none", "hubport"}
 # In libvirt's words, as `collector.base.InterfaceDevice` has them.
