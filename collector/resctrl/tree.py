@@ -194,8 +194,11 @@ class Tree:
         """
         if not place.ours:
             raise ValueError(f"{place.name} is not ours")
+        folder = Path(self.path(place))
+        # On a read-only mount the kernel says so before it looks whether the folder is there.
         with self._writable(place), contextlib.suppress(FileNotFoundError):
-            Path(self.path(place)).rmdir()
+            if folder.exists():
+                folder.rmdir()
 
     @contextlib.contextmanager
     def _writable(self, place: Place) -> Iterator[None]:

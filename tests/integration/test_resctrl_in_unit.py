@@ -320,6 +320,7 @@ def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tr
     assert "no_permission" in reasons
     assert seen <= {"vm001"}
     assert tree.groups() == {"theirs"}
+    assert "cannot be removed" not in machine.journal(AGENT)  # nothing was made
 
 
 @pytest.mark.long
