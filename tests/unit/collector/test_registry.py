@@ -60,7 +60,7 @@ def test_what_is_off_is_neither_made_nor_imported():
         "off.pop('procfs')\n"
         "built = build_sources(Sources(**off))\n"
         "assert [s.name for s, _ in built] == ['procfs'], built\n"
-        "off = ('libvirt_domains', 'perf.source', 'recorded', 'cgroups', 'ovs', 'qemu', 'resctrl', 'pqos', 'simulated')\n"
+        "off = ('libvirt_domains', 'perf.source', 'recorded', 'cgroups', 'ovs', 'qemu', 'resctrl', 'pqos')\n"
         "loaded = {*(f'collector.{name}' for name in off), 'libvirt', 'ovs', 'pqos'}\n"
         "assert not loaded & set(sys.modules), loaded & set(sys.modules)\n"
     )
