@@ -151,7 +151,9 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
         10_000,
     )
     assert (host.now_unix_ns, host.started_unix_ns, host.uplink) == (clock.unix, UNIX0, UplinkView())
-    assert [metric.name for metric in host.metrics] == [m.name for m in METRICS if m.scope in {"host", "agent"}]
+    assert [metric.name for metric in host.metrics] == [
+        m.name for m in METRICS if m.scope in {"host", "agent"}
+    ]
     told = [metric for metric in host.metrics if metric.reason is not Reason.NOT_PRESENT]
     assert all(metric.value is not None and math.isfinite(metric.value) for metric in told)
     assert {m.name for m in host.metrics if m not in told} == {
