@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 LAB := tests/lab
 
-.PHONY: help demo test test-long check format protos bench lab-up lab-down setup setup-dev setup-lab clean
+.PHONY: help demo test test-long check format protos bench bench-host lab-up lab-down setup setup-dev setup-lab clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -47,7 +47,11 @@ protos: setup-dev
 
 ## make bench       the hot paths, with ratios
 bench: setup-dev
-	@$(PY) bench/tick.py && $(PY) bench/ingest.py
+	@$(PY) bench/tick.py && $(PY) bench/ingest.py && $(PY) bench/proc_cost.py
+
+## make bench-host  what watching 43 real VMs costs, beside collectd (root, the lab's packages, collectd-core, libyajl2)
+bench-host: setup-dev setup-lab
+	@$(PY) bench/host_cost.py $(ARGS)
 
 ## make lab-up      real libvirtd, Open vSwitch and three VMs on this machine (root); lab-down stops just those
 lab-up: setup-lab
