@@ -53,8 +53,8 @@ class ResctrlSource:
     Args:
         inventory: the VMs; called once per sample.
         root: where resctrl is mounted.
-        max_groups: groups of ours at once; 0: as many as there are monitoring ids, less the others' groups and
-            `reserve_rmids`.
+        max_groups: at most this many groups of ours at once; 0: no such bound. In any case there are at most as many
+            as monitoring ids, less the others' groups and `reserve_rmids`.
         reserve_rmids: monitoring ids left to others.
         hold_s: with more VMs than groups, how long a VM keeps its group before another's turn.
         proc_root: where /proc is.
@@ -311,8 +311,8 @@ class ResctrlSource:
 
     @property
     def _cap(self) -> int:
-        free = self._monitoring.num_rmids - self._others - self._reserve_rmids
-        return self._max_groups or max(0, free)
+        free = max(0, self._monitoring.num_rmids - self._others - self._reserve_rmids)
+        return min(self._max_groups, free) if self._max_groups else free
 
     def _change(self, now_ns: int) -> None:
         """Remove, make and fill groups, as far as there is need and nobody else has the tree locked."""
@@ -395,7 +395,7 @@ class ResctrlSource:
         elif error.errno in _NO_RMID:
             vm.reason = Reason.NO_RMID
             self._survey_at_ns = 0
-            self._turns.refused(uuid, now_ns)
+            self._turns.refused(uuid, now_ns, all_taken=error.errno == errno.ENOSPC)
             return
         else:
             vm.reason = _reason(error)

@@ -11,6 +11,8 @@ _S = 1_000_000_000
 #: A freed monitoring id is in limbo until its lines left the cache; the kernel looks once a second.
 _FIRST_BACK_OFF_NS = 1 * _S
 _LAST_BACK_OFF_NS = 32 * _S
+#: How long it is believed that there are no more ids than were to be had. Finding out costs a refused mkdir.
+_LIMIT_NS = 60 * _S
 
 
 class Step(NamedTuple):
@@ -39,6 +41,8 @@ class Turns:
         self._blocked: dict[str, int] = {}  # until when
         self._free_at_ns = 0
         self._back_off_ns = _FIRST_BACK_OFF_NS
+        self._limit = 0  # groups that there can be, as was found out, and until when that is believed
+        self._limit_until_ns = 0
 
     @property
     def holders(self) -> Collection[str]:
@@ -62,9 +66,11 @@ class Turns:
 
     def next(self, cap: int, now_ns: int) -> Step | None:
         """Return what to do next with at most `cap` groups; None: nothing now. Changes nothing by itself."""
-        used = sum(self._needs[uuid] for uuid in self._holders)
+        used = self._used()
         if used > cap:
             return Step(next(iter(self._holders)), "")
+        if now_ns < self._limit_until_ns:
+            cap = min(cap, self._limit)
         if now_ns < self._free_at_ns:
             return None
         waiter = next((uuid for uuid in self._waiting if self._may(uuid, cap, now_ns)), "")
@@ -74,6 +80,9 @@ class Turns:
             return Step("", waiter)
         holder, since_ns = next(iter(self._holders.items()))
         return Step(holder, waiter) if now_ns - since_ns >= self._hold_ns else None
+
+    def _used(self) -> int:
+        return sum(self._needs[uuid] for uuid in self._holders)
 
     def _may(self, uuid: str, cap: int, now_ns: int) -> bool:
         return self._needs[uuid] <= cap and self._blocked.get(uuid, now_ns) <= now_ns
@@ -89,10 +98,23 @@ class Turns:
         self._holders[uuid] = now_ns
         self._back_off_ns = _FIRST_BACK_OFF_NS
 
-    def refused(self, uuid: str, now_ns: int) -> None:
-        """The kernel has no monitoring id now: the VM stays first in the line, and nobody asks for a while."""
+    def refused(self, uuid: str, now_ns: int, *, all_taken: bool = False) -> None:
+        """The kernel has no monitoring id now: the VM stays first in the line.
+
+        Args:
+            uuid: the VM.
+            now_ns: the time.
+            all_taken: none is in limbo either, so there are fewer than was thought (others have some, or the CPU has
+                fewer than it says): the turns go on among those that are held. Otherwise nobody asks for a while.
+
+        """
         if self._holders.pop(uuid, None) is not None:
             self._waiting = {uuid: None, **self._waiting}
+        used = self._used()
+        if all_taken and used:
+            self._limit = used + self._needs[uuid] - 1
+            self._limit_until_ns = now_ns + _LIMIT_NS
+            return
         self._free_at_ns = now_ns + self._back_off_ns
         self._back_off_ns = min(2 * self._back_off_ns, _LAST_BACK_OFF_NS)
 

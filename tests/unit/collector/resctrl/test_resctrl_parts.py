@@ -244,6 +244,35 @@ def test_back_off_doubles_and_ends():
     assert turns.next(1, now + S) == Step("", "a")
 
 
+def test_what_was_refused_tells_how_many_there_are():
+    turns = Turns(10 * S)
+    for uuid in "abc":
+        turns.want(uuid, 1)
+    turns.want("two", 2)
+    for uuid in "ab":
+        turns.granted(uuid, 0)
+    turns.refused("c", 0, all_taken=True)
+    assert turns.next(100, 9 * S) is None
+    assert turns.next(100, 10 * S) == Step("a", "c")
+    turns.released("a")
+    turns.granted("c", 10 * S)
+    # Two at once, of which one may have been free; what is held is never taken away for what was found out.
+    turns.refused("two", 10 * S, all_taken=True)
+    assert turns.next(100, 10 * S) == Step("b", "two")
+    assert turns.next(100, 71 * S) == Step("", "two")  # looked for again
+    turns.refused("two", 71 * S, all_taken=False)  # in limbo: that is another thing
+    assert turns.next(100, 71 * S) is None
+    assert turns.next(100, 72 * S) == Step("", "two")
+
+
+def test_none_at_all_is_asked_for_now_and_then():
+    turns = Turns(10 * S)
+    turns.want("a", 1)
+    turns.refused("a", 0, all_taken=True)
+    assert turns.next(100, 0) is None
+    assert turns.next(100, 1 * S) == Step("", "a")
+
+
 @given(
     st.lists(st.sampled_from(["tick", "want", "forget", "refuse"]), max_size=80),
     st.integers(0, 4),
@@ -265,7 +294,7 @@ def test_never_more_than_the_cap_and_nobody_is_lost(actions, cap, random):
         else:
             while step := turns.next(cap, now):
                 if step.grant and action == "refuse":
-                    turns.refused(step.grant, now)
+                    turns.refused(step.grant, now, all_taken=random.random() < 0.5)
                     continue
                 if step.release:
                     turns.released(step.release)

@@ -201,6 +201,45 @@ def test_more_vms_than_ids_take_turns(machine):
     assert sum(told.values()) == 240
 
 
+@pytest.mark.parametrize("max_groups", [0, 100, 7, 3])
+def test_max_groups_is_a_bound_and_not_a_number_of_ids(machine, max_groups):
+    m = machine()
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
+    uuids = [m.vm(f"v{n}", 10 * n, [10 * n + 1]) for n in range(1, 21)]
+    source = m.source(hold_s=5, reserve_rmids=4, max_groups=max_groups)
+    told = dict.fromkeys(uuids, 0)
+    for _ in range(200):
+        vms = m.tick(source)
+        assert count(vms) == len(m.ours()) == 3
+        for uuid, sample in vms.items():
+            told[uuid] += sample.rdt is not None
+    assert {told[uuid] for uuid in uuids} == {30}
+
+
+def test_fewer_ids_than_the_kernel_says_and_the_turns_go_on(machine):
+    m = machine()
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("8\n")
+    uuids = [m.vm(f"v{n}", 10 * n, [10 * n + 1]) for n in range(1, 21)]
+    source = m.source(hold_s=5, reserve_rmids=4)
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("4\n")  # what mkdir goes by
+    source._monitoring = source._monitoring._replace(num_rmids=100)
+    tried = []
+    real_make = m.kernel.make
+    m.kernel.make = lambda place: tried.append(place) or real_make(place)
+    told = dict.fromkeys(uuids, 0)
+    for _ in range(200):
+        vms = m.tick(source)
+        assert count(vms) == 3
+        for uuid, sample in vms.items():
+            told[uuid] += sample.rdt is not None
+    assert {told[uuid] for uuid in uuids} == {30}
+    # A group per turn, one refusal per turn (the new group first) and per look for more.
+    assert len(tried) <= 3 + 2 * 3 * 200 / 5 + 200 / 60 + 1
+    (m.kernel.root / "info/L3_MON/num_rmids").write_text("100\n")
+    m.tick(source, 61)
+    assert count(m.tick(source)) == 20  # more are to be had: found out by itself
+
+
 def test_a_change_of_turns_is_another_epoch(machine):
     m = machine()
     a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
