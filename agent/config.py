@@ -109,7 +109,9 @@ class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/resctrl"  # where resctrl is mounted
-    max_groups: int = 0  # monitoring groups of ours at most; 0 = as many as RMIDs are free, less reserve_rmids; never more
+    max_groups: int = (
+        0  # monitoring groups of ours at most; 0 = no bound but the free RMIDs, less reserve_rmids
+    )
     reserve_rmids: int = 4  # RMIDs left to others
     hold_s: float = 10.0  # with more VMs than groups: how long a VM keeps its group before another's turn
 

@@ -25,7 +25,7 @@ from collector.base import (
 )
 from collector.cgroup_tree import CgroupTree, VmGroups
 from collector.identity import Inventory
-from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, read_once, reason_of
+from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 
@@ -81,7 +81,7 @@ class CgroupSource:
         numa_poll_s: how often the group, quota and NUMA placement of a VM are looked at.
         sys_root: where /sys is.
         max_fds: at most this many files are kept open (up to five per VM, and one more per vCPU where quotas are on
-            vCPUs); None: a quarter of the process's limit.
+            vCPUs); None: this source's share (`collector.kept_files.fd_share`).
 
     """
 
@@ -101,7 +101,7 @@ class CgroupSource:
         self._sys_root = sys_root
         self._poll_ns = int(numa_poll_s * 1e9)
         self._tree = CgroupTree(inventory.proc_root, root)
-        self._files = KeptFiles(max_fds)
+        self._files = KeptFiles(fd_share("cgroup") if max_fds is None else max_fds)
         self._numa: Numa | None = None
         self._opened = 0
         self._vms: dict[str, _Vm] = {}

@@ -24,7 +24,7 @@ from collector.base import (
 )
 from collector.host_totals import HostTotals
 from collector.identity import Inventory
-from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, read_once, reason_of
+from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_schedstat, parse_task_stat
 from collector.storage import StorageBytes
 
@@ -63,8 +63,7 @@ class ProcfsSource:
         inventory: the VMs; called once per sample.
         root: where /proc is.
         max_fds: at most this many files are kept open (one per vCPU thread, two per VM, four for the host); those
-            beyond it are opened for each reading. None: a quarter of the process's limit; counters, spool and
-            network keep theirs.
+            beyond it are opened for each reading. None: this source's share (`collector.kept_files.fd_share`).
 
     """
 
@@ -73,7 +72,7 @@ class ProcfsSource:
     def __init__(self, inventory: Inventory, *, root: str = "/proc", max_fds: int | None = None) -> None:
         self._inventory = inventory
         self._root = Path(root)
-        self._files = KeptFiles(max_fds)
+        self._files = KeptFiles(fd_share("procfs") if max_fds is None else max_fds)
         self._totals = HostTotals(root, self._files)
         self._vms: dict[str, _Vm] = {}
 

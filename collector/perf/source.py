@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
+from collector.kept_files import fd_share
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
@@ -60,7 +60,7 @@ class PerfSource:
         proc_root: where /proc is.
         sys_root: where /sys is.
         opens_per_tick: at most this many groups are opened per sample (but one target's at least).
-        max_fds: at most this many file descriptors; None: half of the process's limit.
+        max_fds: at most this many file descriptors; None: this source's share (`collector.kept_files.fd_share`).
         kernel: the system calls.
         catalog: what the CPU can count; None: found out.
 
@@ -89,7 +89,7 @@ class PerfSource:
         self._host = PerfHost(proc_root, sys_root)
         self._scope: Scope = ThreadScope(proc_root) if scope == "thread" else CgroupScope(proc_root, sys_root)
         self._opens_per_tick = opens_per_tick
-        self._max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 if max_fds is None else max_fds
+        self._max_fds = fd_share("perf") if max_fds is None else max_fds
         self._kernel = kernel or Kernel()
         self._catalog = catalog
         self._plan: Plan | None = None

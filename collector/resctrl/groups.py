@@ -1,4 +1,4 @@
-"""Reading a group's counters through files that are kept open.
+"""Reading a group's counters through files that are kept open, as far as the bound on them goes.
 
 kernfs makes a file's text anew for every read from its start, so pread at 0 gives the present value.
 """
@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection
 
 from collector.base import RdtDomain, Reason
+from collector.kept_files import KeptFile, KeptFiles, NoFdError
 from collector.resctrl.counters import EVENTS, make_domain, parse_value
 from collector.resctrl.tree import domains_of
 
@@ -32,19 +33,23 @@ class GroupReader:
     Args:
         folder: the group's.
         features: the events that the kernel says it has; a file of another one is not missed.
+        kept: keeps the files open.
         settling: the threads have just been moved here: the first reading's occupancy is not theirs.
 
     Raises:
         GroupGoneError: there is no such group.
-        OSError: EMFILE, ENFILE: no file descriptor is left.
+        OSError: EMFILE: no file descriptor is left.
 
     """
 
-    def __init__(self, folder: str, features: Collection[str], *, settling: bool = False) -> None:
+    def __init__(
+        self, folder: str, features: Collection[str], kept: KeptFiles, *, settling: bool = False
+    ) -> None:
         self._folder = folder
         self._features = features
+        self._kept = kept
         self._settling = settling
-        self._files: dict[str, tuple[int | Reason, ...]] = {}
+        self._files: dict[str, tuple[KeptFile | Reason, ...]] = {}
         self._open()
 
     def read(self, domains: tuple[str, ...]) -> dict[str, RdtDomain]:
@@ -55,7 +60,7 @@ class GroupReader:
 
         Raises:
             GroupGoneError: the group was removed.
-            OSError: EMFILE, ENFILE: no file descriptor is left.
+            OSError: EMFILE: no file descriptor is left.
 
         """
         if tuple(self._files) != domains:
@@ -74,10 +79,10 @@ class GroupReader:
         for files in self._files.values():
             for file in files:
                 if not isinstance(file, Reason):
-                    os.close(file)
+                    self._kept.close(file)
         self._files = {}
 
-    def _read(self, files: tuple[int | Reason, ...]) -> RdtDomain:
+    def _read(self, files: tuple[KeptFile | Reason, ...]) -> RdtDomain:
         values = [file if isinstance(file, Reason) else _read_value(file) for file in files]
         return make_domain(values, settling=self._settling)
 
@@ -96,17 +101,22 @@ class GroupReader:
                 raise GroupGoneError(self._folder) from error
             raise
 
-    def _open_file(self, path: str, event: str) -> int | Reason:
+    def _open_file(self, path: str, event: str) -> KeptFile | Reason:
         if event not in self._features:
             return Reason.NO_EVENT
         with contextlib.suppress(FileNotFoundError):
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return self._kept.open(path)
+            except NoFdError as error:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path) from error
         return Reason.RDT_UNAVAILABLE
 
 
-def _read_value(fd: int) -> int | Reason:
+def _read_value(file: KeptFile) -> int | Reason:
     try:
-        return parse_value(os.pread(fd, _VALUE_BYTES, 0))
+        return parse_value(file.read(_VALUE_BYTES))
+    except NoFdError as error:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), file.path) from error
     except OSError as error:
         if error.errno in _GONE:
             raise GroupGoneError from error

@@ -21,6 +21,7 @@ from collector.base import (
     VmSample,
 )
 from collector.identity import Inventory
+from collector.kept_files import KeptFiles, fd_share
 from collector.resctrl.counters import add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
@@ -59,6 +60,8 @@ class ResctrlSource:
         hold_s: with more VMs than groups, how long a VM keeps its group before another's turn.
         proc_root: where /proc is.
         tree: the tree at `root`; another one for tests.
+        max_fds: at most this many files are kept open (three per VM and cache domain, two per VM); those beyond it are
+            opened for each reading. None: this source's share (`collector.kept_files.fd_share`).
         clock: monotonic, in nanoseconds.
 
     """
@@ -75,6 +78,7 @@ class ResctrlSource:
         hold_s: float = 10.0,
         proc_root: str = "/proc",
         tree: Tree | None = None,
+        max_fds: int | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._inventory = inventory
@@ -83,6 +87,7 @@ class ResctrlSource:
         self._reserve_rmids = reserve_rmids
         self._hold_ns = int(hold_s * _S)
         self._proc = proc_root
+        self._files = KeptFiles(fd_share("resctrl") if max_fds is None else max_fds)
         self._clock = clock
         self._opened = itertools.count(1)
         self._warned: set[str] = set()
@@ -220,7 +225,7 @@ class ResctrlSource:
         if vm is None:
             if not _UUID.fullmatch(identity.uuid):
                 raise ValueError(identity.uuid)
-            vm = self._vms[identity.uuid] = Vm(identity, Threads(identity.pid, self._proc))
+            vm = self._vms[identity.uuid] = Vm(identity, Threads(identity.pid, self._proc, self._files))
         if vm.identity.vcpu_tids != identity.vcpu_tids:
             vm.look_at_ns = 0
         vm.identity = identity
@@ -283,7 +288,9 @@ class ResctrlSource:
             try:
                 vm.shared |= bool(self._strangers(vm, place))
                 if place not in vm.readers:
-                    vm.readers[place] = GroupReader(self._tree.path(place), self._monitoring.features)
+                    vm.readers[place] = GroupReader(
+                        self._tree.path(place), self._monitoring.features, self._files
+                    )
                     vm.opened = next(self._opened)
             except (OSError, GroupGoneError) as error:
                 vm.look_at_ns = 1
@@ -415,7 +422,7 @@ class ResctrlSource:
         except FileExistsError:
             fresh = False
         vm.readers[place] = GroupReader(
-            self._tree.path(place), self._monitoring.features, settling=fresh or not vm.inside
+            self._tree.path(place), self._monitoring.features, self._files, settling=fresh or not vm.inside
         )
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from collector.kept_files import KeptFile, KeptFiles, NoFdError
 from collector.resctrl.tree import Place
 
 __all__ = ["Threads", "parse_groups", "read_groups"]
@@ -19,26 +20,37 @@ class Threads:
     A listing costs ten times a look at the link count, so it is done when that count changed, and when told so:
     a thread may end and another begin between two looks. (Such a one is already where the thread is that made it.)
 
+    Args:
+        pid: the process.
+        proc_root: where /proc is.
+        files: keeps the folder and a thread's file open; None: these two are kept.
+
     Raises:
-        OSError: ENOENT, ESRCH: the process has ended.
+        OSError: ENOENT, ESRCH: the process has ended. EMFILE: no file descriptor is left.
 
     """
 
-    def __init__(self, pid: int, proc_root: str = "/proc") -> None:
+    def __init__(self, pid: int, proc_root: str = "/proc", files: KeptFiles | None = None) -> None:
+        self._files = KeptFiles(2) if files is None else files
         self.folder = f"{proc_root}/{pid}/task"
         self.tids: frozenset[int] = frozenset()
         self._links = -1
-        self._fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._watched: tuple[int, int] | None = None  # thread id, its open file
+        try:
+            self._folder = self._files.open(self.folder, os.O_DIRECTORY)
+        except NoFdError as error:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), self.folder) from error
+        self._watched: tuple[int, KeptFile] | None = None  # thread id, its file
         self._text: bytes | None = None
 
     def refresh(self, *, force: bool = False) -> bool:
         """Look for new and ended threads; returns whether there are any."""
-        links = os.fstat(self._fd).st_nlink
+        fd = self._folder.fd
+        links = os.stat(self.folder if fd is None else fd).st_nlink  # noqa: PTH116 - an open folder has no path
         if links == self._links and links > _LINKS_OF_EMPTY and not force:
             return False
-        os.lseek(self._fd, 0, os.SEEK_SET)
-        names = os.listdir(self._fd)  # noqa: PTH208 - an open folder has no path
+        if fd is not None:
+            os.lseek(fd, 0, os.SEEK_SET)
+        names = os.listdir(self.folder if fd is None else fd)  # noqa: PTH208 - the same
         tids = frozenset(map(int, names))
         changed = tids != self.tids
         self._links, self.tids = links, tids
@@ -51,10 +63,9 @@ class Threads:
         try:
             if self._watched is None or self._watched[0] != tid:
                 self._unwatch()
-                fd = os.open(f"{self.folder}/{tid}/cpu_resctrl_groups", os.O_RDONLY | os.O_CLOEXEC)
-                self._watched = tid, fd
-            text = os.pread(self._watched[1], 4096, 0)
-        except OSError:
+                self._watched = tid, self._files.open(f"{self.folder}/{tid}/cpu_resctrl_groups")
+            text = self._watched[1].read()
+        except (OSError, NoFdError):
             self._unwatch()
             return True
         changed = text != self._text
@@ -63,15 +74,13 @@ class Threads:
 
     def _unwatch(self) -> None:
         if self._watched is not None:
-            os.close(self._watched[1])
+            self._files.close(self._watched[1])
         self._watched = self._text = None
 
     def close(self) -> None:
         """Close its files."""
         self._unwatch()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._files.close(self._folder)
 
 
 def parse_groups(text: bytes) -> Place | None:

@@ -467,7 +467,7 @@ from collector.kept_files import KeptFiles, read_once
 from collector.storage import StorageBytes
 vm = VmIdentity("u", "n", int(sys.argv[1]), "e")
 read_once(f"/proc/{vm.pid}/schedstat"), read_once(f"/proc/{vm.pid}/stat")
-print(*StorageBytes("/proc", KeptFiles(), vm).read(vm))
+print(*StorageBytes("/proc", KeptFiles(9), vm).read(vm))
 """
     root = Path(__file__).resolve().parents[3]
     only_perfmon = ["setpriv", "--bounding-set=-all,+perfmon", "--inh-caps=-all,+perfmon", "--no-new-privs"]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import RdtDomain, Reason
+from collector.kept_files import KeptFiles
 from collector.resctrl.counters import add_up, make_domain, parse_value, unbroken, unwrap
 from collector.resctrl.groups import GroupReader
 from collector.resctrl.threads import Threads, parse_groups
@@ -308,7 +309,7 @@ def test_never_more_than_the_cap_and_nobody_is_lost(actions, cap, random):
 def test_values_of_the_fixture_trees(machine):
     m = machine("zen3-8-domains")
     features = m.kernel.monitoring().features
-    reader = GroupReader(str(m.kernel.root), features)
+    reader = GroupReader(str(m.kernel.root), features, KeptFiles(99))
     domains = reader.read(m.kernel.domains())
     reader.close()
     assert domains["00"] == RdtDomain(1000, 2000, 1500)

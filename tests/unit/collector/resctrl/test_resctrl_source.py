@@ -658,3 +658,28 @@ def test_no_file_descriptor_left(machine, monkeypatch):
     assert m.ours() == [own(a).name]
     monkeypatch.setattr(os, "open", real)
     assert m.tick(source)[b].rdt is not None
+
+
+@pytest.mark.parametrize("max_fds", [0, 1, 9, 100])
+def test_beyond_its_share_files_are_opened_for_each_reading(machine, tells, max_fds):
+    m = machine()
+    uuids = [m.vm(name, pid, [pid + 1]) for name, pid in (("a", 10), ("b", 20), ("c", 30))]
+    source = m.source(machine_tells=tells, max_fds=max_fds)
+    m.tick(source)
+    assert m.open_files() <= 1 + max_fds  # the root's is no kept file
+    for value in (1000, 2000):
+        for uuid in uuids:
+            m.kernel.everywhere(own(uuid), 7, value, 5)
+        vms = m.tick(source)
+        assert [vms[uuid].rdt.domains["00"].mbm_total_bytes for uuid in uuids] == [value] * 3
+    m.kernel.remove(own(uuids[2]))
+    assert m.tick(source)[uuids[2]].rdt is None
+    m.tick(source)
+    assert m.tick(source)[uuids[2]].rdt is not None
+    m.stop("b", 20)
+    m.vm("c", 30, [31], [32])
+    m.tick(source, 6)
+    assert sorted(m.tick(source)) == sorted([uuids[0], uuids[2]])
+    assert m.kernel.threads[32] == own(uuids[2])
+    source.close()
+    assert m.open_files() == 0
