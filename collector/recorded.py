@@ -34,6 +34,7 @@ from collector.base import (
     VmSample,
 )
 from collector.registry import PART_SOURCES, why_absent
+from whitepanda.common.private_files import create_beside
 
 __all__ = [
     "FORMAT",
@@ -98,8 +99,8 @@ _formats = msgspec.json.Decoder(_Format)
 class Recorder:
     """Writes ticks to a file. A context manager, which ends the recording by `close`.
 
-    The file comes into being only then, whole: until `close` it has another name beside it. What ends the
-    `with` block by an error drops the recording.
+    The file comes into being only then, whole: until `close` it has another name beside it. Only its owner may read
+    it: there are names of VMs and users in it. What ends the `with` block by an error drops the recording.
 
     Args:
         file: the recording.
@@ -120,8 +121,7 @@ class Recorder:
         self._replace = replace
         self._written: dict[str, SourceSample] = {}
         #: Where the samples are until `close`; stays where `close` fails.
-        self.part = file.with_name(f".{file.name}.{os.getpid()}.part")
-        self._stream: IO[bytes] = self.part.open("wb")
+        self.part, self._stream = create_beside(file)
         self._write(header)
         self._stream.flush()
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import re
+import stat
 import tempfile
 from pathlib import Path
 
@@ -491,3 +494,30 @@ def test_a_file_that_came_into_being_meanwhile_is_not_replaced_and_the_recording
         recorder.close()
     assert file.read_text() == "somebody else's"
     assert read(recorder.part) == [ONE]
+
+
+def test_only_its_owner_reads_a_recording_and_its_part_cannot_be_foretold(tmp_path):
+    file = tmp_path / "host.jsonl"
+    umask = os.umask(0)
+    try:
+        with Recorder(file, HEADER) as recorder, Recorder(tmp_path / "other.jsonl", HEADER) as other:
+            parts = [recorder.part, other.part]
+            assert {stat.S_IMODE(part.stat().st_mode) for part in parts} == {0o600}
+        assert re.fullmatch(r"\.host\.jsonl\.\w{8}\.part", parts[0].name)
+        assert str(os.getpid()) != parts[0].suffixes[1][1:]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        with Recorder(file, HEADER, replace=True):
+            pass
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    finally:
+        os.umask(umask)
+
+
+def test_a_link_that_lies_in_the_parts_place_is_not_followed(tmp_path, monkeypatch):
+    (tmp_path / "victim").write_text("keep")
+    names = iter(["foretold", "another"])
+    monkeypatch.setattr(tempfile, "_get_candidate_names", lambda: names)
+    (tmp_path / ".host.jsonl.foretold.part").symlink_to(tmp_path / "victim")
+    with Recorder(tmp_path / "host.jsonl", HEADER) as recorder:
+        assert recorder.part.name == ".host.jsonl.another.part"
+    assert (tmp_path / "victim").read_text() == "keep"
