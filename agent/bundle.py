@@ -20,7 +20,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,6 +30,7 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from agent.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
 from agent.config import AgentConfig
 from agent.doctor import Check
 from agent.local_client import connect
@@ -40,6 +41,7 @@ from collector.base import SourceSample
 from collector.recorded import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+from whitepanda.common.private_files import create_beside
 
 __all__ = ["Bundle", "kernel_facts", "make_bundle", "redacted", "versions", "write_bundle"]
 
@@ -65,6 +67,9 @@ _FACTS = (
     "sys/devices/system/cpu/online",
     "sys/devices/system/node/online",
 )
+#: Addresses as Open vSwitch writes them, such as ssl:10.0.0.1:6640; those without a host in them.
+_REMOTE = re.compile(r"(?P<kind>[a-z]+):(?P<host>\[[^\]]*\]|[^:\[\]]+)(?::(?P<port>\d+))?")
+_LOCAL = re.compile(r"/|p?unix:|(?:127(?:\.\d+){3}|\[::1\]|localhost):")
 _FILESYSTEMS = {"cgroup", "cgroup2", "resctrl"}
 
 
@@ -105,8 +110,8 @@ def make_bundle(
 
     """
     bundle = Bundle()
-    names = Pseudonyms(enabled=anonymise)
-    _learn(config, names)
+    names = Pseudonyms(enabled=anonymise, vocabulary=vocabulary())
+    _learn(config, names, root)
     answers = _ask_agent(config, bundle.notes, names)
     with tempfile.TemporaryDirectory(prefix="whitepanda-bundle-") as folder:
         recording = _record(config, Path(folder), record_s, bundle.notes)
@@ -118,13 +123,13 @@ def make_bundle(
             "state": check.state,
             "required": check.required,
             "reason": check.reason.code if check.reason else None,
-            "detail": check.detail,
+            "detail": names.text(check.detail),
         }
         for check in findings
     ]
-    bundle.add("doctor.json", "doctor's findings", names.walk(checks))
-    lines = [f"{check.name:<20} {check.state:<8} {check.detail}" for check in findings]
-    bundle.add("doctor.txt", "the same for people", names.text("\n".join(lines) + "\n"))
+    bundle.add("doctor.json", "doctor's findings", checks)
+    lines = [f"{check.name:<20} {check.state:<8} {names.text(check.detail)}\n" for check in findings]
+    bundle.add("doctor.txt", "the same for people", "".join(lines))
     bundle.add("versions.json", "versions of what is installed", names.walk(versions()))
     bundle.add("config.json", "the configuration, all settings", names.walk(redacted(config, names)))
     bundle.add("kernel.json", "what the kernel offers", names.walk(kernel_facts(root)))
@@ -155,11 +160,10 @@ def write_bundle(bundle: Bundle, file: Path) -> None:
     """
     if os.path.lexists(file):
         raise InputError(f"{file}: exists already; give another name")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        part, stream = create_beside(file)
         try:
-            with os.fdopen(descriptor, "wb") as stream:
+            with stream:
                 _pack(bundle, stream)
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -182,31 +186,36 @@ def _pack(bundle: Bundle, stream: Any) -> None:
 # -- names
 
 
-def _learn(config: AgentConfig, names: Pseudonyms) -> None:
-    """Learn the names that are known without asking anybody: the host's, central's, the VMs'."""
-    names.learn("host", config.agent.host)
-    names.learn("host", socket.gethostname())
-    for name in _central_names(config):
-        names.learn("central", name, always=True)
+def _learn(config: AgentConfig, names: Pseudonyms, root: Path) -> None:
+    """Learn the names that are known without asking anybody: the hosts', central's, the VMs', the devices'."""
+    for host in (config.agent.host, socket.gethostname()):
+        learn_host(names, host)
+    learn_host(names, _host_of(config.uplink.address), "central", always=True)
+    learn_host(names, config.uplink.server_name, "central", always=True)
+    learn_host(names, _host_of(config.metrics.listen))
+    for remote in config.sources.ovs.database.split(","):
+        if (found := _REMOTE.fullmatch(remote.strip())) is not None:
+            learn_host(names, found["host"])
+    for setting in _texts(msgspec.to_builtins(config.sources)):
+        if "://" in setting:
+            user, _, address = re.split("[/?]", setting.partition("://")[2], maxsplit=1)[0].rpartition("@")
+            names.learn("user", user, always=True)
+            learn_host(names, re.sub(r":\d+$", "", address))
     for rule in config.jobs:
         names.learn("job", rule.job)
+    for device in (root / "sys/class/net").glob("*"):
+        learn_device(names, device.name)
     with contextlib.suppress(Exception):  # no inventory: then no names are known here, and none can be told
         for identity in make_inventory(config.sources).vms():
-            _learn_identity(msgspec.to_builtins(identity), names)
+            learn_identity(identity, names)
 
 
-def _central_names(config: AgentConfig) -> list[str]:
-    return [config.uplink.address.rpartition(":")[0].strip("[]"), config.uplink.server_name]
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
-def _learn_identity(identity: dict[str, Any], names: Pseudonyms) -> None:
-    names.learn("vm", identity["uuid"])
-    names.learn("vm", identity["name"])
-    for value in identity.get("facts", {}).values():
-        names.learn("fact", value)
-    for interface in identity.get("interfaces", ()):
-        names.learn("dev", interface["device"])
-        names.learn("port", interface["port_id"])
+def _texts(sections: dict[str, dict[str, Any]]) -> Iterator[str]:
+    return (value for section in sections.values() for value in section.values() if isinstance(value, str))
 
 
 # -- the configuration
@@ -215,18 +224,34 @@ def _learn_identity(identity: dict[str, Any], names: Pseudonyms) -> None:
 def redacted(config: AgentConfig, names: Pseudonyms) -> dict[str, Any]:
     """Return all settings, without central's names and what addresses tell; with pseudonyms without the job rules."""
     settings: dict[str, Any] = msgspec.to_builtins(config)
+    settings["agent"]["host"] = names.learn("host", config.agent.host)
     uplink = settings["uplink"]
     if uplink["address"]:
         uplink["address"] = f"{_REDACTED}:{uplink['address'].rpartition(':')[2]}"
     uplink["server_name"] = uplink["server_name"] and _REDACTED
+    settings["metrics"]["listen"] = _redacted_address(settings["metrics"]["listen"])
     for section in settings["sources"].values():
-        for key, value in section.items():
-            if isinstance(value, str) and "://" in value:
-                section[key] = re.sub(r"://[^/]+", f"://{_REDACTED}", value).partition("?")[0]
+        section |= {key: _redacted_address(value) for key, value in section.items() if isinstance(value, str)}
     if names.enabled:
         for rule in settings["jobs"]:
             rule.update({key: _REDACTED for key in ("pattern", "job", "owner") if rule.get(key)})
     return settings
+
+
+def _redacted_address(value: str) -> str:
+    """Return a setting with nothing of its addresses but the kind and the port; paths and words stay."""
+    if "://" in value:
+        return re.sub(r"://[^/?]+", f"://{_REDACTED}", value).partition("?")[0]
+    return ",".join(_redacted_remote(remote) for remote in value.split(","))
+
+
+def _redacted_remote(remote: str) -> str:
+    if ":" not in remote or _LOCAL.match(remote):
+        return remote
+    found = _REMOTE.fullmatch(remote.strip())
+    if found is None:
+        return f"{_REDACTED}:{remote.rpartition(':')[2]}"
+    return f"{found['kind']}:{_REDACTED}" + (f":{found['port']}" if found["port"] else "")
 
 
 # -- the host
@@ -319,19 +344,20 @@ def _ask_agent(
     except WhitepandaError as error:
         notes.append(f"agent: {error}")
         return {}
-    names.learn("host", status.host)
-    names.learn("central", status.uplink.address.rpartition(":")[0].strip("[]"), always=True)
+    learn_host(names, status.host)
+    learn_host(names, _host_of(status.uplink.address), "central", always=True)
+    status.host = names.learn("host", status.host)
+    listed.host = names.learn("host", listed.host)
     for vm in listed.vms:
         names.learn("vm", vm.uuid)
         names.learn("vm", vm.name)
         names.learn("job", vm.job)
         names.learn("owner", vm.owner)
         names.learn("epoch", vm.epoch)
-        vm.name, vm.job, vm.owner = (
-            names.learn("vm", vm.name),
-            names.learn("job", vm.job),
-            names.learn("owner", vm.owner),
-        )
+    for vm in listed.vms:  # whatever they are called
+        vm.uuid, vm.name = names.learn("vm", vm.uuid), names.learn("vm", vm.name)
+        vm.job, vm.owner = names.learn("job", vm.job), names.learn("owner", vm.owner)
+        vm.epoch, vm.top_suspect = names.learn("epoch", vm.epoch), names.learn("vm", vm.top_suspect)
     if status.uplink.address:
         status.uplink.address = _REDACTED
         # gRPC's words have the address in them.
@@ -371,46 +397,13 @@ def _anonymous(file: Path, names: Pseudonyms) -> bytes:
     """Return the recording with pseudonyms: it replays to the same numbers."""
     if not names.enabled:
         return file.read_bytes()
-    with Reader(file) as reader:
-        while (tick := reader.next()) is not None:
-            for sample in tick.samples:
-                _learn_sample(sample, names)
     known: dict[str, tuple[SourceSample, SourceSample]] = {}
     copy = file.with_name("anonymous.jsonl")
     with Reader(file) as reader, Recorder(copy, reader.header) as recorder:
         while (tick := reader.next()) is not None:
             for sample in tick.samples:
                 if sample.source not in known or known[sample.source][0] is not sample:
-                    known[sample.source] = (sample, _anonymous_sample(sample, names))
+                    known[sample.source] = (sample, anonymous_sample(sample, names))
             samples = tuple(known[sample.source][1] for sample in tick.samples)
             recorder.write(RecordedTick(tick.mono_ns, tick.unix_ns, samples, tick.sources))
     return copy.read_bytes()
-
-
-def _learn_sample(sample: SourceSample, names: Pseudonyms) -> None:
-    for identity in sample.inventory or ():
-        _learn_identity(msgspec.to_builtins(identity), names)
-        names.learn("epoch", identity.epoch)
-    for uuid, vm in sample.vms.items():
-        names.learn("vm", uuid)
-        names.learn("epoch", vm.epoch)
-        for device in vm.interfaces or ():
-            names.learn("dev", device)
-        if vm.rdt is not None and vm.rdt.owner != "whitepanda":
-            names.learn("group", vm.rdt.owner)
-
-
-def _anonymous_sample(sample: SourceSample, names: Pseudonyms) -> SourceSample:
-    true: dict[str, Any] = msgspec.to_builtins(sample)
-    data = names.walk(true)
-    data["source"] = sample.source  # a VM may be called like a source
-    data["vms"] = {}
-    for uuid, vm in true["vms"].items():
-        made = data["vms"][names.learn("vm", uuid)] = names.walk(vm)
-        made["perf"] = vm["perf"]  # there are no names in it
-        if vm["interfaces"] is not None:
-            made["interfaces"] = {names.learn("dev", key): item for key, item in vm["interfaces"].items()}
-    for made, identity in zip(data["inventory"] or (), true["inventory"] or (), strict=True):
-        made["name"] = names.learn("vm", identity["name"])
-        made["facts"] = {key: names.learn("fact", value) for key, value in identity["facts"].items()}
-    return msgspec.convert(data, SourceSample)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -19,13 +20,23 @@ from typer.testing import CliRunner
 
 from agent import bundle as module
 from agent import recording
+from agent.anonymous import learn_device, learn_host, vocabulary
 from agent.bundle import kernel_facts, make_bundle, versions, write_bundle
-from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, Sources, UplinkSection
+from agent.config import (
+    AgentConfig,
+    AgentSection,
+    JobRule,
+    LibvirtSection,
+    OvsSection,
+    Sources,
+    UplinkSection,
+)
 from agent.doctor import Check
 from agent.playback import Playback
 from agent.pseudonyms import Pseudonyms
 from agent.slots import SourcePlan
 from collector.base import (
+    DiskCounters,
     DiskDevice,
     InterfaceCounters,
     InterfaceDevice,
@@ -63,6 +74,16 @@ NAMES = {
     "pattern": "^acme-(payroll)",
     "group of another": "acme-ops-monitor",
     "title": "Payroll of ACME, primary",
+    "disk": "disk-acmebank",
+    "interface": "acmetap0",
+    "bridge": "br-acme",
+    "short host": "ovn-sb",
+    "domain": "acmebank.example",
+    "name as a machine": "acmepayroll",
+    "description": "meant for acme",
+    "key of a fact": "meta:acmecode",
+    "address": "10.11.12.13",
+    "IPv6 address": "fd12:3456::1",
 }
 ALWAYS = {
     "key": KEY,
@@ -73,6 +94,9 @@ ALWAYS = {
 }
 
 
+ODD = ("thread", "procfs", "q7", "tcg", "qemu", "bridge", "acme payroll")
+
+
 def identity(name: str = NAMES["vm"], uuid: str = UUID) -> VmIdentity:
     facts = {
         "nova:project": PROJECT,
@@ -80,6 +104,7 @@ def identity(name: str = NAMES["vm"], uuid: str = UUID) -> VmIdentity:
         "title": NAMES["title"],
         "nova:vcpus": "2",
         "mac": MAC.upper(),
+        NAMES["key of a fact"]: NAMES["description"],
     }
     return VmIdentity(
         uuid,
@@ -88,8 +113,11 @@ def identity(name: str = NAMES["vm"], uuid: str = UUID) -> VmIdentity:
         "boot1234-77",
         (101, 102),
         facts=facts,
-        disks=(DiskDevice("vda", "file"),),
-        interfaces=(InterfaceDevice(TAP, MAC, "bridge", PORT),),
+        disks=(DiskDevice("vda", "file"), DiskDevice(NAMES["disk"], "file")),
+        interfaces=(
+            InterfaceDevice(TAP, MAC, "bridge", PORT),
+            InterfaceDevice(NAMES["interface"], "", "bridge", "tap0"),
+        ),
     )
 
 
@@ -97,7 +125,12 @@ def take() -> SourceSample:
     now_ns = time.monotonic_ns()
     vm = replace(
         vm_sample(now_ns / S, "boot1234-77"),
-        interfaces={TAP: InterfaceCounters(now_ns, now_ns, 1, 1, 0, 0)},
+        interfaces={
+            TAP: InterfaceCounters(now_ns, now_ns, 1, 1, 0, 0),
+            NAMES["interface"]: InterfaceCounters(now_ns, now_ns, 1, 1, 0, 0),
+            "vnet3": InterfaceCounters(now_ns, now_ns, 1, 1, 0, 0),
+        },
+        disks={name: DiskCounters(now_ns, now_ns, 1, 1) for name in ("vda", NAMES["disk"])},
         rdt=RdtCounters(1, {"00": RdtDomain(4096, now_ns, now_ns)}, NAMES["group of another"]),
         perf=PerfCounters(
             (("cycles", "instructions"),),
@@ -106,9 +139,7 @@ def take() -> SourceSample:
         threads=threads(now_ns / S),
     )
     # VMs with names that are words of ours, and one whose name is too short to be a word.
-    odd = {
-        f"00000000-0000-4000-8000-00000000000{n}": name for n, name in enumerate(("thread", "procfs", "q7"))
-    }
+    odd = {f"00000000-0000-4000-8000-00000000000{n}": name for n, name in enumerate(ODD)}
     vms = {UUID: vm, **dict.fromkeys(odd, vm)}
     inventory = (identity(), *(identity(name, uuid) for uuid, name in odd.items()))
     return SourceSample("procfs", now_ns, time.time_ns(), vms, None, inventory)
@@ -126,7 +157,10 @@ def config(tmp_path):
         AgentSection(
             "rack7-node3", "cpu", str(tmp_path), str(tmp_path / "a.sock"), tick_s=0.05, window_s=0.2
         ),
-        Sources(libvirt=LibvirtSection(uri="qemu+ssh://libvirtuser:hunter2@rack7-node3/system?keyfile=/k")),
+        Sources(
+            libvirt=LibvirtSection(uri="qemu+ssh://libvirtuser:hunter2@rack7-node3/system?keyfile=/k"),
+            ovs=OvsSection(database="ssl:ovn-sb.acmebank.example:6640,tcp:[fd12:3456::1]:6640"),
+        ),
         UplinkSection(
             "central.acme.example:7443",
             "whitepanda.acme.example",
@@ -145,6 +179,12 @@ FINDINGS = (
         f"/machine.slice/machine-qemu\\x2d1\\x2d{NAMES['vm as systemd writes it']}.scope",
     ),
     Check("Open vSwitch", "ok", f"ports {TAP}, {PORT.upper()} of {PROJECT} on rack7-node3"),
+    Check(
+        "source ovs",
+        "missing",
+        "ssl:ovn-sb.acmebank.example:6640: br-acme is gone; 10.11.12.13, fd12:3456::1",
+    ),
+    Check("source qemu", "ok", "machine-qemu\\x2d2\\x2dacmepayroll.scope; /etc/ovn-sb.crt of 127.0.0.1"),
     Check("TLS files", "ok", "/etc/whitepanda/tls/rack7-node3.crt fits"),
 )
 
@@ -177,7 +217,7 @@ class FakeAgent:
 
 
 @pytest.fixture
-def host(monkeypatch):
+def host(monkeypatch, tmp_path):
     """A host whose every part tells secrets."""
     monkeypatch.setattr(
         recording, "make_plans", lambda _config: [SourcePlan("procfs", "auto", FakeSource("procfs", take))]
@@ -189,6 +229,13 @@ def host(monkeypatch):
         yield FakeAgent()
 
     monkeypatch.setattr(module, "connect", connect)
+    (tmp_path / "root/sys/class/net/br-acme").mkdir(parents=True)
+    true = module.make_bundle
+
+    def in_root(*arguments, **options):
+        return true(*arguments, root=tmp_path / "root", **options)
+
+    monkeypatch.setattr(sys.modules[__name__], "make_bundle", in_root)
 
 
 def unpacked(file):
@@ -277,9 +324,15 @@ def test_the_recording_with_pseudonyms_gives_the_same_numbers(host, config, tmp_
             facts = [dict(vm.identity.facts) for vm in playback.pipeline.table]
     assert rates["true"] == rates["made"]
     assert len(rates["made"]) > 5
-    assert len(names) == 4
+    assert len(names) == 1 + len(ODD)
+    assert {
+        (vm.identity.accelerator, vm.identity.manager, vm.identity.state) for vm in playback.pipeline.table
+    } == {("kvm", "libvirt", "running")}
+    assert not isinstance(rates["made"][-1][0].disk_read_bytes_per_s, Reason)
     assert all(re.fullmatch(r"vm-[0-9a-f]{10}", name) for name in names)
-    assert set(facts[0]) == {"nova:project", "nova:user", "title", "nova:vcpus", "mac"}
+    assert {key for key in facts[0] if not key.startswith("key-")} == {
+        *("nova:project", "nova:user", "title", "nova:vcpus", "mac")
+    }
     assert facts[0]["nova:vcpus"].startswith("fact-")
     assert rates["made"][-1][0].cpi is not Reason.INVALID_VALUE
 
@@ -330,6 +383,8 @@ def test_the_configuration_is_told_without_what_is_secret(host, config):
     assert settings["uplink"]["tls"]["key"].endswith("/tls/host.key")  # paths help, and open nothing
     assert settings["sources"]["libvirt"]["uri"] == "qemu+ssh://(redacted)/system"
     assert settings["sources"]["libvirt"]["disk_poll_s"] == 10
+    assert settings["sources"]["ovs"]["database"] == "ssl:(redacted):6640,tcp:(redacted):6640"
+    assert settings["sources"]["ovs"]["run_dir"] == "/run/openvswitch"
     assert settings["jobs"][0]["pattern"] == "(redacted)"
     assert settings["jobs"][0]["fact"] == "name"
     assert set(settings) == set(msgspec.to_builtins(config))
@@ -440,7 +495,68 @@ def test_the_command(host, tmp_path):
     assert isinstance(again.exception, InputError)
 
 
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("unix:/run/openvswitch/db.sock", "unix:/run/openvswitch/db.sock"),
+        ("tcp:db.example:6640", "tcp:(redacted):6640"),
+        ("ssl:[fd00::1]:6640", "ssl:(redacted):6640"),
+        ("ssl:db.example", "ssl:(redacted)"),
+        ("127.0.0.1:9747", "127.0.0.1:9747"),
+        ("node1.example:9747", "(redacted):9747"),
+        ("[fd00::1]:9747", "(redacted):9747"),
+        ("qemu:///system", "qemu:///system"),
+        ("qemu+tls://db.example/system?pkipath=/x", "qemu+tls://(redacted)/system"),
+        ("", ""),
+        ("auto", "auto"),
+    ],
+)
+def test_of_addresses_only_the_kind_and_the_port_are_told(setting, told):
+    assert module._redacted_address(setting) == told
+
+
 # -- pseudonyms
+
+
+@pytest.mark.parametrize(
+    "plain",
+    ["vda", "sdab", "hda1", "tap3", "tap100i0", "vnet12", "drive-virtio-disk0", "ide0-cd0", "ens3f0np0", ""],
+)
+def test_plain_devices_stay(plain):
+    assert learn_device(Pseudonyms(), plain) == plain
+
+
+@pytest.mark.parametrize(
+    "chosen", ["disk-acmebank", "acme0", TAP, "vdacme", "tap123456", "0acme", "disk acme", "été0"]
+)
+def test_devices_that_somebody_named_have_pseudonyms(chosen):
+    names = Pseudonyms()
+    made = learn_device(names, chosen)
+    assert re.fullmatch("dev-[0-9a-f]{10}", made)
+    assert names.text(f"/dev/{chosen}: hangs") == f"/dev/{made}: hangs"
+
+
+def test_hosts_are_known_by_all_their_names():
+    names = Pseudonyms()
+    learn_host(names, "node1.dc.acme.example")
+    text = names.text("node1, node2.dc.acme.example, acme.example, /etc/node1.crt, example")
+    assert re.fullmatch(
+        r"(host-\w+), node2\.(domain-\w+), (domain-\w+)\.example, /etc/\1\.crt, example", text
+    )
+    learn_host(names, "localhost")
+    learn_host(names, "[::1]")
+    assert names.text("localhost, ::1, 127.0.0.1") == "localhost, ::1, 127.0.0.1"
+
+
+def test_words_with_a_meaning_stay_and_addresses_go():
+    names = Pseudonyms(vocabulary=vocabulary())
+    for word in ("qemu", "tcg", "stale", "auto", "paused", "cpi", "perf"):
+        assert names.learn("vm", word).startswith("vm-")
+        assert names.text(word) == word
+    text = "fd00::1 at 12:30:45, 0000:00:1f.2, 10.0.0.1:80, 6.1.0-18, 127.0.0.1, ::1"
+    assert re.fullmatch(
+        r"ip-\w{10} at 12:30:45, 0000:00:1f\.2, ip-\w{10}:80, 6\.1\.0-18, 127\.0\.0\.1, ::1", names.text(text)
+    )
 
 
 def test_words_are_replaced_as_words():
