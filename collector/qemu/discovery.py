@@ -1,7 +1,9 @@
 """Finds the QEMUs that libvirt does not manage: Proxmox' by its run directory, any other by looking at processes.
 
-New processes are looked for every two seconds and Proxmox' at once. A process is looked at three times (it may become
-QEMU by exec while we look) and again once in a minute, so that a tick costs one small file per known VM.
+New processes are looked for every two seconds and Proxmox' at once, in a thread of its own: the kernel makes who reads
+/proc/PID/cmdline of a wedged process wait, perhaps for good. A look that hangs is given up and the next one passes that
+process by. A process is looked at three times (it may become QEMU by exec while we look) and again once in a minute, so
+that a tick costs one small file per known VM.
 
 UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
 name and its number, which outlives restarts; any other has one made of its command line, process and start, so that
@@ -38,6 +40,11 @@ _LOOKS = 3
 _SCANS_PER_ROUND = 30
 # QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
 _MIN_THREADS = 3
+# A look that is at one process for so long hangs; when so many do, there are no more looks.
+_HANG_NS = 5_000_000_000
+_MAX_HUNG = 4
+# The first look is waited for: a list without it would say that there are no VMs.
+_FIRST_S = 0.5
 _CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
 _MAX_CMDLINE_BYTES = 1 << 20
 _VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
@@ -86,6 +93,24 @@ class _Process:
     identity: VmIdentity | None = None
 
 
+@dataclass(slots=True)
+class _Look:
+    """One look for new processes. `pid` is read since `since_ns`; 0: the folder of all of them."""
+
+    full: bool
+    since_ns: int
+    pid: int = 0
+    given_up: bool = False
+
+
+class _GivenUpError(Exception):
+    """This look hung and others go on in its place."""
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="qemu-look", daemon=True).start()
+
+
 class QemuFinder:
     """A `collector.identity.Finder`. May be called from any thread.
 
@@ -93,6 +118,7 @@ class QemuFinder:
         proc_root: where /proc is.
         run_dir: Proxmox' process ids and sockets.
         clock: monotonic nanoseconds.
+        start: runs a look without waiting for it.
 
     """
 
@@ -101,11 +127,19 @@ class QemuFinder:
         proc_root: str = "/proc",
         run_dir: str = "/run/qemu-server",
         clock: Callable[[], int] = time.monotonic_ns,
+        *,
+        start: Callable[[Callable[[], None]], None] = _in_thread,
     ) -> None:
         self._proc = self.proc_root = Path(proc_root)
         self._run_dir = Path(run_dir)
         self._clock = clock
+        self._start = start
+        # Never held while something is read that may hang. It guards all that follows.
         self._lock = threading.Lock()
+        self._current: _Look | None = None
+        self._hung: dict[int, _Look] = {}
+        self._first = threading.Event()
+        self._waited = False
         self._boot = ""
         self._looked: dict[int, int] = {}  # looks left, by process id
         self._processes: dict[int, _Process] = {}
@@ -123,20 +157,39 @@ class QemuFinder:
             detail = f"{error.filename}: {error.strerror}; run the agent as root"
             return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
         proxmox = f", Proxmox' in {self._run_dir}" if self._run_dir.is_dir() else ""
-        return Probe(available=True, detail=f"QEMU processes without libvirt in {self._proc}{proxmox}")
+        detail = f"QEMU processes without libvirt in {self._proc}{proxmox}"
+        stuck = self._stuck()
+        # The VMs that are known are measured all the same.
+        reason = Reason.STUCK if stuck else Reason.UNSPECIFIED
+        return Probe(available=True, detail=f"{detail}; {stuck}" if stuck else detail, reason=reason)
+
+    def _stuck(self) -> str:
+        """Say which looks hang; "" none."""
+        with self._lock:
+            pids = sorted(self._hung)
+            if self._current is not None and not self._first.is_set() and self._waited:
+                pids.append(self._current.pid)
+        if not pids:
+            return ""
+        which = ", ".join(map(str, pids))
+        lost = "no new VM is seen" if len(pids) >= _MAX_HUNG else "a VM there is not seen"
+        return f"reading {self._proc}/PID/cmdline hangs for process {which}: {lost} until it goes on or ends"
 
     def vms(self, libvirt_pids: Collection[int]) -> list[VmIdentity]:
-        """Return the VMs whose process lives, without libvirt's, by process id."""
+        """Return the VMs whose process lives, without libvirt's, by process id, as the last look found them."""
+        now_ns = self._clock()
         with self._lock:
-            now_ns = self._clock()
+            look = None
             if now_ns - self._checked_ns >= _FRESH_NS:
                 self._checked_ns = now_ns
-                try:
-                    self._refresh(now_ns)
-                    self._warned = ""
-                except OSError as error:
-                    # Such as EMFILE: nothing says that the VMs are gone.
-                    self._warn(f"{error.filename or self._proc}: {error.strerror}; new VMs are not seen")
+                self._drop_dead()
+                look = self._next_look(now_ns)
+        if look is not None:
+            self._begin(look)
+        if not self._waited:
+            self._first.wait(_FIRST_S)
+            self._waited = True
+        with self._lock:
             return [
                 self._identity(process)
                 for pid, process in sorted(self._processes.items())
@@ -174,20 +227,16 @@ class QemuFinder:
 
     # --- processes ---
 
-    def _refresh(self, now_ns: int) -> None:
-        if not self._boot:
-            self._boot = boot_of(self._proc)
+    def _drop_dead(self) -> None:
+        """Forget the VMs that ended. Their stat files never hang: the kernel reads none of their memory for those."""
         for pid, process in list(self._processes.items()):
-            if not self._lives(process.launch):
+            try:
+                lives = self._lives(process.launch)
+            except OSError:
+                continue  # such as EMFILE, of which the next look tells: nothing says that the VM is gone
+            if not lives:
                 del self._processes[pid]
                 self._looked.pop(pid, None)
-        mtime_ns = _mtime_ns(self._run_dir)
-        if now_ns - self._scanned_ns >= _SCAN_NS:
-            self._scanned_ns = now_ns
-            self._scan()
-        elif mtime_ns != self._run_dir_mtime_ns:
-            self._look_at(self._proxmox_pids())
-        self._run_dir_mtime_ns = mtime_ns
 
     def _lives(self, launch: Launch) -> bool:
         try:
@@ -196,17 +245,83 @@ class QemuFinder:
             return False
         return stat.alive and stat.start_ticks == launch.start_ticks
 
-    def _scan(self) -> None:
+    def _next_look(self, now_ns: int) -> _Look | None:
+        """Return the look that is due; None: nothing is, or one is at work."""
+        current = self._current
+        if current is not None:
+            if now_ns - current.since_ns < _HANG_NS:
+                return None
+            current.given_up, self._current = True, None
+            self._hung[current.pid] = current
+            _log.warning("%s/%d/cmdline: reading it hangs; known VMs are measured", self._proc, current.pid)
+        if len(self._hung) >= _MAX_HUNG:
+            return None
+        mtime_ns = _mtime_ns(self._run_dir)
+        full = now_ns - self._scanned_ns >= _SCAN_NS
+        if full:
+            self._scanned_ns = now_ns
+        elif mtime_ns == self._run_dir_mtime_ns:
+            return None
+        self._run_dir_mtime_ns = mtime_ns
+        self._current = _Look(full, now_ns)
+        return self._current
+
+    def _begin(self, look: _Look) -> None:
+        try:
+            self._start(lambda: self._run(look))
+        except RuntimeError as error:
+            with self._lock:
+                self._current = None
+                self._warn(f"looking for new VMs: {error}; raise the agent's TasksMax")
+
+    def _run(self, look: _Look) -> None:
+        said = ""
+        try:
+            self._scan(look)
+        except _GivenUpError:
+            pass
+        except OSError as error:
+            said = f"{error.filename or self._proc}: {error.strerror}; new VMs are not seen"
+        except Exception as error:  # noqa: BLE001 - it would end with nobody told
+            said = f"looking for new VMs failed: {type(error).__name__}: {error}; please report this"
+        with self._lock:
+            if look.given_up:
+                self._hung.pop(look.pid, None)
+                return
+            self._current = None
+            if said:
+                self._warn(said)
+            else:
+                self._warned = ""
+        self._first.set()
+
+    def _scan(self, look: _Look) -> None:
         """Look at the processes that are new, young or due to be looked at again; find plugged vCPUs."""
+        if not self._boot:
+            self._boot = boot_of(self._proc)
+        if not look.full:
+            self._look_at(look, list(self._proxmox_pids()))
+            return
         pids = {int(name) for name in _names(self._proc) if name.isdecimal()}
-        for pid in self._looked.keys() - pids:
-            del self._looked[pid]
-        due = len(self._looked) // _SCANS_PER_ROUND + 1
-        for pid in list(itertools.islice(self._looked, due)):
-            self._looked[pid] = max(self._looked.pop(pid), 1)
-        self._look_at(sorted(pids))
-        for process in self._processes.values():
+        with self._lock:
+            for pid in self._looked.keys() - pids:
+                del self._looked[pid]
+            due = len(self._looked) // _SCANS_PER_ROUND + 1
+            for pid in list(itertools.islice(self._looked, due)):
+                self._looked[pid] = max(self._looked.pop(pid), 1)
+            wanted = [pid for pid in pids if self._looked.get(pid, _LOOKS) > 0]
+            known = list(self._processes.values())
+        self._look_at(look, sorted(wanted))
+        for process in known:
+            self._enter(look, process.launch.pid)
             self._find_vcpus(process)
+
+    def _enter(self, look: _Look, pid: int) -> None:
+        """Say where this look is now, and end it if it was given up."""
+        with self._lock:
+            if look.given_up:
+                raise _GivenUpError
+            look.pid, look.since_ns = pid, self._clock()
 
     def _proxmox_pids(self) -> Iterator[int]:
         try:
@@ -218,21 +333,26 @@ class QemuFinder:
                 pid = int(_read(str(path), 32))
             except (OSError, ValueError):
                 continue  # being written, or removed
-            self._looked[pid] = _LOOKS  # in place of whoever had the number
+            with self._lock:
+                self._looked[pid] = _LOOKS  # in place of whoever had the number
             yield pid
 
-    def _look_at(self, pids: Collection[int] | Iterator[int]) -> None:
+    def _look_at(self, look: _Look, pids: Collection[int]) -> None:
         for pid in pids:
-            left = self._looked.get(pid, _LOOKS)
-            if left > 0 and pid not in self._processes:
+            self._enter(look, pid)
+            with self._lock:
+                left = self._looked.get(pid, _LOOKS)
+                if left <= 0 or pid in self._processes or pid in self._hung:
+                    continue
                 self._looked[pid] = left - 1
-                # It may end meanwhile, or be hidden from us.
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
-                    self._look(pid)
+            # It may end meanwhile, or be hidden from us.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+                self._examine(look, pid)
 
-    def _look(self, pid: int) -> None:
+    def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
         text = _read(f"{folder}/cmdline", _CMDLINE_BYTES)
+        self._enter(look, pid)
         if not text or not is_qemu(text):
             return
         if len(text) == _CMDLINE_BYTES:
@@ -242,23 +362,26 @@ class QemuFinder:
         if command.libvirt or command.machine == "none" or not stat.alive:
             return
         if len(_names(f"{folder}/task")) < _MIN_THREADS:
-            self._looked[pid] = _LOOKS
+            with self._lock:
+                self._looked[pid] = _LOOKS
             return
+        launch = self._launch(pid, stat.start_ticks, command)
+        process = _Process(
+            launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=_facts(launch.vmid))
+        )
+        self._find_vcpus(process)
+        self._enter(look, pid)
+        with self._lock:
+            process.uuid = self._uuid(launch, text)
+            self._processes[pid] = process
+
+    def _launch(self, pid: int, start_ticks: int, command: CommandLine) -> Launch:
+        folder = f"{self._proc}/{pid}"
         vmid = self._vmid(command)
         qmp = tuple(_absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
-        launch = Launch(
-            pid, stat.start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder)
-        )
-        process = _Process(
-            launch,
-            self._uuid(launch, text),
-            epoch_of(self._boot, stat.start_ticks),
-            Learned(facts=_facts(vmid)),
-        )
-        self._find_vcpus(process)
-        self._processes[pid] = process
+        return Launch(pid, start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder))
 
     def _vmid(self, command: CommandLine) -> str:
         """Return Proxmox' number of a VM, by its file in the run directory (/var/run is the same as /run)."""
@@ -306,8 +429,9 @@ class QemuFinder:
                 vcpus[tid] = (int(match[1] or 0), match[2])
         process.others = (process.seen & tids) - vcpus.keys()
         process.seen = tids
-        if vcpus != process.vcpus:
-            process.vcpus, process.identity = vcpus, None
+        with self._lock:
+            if vcpus != process.vcpus:
+                process.vcpus, process.identity = vcpus, None
 
     def _identity(self, process: _Process) -> VmIdentity:
         if process.identity is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import Stamp
+from collector.qemu.discovery import QemuFinder
 
 STAT = (
     "{pid} ({comm}) {state} 1 1 1 0 -1 0 0 0 0 0 5 1 0 0 20 0 6 0 {start} "
@@ -37,6 +38,11 @@ class QemuHost:
 
     def clocks(self):
         return Stamp(self.now_ns, self.now_ns + 7)
+
+    def finder(self, **settings):
+        """A finder that looks while it is asked, so that a test knows when."""
+        settings = {"start": lambda work: work(), **settings}
+        return QemuFinder(str(self.proc), str(self.run_dir), self.clock, **settings)
 
     def later(self, seconds):
         self.now_ns += round(seconds * 1e9)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
+import time
 import uuid
 from collections import Counter
 
@@ -18,7 +20,7 @@ ONE, TWO = (f"57500000-0000-4000-8000-00000000000{number}" for number in (1, 2))
 
 @pytest.fixture
 def finder(qemu_host):
-    return QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir), qemu_host.clock)
+    return qemu_host.finder()
 
 
 @pytest.fixture
@@ -195,7 +197,7 @@ def test_uuids_that_are_made_are_stable(qemu_host, finder, found):
     qemu_host.process(500, "kvm -name bare", start=1)
     qemu_host.proxmox(7, 600, start=2)
     first = found()
-    again = {vm.name: vm for vm in QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir)).vms(())}
+    again = {vm.name: vm for vm in qemu_host.finder().vms(())}
     assert {vm.uuid for vm in first.values()} == {vm.uuid for vm in again.values()}
     assert len({uuid.UUID(vm.uuid) for vm in first.values()}) == 2
     for pid, start in ((500, 11), (600, 12)):
@@ -266,6 +268,129 @@ def test_a_process_that_is_hidden_or_ends_meanwhile_costs_no_other(qemu_host, fo
     qemu_host.process(495, "kvm -name broken")
     (qemu_host.proc / "495/stat").write_text("nonsense")
     assert list(found()) == ["one"]
+
+
+@pytest.fixture
+def wedged(qemu_host):
+    """Make a process whose command line cannot be read: a pipe that nobody writes; returns what lets it go on."""
+    pipes = []
+
+    def make(pid):
+        qemu_host.process(pid, "kvm -name wedged")
+        pipe = qemu_host.proc / str(pid) / "cmdline"
+        pipe.unlink()
+        os.mkfifo(pipe)
+        pipes.append(pipe)
+
+        def go_on(command="kvm -name wedged"):
+            pipes.remove(pipe)
+            pipe.write_bytes(command.replace(" ", "\0").encode() + b"\0")
+
+        return go_on
+
+    yield make
+    for pipe in pipes:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def wait_until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("did not come true")
+
+
+def test_a_wedged_process_holds_up_nobody_and_costs_only_itself(qemu_host, wedged, caplog):
+    qemu_host.process(490, "kvm -name before")
+    finder = qemu_host.finder(start=discovery._in_thread)
+    names = lambda: [vm.name for vm in finder.vms(())]  # noqa: E731
+    assert names() == ["before"]
+    go_on = wedged(500)
+    qemu_host.later(2.5)
+    assert names() == ["before"]
+    wait_until(lambda: finder._current is not None and finder._current.pid == 500)
+    qemu_host.process(510, "kvm -name after")
+    qemu_host.later(4)
+    assert names() == ["before"]  # at once, and no second look meanwhile
+    assert finder.probe().reason is Reason.UNSPECIFIED
+    qemu_host.later(1.5)
+    names()
+    probe = finder.probe()
+    assert (probe.available, probe.reason) == (True, Reason.STUCK)
+    assert "cmdline hangs for process 500: a VM there is not seen until it goes on or ends" in probe.detail
+    assert caplog.text.count("500/cmdline: reading it hangs") == 1
+
+    def seen():
+        qemu_host.later(2.5)
+        return names()
+
+    wait_until(lambda: seen() == ["before", "after"])
+    qemu_host.end(490)
+    assert seen() == ["after"]  # it is still seen who ends
+    go_on()
+    wait_until(lambda: finder.probe().reason is Reason.UNSPECIFIED)
+    (qemu_host.proc / "500/cmdline").unlink()
+    qemu_host.process(500, "kvm -name wedged")
+    wait_until(lambda: seen() == ["wedged", "after"])
+
+
+def test_many_wedged_processes_end_the_looking_and_no_vm(qemu_host, wedged):
+    qemu_host.process(490, "kvm -name before")
+    finder = qemu_host.finder(start=discovery._in_thread)
+    finder.vms(())
+    for pid in (500, 510, 520, 530, 540):
+        wedged(pid)
+    for count in range(1, discovery._MAX_HUNG + 1):
+        qemu_host.later(2.5)
+        finder.vms(())
+        wait_until(lambda: finder._current.pid >= 500)
+        qemu_host.later(5.5)
+        assert [vm.name for vm in finder.vms(())] == ["before"]
+        assert len(finder._hung) == count
+    qemu_host.later(60)
+    assert [vm.name for vm in finder.vms(())] == ["before"]
+    assert finder._current is None
+    assert "process 500, 510, 520, 530: no new VM is seen" in finder.probe().detail
+
+
+def test_the_first_list_is_waited_for_only_so_long(qemu_host, wedged, monkeypatch):
+    monkeypatch.setattr(discovery, "_FIRST_S", 0.05)
+    go_on = wedged(500)
+    finder = qemu_host.finder(start=discovery._in_thread)
+    assert finder.vms(()) == []
+    wait_until(lambda: finder._current.pid == 500)
+    probe = finder.probe()
+    assert (probe.reason, "hangs for process 500" in probe.detail) == (Reason.STUCK, True)
+    go_on()
+    wait_until(lambda: [vm.name for vm in finder.vms(())] == ["wedged"])
+
+
+def test_without_a_thread_left_known_vms_stay(qemu_host, caplog):
+    def full(work):
+        if starts:
+            raise RuntimeError("can't start new thread")
+        starts.append(1)
+        work()
+
+    starts = []
+    qemu_host.process(500, "kvm -name one")
+    finder = qemu_host.finder(start=full)
+    for _ in range(3):
+        assert [vm.name for vm in finder.vms(())] == ["one"]
+        qemu_host.later(2.5)
+    assert caplog.text.count("can't start new thread; raise the agent's TasksMax") == 1
+
+
+def test_a_defect_while_looking_is_told_once_and_costs_no_known_vm(qemu_host, found, monkeypatch, caplog):
+    qemu_host.process(500, "kvm -name one")
+    assert list(found()) == ["one"]
+    monkeypatch.setattr(discovery, "is_qemu", lambda _text: 1 // 0)
+    qemu_host.process(510, "kvm -name two")
+    for _ in range(2):
+        assert list(found()) == ["one"]
+    assert caplog.text.count("looking for new VMs failed: ZeroDivisionError") == 1
 
 
 def test_probe(qemu_host, finder, monkeypatch):

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from collector.base import DiskCounters, DiskDevice, Reason, Stamp
-from collector.qemu.discovery import QemuFinder
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError
@@ -52,7 +51,7 @@ def asker(qemu_host):
 
 @pytest.fixture
 def finder(qemu_host):
-    return QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir), qemu_host.clock)
+    return qemu_host.finder()
 
 
 @pytest.fixture

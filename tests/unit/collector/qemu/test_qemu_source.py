@@ -40,7 +40,7 @@ class FakePoller:
 
 @pytest.fixture
 def inventory(qemu_host, host):
-    finder = QemuFinder(str(qemu_host.proc), str(qemu_host.run_dir), qemu_host.clock)
+    finder = qemu_host.finder()
     return Inventory(str(host.state), str(host.proc), [finder])
 
 
