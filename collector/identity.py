@@ -30,16 +30,50 @@ _GONE = {errno.ENOENT, errno.ESRCH}
 _S = 1_000_000_000
 _RESCAN_NS = 10 * _S
 _STAT_BYTES = 1024
+# One list waits so long for the command lines of new processes, and so many may hang.
+_PATIENCE_S = 0.5
+_MAX_HUNG = 16
+
+
+class _Arguments:
+    """The command line of a process, read in a thread: of a wedged one the kernel makes that wait, perhaps for good."""
+
+    def __init__(self, path: Path, start_ticks: int) -> None:
+        self.start_ticks = start_ticks
+        self._path = path
+        self._text = b""
+        self._error: OSError | None = None
+        self._done = threading.Event()
+        threading.Thread(target=self._read, name="cmdline", daemon=True).start()
+
+    def read(self, wait_s: float) -> bytes | None:
+        """Return them; None: not read yet. Raises OSError where they cannot be read."""
+        if not self._done.wait(wait_s):
+            return None
+        if self._error is not None:
+            raise self._error
+        return self._text
+
+    def _read(self) -> None:
+        try:
+            self._text = self._path.read_bytes()
+        except OSError as error:
+            self._error = error
+        self._done.set()
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A status file as last seen. `identity` is reused while file and process stay the same."""
+    """A status file as last seen. `identity` is reused while file and process stay the same.
+
+    `start_ticks` is of the process of which `arguments`, which are being read, have shown that it is this VM's.
+    """
 
     stamp: tuple[int, int, int]
     status: VmStatus | None
     stat_path: str
     start_ticks: int = -1
+    arguments: _Arguments | None = None
     identity: VmIdentity | None = None
 
 
@@ -83,6 +117,7 @@ class Inventory:
         self._listed: tuple[VmIdentity, ...] = ()
         self._listed_ns: int | None = None
         self._scanned_ns = -_RESCAN_NS
+        self._patient_until_ns = 0
         # Of the folder, where nothing had happened in it for a while when it was scanned.
         self._folder_mtime_ns: int | None = None
         self._boot = ""
@@ -126,6 +161,7 @@ class Inventory:
 
     def _list(self) -> tuple[VmIdentity, ...]:
         self._refresh()
+        self._patient_until_ns = time.monotonic_ns() + int(_PATIENCE_S * _S)
         found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
         vms = [identity for identity in found if identity is not None]
         pids = {vm.pid for vm in vms}
@@ -164,6 +200,7 @@ class Inventory:
         except FileNotFoundError:
             names = {}
         except OSError as error:
+            self._folder_mtime_ns = None  # the next call must not take what was not listed for unchanged
             message = f"{self._state_dir}: {error.strerror}; run the agent as root"
             raise SourceError(message, _reason(error)) from error
         for name in self._entries.keys() - names.keys():
@@ -177,7 +214,9 @@ class Inventory:
                 if known is None or known.stamp != stamp:
                     status = self._parse(name, path)
                     stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
-                    self._entries[name] = _Entry(stamp, status, stat_path)
+                    entry = self._entries[name] = _Entry(stamp, status, stat_path)
+                    if known is not None and _is_same_process(known.status, status):
+                        entry.start_ticks, entry.arguments = known.start_ticks, known.arguments
             except OSError as error:
                 if error.errno in _GONE:
                     self._entries.pop(name, None)
@@ -204,12 +243,14 @@ class Inventory:
             if not stat.alive:
                 return None
             folder = self._proc / str(status.pid)
-            if entry.identity is None or stat.start_ticks != entry.start_ticks:
+            if stat.start_ticks != entry.start_ticks:
                 # The process id of a stale file may be someone else's now; QEMU's arguments hold the UUID.
-                if status.uuid.encode() not in (folder / "cmdline").read_bytes():
+                text = self._arguments(name, entry, stat.start_ticks, folder / "cmdline")
+                if text is None or status.uuid.encode() not in text:
                     return None
+                entry.start_ticks, entry.identity = stat.start_ticks, None
+            if entry.identity is None:
                 entry.identity = self._make(status, stat.start_ticks, folder)
-                entry.start_ticks = stat.start_ticks
         except OSError as error:
             if error.errno in _GONE:
                 return None
@@ -219,6 +260,33 @@ class Inventory:
             self._warn(name, f"{entry.stat_path}: {error}")
             return None
         return entry.identity
+
+    def _arguments(self, name: str, entry: _Entry, start_ticks: int, path: Path) -> bytes | None:
+        """Return the arguments of an entry's process; None: reading them hangs, which costs only this VM."""
+        wait_s = 0.0
+        arguments = entry.arguments
+        is_new = arguments is None or arguments.start_ticks != start_ticks
+        if arguments is None or is_new:
+            if sum(other.arguments is not None for other in self._entries.values()) >= _MAX_HUNG:
+                self._warn(name, f"{path}: not read, because reading others hangs; this VM is not measured")
+                return None
+            try:
+                arguments = entry.arguments = _Arguments(path, start_ticks)
+            except RuntimeError as error:
+                self._warn(name, f"{path}: {error}; raise the agent's TasksMax; this VM is not measured")
+                return None
+            wait_s = max(self._patient_until_ns - time.monotonic_ns(), 0) / _S
+        try:
+            text = arguments.read(wait_s)
+        except OSError:
+            entry.arguments = None
+            raise
+        if text is None and not is_new:
+            self._warn(name, f"{path}: reading it hangs; this VM is not measured until it goes on")
+        elif text is not None:
+            entry.arguments = None
+            self._warned.pop(name, None)
+        return text
 
     def _make(self, status: VmStatus, start_ticks: int, folder: Path) -> VmIdentity:
         if not self._boot:
@@ -272,6 +340,10 @@ def _reason(error: OSError) -> Reason:
     if error.errno in {errno.EACCES, errno.EPERM}:
         return Reason.NO_PERMISSION
     return Reason.FD_LIMIT if error.errno in {errno.EMFILE, errno.ENFILE} else Reason.SOURCE_FAILED
+
+
+def _is_same_process(old: VmStatus | None, new: VmStatus | None) -> bool:
+    return old is not None and new is not None and (old.pid, old.uuid) == (new.pid, new.uuid)
 
 
 def _mtime_ns(folder: Path) -> int | None:

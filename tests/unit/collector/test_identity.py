@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -179,6 +180,106 @@ def test_lack_of_file_descriptors_makes_no_vm_vanish(host, inventory, monkeypatc
 
     monkeypatch.setattr(Path, "read_bytes", fail)
     assert inventory.vms() == before
+
+
+@pytest.fixture
+def wedge(host):
+    """Make the command line of a process one that cannot be read: a pipe that nobody writes."""
+    pipes = []
+
+    def make(pid):
+        pipe = host.proc / str(pid) / "cmdline"
+        text = pipe.read_bytes()
+        pipe.unlink()
+        os.mkfifo(pipe)
+        pipes.append(pipe)
+
+        def go_on():
+            pipe.write_bytes(text)
+
+        return go_on
+
+    yield make
+    for pipe in pipes:
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def wait_until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("did not come true")
+
+
+def test_a_wedged_process_costs_only_its_vm_until_it_goes_on(host, inventory, wedge, caplog):
+    host.vm("good", 10, [11])
+    host.vm("hung", 20, [21])
+    host.vm("later", 30, [31])
+    go_on = wedge(20)
+    assert names(inventory)[0] == "good"
+    wait_until(lambda: names(inventory) == ["good", "later"])
+    assert caplog.text.count("20/cmdline: reading it hangs; this VM is not measured until it goes on") == 1
+    host.status("hung", 20, [21, 22])  # libvirt replaces the file: it goes on waiting for the same answer
+    assert names(inventory) == ["good", "later"]
+    assert len([t for t in threading.enumerate() if t.name == "cmdline"]) == 1
+    go_on()
+    wait_until(lambda: len(names(inventory)) == 3)
+    assert [vm.vcpu_tids for vm in inventory.vms() if vm.name == "hung"] == [(21, 22)]
+
+
+def test_a_known_vm_that_becomes_wedged_stays_even_when_its_file_changes(host, inventory, wedge):
+    host.vm("a", 10, [11])
+    assert names(inventory) == ["a"]
+    wedge(10)
+    host.status("a", 10, [11, 12])
+    assert inventory.vms()[0].vcpu_tids == (11, 12)
+    assert not [t for t in threading.enumerate() if t.name == "cmdline"]
+
+
+def test_so_many_may_hang(host, inventory, wedge, monkeypatch, caplog):
+    monkeypatch.setattr("collector.identity._PATIENCE_S", 0.05)
+    monkeypatch.setattr("collector.identity._MAX_HUNG", 2)
+    for number in range(4):
+        host.vm(f"vm{number}", 10 + number, [])
+        wedge(10 + number)
+    for _ in range(2):
+        assert names(inventory) == []
+    assert len([t for t in threading.enumerate() if t.name == "cmdline"]) == 2
+    assert caplog.text.count("cmdline: not read, because reading others hangs; this VM is not measured") == 2
+
+
+def test_without_a_thread_left_known_vms_stay(host, inventory, monkeypatch, caplog):
+    host.vm("a", 10, [11])
+    assert names(inventory) == ["a"]
+
+    def full(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    host.vm("b", 20, [21])
+    for _ in range(2):
+        assert names(inventory) == ["a"]
+    assert caplog.text.count("20/cmdline: can't start new thread; raise the agent's TasksMax") == 1
+    monkeypatch.undo()
+    assert names(inventory) == ["a", "b"]
+
+
+def test_a_quiet_folder_that_could_not_be_listed_is_an_error_again(host, inventory, monkeypatch):
+    """Never the old list, nor that of a host without VMs, for as long as a quiet folder is believed."""
+    host.vm("a", 10, [11])
+    os.utime(host.state, ns=(0, time.time_ns() - 5 * 10**9))
+
+    def fail(_path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "iterdir", fail)
+    for _ in range(2):
+        with pytest.raises(SourceError, match="Too many open files"):
+            inventory.vms()
+    monkeypatch.undo()
+    assert names(inventory) == ["a"]
 
 
 def test_threads_may_ask_at_once(host, inventory):
