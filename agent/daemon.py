@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig
 from agent.host_info import platform_name
-from agent.pipeline import Pipeline
+from agent.pipeline import Pipeline, timely_sources
 from agent.slots import Slots, SourcePlan
 from agent.ticks import TickSchedule, first_due_ns
 from agent.view import Counters, Names, StateView
@@ -60,13 +60,14 @@ def run(config: AgentConfig) -> None:
 
 def make_plans(config: AgentConfig) -> list[SourcePlan]:
     """Make every source as configured; one that cannot even be made says so as its probe would."""
-    inventory = make_inventory(config.sources)
+    sources = timely_sources(config)
+    inventory = make_inventory(sources)
     plans = []
     for spec in SOURCES:
-        section = getattr(config.sources, spec.name)
+        section = getattr(sources, spec.name)
         deadline_ns = round(getattr(section, "deadline_s", _DEADLINE_S) * 1e9)
         try:
-            built = build_sources(config.sources, inventory, specs=(spec,))
+            built = build_sources(sources, inventory, specs=(spec,))
         except ImportError as error:
             broken = SourceError(
                 f"{spec.name}: this installation lacks '{error.name}'; install whitepanda[host]",

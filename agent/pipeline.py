@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from agent.config import AgentConfig
+import msgspec
+
+from agent.config import AgentConfig, Sources
 from agent.rates import HostRates, Limits, derive_host
 from agent.slots import Slots
 from agent.vm_table import JobRules, VmTable
@@ -117,10 +119,21 @@ class Pipeline:
         self.host_source, self.host_mono_ns = sample.source, sample.mono_ns
 
 
+def timely_sources(config: AgentConfig) -> Sources:
+    """Return the sources' settings with disks polled at least once in each window: else a window would have none."""
+    sources = config.sources
+    polls = {
+        name: msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, config.agent.window_s))
+        for name, section in (("libvirt", sources.libvirt), ("qemu", sources.qemu))
+    }
+    return msgspec.structs.replace(sources, **polls)
+
+
 def _slow_parts(config: AgentConfig) -> dict[str, int]:
     """How old a reading of a part that is polled slowly may become, in nanoseconds: two polls and a half."""
+    sources = timely_sources(config)
     polls_s = {
-        "disks": max(config.sources.libvirt.disk_poll_s, config.sources.qemu.disk_poll_s),
-        "numa": config.sources.cgroup.numa_poll_s,
+        "disks": max(sources.libvirt.disk_poll_s, sources.qemu.disk_poll_s),
+        "numa": sources.cgroup.numa_poll_s,
     }
     return {part: round(_SLOW_POLLS * seconds * 1e9) for part, seconds in polls_s.items()}

@@ -115,7 +115,9 @@ class WindowAccumulator:
 
     A delta belongs to the window in which its middle lies: the ticks' grid meets the windows' borders, so
     that is exact to the sampling's jitter, and a step of the Unix clock moves a delta to another window but
-    changes no duration. A delta much longer than a window belongs to none and is left out.
+    changes no duration. Disks are polled slowly, and the window of such a delta's middle may have been closed
+    before it is there: it belongs to that in which it ends. A delta much longer than a window belongs to none
+    and is left out.
 
     Args:
         window_ns: length of the windows.
@@ -187,9 +189,12 @@ class WindowAccumulator:
         dt_ns, mono_ns, unix_ns = part[:3]
         if dt_ns > self._window_ns + self._window_ns // 2:
             return None
-        index = (unix_ns - dt_ns // 2) // self._window_ns
+        back_ns = dt_ns // 2
+        if isinstance(part, DiskDelta) and dt_ns > self._grace_ns:
+            back_ns = 0
+        index = (unix_ns - back_ns) // self._window_ns
         window = self._open.get(index)
-        if window is not None and mono_ns - dt_ns // 2 > window.close_mono_ns - self._grace_ns:
+        if window is not None and mono_ns - back_ns > window.close_mono_ns - self._grace_ns:
             # Unix time was set back: this is another window of the same name; the ended one stays as it is.
             self._renamed.append((index, self._open.pop(index)))
             window = None

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from agent.config import AgentConfig, AgentSection, JobRule
+from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
+from agent.daemon import make_plans
 from agent.metrics import METRICS
-from agent.pipeline import Pipeline
+from agent.pipeline import Pipeline, timely_sources
 from agent.rates import HostRates, VmRates
 from agent.slots import Slots
 from agent.state import UplinkView
 from agent.ticks import TickSchedule
 from agent.view import Names, StateView
-from collector.base import HostCounters, Reason, SourceSample
-from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, vm_sample
+from collector.base import HostCounters, Reason, SourceSample, Stamp
+from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample
 
 CONFIG = AgentConfig(AgentSection(), jobs=(JobRule(r"(\D+)\d+", r"\1", latency_sensitive=True),))
 
@@ -171,3 +173,58 @@ def test_the_view_tells_reasons_not_zeros(pipeline, clock):
     assert {(m.value, m.reason) for m in vm.metrics[:24]} == {(None, Reason.VM_STARTING)}
     assert {m.value for m in vm.metrics[24:]} == {None}
     assert {m.reason for m in vm.metrics[24:]} <= {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
+
+
+# -- disks, which are polled slowly
+
+
+SETTINGS = [
+    (1.0, 10.0, 10.0),
+    (1.0, 5.0, 10.0),
+    (1.0, 10.0, 20.0),
+    (1.0, 10.0, 7.0),
+    (2.0, 2.0, 10.0),
+    (0.5, 60.0, 10.0),
+]
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.1, 0.3, 0.5, 0.618, 0.9])
+@pytest.mark.parametrize("between_ticks", [False, True])
+@pytest.mark.parametrize(("tick_s", "window_s", "disk_poll_s"), SETTINGS)
+def test_no_setting_and_no_moment_of_the_polls_loses_disks(
+    tick_s, window_s, disk_poll_s, phase, between_ticks
+):
+    sources = Sources(
+        libvirt=LibvirtSection(disk_poll_s=disk_poll_s), qemu=QemuSection(disk_poll_s=disk_poll_s)
+    )
+    config = AgentConfig(AgentSection(tick_s=tick_s, window_s=window_s), sources)
+    poll_ns = round(timely_sources(config).libvirt.disk_poll_s * S)
+    clock, read = FakeClock(), {}
+
+    def take():
+        now_s = (clock.mono - 1000 * S) / S
+        # libvirt's are read at the tick after they are due, QEMU's at their own moment.
+        due_ns = (clock.mono - round(phase * poll_ns)) // poll_ns * poll_ns + round(phase * poll_ns)
+        if due_ns not in read:
+            read.clear()
+            at_ns = due_ns if between_ticks else clock.mono
+            read[due_ns] = (Stamp(at_ns, at_ns - 1000 * S + UNIX0), disk((at_ns - 1000 * S) / S))
+        stamp, disks = read[due_ns]
+        vm = replace(vm_sample(now_s), disks=disks, stamps={"disks": stamp})
+        return SourceSample("libvirt", clock.mono, clock.unix, {"u1": vm}, None, (identity(),))
+
+    pipeline = Pipeline(config, HandSlots(take))
+    windows = []
+    while len(windows) < 8:
+        windows += pipeline.tick(clock.mono)
+        clock.advance(round(tick_s * S))
+    told = [window.disk_bytes_per_s for window in windows[3:]]  # the first have no two polls yet
+    assert told == [pytest.approx(30_000, rel=1e-3)] * len(told)
+    assert pipeline.windows.without_cpu <= 1  # a poll of before the first CPU time
+
+
+def test_disks_are_polled_at_least_once_in_a_window():
+    config = AgentConfig(AgentSection(window_s=5), Sources(qemu=QemuSection(disk_poll_s=2)))
+    plans = {plan.name: plan.source for plan in make_plans(config)}
+    assert plans["libvirt"]._disk_poll_ns == 5 * S
+    assert plans["qemu"]._poller._poll_ns == 2 * S
