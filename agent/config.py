@@ -109,11 +109,9 @@ class ResctrlSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
     root: str = "/sys/fs/resctrl"  # where resctrl is mounted
-    max_groups: int = (
-        0  # monitoring groups of ours at most; 0 = no bound but the free RMIDs, less reserve_rmids
-    )
+    max_groups: int = 0  # at most this many groups of ours; 0 = as many as RMIDs are free, less reserve_rmids
     reserve_rmids: int = 4  # RMIDs left to others
-    hold_s: float = 10.0  # with more VMs than groups: how long a VM keeps its group before another's turn
+    hold_s: float = 10.0  # with more VMs than groups: length of a turn; occupancy is told from its 6th second
 
 
 class PqosSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

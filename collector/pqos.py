@@ -35,6 +35,7 @@ from collector.base import (
 )
 from collector.identity import Inventory
 from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
+from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
 
@@ -66,7 +67,7 @@ class _Vm:
     threads: Threads | None
     members: frozenset[int]
     opened: int
-    settling: bool = True
+    settled_ns: int  # from when on the occupancy is the members'
     total_bytes: int = 0
     local_bytes: int = 0
     behind: int = 0
@@ -175,7 +176,7 @@ class PqosSource:
         inventory = self._inventory.vms()
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         absent = self._follow(inventory, now_ns)
-        vms = {identity.uuid: self._tell(identity, absent) for identity in inventory}
+        vms = {identity.uuid: self._tell(identity, absent, now_ns) for identity in inventory}
         return SourceSample(self.name, now_ns, unix_ns, vms)
 
     def close(self) -> None:
@@ -337,10 +338,10 @@ class PqosSource:
             return Reason.SOURCE_FAILED
         try:
             if vm is None:
-                return self._start(library, identity, cpus, foreign)
+                return self._start(library, identity, cpus, foreign, now_ns)
             if vm.threads is None:
                 self._drop(identity.uuid)  # on other CPUs now
-                return self._start(library, identity, cpus, foreign)
+                return self._start(library, identity, cpus, foreign, now_ns)
             self._move(vm, vm.threads.tids, foreign)
         except library.parameter:
             reason = Reason.VM_STARTING  # a thread ended while it was looked at
@@ -364,10 +365,12 @@ class PqosSource:
         identity: VmIdentity,
         cpus: frozenset[int] | None,
         foreign: dict[int, Place],
+        now_ns: int,
     ) -> Reason | None:
+        settled_ns = now_ns + SETTLE_NS
         if cpus is not None:
             group = library.monitor.start(sorted(cpus), list(self._events))
-            self._vms[identity.uuid] = _Vm(identity.epoch, group, None, cpus, next(self._opened))
+            self._vms[identity.uuid] = _Vm(identity.epoch, group, None, cpus, next(self._opened), settled_ns)
             return None
         threads = Threads(identity.pid, self._proc)
         try:
@@ -384,7 +387,9 @@ class PqosSource:
         except BaseException:
             threads.close()
             raise
-        self._vms[identity.uuid] = _Vm(identity.epoch, group, threads, threads.tids, next(self._opened))
+        self._vms[identity.uuid] = _Vm(
+            identity.epoch, group, threads, threads.tids, next(self._opened), settled_ns
+        )
         return None
 
     @staticmethod
@@ -422,18 +427,18 @@ class PqosSource:
 
     # --- reading ---
 
-    def _tell(self, identity: VmIdentity, absent: dict[str, Reason]) -> VmSample:
+    def _tell(self, identity: VmIdentity, absent: dict[str, Reason], now_ns: int) -> VmSample:
         vm = self._vms.get(identity.uuid)
         if vm is None or identity.uuid in absent:
             reason = absent.get(identity.uuid, Reason.VM_STARTING)
         else:
-            found = self._read(identity.uuid, vm)
+            found = self._read(identity.uuid, vm, now_ns)
             if isinstance(found, RdtDomain):
                 return VmSample(identity.epoch, rdt=RdtCounters(vm.opened, {_DOMAIN: found}))
             reason = found
         return VmSample(identity.epoch, absent={"rdt": reason})
 
-    def _read(self, uuid: str, vm: _Vm) -> RdtDomain | Reason:
+    def _read(self, uuid: str, vm: _Vm, now_ns: int) -> RdtDomain | Reason:
         """Read one group. By itself, so that its failure is not the others'."""
         library, values = self._library, vm.group.values
         if library is None:
@@ -455,8 +460,7 @@ class PqosSource:
             if vm.behind >= _MAX_BEHIND:
                 self._drop(uuid)  # somebody removed the group: begun anew at the next tick
             return Reason.RDT_UNAVAILABLE
-        settling, vm.settling = vm.settling, False
-        return self._domain(vm, found, settling=settling)
+        return self._domain(vm, found, settling=now_ns < vm.settled_ns)
 
     def _count(self, vm: _Vm, found: dict[str, int]) -> bool:
         """Add what was read to the VM's totals; False where a total would fall."""
@@ -472,7 +476,7 @@ class PqosSource:
 
     @staticmethod
     def _domain(vm: _Vm, found: dict[str, int], *, settling: bool) -> RdtDomain:
-        """Make the sample. Just after the start the occupancy is still that of the monitoring id's last user."""
+        """Make the sample. After the start the occupancy is not yet the VM's: `SETTLE_NS`."""
         reason = Reason.UNSPECIFIED if len(found) == len(EVENTS) else Reason.NO_EVENT
         return RdtDomain(
             None if settling else found.get("l3_occup"),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from collector.base import RdtDomain, Reason
 
-__all__ = ["EVENTS", "add_up", "make_domain", "parse_value", "unbroken", "unwrap"]
+__all__ = ["EVENTS", "SETTLE_NS", "add_up", "make_domain", "parse_value", "unbroken", "unwrap"]
 
 #: The value files of a domain, in the order of `RdtDomain`'s fields.
 EVENTS = ("llc_occupancy", "mbm_total_bytes", "mbm_local_bytes")
@@ -20,6 +20,12 @@ _STATES = {
     b"Unassigned": Reason.RDT_UNASSIGNED,
     b"Error": Reason.RDT_UNAVAILABLE,
 }
+#: How long the occupancy of threads that were moved into a group is not theirs. Lines that they had loaded before are
+#: charged where they were, and the group's rises from what its id's last user left (a few lines to all, as the kernel
+#: has it) as fast as they load new ones: a VM that is not idle, at 10 MB/s and more, has its part of a cache of some
+#: tens of megabytes anew within seconds. One that loads less is told too low for longer: there is no knowing.
+SETTLE_NS = 5_000_000_000
+
 # No counter is there at once: it is a small negative number, of a wrap that went wrong, as 64 bits without a sign.
 _NEGATIVE = 1 << 63
 # What no memory does.
@@ -81,8 +87,7 @@ def make_domain(values: Sequence[int | Reason], *, settling: bool = False) -> Rd
 
     Args:
         values: bytes or why there is no value.
-        settling: the threads were moved into the group a moment ago: its occupancy is still that of the
-            monitoring id's last user, and what the threads have in the cache is charged where they were.
+        settling: the threads were moved into the group less than `SETTLE_NS` ago: its occupancy is not theirs.
 
     """
     occupancy, total, local = values

@@ -34,7 +34,7 @@ class GroupReader:
         folder: the group's.
         features: the events that the kernel says it has; a file of another one is not missed.
         kept: keeps the files open.
-        settling: the threads have just been moved here: the first reading's occupancy is not theirs.
+        settled_ns: from when on the occupancy is that of the threads here; see `SETTLE_NS`.
 
     Raises:
         GroupGoneError: there is no such group.
@@ -43,20 +43,21 @@ class GroupReader:
     """
 
     def __init__(
-        self, folder: str, features: Collection[str], kept: KeptFiles, *, settling: bool = False
+        self, folder: str, features: Collection[str], kept: KeptFiles, *, settled_ns: int = 0
     ) -> None:
         self._folder = folder
         self._features = features
         self._kept = kept
-        self._settling = settling
+        self._settled_ns = settled_ns
         self._files: dict[str, tuple[KeptFile | Reason, ...]] = {}
         self._open()
 
-    def read(self, domains: tuple[str, ...]) -> dict[str, RdtDomain]:
+    def read(self, domains: tuple[str, ...], now_ns: int) -> dict[str, RdtDomain]:
         """Read all values.
 
         Args:
             domains: those that the kernel shows now; CPUs that go offline or come take domains with them.
+            now_ns: the time, by the clock of `settled_ns`.
 
         Raises:
             GroupGoneError: the group was removed.
@@ -66,13 +67,11 @@ class GroupReader:
         if tuple(self._files) != domains:
             self._open()
         try:
-            found = {name: self._read(files) for name, files in self._files.items()}
+            return {name: self._read(files, now_ns) for name, files in self._files.items()}
         except GroupGoneError:
             # The group, or a domain since the kernel was asked.
             self._open()
-            found = {name: self._read(files) for name, files in self._files.items()}
-        self._settling = False
-        return found
+            return {name: self._read(files, now_ns) for name, files in self._files.items()}
 
     def close(self) -> None:
         """Close all files."""
@@ -82,9 +81,9 @@ class GroupReader:
                     self._kept.close(file)
         self._files = {}
 
-    def _read(self, files: tuple[KeptFile | Reason, ...]) -> RdtDomain:
+    def _read(self, files: tuple[KeptFile | Reason, ...], now_ns: int) -> RdtDomain:
         values = [file if isinstance(file, Reason) else _read_value(file) for file in files]
-        return make_domain(values, settling=self._settling)
+        return make_domain(values, settling=now_ns < self._settled_ns)
 
     def _open(self) -> None:
         self.close()

@@ -22,7 +22,7 @@ from collector.base import (
 )
 from collector.identity import Inventory
 from collector.kept_files import KeptFiles, fd_share
-from collector.resctrl.counters import add_up, unbroken
+from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
 from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
@@ -422,7 +422,10 @@ class ResctrlSource:
         except FileExistsError:
             fresh = False
         vm.readers[place] = GroupReader(
-            self._tree.path(place), self._monitoring.features, self._files, settling=fresh or not vm.inside
+            self._tree.path(place),
+            self._monitoring.features,
+            self._files,
+            settled_ns=self._clock() + SETTLE_NS if fresh or not vm.inside else 0,
         )
         return True
 
@@ -474,7 +477,7 @@ class ResctrlSource:
         return VmSample(identity.epoch, absent={"rdt": reason})
 
     def _read(self, vm: Vm, domains: tuple[str, ...], now_ns: int) -> RdtCounters:
-        found = add_up(reader.read(domains) for reader in vm.readers.values())
+        found = add_up(reader.read(domains, now_ns) for reader in vm.readers.values())
         if not unbroken(vm.last, found, now_ns - vm.last_ns):
             vm.opened = next(self._opened)
         vm.last, vm.last_ns = found, now_ns

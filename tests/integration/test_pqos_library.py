@@ -74,7 +74,7 @@ def test_samples_of_real_processes_are_those_of_the_tree():
 one, vm1 = start("vm1")
 two, vm2 = start("vm2")
 inventory = Inventory(vm1, vm2)
-source = PqosSource(inventory)
+source = PqosSource(inventory, clock=lambda: 20 * time.monotonic_ns())  # half a second is enough to settle
 probe = source.probe()
 assert probe.available and control_groups() == [], probe
 source.open()

@@ -216,7 +216,7 @@ def values(llc, total, local):
     return {"llc": llc, "mbm_total": total, "mbm_local": local}
 
 
-def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, make):
+def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, make, now):
     source = make(FakeInventory([vm(tree, 1), vm(tree, 2)]))
     source.open()
     fake.read = {0: values(5, 100, 80), 1: values(6, 1, 0)}
@@ -227,6 +227,9 @@ def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, 
     )
     assert (first.domains["all"].mbm_total_bytes, first.domains["all"].mbm_local_bytes) == (100, 80)
     fake.read = {0: values(7, 300, 200), 1: values(0, 1, 0)}
+    now[0] += 4 * S
+    assert source.sample().vms["uuid-1"].rdt.domains["all"].llc_occupancy_bytes is None
+    now[0] += 1 * S
     second = source.sample().vms
     domain = second["uuid-1"].rdt.domains["all"]
     assert (domain.llc_occupancy_bytes, domain.mbm_total_bytes, domain.mbm_local_bytes) == (7, 300, 200)
@@ -341,11 +344,12 @@ def test_a_group_that_was_removed_by_others_is_made_anew(fake, tree, make):
     assert fake.groups[0].stopped
 
 
-def test_events_that_the_cpu_lacks_are_absent(fake, tree, make):
+def test_events_that_the_cpu_lacks_are_absent(fake, tree, make, now):
     fake.events = [1, 4]
     source = make(FakeInventory([vm(tree, 1)]))
     fake.read = {0: {"llc": 3, "mbm_total": 9}}
     source.sample()
+    now[0] += 5 * S
     domain = tell(source)["uuid-1"]
     assert (domain.llc_occupancy_bytes, domain.mbm_total_bytes, domain.mbm_local_bytes) == (3, 9, None)
     assert domain.reason is Reason.NO_EVENT

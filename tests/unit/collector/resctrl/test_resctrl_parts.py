@@ -310,7 +310,7 @@ def test_values_of_the_fixture_trees(machine):
     m = machine("zen3-8-domains")
     features = m.kernel.monitoring().features
     reader = GroupReader(str(m.kernel.root), features, KeptFiles(99))
-    domains = reader.read(m.kernel.domains())
+    domains = reader.read(m.kernel.domains(), 0)
     reader.close()
     assert domains["00"] == RdtDomain(1000, 2000, 1500)
     assert domains["02"] == RdtDomain(3000, None, None, Reason.RDT_UNAVAILABLE)

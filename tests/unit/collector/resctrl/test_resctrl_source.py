@@ -36,7 +36,8 @@ def test_a_vm_gets_a_group_with_all_its_threads(machine, tells):
     # Just moved: what the threads have in the cache is charged elsewhere, what the id's last user had, here.
     assert first.domains["00"] == RdtDomain(None, 0, 0, Reason.VM_STARTING)
     m.kernel.everywhere(own(uuid), 65536, 2000, 1500)
-    second = m.tick(source)[uuid].rdt
+    assert m.tick(source, 4)[uuid].rdt.domains["00"] == RdtDomain(None, 2000, 1500, Reason.VM_STARTING)
+    second = m.tick(source)[uuid].rdt  # 5 s after the move
     assert dict(second.domains) == {"00": RdtDomain(65536, 2000, 1500), "01": RdtDomain(65536, 2000, 1500)}
     assert second.opened == first.opened
     assert m.kernel.log.count("task 11 " + own(uuid).name) == 1  # nothing is written twice
@@ -104,7 +105,7 @@ def test_vcpus_in_several_control_groups_are_added_up(machine):
     assert m.ours() == [own(uuid, "gold").name, own(uuid).name]
     m.kernel.everywhere(own(uuid), 100, 10, 1)
     m.kernel.everywhere(own(uuid, "gold"), 200, 20, 2)
-    assert m.tick(source)[uuid].rdt.domains["01"] == RdtDomain(300, 30, 3)
+    assert m.tick(source, 5)[uuid].rdt.domains["01"] == RdtDomain(300, 30, 3)
 
 
 @pytest.mark.parametrize("name", ["vm-1-vcpus_0-1", "7-pqos"])
@@ -250,6 +251,21 @@ def test_a_change_of_turns_is_another_epoch(machine):
             if sample.rdt:
                 opened.setdefault(uuid, []).append(sample.rdt.opened)
     assert opened == {a: [1, 1, 3, 3], b: [2, 2, 4, 4]}
+
+
+def test_occupancy_is_of_the_later_part_of_a_turn(machine):
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    source = m.source(max_groups=1, hold_s=8)
+    told = {a: [], b: []}
+    for _ in range(32):
+        for uuid, sample in m.tick(source).items():
+            if sample.rdt:
+                domain = sample.rdt.domains["00"]
+                assert (domain.llc_occupancy_bytes is None) == (domain.reason is Reason.VM_STARTING)
+                assert domain.mbm_total_bytes == 0  # bandwidth is told at once
+                told[uuid].append(domain.llc_occupancy_bytes)
+    assert told == {a: ([None] * 5 + [0] * 3) * 2, b: ([None] * 5 + [0] * 3) * 2}
 
 
 @pytest.mark.parametrize(("reserve", "least"), [(1, 3), (0, 2)])
@@ -458,7 +474,7 @@ def test_what_the_kernel_has_no_value_for(machine):
     m.kernel.everywhere(own(uuid), 1000, 100, 50)
     m.kernel.value(own(uuid), "01", "mbm_total_bytes", "Unassigned")
     m.kernel.value(own(uuid), "01", "mbm_local_bytes", "Unassigned")
-    domains = m.tick(source)[uuid].rdt.domains
+    domains = m.tick(source, 5)[uuid].rdt.domains
     assert domains["00"] == RdtDomain(1000, 100, 50)
     assert domains["01"] == RdtDomain(1000, None, None, Reason.RDT_UNASSIGNED)
     m.kernel.value(own(uuid), "00", "mbm_total_bytes", "Unavailable")
@@ -475,7 +491,7 @@ def test_a_cpu_without_local_bandwidth(machine):
     m.tick(source)
     for domain in ("01", "05"):
         m.kernel.value(own(uuid), domain, "mbm_total_bytes", 9)
-    assert dict(m.tick(source)[uuid].rdt.domains) == {
+    assert dict(m.tick(source, 5)[uuid].rdt.domains) == {
         name: RdtDomain(0, 9, None, Reason.NO_EVENT) for name in ("01", "05")
     }
 
