@@ -115,6 +115,12 @@ class ResctrlSource:
         if os.geteuid() != 0:
             detail = f"{root}: only root may put others' threads into groups; run the agent by its unit"
             return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+        try:
+            self._tree.check_owner()
+        except SourceError as error:
+            return Probe(available=False, detail=str(error), reason=error.reason)
+        except OSError as error:
+            return Probe(available=False, detail=f"{root}: {error.strerror}", reason=_reason(error))
         told = f"{root}: {', '.join(sorted(monitoring.features))}; {monitoring.num_rmids} monitoring ids"
         if self._tree.read_only:
             told += "; read-only here, so only VMs that others monitor are read; ReadWritePaths= in the unit"

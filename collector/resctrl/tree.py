@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,10 @@ PREFIX = "whitepanda-"
 
 _NO_CONTROL_GROUPS = {"info", "mon_groups", "mon_data"}
 _DOMAIN = "mon_L3_"
+#: Held locked by the one who has groups of `PREFIX`. The kernel's rule knows the root only, so this is in nobody's way;
+#: and it is what is fought over itself, so it is seen from every sandbox, and ends with its holder.
+_OWNED = "info/L3_MON"
+_OWN_TRIES, _OWN_PAUSE_S = 3, 0.02
 _MOUNT = "mount -t resctrl resctrl"
 
 
@@ -60,6 +65,7 @@ class Tree:
         self.root = Path(root)
         self._proc = Path(proc_root)
         self._fd: int | None = None
+        self._owned: int | None = None
 
     def monitoring(self) -> Monitoring:
         """Read what can be monitored.
@@ -109,20 +115,60 @@ class Tree:
             return False
 
     def open(self) -> None:
-        """Open the root for locking.
+        """Open the root for locking, and become the one who has groups here until `close`.
 
         Raises:
             OSError: it cannot be opened.
+            SourceError: another process has groups of this product here.
 
         """
         self.close()
-        self._fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for _ in range(_OWN_TRIES):
+            # `check_owner` of another one holds it for a moment only.
+            with contextlib.suppress(SourceError):
+                self._owned = self._own()
+                break
+            time.sleep(_OWN_PAUSE_S)
+        else:
+            self._owned = self._own()
+        try:
+            self._fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            self.close()
+            raise
+
+    def check_owner(self) -> None:
+        """Look whether this process could `open`, or has.
+
+        Raises:
+            OSError: it cannot be looked at.
+            SourceError: another process has groups of this product here.
+
+        """
+        if self._owned is None:
+            os.close(self._own())
+
+    def _own(self) -> int:
+        fd = os.open(self.root / _OWNED, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.EAGAIN:
+                raise
+            message = (
+                f"{self.root}: another whitepanda has its monitoring groups here, and only one may; "
+                f"lslocks shows which holds {self.root / _OWNED}"
+            )
+            raise SourceError(message, Reason.SOURCE_FAILED) from error
+        return fd
 
     def close(self) -> None:
         """Let go of the root."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        for fd in (self._fd, self._owned):
+            if fd is not None:
+                os.close(fd)
+        self._fd = self._owned = None
 
     def is_current(self) -> bool:
         """Whether what was opened is still what is mounted there."""

@@ -126,3 +126,24 @@ def test_nothing_is_seen_outside():
         not Path("/sys/fs/resctrl/info/L3_MON/num_rmids").exists()
         or "rdt_a" in Path("/proc/cpuinfo").read_text()
     )
+
+
+def test_the_one_who_has_groups_is_known_by_a_lock():
+    run_inside(
+        """
+        sys.path.insert(0, ROOT)
+        from collector.base import SourceError
+        from collector.resctrl.tree import Tree
+        one, other = Tree(str(R)), Tree(str(R))
+        one.open()
+        for attempt in (other.open, other.check_owner):
+            try:
+                attempt()
+            except SourceError as error:
+                assert "another whitepanda" in str(error)
+            else:
+                raise AssertionError(attempt)
+        one.close()
+        other.open()
+        """.replace("ROOT", repr(str(Path(__file__).parents[2])))
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import collector.resctrl.tree
 from collector.base import RdtDomain, Reason, Source, SourceError
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import PREFIX, Place
@@ -380,11 +381,11 @@ def test_groups_go_with_their_vms_and_files_are_closed(machine):
     m.stop("b", 20)
     m.tick(source)
     assert m.ours() == [own(m.host.uuid_of("a")).name]
-    # The root, and per VM: 6 value files, the task folder, the watched thread.
-    assert (both, m.open_files()) == (1 + 2 * 8, 1 + 8)
+    # The root and its L3_MON, and per VM: 6 value files, the task folder, the watched thread.
+    assert (both, m.open_files()) == (2 + 2 * 8, 2 + 8)
     m.stop("a", 10)
     assert m.tick(source) == {}
-    assert (m.ours(), m.open_files()) == ([], 1)
+    assert (m.ours(), m.open_files()) == ([], 2)
     source.close()
     source.close()
     assert m.open_files() == 0
@@ -399,7 +400,7 @@ def test_many_starts_leak_nothing(machine):
         assert m.tick(source)[m.host.uuid_of("a")].rdt is not None
         m.stop("a", 10)
     m.tick(source)
-    assert (m.ours(), m.open_files()) == ([], 1)
+    assert (m.ours(), m.open_files()) == ([], 2)
 
 
 def test_a_restarted_vm_has_a_new_group(machine):
@@ -638,6 +639,51 @@ def test_a_uuid_that_would_leave_its_folder_is_not_used(machine, monkeypatch):
     assert m.kernel.log == []
 
 
+def test_only_one_has_groups(machine):
+    m = machine()
+    uuid = m.vm("a", 10, [11])
+    source = m.source()
+    m.tick(source)
+    other = ResctrlSource(source._inventory, root=str(m.kernel.root), proc_root=str(m.host.proc))
+    probe = other.probe()
+    assert (probe.available, probe.reason) == (False, Reason.SOURCE_FAILED)
+    assert "another whitepanda has its monitoring groups here" in probe.detail
+    for attempt in (other.open, other.sample):
+        with pytest.raises(SourceError, match="another whitepanda"):
+            attempt()
+    other.close()
+    assert m.ours() == [own(uuid).name]
+    assert m.kernel.threads[11] == own(uuid)
+    assert source.probe().available  # its own lock is not in its way
+    assert m.tick(source)[uuid].rdt is not None
+    files = m.open_files()
+    assert not other.probe().available
+    assert m.open_files() == files
+    source.close()
+    assert other.probe().available
+    source.open()  # a look holds nothing
+    source.close()
+    other.open()
+    with pytest.raises(SourceError, match="another whitepanda"):
+        source.open()
+    other.close()
+    assert m.open_files() == 0
+
+
+def test_a_look_of_anothers_doctor_is_waited_out(machine, monkeypatch):
+    m = machine()
+    source = m.source()
+    source.close()
+    fd = os.open(m.kernel.root / "info/L3_MON", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    monkeypatch.setattr(collector.resctrl.tree.time, "sleep", lambda seconds: fcntl.flock(fd, fcntl.LOCK_UN))
+    try:
+        source.open()
+    finally:
+        os.close(fd)
+    assert m.kernel.is_current()
+
+
 def test_unmounted_and_mounted_again(machine):
     m = machine()
     uuid = m.vm("a", 10, [11])
@@ -682,7 +728,7 @@ def test_beyond_its_share_files_are_opened_for_each_reading(machine, tells, max_
     uuids = [m.vm(name, pid, [pid + 1]) for name, pid in (("a", 10), ("b", 20), ("c", 30))]
     source = m.source(machine_tells=tells, max_fds=max_fds)
     m.tick(source)
-    assert m.open_files() <= 1 + max_fds  # the root's is no kept file
+    assert m.open_files() <= 2 + max_fds  # the root's two are no kept files
     for value in (1000, 2000):
         for uuid in uuids:
             m.kernel.everywhere(own(uuid), 7, value, 5)
