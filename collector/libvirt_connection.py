@@ -10,16 +10,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from collector.base import Reason, SourceError
+from collector.base import Reason, SourceError, Stamp
 
-__all__ = ["Connection", "Record"]
+__all__ = ["Answer", "Connection", "clocks_now"]
 
-#: What libvirt tells of one domain, by its names of the values; None: that domain could not be asked.
-Record = Mapping[str, Any] | None
+
+class Answer(NamedTuple):
+    """What libvirt tells of one domain, by its names of the values; when that was asked for, and when it arrived."""
+
+    record: Mapping[str, Any]
+    asked_ns: int
+    stamp: Stamp
+
 
 _T = TypeVar("_T")
 
@@ -34,17 +41,24 @@ _NO_BINDING = (
 _SILENT = "libvirt's daemon does not answer; is it hung or stopped?"
 
 
+def clocks_now() -> Stamp:
+    """Read both clocks."""
+    return Stamp(time.monotonic_ns(), time.time_ns())
+
+
 class Connection:
     """A connection to libvirt that reconnects by itself. For one thread; events come from libvirt's own.
 
     Args:
         uri: libvirt's address of the hypervisor, such as "qemu:///system".
         binding: the module `libvirt`; None: imported when first used.
+        clocks: both clocks.
 
     """
 
-    def __init__(self, uri: str, binding: Any = None) -> None:
+    def __init__(self, uri: str, binding: Any = None, clocks: Callable[[], Stamp] = clocks_now) -> None:
         self._uri = uri
+        self._clocks = clocks
         self._libvirt = binding
         self._raw: Any = None
         self._callbacks: list[int] = []
@@ -137,7 +151,7 @@ class Connection:
         except self.module.libvirtError as error:
             raise self._explain(error) from error
 
-    def statistics(self, uuids: Collection[str], group: str) -> dict[str, Record]:
+    def statistics(self, uuids: Collection[str], group: str) -> dict[str, Answer | None]:
         """Ask for statistics of several domains in one call, without waiting for any that is busy.
 
         A domain that fails costs nobody else's record.
@@ -147,7 +161,7 @@ class Connection:
             group: libvirt's word for what is wanted: INTERFACE or BLOCK.
 
         Returns:
-            The record by UUID; domains that libvirt does not know have none.
+            The answer by UUID, None where that domain could not be asked; domains that libvirt does not know have none.
 
         Raises:
             SourceError: libvirt cannot be asked, or each of several domains fails.
@@ -159,23 +173,27 @@ class Connection:
             cause = error
         if len(uuids) == 1:
             return dict.fromkeys(uuids)
-        records: dict[str, Record] = {}
+        answers: dict[str, Answer | None] = {}
         for uuid in uuids:
-            records.update(self.statistics([uuid], group))
-        if records and all(record is None for record in records.values()):
+            answers.update(self.statistics([uuid], group))
+        if answers and all(answer is None for answer in answers.values()):
             raise self._explain(cause) from cause
-        return records
+        return answers
 
-    def _bulk(self, uuids: Collection[str], group: str) -> dict[str, Record]:
+    def _bulk(self, uuids: Collection[str], group: str) -> dict[str, Answer | None]:
         module = self.module
         wanted = getattr(module, f"VIR_DOMAIN_STATS_{group}")
         flags = module.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
 
-        def ask(raw: Any) -> list[tuple[Any, Mapping[str, Any]]]:
+        def ask(raw: Any) -> dict[str, Answer | None]:
             domains = self._find(raw, uuids)
-            return raw.domainListGetStats(domains, wanted, flags) if domains else []
+            # After all that may wait on its own: connecting, and the list of domains.
+            asked_ns = self._clocks().mono_ns
+            found = raw.domainListGetStats(domains, wanted, flags) if domains else []
+            stamp = self._clocks()
+            return {domain.UUIDString(): Answer(record, asked_ns, stamp) for domain, record in found}
 
-        return {domain.UUIDString(): record for domain, record in self._ask(ask)}
+        return self._ask(ask)
 
     def _find(self, raw: Any, uuids: Collection[str]) -> list[Any]:
         """Return libvirt's handles of domains. They are kept: a handle stays good over restarts of its domain."""

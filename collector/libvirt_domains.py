@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,8 @@ from collector.base import (
     VmSample,
 )
 from collector.identity import Inventory
-from collector.libvirt_connection import Connection, Record
+from collector.libvirt_connection import Answer, Connection, clocks_now
+from collector.moments import Moments
 
 __all__ = ["LibvirtSource", "parse_disks", "parse_interfaces"]
 
@@ -75,10 +75,6 @@ class _DiskPoll:
         return self.disks is not None and mono_ns - self.stamp.mono_ns > limit_ns
 
 
-def _clocks() -> Stamp:
-    return Stamp(time.monotonic_ns(), time.time_ns())
-
-
 class LibvirtSource:
     """The libvirt source (`collector.base.Source`). Not safe for use by several threads at once.
 
@@ -104,7 +100,7 @@ class LibvirtSource:
         deadline_s: float = 2.0,
         disk_poll_s: float = 10.0,
         binding: Any = None,
-        clocks: Callable[[], Stamp] = _clocks,
+        clocks: Callable[[], Stamp] = clocks_now,
     ) -> None:
         self._uri = uri
         self._inventory = inventory
@@ -112,11 +108,12 @@ class LibvirtSource:
         self._disk_poll_ns = round(disk_poll_s * 1e9)
         self._stale_ns = max(round(_STALE_POLLS * self._disk_poll_ns), _STALE_NS)
         self._clocks = clocks
-        self._connection = Connection(uri, binding)
+        self._connection = Connection(uri, binding, clocks)
         self._prober: threading.Thread | None = None
         self._unknown = 0
         self._phase = 0.0
         self._polls: dict[str, _DiskPoll] = {}
+        self._moments = Moments()
 
     def probe(self) -> Probe:
         """Connect, ask for the version and disconnect, in a thread because libvirt may never answer."""
@@ -155,6 +152,7 @@ class LibvirtSource:
             inventory = self._inventory.vms()
             mine = [vm for vm in inventory if vm.manager == "libvirt"]
             gone = {vm.uuid for vm in mine if before.get(vm.uuid) != vm.epoch}
+        self._moments.keep({vm.uuid for vm in mine})
         vms = {
             vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns)
             for vm in mine
@@ -188,7 +186,7 @@ class LibvirtSource:
                 "set sources.libvirt.state_dir to the folder with libvirt's NAME.xml of running VMs"
             )
 
-    def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Record]:
+    def _read_interfaces(self, mine: Iterable[VmIdentity], mono_ns: int) -> dict[str, Answer | None]:
         """Ask for the interfaces of all VMs that nobody else tells and the host can count."""
         covers = self._inventory.interfaces_told.covers
         wanted = [
@@ -235,15 +233,16 @@ class LibvirtSource:
         return int(self._phase * self._disk_poll_ns)
 
     def _poll(self, vm: VmIdentity, poll: _DiskPoll) -> None:
-        records = self._connection.statistics([vm.uuid], "BLOCK")
+        answers = self._connection.statistics([vm.uuid], "BLOCK")
         stamp = self._clocks()
         period_ns = self._disk_poll_ns
         poll.due_ns = stamp.mono_ns - (stamp.mono_ns - poll.phase_ns) % period_ns + period_ns
-        if vm.uuid not in records:
+        if vm.uuid not in answers:
             # libvirt does not know it (yet): ask again at the next sampling.
             poll.due_ns = stamp.mono_ns
             return
-        record = records[vm.uuid]
+        answer = answers[vm.uuid]
+        record = None if answer is None else answer.record
         said = ""
         try:
             disks = None if record is None else parse_disks(record)
@@ -265,7 +264,7 @@ class LibvirtSource:
             _log.warning("%s: no disk counters: %s", vm.name, said)
         poll.said = said
 
-    def _vm(self, vm: VmIdentity, records: Mapping[str, Record], mono_ns: int) -> VmSample:
+    def _vm(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int) -> VmSample:
         absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
@@ -273,7 +272,13 @@ class LibvirtSource:
             absent["disks"] = disks
         elif vm.disks:
             stamps["disks"] = self._polls[vm.uuid].stamp
-        interfaces = _interfaces(vm, records)
+        interfaces = _interfaces(vm, answers)
+        answer = answers.get(vm.uuid)
+        if answer is not None and not isinstance(interfaces, Reason):
+            if self._moments.accept(vm.uuid, answer.asked_ns, answer.stamp.mono_ns):
+                stamps["interfaces"] = answer.stamp
+            else:
+                interfaces = Reason.STALE
         if interfaces is None and not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns):
             absent["interfaces"] = Reason.VM_STARTING
         elif isinstance(interfaces, Reason):
@@ -327,17 +332,17 @@ def parse_interfaces(record: Mapping[str, Any]) -> dict[str, InterfaceCounters]:
     }
 
 
-def _interfaces(vm: VmIdentity, records: Mapping[str, Record]) -> _Interfaces | Reason | None:
+def _interfaces(vm: VmIdentity, answers: Mapping[str, Answer | None]) -> _Interfaces | Reason | None:
     """Return a VM's interfaces, or why there are none; None: libvirt was not asked, or does not know the VM."""
     if not vm.interfaces:
         return {}
-    if vm.uuid not in records:
+    if vm.uuid not in answers:
         return None if _countable(vm) else Reason.NOT_VISIBLE
-    record = records[vm.uuid]
-    if record is None:
+    answer = answers[vm.uuid]
+    if answer is None:
         return Reason.SOURCE_FAILED
     try:
-        return parse_interfaces(record) or Reason.NOT_PRESENT
+        return parse_interfaces(answer.record) or Reason.NOT_PRESENT
     except (KeyError, TypeError):
         return Reason.INVALID_VALUE
 

@@ -11,9 +11,20 @@ import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from collector.base import InterfaceCounters, Probe, Reason, SourceError, SourceSample, VmIdentity, VmSample
+from collector.base import (
+    InterfaceCounters,
+    Probe,
+    Reason,
+    SourceError,
+    SourceSample,
+    Stamp,
+    VmIdentity,
+    VmSample,
+)
 from collector.identity import Inventory
+from collector.moments import Moments
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port, VmPorts, match_ports
@@ -39,6 +50,14 @@ class _Device:
     key: tuple[str, int, int, int]
     opened: int
     age_ns: int | None
+
+
+class _Answer(NamedTuple):
+    """A bridge's statistics, by port number; when they were asked for and when they arrived."""
+
+    stats: Mapping[int, PortStats]
+    asked_ns: int
+    stamp: Stamp
 
 
 class OvsSource:
@@ -69,6 +88,7 @@ class OvsSource:
         self._bridges: dict[str, _Bridge] = {}
         self._devices: dict[tuple[str, str], _Device] = {}
         self._numbers = itertools.count(1)
+        self._moments = Moments()
 
     def probe(self) -> Probe:
         """Say whether the database and the bridges answer, on connections of its own."""
@@ -113,8 +133,13 @@ class OvsSource:
             vms = self._read(time.monotonic() + self._deadline_s / 2)
         finally:
             # After an error too: libvirt is asked again at once, not after what was told has aged.
-            told = {uuid: vm.epoch for uuid, vm in vms.items() if vm.interfaces is not None}
-            self._inventory.interfaces_told.tell(mono_ns, told)
+            # A late answer is one all the same: a change of source would cost more than a tick.
+            told = {
+                uuid: vm.epoch
+                for uuid, vm in vms.items()
+                if vm.interfaces is not None or vm.absent.get("interfaces") is Reason.STALE
+            }
+            self._inventory.interfaces_told.tell(time.monotonic_ns(), told)
         return SourceSample(self.name, mono_ns, unix_ns, vms)
 
     def close(self) -> None:
@@ -147,23 +172,24 @@ class OvsSource:
         present = {(vm.uuid, device) for vm in self._vms for device in vm.ports}
         for key in self._devices.keys() - present:
             del self._devices[key]
+        self._moments.keep({vm.uuid for vm in self._vms})
 
     def _read(self, end_s: float) -> dict[str, VmSample]:
-        stats: dict[str, Mapping[int, PortStats]] = {}
+        answers: dict[str, _Answer] = {}
         failures: dict[str, SourceError] = {}
         for name, bridge in sorted(self._bridges.items()):
             try:
-                stats[name] = _read_bridge(bridge, end_s)
+                answers[name] = _read_bridge(bridge, end_s)
             except SourceError as error:
                 failures[name] = error
-        if failures and not stats:
+        if failures and not answers:
             raise next(iter(failures.values()))
-        return {vm.uuid: self._read_vm(vm, stats, failures) for vm in self._vms}
+        return {vm.uuid: self._read_vm(vm, answers, failures) for vm in self._vms}
 
     def _read_vm(
         self,
         vm: VmPorts,
-        stats: Mapping[str, Mapping[int, PortStats]],
+        answers: Mapping[str, _Answer],
         failures: Mapping[str, SourceError],
     ) -> VmSample:
         interfaces = {}
@@ -171,7 +197,7 @@ class OvsSource:
             if port.bridge in failures:
                 return _absent(vm, failures[port.bridge].reason)
             bridge = self._bridges[port.bridge]
-            told = stats[port.bridge].get(port.number)
+            told = answers[port.bridge].stats.get(port.number)
             if told is None or bridge.names.get(port.number) != _cut(port.name):
                 # A port that comes, goes or was renumbered just now: ask for the names again.
                 bridge.named_on = 0
@@ -181,7 +207,11 @@ class OvsSource:
             if counters is None:
                 return _absent(vm, Reason.NOT_PRESENT)
             interfaces[device] = counters
-        return VmSample(vm.epoch, interfaces=interfaces)
+        own = [answers[port.bridge] for port in vm.ports.values()]
+        stamp = max(answer.stamp for answer in own)
+        if not self._moments.accept(vm.uuid, min(answer.asked_ns for answer in own), stamp.mono_ns):
+            return _absent(vm, Reason.STALE)
+        return VmSample(vm.epoch, interfaces=interfaces, stamps={"interfaces": stamp})
 
     def _opened(self, device: tuple[str, str], key: tuple[str, int, int, int], age_ns: int | None) -> int:
         """Number what is behind an interface: a port that was made anew counts from another zero."""
@@ -195,20 +225,22 @@ class OvsSource:
         return known.opened
 
 
-def _read_bridge(bridge: _Bridge, end_s: float) -> Mapping[int, PortStats]:
+def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
     """Read a bridge's statistics, and its ports' names where they may have changed.
 
     The names guard against a port's counters being taken for another's: after a restart of ovs-vswitchd the numbers
     may be others, and OVSDB's news of them come later.
     """
+    asked_ns = time.monotonic_ns()
     stats = bridge.client.stats(end_s)
+    stamp = Stamp(time.monotonic_ns(), time.time_ns())
     connection = bridge.client.connections
     if bridge.named_on != connection:
         bridge.names = bridge.client.names(end_s)
         if bridge.client.connections != connection:
             raise SourceError("ovs-vswitchd was restarted just now; reading anew at the next tick")
         bridge.named_on = connection
-    return stats
+    return _Answer(stats, asked_ns, stamp)
 
 
 def _counters(stats: PortStats, opened: int) -> InterfaceCounters | None:

@@ -104,7 +104,7 @@ class QemuSource:
         inventory = self._inventory.vms()
         mine = [vm for vm in inventory if vm.manager in _MANAGERS]
         self._poller.watch(mine)
-        taps = _Taps(self._proc)
+        taps = _Taps(self._proc, self._clocks)
         vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
         self._untold &= {vm.epoch for vm in mine}
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
@@ -128,13 +128,13 @@ class QemuSource:
             if isinstance(found, Reason):
                 absent["interfaces"] = found
             else:
-                interfaces = found
+                stamps["interfaces"], interfaces = found
         if not vm.vcpu_tids and reading is not Reason.VM_STARTING:
             absent["threads"] = Reason.NOT_VISIBLE
             self._tell_untold(vm)
         return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
 
-    def _interfaces(self, vm: VmIdentity, taps: _Taps) -> dict[str, InterfaceCounters] | Reason:
+    def _interfaces(self, vm: VmIdentity, taps: _Taps) -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
         launch = self._finder.launch(vm.uuid, vm.epoch)
         if launch is None:
             return Reason.VM_STARTING  # it ended since the inventory was made
@@ -159,7 +159,7 @@ class QemuSource:
                 found[name.decode("utf-8", "replace")] = parse_tap(line)
             except ValueError:
                 return Reason.INVALID_VALUE
-        return found
+        return taps.stamp_of(launch), found
 
     def _tell_untold(self, vm: VmIdentity) -> None:
         if vm.epoch not in self._untold:
@@ -171,9 +171,11 @@ class QemuSource:
 class _Taps:
     """The network devices of one tick, by namespace, each read when first asked for."""
 
-    def __init__(self, proc: Path) -> None:
+    def __init__(self, proc: Path, clocks: Callable[[], Stamp]) -> None:
         self._proc = proc
+        self._clocks = clocks
         self._lines: dict[int, _Lines] = {}
+        self._stamps: dict[int, Stamp] = {}
         self._proxmox: dict[int, dict[bytes, list[bytes]]] = {}
         self._own = network_namespace(proc)
 
@@ -187,6 +189,10 @@ class _Taps:
         if launch.netns in {0, self._own}:
             return self.own
         return self._read(launch.netns, self._proc / str(launch.pid) / "net/dev")
+
+    def stamp_of(self, launch: Launch) -> Stamp:
+        """Return when the devices of a VM's namespace were read."""
+        return self._stamps[launch.netns or self._own]
 
     def proxmox(self, lines: _Lines, vmid: str) -> list[bytes]:
         """Return the taps among `lines` that Proxmox made for a VM."""
@@ -207,6 +213,8 @@ class _Taps:
                 text = b""  # the process of that namespace ended
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
+            # Not the tick's beginning: finding the VMs took its time, and so did the reading.
+            self._stamps[namespace] = self._clocks()
             pairs = (line.partition(b":") for line in text.splitlines()[2:])
             self._lines[namespace] = {name.strip(): rest for name, _, rest in pairs}
         return self._lines[namespace]

@@ -95,6 +95,22 @@ def test_directions_are_the_guests(qemu_host, take):
     assert take()["one"].interfaces == {"tap7": InterfaceCounters(2000, 1000, 13, 11, 14, 12)}
 
 
+def test_interfaces_have_the_moment_of_their_reading(qemu_host, take, inventory, monkeypatch):
+    qemu_host.process(500, "kvm -name one -netdev tap,id=n,ifname=tap7")
+    qemu_host.devices({"tap7": (1000, 2000)})
+    listing = inventory.vms
+
+    def slow():
+        qemu_host.later(1.5)
+        return listing()
+
+    monkeypatch.setattr(inventory, "vms", slow)
+    before = qemu_host.clocks()
+    stamp = take(2.5)["one"].stamps["interfaces"]
+    assert stamp == qemu_host.clocks()
+    assert stamp.mono_ns - before.mono_ns == 4 * S
+
+
 def test_proxmoxs_taps_are_known_by_their_names_and_plugged_ones_too(qemu_host, take):
     qemu_host.proxmox(10, 500, "-netdev type=tap,id=net0,ifname=tap10i0")
     qemu_host.devices({"tap10i0": (1, 2), "tap100i0": (3, 4), "fwpr10p0": (5, 6)})

@@ -1,0 +1,39 @@
+"""When counters were read that somebody else reads for us. Pure: no I/O, no clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["Moments"]
+
+_MOST_UNCERTAIN = 0.2
+_MOST_WAIT_NS = 200_000_000  # the same share of the usual tick
+
+
+class Moments:
+    """Per VM, when its counters were last read, and whether the next moment is known well enough for a rate.
+
+    A daemon that is busy or stopped reads the counters as the last thing before it answers: the moment is that of the
+    answer's arrival. Where it waited after it had read them, the moment is wrong by up to the whole time since we
+    asked. A reading is therefore not used where that time is more than 0.2 s, or for it or the one before more than a
+    fifth of the time between them: the next reading makes its rate over the longer time.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def accept(self, uuid: str, asked_ns: int, answered_ns: int) -> bool:
+        """Note a reading that was asked for and arrived at these moments; False: it is not to be used."""
+        wait_ns = answered_ns - asked_ns
+        if wait_ns > _MOST_WAIT_NS:
+            return False
+        last = self._read.get(uuid)
+        if last is not None and max(wait_ns, last[0]) > _MOST_UNCERTAIN * (answered_ns - last[1]):
+            return False
+        self._read[uuid] = wait_ns, answered_ns
+        return True
+
+    def keep(self, uuids: Collection[str]) -> None:
+        """Forget all other VMs."""
+        for uuid in self._read.keys() - uuids:
+            del self._read[uuid]
