@@ -126,6 +126,7 @@ class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """VMs without libvirt: Proxmox, and any other QEMU process."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
+    users: tuple[str, ...] = ("libvirt-qemu",)  # whose QEMUs count beside users below 1000; names, or numbers
     proxmox_run_dir: str = "/run/qemu-server"  # Proxmox' process ids and QMP sockets
     proxmox_config_dir: str = "/etc/pve"  # names, tags and pools of Proxmox' VMs
     deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck

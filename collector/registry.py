@@ -154,7 +154,9 @@ def make_inventory(sections: Any) -> Inventory:
     if sections.qemu.mode != "off":
         from collector.qemu.discovery import QemuFinder  # noqa: PLC0415 - a source that is off costs nothing
 
-        finders.append(QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir))
+        finders.append(
+            QemuFinder(sections.procfs.root, sections.qemu.proxmox_run_dir, users=sections.qemu.users)
+        )
     return Inventory(sections.libvirt.state_dir, sections.procfs.root, finders, fresh_s=_FRESH_S)
 
 

@@ -5,6 +5,10 @@ New processes are looked for every two seconds and Proxmox' at once, in a thread
 process by. A process is looked at three times (it may become QEMU by exec while we look) and again once in a minute, so
 that a tick costs one small file per known VM.
 
+A libvirt's QEMU is left to libvirt's status files. One that they do not tell for ten seconds is another libvirt's than
+the host's own (KubeVirt's, a user's session, one in a container) and is measured as a bare QEMU, less what QMP tells.
+Only QEMUs of users that `collector.qemu.owners` trusts are VMs.
+
 UUIDs: as on the command line (`-uuid`, `-smbios type=1,uuid=`). Without one, Proxmox' VM has one made of this host's
 name and its number, which outlives restarts; any other has one made of its command line, process and start, so that
 each start is a VM of its own.
@@ -28,6 +32,7 @@ from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentit
 from collector.identity import boot_of, epoch_of
 from collector.proc_parse import parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
+from collector.qemu.owners import Owners, real_uid
 
 __all__ = ["Launch", "Learned", "QemuFinder"]
 
@@ -40,6 +45,8 @@ _LOOKS = 3
 _SCANS_PER_ROUND = 30
 # QEMU has the main, an RCU and a vCPU thread. With fewer it is starting, or the parent of one that becomes a daemon.
 _MIN_THREADS = 3
+# libvirt writes a VM's status file while QEMU starts, and a replaced one may be missed once.
+_GRACE_NS = 10_000_000_000
 # A look that is at one process for so long hangs; when so many do, there are no more looks.
 _HANG_NS = 5_000_000_000
 _MAX_HUNG = 4
@@ -56,7 +63,7 @@ class Launch:
     """How a VM was started, as its source needs it.
 
     `vmid` is Proxmox' number ("" elsewhere), `qmp` the sockets, `taps` the host's devices by back-end ("" unknown),
-    `netns` the network namespace (see `network_namespace`; 0 unknown).
+    `netns` the network namespace (see `network_namespace`; 0 unknown), `uid` the user.
     """
 
     pid: int
@@ -66,6 +73,7 @@ class Launch:
     qmp: tuple[str, ...]
     taps: tuple[str, ...]
     netns: int
+    uid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,7 @@ class QemuFinder:
         proc_root: where /proc is.
         run_dir: Proxmox' process ids and sockets.
         clock: monotonic nanoseconds.
+        users: whose QEMUs count beside the system's.
         start: runs a look without waiting for it.
 
     """
@@ -128,12 +137,14 @@ class QemuFinder:
         run_dir: str = "/run/qemu-server",
         clock: Callable[[], int] = time.monotonic_ns,
         *,
+        users: Collection[str] = (),
         start: Callable[[Callable[[], None]], None] = _in_thread,
     ) -> None:
         self._proc = self.proc_root = Path(proc_root)
         self._run_dir = Path(run_dir)
         self._clock = clock
         self._start = start
+        self._owners = Owners(users)
         # Never held while something is read that may hang. It guards all that follows.
         self._lock = threading.Lock()
         self._current: _Look | None = None
@@ -143,6 +154,8 @@ class QemuFinder:
         self._boot = ""
         self._looked: dict[int, int] = {}  # looks left, by process id
         self._processes: dict[int, _Process] = {}
+        self._told_ns: dict[int, int] = {}  # when libvirt told of a process last
+        self._untold_ns: dict[int, int] = {}  # since when a libvirt's QEMU is known that it has not told
         self._scanned_ns = self._checked_ns = -_SCAN_NS
         self._run_dir_mtime_ns = -1
         self._warned = ""
@@ -182,6 +195,8 @@ class QemuFinder:
             look = None
             if now_ns - self._checked_ns >= _FRESH_NS:
                 self._checked_ns = now_ns
+                for pid in libvirt_pids:
+                    self._told_ns[pid] = now_ns
                 self._drop_dead()
                 look = self._next_look(now_ns)
         if look is not None:
@@ -193,7 +208,7 @@ class QemuFinder:
             return [
                 self._identity(process)
                 for pid, process in sorted(self._processes.items())
-                if pid not in libvirt_pids
+                if pid not in libvirt_pids and not self._is_told(pid, now_ns)
             ]
 
     def launch(self, vm_uuid: str, epoch: str) -> Launch | None:
@@ -237,6 +252,11 @@ class QemuFinder:
             if not lives:
                 del self._processes[pid]
                 self._looked.pop(pid, None)
+
+    def _is_told(self, pid: int, now_ns: int) -> bool:
+        """Whether a process is one of libvirt's status files: then it is theirs to say whether it lives."""
+        told_ns = self._told_ns.get(pid)
+        return told_ns is not None and now_ns - told_ns < _GRACE_NS
 
     def _lives(self, launch: Launch) -> bool:
         try:
@@ -304,13 +324,15 @@ class QemuFinder:
             return
         pids = {int(name) for name in _names(self._proc) if name.isdecimal()}
         with self._lock:
-            for pid in self._looked.keys() - pids:
-                del self._looked[pid]
+            for seen in (self._looked, self._told_ns, self._untold_ns):
+                for pid in seen.keys() - pids:
+                    del seen[pid]
             due = len(self._looked) // _SCANS_PER_ROUND + 1
             for pid in list(itertools.islice(self._looked, due)):
                 self._looked[pid] = max(self._looked.pop(pid), 1)
-            wanted = [pid for pid in pids if self._looked.get(pid, _LOOKS) > 0]
-            known = list(self._processes.values())
+            theirs = {pid for pid in self._told_ns if self._is_told(pid, look.since_ns)}
+            wanted = [pid for pid in pids - theirs if self._looked.get(pid, _LOOKS) > 0]
+            known = [process for pid, process in self._processes.items() if pid not in theirs]
         self._look_at(look, sorted(wanted))
         for process in known:
             self._enter(look, process.launch.pid)
@@ -359,13 +381,17 @@ class QemuFinder:
             text = _read(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
         command = parse_command_line(text)
         stat = parse_task_stat(_read(f"{folder}/stat", 1024))
-        if command.libvirt or command.machine == "none" or not stat.alive:
+        if command.machine == "none" or not stat.alive:
             return
-        if len(_names(f"{folder}/task")) < _MIN_THREADS:
+        is_starting = len(_names(f"{folder}/task")) < _MIN_THREADS
+        if is_starting or (command.libvirt and self._may_be_told(pid, look.since_ns)):
             with self._lock:
                 self._looked[pid] = _LOOKS
             return
-        launch = self._launch(pid, stat.start_ticks, command)
+        uid = real_uid(_read(f"{folder}/status", 4096))
+        if not self._owners.trusts(uid, pid):
+            return
+        launch = self._launch(pid, stat.start_ticks, uid, command)
         process = _Process(
             launch, "", epoch_of(self._boot, stat.start_ticks), Learned(facts=_facts(launch.vmid))
         )
@@ -375,13 +401,21 @@ class QemuFinder:
             process.uuid = self._uuid(launch, text)
             self._processes[pid] = process
 
-    def _launch(self, pid: int, start_ticks: int, command: CommandLine) -> Launch:
+    def _may_be_told(self, pid: int, now_ns: int) -> bool:
+        """Whether libvirt may yet tell of its QEMU in a status file."""
+        with self._lock:
+            return now_ns - self._untold_ns.setdefault(pid, now_ns) < _GRACE_NS
+
+    def _launch(self, pid: int, start_ticks: int, uid: int, command: CommandLine) -> Launch:
         folder = f"{self._proc}/{pid}"
         vmid = self._vmid(command)
-        qmp = tuple(_absolute(path, folder) for path in command.qmp)
+        # libvirt's own connection is the only one that a QMP socket serves.
+        qmp = () if command.libvirt else tuple(_absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
-        return Launch(pid, start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder))
+        return Launch(
+            pid, start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder), uid
+        )
 
     def _vmid(self, command: CommandLine) -> str:
         """Return Proxmox' number of a VM, by its file in the run directory (/var/run is the same as /run)."""

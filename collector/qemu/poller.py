@@ -37,6 +37,14 @@ class DiskReading(NamedTuple):
     disks: Mapping[str, DiskCounters]
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """From one `start` to its `stop`: a thread that hangs meanwhile ends once it goes on, whatever began since."""
+
+    wake: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
 @dataclass(slots=True)
 class _Vm:
     """A VM in its epoch. `reason` says why the last poll gave nothing."""
@@ -85,21 +93,22 @@ class Poller:
         self._clocks = clocks
         self._lock = threading.Lock()
         self._vms: dict[str, _Vm] = {}
-        self._wake = threading.Event()
-        self._ended = False
+        self._turn = _Turn()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, once."""
-        if self._thread is None or not self._thread.is_alive():
-            self._ended = False
-            self._thread = threading.Thread(target=self._run, name="qemu-qmp", daemon=True)
+        """Start the thread, once; again after a `stop`."""
+        if self._thread is None or self._turn.ended.is_set():
+            self._turn = _Turn()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._turn,), name="qemu-qmp", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> None:
         """End the thread; one that hangs (in Proxmox' file system) is left to the process's end."""
-        self._ended = True
-        self._wake.set()
+        self._turn.ended.set()
+        self._turn.wake.set()
         if self._thread is not None:
             self._thread.join(2 * self._deadline_s)
 
@@ -117,7 +126,7 @@ class Poller:
                     added = True
                 self._vms[vm.uuid] = entry
         if added:
-            self._wake.set()
+            self._turn.wake.set()
 
     def reading(self, uuid: str, epoch: str, not_before_ns: int) -> DiskReading | Reason:
         """Return the latest counters of a VM, or why there are none since `not_before_ns`."""
@@ -145,16 +154,19 @@ class Poller:
         # Half of the time between two VMs: so polls that became due together come apart.
         return min(self._poll_ns // (2 * len(vms)), _MAX_PAUSE_NS)
 
-    def _run(self) -> None:
-        while not self._ended:
+    def _run(self, turn: _Turn) -> None:
+        while True:
+            # Before the look at what there is to do, so that what comes during it is not slept over.
+            turn.wake.clear()
+            if turn.ended.is_set():
+                return
             try:
                 pause_ns = self.step()
             except Exception:  # noqa: BLE001 - it would end the thread
                 # A defect of ours, at one VM's answer: that VM's next turn was set before it was asked.
                 _log.exception("asking a VM failed; please report this")
                 pause_ns = _S
-            self._wake.wait(pause_ns / _S)
-            self._wake.clear()
+            turn.wake.wait(pause_ns / _S)
 
     def _poll(self, vm: _Vm, now: Stamp) -> None:
         vm.due_ns = now.mono_ns + self._poll_ns
@@ -175,6 +187,12 @@ class Poller:
             self._finder.learn(vm.uuid, vm.epoch, vm.learned)
 
     def _ask_disks(self, vm: _Vm, launch: Launch, now: Stamp) -> None:
+        if launch.command.libvirt:
+            message = (
+                "of a libvirt that has no status file here (a session's, a container's): measured without its "
+                "disk counters and state, because only that libvirt may use its QMP socket"
+            )
+            raise QmpError(message, Reason.NOT_VISIBLE)
         if not launch.qmp:
             message = (
                 "no QMP socket, so no disk counters; start it with -qmp unix:/run/NAME.qmp,server=on,wait=off"
@@ -190,7 +208,7 @@ class Poller:
                 commands.append("query-cpus-fast")
         # Where there are several sockets and one is held, another may be free.
         path = launch.qmp[vm.fails % len(launch.qmp)]
-        answers = self._ask(path, commands, pid=launch.pid, deadline_s=self._deadline_s)
+        answers = self._ask(path, commands, pid=launch.pid, uid=launch.uid, deadline_s=self._deadline_s)
         try:
             disks = parse_blockstats(answers.get("query-blockstats"))
             stamp = self._clocks()  # a QEMU that was slow to answer has read them just now

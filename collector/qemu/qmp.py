@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Iterable, Mapping
@@ -54,13 +56,14 @@ class QmpError(Exception):
         self.reason = reason
 
 
-def ask(path: str, commands: Iterable[str], *, pid: int, deadline_s: float) -> dict[str, Any]:
+def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: float) -> dict[str, Any]:
     r"""Ask a QEMU, on a connection of its own that is closed before this returns.
 
     Args:
         path: the socket ("\0..." is an abstract one).
         commands: of `ALLOWED`.
         pid: the QEMU's process id; another process' answers are refused.
+        uid: its user; a socket of another user but root is not connected to, nor is a symbolic link.
         deadline_s: for all of it.
 
     Returns:
@@ -79,7 +82,7 @@ def ask(path: str, commands: Iterable[str], *, pid: int, deadline_s: float) -> d
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             talk = _Talk(connection, deadline_s)
-            talk.connect(path)
+            talk.connect(path, uid)
             _check_peer(connection, shown, pid)
             return talk.ask(wanted)
     except TimeoutError as error:
@@ -106,9 +109,18 @@ class _Talk:
         self._buffer = b""
         self._bytes = 0
 
-    def connect(self, path: str) -> None:
+    def connect(self, path: str, uid: int) -> None:
         self._wait()
-        self._connection.connect(path)
+        if path.startswith("\0"):
+            self._connection.connect(path)
+            return
+        # By a descriptor, so that what was looked at is what is connected to.
+        fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _check_file(os.fstat(fd), path, uid)
+            self._connection.connect(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
 
     def ask(self, commands: list[str]) -> dict[str, Any]:
         if "QMP" not in self._receive():
@@ -154,6 +166,16 @@ class _Talk:
         if left_s <= 0:
             raise TimeoutError
         self._connection.settimeout(left_s)
+
+
+def _check_file(found: os.stat_result, path: str, uid: int) -> None:
+    """Refuse what somebody else may have put there to have root connect to it."""
+    if not stat.S_ISSOCK(found.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no socket"
+        raise QmpError(f"{path}: {kind}; give QEMU the path of the socket itself", Reason.NO_PERMISSION)
+    if found.st_uid not in {uid, 0}:
+        message = f"{path}: of user {found.st_uid}, neither the QEMU's ({uid}) nor root; not connected to"
+        raise QmpError(message, Reason.NO_PERMISSION)
 
 
 def _check_peer(connection: socket.socket, shown: str, pid: int) -> None:

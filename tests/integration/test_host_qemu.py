@@ -374,8 +374,10 @@ def test_a_stopped_qemu_delays_no_sample_and_no_other_vm(host, source):
 
 def test_only_the_vms_own_process_is_asked(host):
     with pytest.raises(qmp.QmpError, match=f"process {host.web} listens there"):
-        qmp.ask(f"{host.run_dir}/{VMID}.qmp", ["query-status"], pid=host.batch, deadline_s=5)
-    answers = qmp.ask(f"{host.run_dir}/{VMID}.qmp", sorted(qmp.ALLOWED), pid=host.web, deadline_s=5)
+        qmp.ask(f"{host.run_dir}/{VMID}.qmp", ["query-status"], pid=host.batch, uid=os.getuid(), deadline_s=5)
+    answers = qmp.ask(
+        f"{host.run_dir}/{VMID}.qmp", sorted(qmp.ALLOWED), pid=host.web, uid=os.getuid(), deadline_s=5
+    )
     assert qmp.parse_state(answers["query-status"]) == "running"
     tids = qmp.parse_tids(answers["query-cpus-fast"])
     assert [Path(f"/proc/{host.web}/task/{tid}/comm").read_text() for tid in tids] == [

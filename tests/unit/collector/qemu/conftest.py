@@ -47,12 +47,15 @@ class QemuHost:
     def later(self, seconds):
         self.now_ns += round(seconds * 1e9)
 
-    def process(self, pid, command, *, start=1000, state="S", threads=("qemu", "call_rcu", "CPU 0/KVM")):
+    def process(
+        self, pid, command, *, start=1000, state="S", threads=("qemu", "call_rcu", "CPU 0/KVM"), uid=0
+    ):
         """A process; `threads` are the names of its threads, the first with its own number."""
         folder = self.proc / str(pid)
         (folder / "task").mkdir(parents=True, exist_ok=True)
         words = [word.encode() for word in shlex.split(command)]
         (folder / "cmdline").write_bytes(b"".join(word + b"\0" for word in words))
+        (folder / "status").write_text(f"Name:\tqemu\nUid:\t{uid}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
         self.state(pid, state, start=start)
         for number, name in enumerate(threads):
             self.thread(pid, pid + number, name)

@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,12 +73,74 @@ def test_a_pid_file_of_a_dead_vm_names_none(qemu_host, found):
     assert found() == {}
 
 
+LIBVIRTS = (
+    "/usr/bin/qemu-system-x86_64 -name guest={name},debug-threads=on -uuid {uuid} -object "
+    "secret,file=/var/lib/libvirt/qemu/domain-1-{name}/master-key.aes -qmp unix:/run/{name}.monitor,server=on"
+)
+
+
 def test_libvirts_are_left_to_libvirt(qemu_host, found):
-    qemu_host.process(500, "qemu-system-x86_64 -name a -object secret,file=/x/master-key.aes")
+    qemu_host.process(500, LIBVIRTS.format(name="a", uuid=TWO))
     qemu_host.process(510, f"qemu-system-x86_64 -name b -uuid {ONE}")
     qemu_host.process(520, "qemu-system-x86_64 -name c -M none")
-    assert list(found(libvirt_pids={510})) == []
-    assert list(found()) == ["b"]
+    for _ in range(10):
+        assert list(found(libvirt_pids={500, 510})) == []
+    assert list(found()) == []  # libvirt may just be replacing the files
+    assert list(found(8)) == ["b"]
+
+
+def test_a_libvirts_that_no_status_file_tells_is_measured_after_a_while(qemu_host, finder, found):
+    """KubeVirt's, a session's, one of a libvirt in a container: nobody else would have it."""
+    qemu_host.process(500, LIBVIRTS.format(name="pod", uuid=ONE))
+    for _ in range(4):
+        assert list(found()) == []
+    (vm,) = found(2.5).values()
+    assert (vm.name, vm.uuid, vm.manager, vm.vcpu_tids) == ("pod", ONE, "qemu", (502,))
+    assert finder.launch(*_key(vm)).qmp == ()  # it is that libvirt's
+    assert list(found()) == ["pod"]
+    assert list(found(libvirt_pids={500})) == []  # told after all
+    assert list(found()) == []
+
+
+def test_a_libvirts_arguments_are_not_read_while_libvirt_tells_of_it(qemu_host, found, monkeypatch):
+    qemu_host.process(500, LIBVIRTS.format(name="a", uuid=ONE))
+    reads = []
+    real = discovery._read
+    monkeypatch.setattr(discovery, "_read", lambda path, size: reads.append(path) or real(path, size))
+    for _ in range(40):
+        assert list(found(libvirt_pids={500})) == []
+    assert reads == []
+
+
+def test_who_is_trusted_with_a_vm(qemu_host, caplog, monkeypatch):
+    """Anybody may start a program by that name, with any VM's name and UUID."""
+    monkeypatch.setattr("pwd.getpwnam", lambda name: SimpleNamespace(pw_uid={"libvirt-qemu": 64055}[name]))
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: SimpleNamespace(pw_name={65534: "nobody"}[uid]))
+    users = ("libvirt-qemu", "42436", "not-here")
+    finder = qemu_host.finder(users=users)
+    for pid, uid in ((500, 0), (510, 107), (520, 64055), (530, 42436), (540, 999)):
+        qemu_host.process(pid, f"kvm -name vm{uid}", uid=uid)
+    for pid, uid in ((600, 65534), (610, 65534), (620, 1000), (630, 42437)):
+        qemu_host.process(pid, "kvm -name payroll-db", uid=uid)
+    for _ in range(40):
+        qemu_host.later(2.5)
+        vms = finder.vms(())
+    assert [vm.name for vm in vms] == ["vm0", "vm107", "vm64055", "vm42436", "vm999"]
+    assert finder.launch(*_key(vms[2])).uid == 64055
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "process 600: a QEMU of user nobody (65534) is not measured",
+        "process 620: a QEMU of user 1000 is not measured",
+        "process 630: a QEMU of user 42437 is not measured",
+    ]
+    assert "add the user to sources.qemu.users" in caplog.text
+
+
+def test_one_whose_user_is_not_told_is_no_vm(qemu_host, found):
+    qemu_host.process(500, "kvm -name one")
+    (qemu_host.proc / "500/status").write_text("Name:\tUid:\t0\n")
+    qemu_host.process(510, "kvm -name two")
+    (qemu_host.proc / "510/status").unlink()
+    assert found() == {}
 
 
 @pytest.mark.parametrize("command", ["qemu-img create x", "sh -c qemu-system-x86_64", "''", "kvmtool"])

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import collector.qemu.poller as poller_module
 from collector.base import DiskCounters, DiskDevice, Reason, Stamp
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
@@ -34,7 +35,7 @@ class Asker:
         self.errors = {}
         self.takes_s = 0.0
 
-    def __call__(self, path, commands, *, pid, deadline_s):
+    def __call__(self, path, commands, *, pid, uid, deadline_s):
         self.asked.append((self.host.now_ns, path, tuple(commands), pid))
         self.host.later(self.takes_s)
         if path in self.errors:
@@ -196,6 +197,15 @@ def test_a_vm_without_a_socket(qemu_host, asker, poller, run, caplog):
     assert caplog.text.count("no QMP socket") == 1
 
 
+def test_the_socket_of_another_libvirt_is_left_alone(qemu_host, asker, poller, run, caplog):
+    bare(qemu_host, 500, "pod", "-object secret,file=/var/lib/libvirt/qemu/domain-1-pod/master-key.aes")
+    vm = run(100)["pod"]
+    assert (reading(poller, vm), vm.state) == (Reason.NOT_VISIBLE, "running")
+    assert asker.asked == []
+    (record,) = caplog.records
+    assert record.getMessage().startswith("VM pod (process 500): of a libvirt that has no status file here")
+
+
 def test_a_stopped_process_is_not_connected_to(qemu_host, asker, poller, run):
     bare(qemu_host, 500, "one", state="T")
     assert reading(poller, run(1)["one"]) is Reason.STUCK
@@ -281,3 +291,81 @@ def test_a_poll_that_hangs_does_not_hold_up_the_end(qemu_host, finder):
     poller.stop()
     assert time.monotonic() - before < 20
     hangs.set()
+
+
+def test_a_vm_that_comes_while_the_thread_decides_to_pause_is_asked_at_once(qemu_host, finder):
+    """It decided on what it saw before; the wake-up must not be lost between that and the pause."""
+    asked = threading.Event()
+
+    def ask(*_arguments, **_keywords):
+        asked.set()
+        return {"query-blockstats": []}
+
+    poller = Poller(finder, ProxmoxConfig(str(qemu_host.folder)), 10 * S, asker=ask)
+    bare(qemu_host, 500, "one")
+    step = poller.step
+    steps = []
+
+    def slow_step():
+        pause_ns = step()
+        steps.append(1)
+        if len(steps) == 1:
+            poller.watch(finder.vms(()))
+            return 3600 * S
+        return pause_ns
+
+    poller.step = slow_step
+    poller.start()
+    try:
+        assert asked.wait(20)
+    finally:
+        poller.stop()
+
+
+def test_a_wake_up_between_pause_and_step_is_not_lost(qemu_host, finder):
+    """Of a pause that ended by time: what comes before the flag is lowered is seen by the step that follows."""
+    poller = Poller(finder, ProxmoxConfig(str(qemu_host.folder)), 10 * S)
+    order = []
+
+    class Wake(threading.Event):
+        def clear(self):
+            order.append("clear")
+            super().clear()
+
+        def wait(self, timeout=None):
+            order.append("wait")
+            turn.ended.set()
+            return True
+
+    turn = poller_module._Turn(wake=Wake())
+    poller.step = lambda: order.append("step") or 0
+    poller._run(turn)
+    assert order == ["clear", "step", "wait", "clear"]
+
+
+def test_after_a_hung_poll_a_new_start_asks_again(qemu_host, finder):
+    goes_on, inside, asked = threading.Event(), threading.Event(), threading.Event()
+
+    def ask(*_arguments, **_keywords):
+        if not inside.is_set():
+            inside.set()
+            goes_on.wait(30)
+        else:
+            asked.set()
+        return {"query-blockstats": []}
+
+    for pid in (500, 600):
+        bare(qemu_host, pid, f"vm{pid}")
+    poller = Poller(finder, ProxmoxConfig(str(qemu_host.folder)), S // 10, asker=ask, deadline_s=0.05)
+    poller.start()
+    poller.watch(finder.vms(()))
+    assert inside.wait(20)
+    poller.stop()
+    poller.start()
+    assert asked.wait(20)
+    goes_on.set()
+    poller.stop()
+    for thread in threading.enumerate():
+        if thread.name == "qemu-qmp":
+            thread.join(20)
+            assert not thread.is_alive()

@@ -1,0 +1,70 @@
+"""Whose QEMUs are VMs of this host: anybody may start a program by that name and tell it any VM's name and UUID."""
+
+from __future__ import annotations
+
+import logging
+import pwd
+import re
+from collections.abc import Iterable
+
+__all__ = ["Owners", "real_uid"]
+
+_log = logging.getLogger("whitepanda.qemu")
+
+_MAX_SYSTEM_UID = 999
+_UID = re.compile(rb"^Uid:\s+(\d+)\s", re.MULTILINE)
+
+
+class Owners:
+    """Trusts root, the system's users (ids below 1000) and those that are named.
+
+    Args:
+        users: names, or numbers where this host has no name for a user, such as a container's.
+
+    """
+
+    def __init__(self, users: Iterable[str] = ()) -> None:
+        self._users = tuple(users)
+        self._refused: set[int] = set()
+
+    def trusts(self, uid: int, pid: int) -> bool:
+        """Whether QEMUs of this user count. The first one of each that does not is logged."""
+        # Looked up each time, which is seldom: a user may be made after the agent started.
+        if uid <= _MAX_SYSTEM_UID or any(_uid_of(user) == uid for user in self._users):
+            return True
+        if uid not in self._refused:
+            self._refused.add(uid)
+            remedy = "add the user to sources.qemu.users if VMs run as that user"
+            _log.warning("process %d: a QEMU of user %s is not measured; %s", pid, _name_of(uid), remedy)
+        return False
+
+
+def real_uid(status: bytes) -> int:
+    """Return the real user id of /proc/PID/status.
+
+    Not the owner of /proc/PID, which is root for processes that may not be traced.
+
+    Raises:
+        ValueError: it is not told.
+
+    """
+    match = _UID.search(status)
+    if match is None:
+        raise ValueError(f"no line Uid: {status[:60]!r}")
+    return int(match[1])
+
+
+def _uid_of(user: str) -> int | None:
+    if user.isdecimal():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)
