@@ -115,7 +115,7 @@ class PqosSource:
         self._affinity = affinity
         self._clock = clock
         self._opened = itertools.count(1)
-        self._warned: set[str] = set()
+        self._warned: dict[str, set[str]] = {}  # what was said of a VM, by UUID
         self._library: Library | None = None
         self._log_file: IO[str] | None = None
         self._events: tuple[str, ...] = ()
@@ -260,6 +260,8 @@ class PqosSource:
         for uuid, vm in list(self._vms.items()):
             if present.get(uuid) != vm.epoch:
                 self._drop(uuid)
+        for uuid in self._warned.keys() - present.keys():
+            del self._warned[uuid]
 
     def _drop(self, uuid: str) -> None:
         vm = self._vms.pop(uuid)
@@ -349,7 +351,7 @@ class PqosSource:
             self._start_at_ns = now_ns + _BACK_OFF_NS
             reason = Reason.NO_RMID
         except library.error as error:
-            self._warn(f"VM {identity.name}: libpqos does not monitor it: {error}")
+            self._warn(identity, f"libpqos does not monitor it: {error}")
             reason = Reason.RDT_UNAVAILABLE
         except OSError:
             reason = Reason.VM_STARTING
@@ -379,9 +381,7 @@ class PqosSource:
             if place is not None:
                 threads.close()
                 self._left_alone[identity.uuid] = identity.epoch
-                self._warn(
-                    f"VM {identity.name}: {place.name} of somebody else monitors it; use [sources.resctrl]"
-                )
+                self._warn(identity, f"{place.name} of somebody else monitors it; use [sources.resctrl]")
                 return Reason.RDT_UNAVAILABLE
             group = library.monitor.start_pids([identity.pid], list(self._events))
         except BaseException:
@@ -485,8 +485,9 @@ class PqosSource:
             Reason.VM_STARTING if settling else reason,
         )
 
-    def _warn(self, message: str) -> None:
-        """Log a message once."""
-        if message not in self._warned:
-            self._warned.add(message)
-            _log.warning("%s", message)
+    def _warn(self, identity: VmIdentity, message: str) -> None:
+        """Log a message once per VM, for as long as there is the VM."""
+        said = self._warned.setdefault(identity.uuid, set())
+        if message not in said:
+            said.add(message)
+            _log.warning("VM %s: %s", identity.name, message)

@@ -91,6 +91,7 @@ class ResctrlSource:
         self._clock = clock
         self._opened = itertools.count(1)
         self._warned: set[str] = set()
+        self._stuck: set[Place] = set()  # groups of ours that could not be removed, as was said
         self._reset()
 
     def _reset(self) -> None:
@@ -313,6 +314,7 @@ class ResctrlSource:
         places = self._tree.places()
         ours = {place for place in places if place.ours}
         self._others = len(places) - len(ours)
+        self._stuck &= ours
         used = {place for vm in self._vms.values() for place in vm.readers}
         if not self._surveyed:
             # What an agent before this one left to a VM that lives is taken over.
@@ -356,7 +358,9 @@ class ResctrlSource:
                 self._tree.remove(place)
             except OSError as error:
                 # The next survey finds it again.
-                self._warn(f"{self._tree.path(place)} cannot be removed: {error.strerror}")
+                if place not in self._stuck:
+                    self._stuck.add(place)
+                    _log.warning("%s cannot be removed: %s", self._tree.path(place), error.strerror)
 
     def _take_turns(self, now_ns: int) -> None:
         while step := self._turns.next(self._cap, now_ns):
@@ -491,7 +495,7 @@ class ResctrlSource:
         return RdtCounters(vm.opened, found, ", ".join(owners))
 
     def _warn(self, message: str) -> None:
-        """Log a message once."""
+        """Log a message once. It is of the tree: a VM's would stay for ever."""
         if message not in self._warned:
             self._warned.add(message)
             _log.warning("%s", message)

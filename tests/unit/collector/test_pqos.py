@@ -566,3 +566,15 @@ def test_the_configuration_never_chooses_it_by_itself(tmp_path):
     path.write_text('[agent]\n[sources.pqos]\nmode = "required"\ninterface = "msr"\n')
     ((source, mode),) = build_sources(load(path).sources, specs=specs)
     assert (source.name, mode) == ("pqos", "required")
+
+
+def test_what_was_said_of_a_vm_is_forgotten_with_it(fake, tree, make, caplog):
+    source = make(FakeInventory([vm(tree, 1)]))
+    for number in range(1, 30):
+        identity = vm(tree, number)
+        source._inventory = FakeInventory([identity])
+        source._warn(identity, "no")
+        source._warn(identity, "no")
+        source.sample()
+        assert source._warned == {identity.uuid: {"no"}}
+    assert caplog.text.count(": no\n") == 29

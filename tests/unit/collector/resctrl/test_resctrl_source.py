@@ -745,3 +745,26 @@ def test_beyond_its_share_files_are_opened_for_each_reading(machine, tells, max_
     assert m.kernel.threads[32] == own(uuids[2])
     source.close()
     assert m.open_files() == 0
+
+
+def test_what_was_said_of_a_group_is_forgotten_with_it(machine, caplog):
+    m = machine()
+    source = m.source()
+    real_remove = m.kernel.remove
+
+    def refuse(place):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    for start in range(5):
+        uuid = m.vm("a", 10, [11], start=1000 + start)
+        m.tick(source)
+        m.stop("a", 10)
+        m.kernel.remove = refuse
+        for _ in range(3):
+            m.tick(source, 6)
+        assert source._stuck == {own(uuid)}
+        m.kernel.remove = real_remove
+        m.tick(source, 6)
+        m.tick(source, 6)
+        assert (source._stuck, source._warned, m.ours()) == (set(), set(), [])
+    assert caplog.text.count("cannot be removed: Device or resource busy") == 5  # once each
