@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import gzip
+import os
+import re
+import zlib
 from pathlib import Path
+from typing import Literal
 
 from collector.base import Reason
 from collector.perf.binding import PerfError
@@ -15,6 +21,9 @@ _CAP_SYS_ADMIN = 21
 _CAP_PERFMON = 38
 # The highest level at which the kernel's own work may be counted without a capability.
 _PARANOID_ALLOWS_ALL_THREADS = 1
+# Which detector of hard lockups a kernel is built with: "buddy" (6.5 and later) lets the CPUs watch each other by their
+# timers. Later kernels may have both, and then hardlockup_detector= chooses.
+_DETECTOR = re.compile(r"^CONFIG_HARDLOCKUP_DETECTOR_(PERF|BUDDY)=y$", re.MULTILINE)
 
 REMEDIES = {
     Reason.NO_PMU: (
@@ -32,9 +41,10 @@ REMEDIES = {
 class PerfHost:
     """Looks at /proc and /sys, whose roots are injected. Nothing here raises: what cannot be read is unknown."""
 
-    def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys") -> None:
+    def __init__(self, proc_root: str = "/proc", sys_root: str = "/sys", boot_root: str = "/boot") -> None:
         self._proc = Path(proc_root)
         self._sys = Path(sys_root)
+        self._boot = Path(boot_root)
 
     def paranoid(self) -> int | None:
         """Return kernel.perf_event_paranoid; None where it cannot be read, as in a sandbox without /proc/sys."""
@@ -43,9 +53,26 @@ class PerfHost:
         except (OSError, ValueError):
             return None
 
-    def watchdog(self) -> bool:
-        """Whether the NMI watchdog is on: it holds a counter of every CPU for good."""
-        return _read(self._proc / "sys/kernel/nmi_watchdog") == "1"
+    def watchdog(self) -> Literal["", "may hold", "holds"]:
+        """Whether the NMI watchdog holds a counter of every CPU for good; "" where it is off or needs none.
+
+        "may hold": it is on, and this kernel's configuration cannot be read or leaves it open.
+        """
+        if _read(self._proc / "sys/kernel/nmi_watchdog") != "1":
+            return ""
+        detectors = self._detectors
+        if detectors == {"BUDDY"}:
+            return ""
+        return "holds" if detectors == {"PERF"} else "may hold"
+
+    @functools.cached_property
+    def _detectors(self) -> frozenset[str]:
+        """The detectors of hard lockups that this kernel has; none where its configuration cannot be read."""
+        try:
+            text = gzip.decompress((self._proc / "config.gz").read_bytes()).decode(errors="replace")
+        except (OSError, EOFError, zlib.error):
+            text = _read(self._boot / f"config-{os.uname().release}")
+        return frozenset(_DETECTOR.findall(text))
 
     def smt(self) -> bool:
         """Whether hardware threads share cores. Unknown counts as yes: fewer counters are sure to be there."""

@@ -299,7 +299,9 @@ class PerfSource:
         if self._events == "basic":
             return basic_plan(Reason.SOURCE_OFF)
         catalog = self._known()
-        budget = Budget(catalog.programmable, catalog.fixed, self._reserve_counters, self._host.watchdog())
+        budget = Budget(
+            catalog.programmable, catalog.fixed, self._reserve_counters, bool(self._host.watchdog())
+        )
         return fit_plan(catalog, budget, self._attempt)
 
     def _known(self) -> Catalog:
@@ -338,6 +340,7 @@ class PerfSource:
             text += f"; {self._known().title}"
             absent = ", ".join(f"{name} ({reason.code})" for name, reason in plan.missing.items())
             text += f"; not counted: {absent}" if absent else ""
-        if self._host.watchdog():
-            text += "; the NMI watchdog holds a counter (sysctl kernel.nmi_watchdog=0 frees it)"
+        watchdog = self._host.watchdog()
+        if watchdog:
+            text += f"; the NMI watchdog {watchdog} a counter (sysctl kernel.nmi_watchdog=0 frees it)"
         return text + ("; all counters are taken by others at this moment" if busy else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import struct
 import threading
@@ -15,6 +16,7 @@ from agent.deltas import JoinedVm, PerfDelta, Reading, delta
 from collector.base import PerfGroup, Reason, SourceError, VmIdentity
 from collector.perf.binding import FLAG_PID_CGROUP, EventAttr, Kernel, open_group
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event
+from collector.perf.host import PerfHost
 from collector.perf.scopes import Target
 from collector.perf.source import PerfSource
 
@@ -281,11 +283,47 @@ def test_basic_events_are_what_the_setting_says(make):
 def test_probe_says_what_is_counted_how_and_what_not(make):
     host = make(programmable=4)
     host.write(host.proc / "sys/kernel/nmi_watchdog", "1\n")
+    (host.proc / "config.gz").write_bytes(gzip.compress(b"CONFIG_HARDLOCKUP_DETECTOR_PERF=y\n"))
     assert host.source.probe().detail == (
         "cycles, instructions, llc_misses, memory_stall_cycles and l2_misses per vCPU thread, in 3 groups by turns; "
         "test CPU; not counted: reference_cycles (no_event), total_stall_cycles (no_event), "
         "core_stall_cycles (no_event); the NMI watchdog holds a counter (sysctl kernel.nmi_watchdog=0 frees it)"
     )
+
+
+PERF, BUDDY = (f"CONFIG_HARDLOCKUP_DETECTOR_{name}=y\n" for name in ("PERF", "BUDDY"))
+
+
+@pytest.mark.parametrize("place", ["boot", "proc"])
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (f"CONFIG_X=y\n{PERF}", "holds"),
+        (BUDDY + "# CONFIG_HARDLOCKUP_DETECTOR_PERF is not set\n", ""),
+        (PERF + BUDDY, "may hold"),  # chosen at boot
+        ("CONFIG_X=y\n", "may hold"),
+    ],
+)
+def test_which_watchdog_holds_a_counter(tmp_path, place, config, says):
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    on = tmp_path / "sys/kernel/nmi_watchdog"
+    on.write_text("1\n")
+    if place == "boot":
+        (tmp_path / f"config-{os.uname().release}").write_text(config)
+    else:
+        (tmp_path / "config.gz").write_bytes(gzip.compress(config.encode()))
+    host = PerfHost(str(tmp_path), str(tmp_path), str(tmp_path))
+    assert host.watchdog() == says
+    on.write_text("0\n")
+    assert host.watchdog() == ""
+
+
+def test_a_configuration_that_cannot_be_read_leaves_the_watchdog_open(tmp_path):
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/kernel/nmi_watchdog").write_text("1\n")
+    assert PerfHost(str(tmp_path), str(tmp_path), str(tmp_path)).watchdog() == "may hold"
+    (tmp_path / "config.gz").write_bytes(gzip.compress(b"CONFIG" * 100)[:20])
+    assert PerfHost(str(tmp_path), str(tmp_path), str(tmp_path)).watchdog() == "may hold"
 
 
 def test_a_counter_that_is_not_there_is_told(make):
