@@ -410,9 +410,14 @@ class Daemon:
 
         schedule = self.state.schedule
         section, tick_s = self._config.metrics, self._config.agent.tick_s
-        server = MetricsServer(section, self.state.snapshot, lambda: schedule.ticks, tick_s)
+        server = MetricsServer(
+            section, self.state.snapshot, lambda: schedule.ticks, tick_s, self._on_refused_scrape
+        )
         await server.start()
         self._metrics = server
+
+    def _on_refused_scrape(self) -> None:
+        self.state.counters.refused_scrapes += 1  # the server calls it under its lock
 
 
 async def _cancel(task: asyncio.Task[Any]) -> None:

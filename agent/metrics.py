@@ -222,6 +222,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("agent_resident_bytes", "gauge", "bytes", "agent", "agent", "The agent's resident memory."),
     Metric("agent_open_fds", "gauge", "1", "agent", "agent", "File descriptors that the agent has open."),
     Metric("agent_threads", "gauge", "1", "agent", "agent", "Threads of the agent."),
+    _own(
+        "agent",
+        "agent_refused_scrapes_total",
+        "counter",
+        "1",
+        "Scrapes of /metrics that were turned away (too many at once) or cut off (too slow).",
+    ),
     Metric(
         "agent_clock_steps_total",
         "counter",
@@ -230,7 +237,13 @@ METRICS: tuple[Metric, ...] = (
         "agent",
         "Steps of the host's wall clock by more than half a second. Rates do not feel them.",
     ),
-    _own("source", "source_success", "gauge", "1", "1 where the source's last sampling worked, else 0."),
+    _own(
+        "source",
+        "source_success",
+        "gauge",
+        "1",
+        "1 where the source's last sampling worked, else 0; of a source that never worked here nothing.",
+    ),
     _own("source", "source_age_seconds", "gauge", "s", "Age of the source's last sample."),
     _own("source", "source_duration_seconds", "gauge", "s", "How long the source's last sampling took."),
     _own("source", "source_samples_total", "counter", "1", "Samples that the source gave."),

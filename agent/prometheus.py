@@ -2,13 +2,15 @@
 
 The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; the text is made of it in the
 scrape's thread, once per tick however many ask. A value that is not known has no sample; `whitepanda_vm_part_absent`
-says per VM and part why.
+says why where all of a part is absent, `whitepanda_vm_metric_absent` where only that metric is. Source and age are told
+once per VM and part, so that a series stays the same one when another source takes over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gzip
 import socket
 import ssl
@@ -24,6 +26,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent import metrics
 from agent.config import MetricsSection
+from agent.deltas import Reading
 from agent.state import SourceView, UplinkView
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
@@ -36,7 +39,9 @@ __all__ = ["MetricsServer", "family_name", "render"]
 _log = log.get("metrics")
 
 _SNAPSHOT_WAIT_S = 2.0  # the loop is busy for so long only where the agent is in trouble
-_CLIENT_WAIT_S = 5.0  # for the handshake, the request, and between two reads
+_CLIENT_WAIT_S = 5.0  # between two reads, or two writes
+_REQUEST_S = 10.0  # for all of it: handshake, request and answer
+_WARN_EACH_S = 60.0
 _MAX_CLIENTS = 8
 _MAX_LABEL = 256  # characters
 _GZIP_LEVEL = 1
@@ -67,7 +72,8 @@ class _Families(Collector):
     """One snapshot as Prometheus' library wants it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._host, self._vms = snapshot
+        self._snapshot = snapshot
+        self._host = snapshot.host
 
     def collect(self) -> Iterator[Metric]:
         """Give out all families. Between two other threads (the tick's) may run."""
@@ -91,7 +97,7 @@ class _Families(Collector):
                 yield _family(metric, _of_sources(metric.name, self._host.sources))
             elif metric.scope == "uplink" and self._host.uplink.state != "off":
                 yield _family(metric, [({}, _of_uplink(metric.name, self._host.uplink))])
-        yield from _of_vms(self._vms)
+        yield from _of_vms(self._snapshot)
 
 
 def _family(metric: metrics.Metric, samples: Iterable[tuple[dict[str, str], float | None]]) -> Metric:
@@ -113,7 +119,9 @@ def _of_sources(name: str, sources: Iterable[SourceView]) -> Iterator[tuple[dict
 def _of_source(name: str, source: SourceView) -> float | None:
     match name:
         case "source_success":
-            return source.state == "available"
+            # Of `auto` sources that cannot be here it would be 0 for ever: nothing to wake anybody for.
+            worked = source.samples or source.failures or source.state != "unavailable"
+            return source.state == "available" if worked else None
         case "source_samples_total":
             return source.samples
         case "source_failures_total":
@@ -131,22 +139,71 @@ def _of_uplink(name: str, uplink: UplinkView) -> float:
     return float(getattr(uplink, name.removeprefix("uplink_").removesuffix("_total")))
 
 
-def _of_vms(vms: Iterable[VmSnapshot]) -> Iterator[Metric]:
+def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
     labelled = [
-        ({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm.rates) for vm in vms
+        ({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm) for vm in snapshot.vms
     ]
     for index, metric in enumerate(_VM_METRICS):
-        values = ((labels, rates[index]) for labels, rates in labelled)
+        values = ((labels, vm.rates[index]) for labels, vm in labelled)
         yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
-    absent = GaugeMetricFamily(
+    yield from _verdicts(labelled)
+    yield _ages(labelled, snapshot.mono_ns)
+    yield from _absences(labelled)
+
+
+def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    victim = GaugeMetricFamily(
+        "whitepanda_vm_victim", "1 where the VM is a victim now, 0 where it is not; unknown: no sample."
+    )
+    degradation = GaugeMetricFamily(
+        "whitepanda_vm_degradation_ratio",
+        "How many times slower the VM is than its job's norm (1: not slower).",
+    )
+    for labels, vm in labelled:
+        verdict = vm.verdict
+        if verdict is None:
+            continue
+        if verdict.verdict != "unknown":
+            victim.add_sample(victim.name, labels, verdict.verdict == "victim")
+        if verdict.degradation is not None:
+            degradation.add_sample(degradation.name, labels, verdict.degradation)
+    yield victim
+    yield degradation
+
+
+def _ages(labelled: Iterable[tuple[dict[str, str], VmSnapshot]], mono_ns: int) -> Metric:
+    ages = GaugeMetricFamily(
+        "whitepanda_vm_part_age_seconds",
+        "Age of what each part of a VM's metrics is made of, and its source.",
+    )
+    for labels, vm in labelled:
+        for part in _PLACES:
+            reading = getattr(vm.now, part, None)
+            if isinstance(reading, Reading):
+                told = {**labels, "part": part, "source": reading.source}
+                ages.add_sample(ages.name, told, max(0, mono_ns - reading.mono_ns) / 1e9)
+    return ages
+
+
+def _absences(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    parts = GaugeMetricFamily(
         "whitepanda_vm_part_absent", "1 for each part of a VM of which nothing is known, with the reason."
     )
-    for labels, rates in labelled:
+    single = GaugeMetricFamily(
+        "whitepanda_vm_metric_absent", "1 for each metric that is not known while others of its part are."
+    )
+    for labels, vm in labelled:
         for part, places in _PLACES.items():
-            why = rates[places[0]]
-            if isinstance(why, Reason) and all(isinstance(rates[place], Reason) for place in places):
-                absent.add_sample(absent.name, {"vm": labels["vm"], "part": part, "reason": why.code}, 1)
-    yield absent
+            absent = [(place, why) for place in places if isinstance(why := vm.rates[place], Reason)]
+            if len(absent) == len(places):
+                why = absent[0][1]
+                parts.add_sample(parts.name, {"vm": labels["vm"], "part": part, "reason": why.code}, 1)
+                continue
+            for place, why in absent:
+                told = {"vm": labels["vm"], "metric": _VM_METRICS[place].name, "reason": why.code}
+                single.add_sample(single.name, told, 1)
+    yield parts
+    yield single
 
 
 def _label(text: str) -> str:
@@ -262,10 +319,20 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, family: int, address: Any, pages: _Pages, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        family: int,
+        address: Any,
+        pages: _Pages,
+        context: ssl.SSLContext | None,
+        on_refused: Callable[[], None],
+    ) -> None:
         self.address_family = family
         self.pages = pages
         self._context = context
+        self._on_refused = on_refused
+        self._lock = threading.Lock()
+        self._warned_s = -_WARN_EACH_S
         self._free = threading.BoundedSemaphore(_MAX_CLIENTS)
         super().__init__(address, _Handler)
 
@@ -279,6 +346,7 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the client a thread, where one is free."""
         if not self._free.acquire(blocking=False):
+            self._refuse(f"{_MAX_CLIENTS} clients are being served", client_address)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -291,13 +359,37 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Shake hands, where TLS is on, and answer."""
-        if self._context is None:
-            super().finish_request(request, client_address)
-            return
-        request.settimeout(_CLIENT_WAIT_S)
-        with self._context.wrap_socket(request, server_side=True) as stream:
+        """Shake hands, where TLS is on, and answer; a client that takes too long for all of it is cut off."""
+        stream = request
+        if self._context is not None:
+            stream = self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        timer = threading.Timer(_REQUEST_S, self._cut_off, (stream, client_address))
+        timer.daemon = True
+        timer.start()
+        try:
+            if self._context is not None:
+                stream.settimeout(_CLIENT_WAIT_S)
+                stream.do_handshake()
             super().finish_request(stream, client_address)
+        finally:
+            timer.cancel()
+            if self._context is not None:
+                stream.close()
+
+    def _cut_off(self, stream: socket.socket, client_address: Any) -> None:
+        self._refuse(f"not done after {_REQUEST_S:g} s", client_address)
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(stream, socket.SHUT_RDWR)  # not TLS's own, which another thread is in
+
+    def _refuse(self, why: str, client_address: Any) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            self._on_refused()
+            is_news = now_s - self._warned_s >= _WARN_EACH_S
+            if is_news:
+                self._warned_s = now_s
+        if is_news:
+            _log.warning("a scrape was refused", client=str(client_address[0]), why=why)
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         """Note what a client broke; the others are served."""
@@ -312,12 +404,19 @@ class MetricsServer:
         take: makes a snapshot; called on the loop that `start` was called on.
         ticks: how many ticks ran; called from any thread.
         tick_s: the tick's period.
+        on_refused: called, from any thread but never twice at once, for each scrape that is refused.
 
     """
 
     def __init__(
-        self, section: MetricsSection, take: Callable[[], Snapshot], ticks: Callable[[], int], tick_s: float
+        self,
+        section: MetricsSection,
+        take: Callable[[], Snapshot],
+        ticks: Callable[[], int],
+        tick_s: float,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_refused = on_refused
         self._section = section
         self._take = take
         self._ticks = ticks
@@ -359,7 +458,7 @@ class MetricsServer:
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             family, _, _, _, address = found[0]
-            return _Server(family, address, pages, context)
+            return _Server(family, address, pages, context, self._on_refused)
         except OSError as error:
             remedy = "free that port, or set another metrics.listen"
             raise UnavailableError(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from agent import prometheus
 from agent.config import AgentConfig, AgentSection, MetricsSection, load
 from agent.daemon import Daemon
+from agent.host_analysis import Verdict
 from agent.metrics import METRICS
 from agent.prometheus import MetricsServer, family_name, render
 from agent.rates import VmRates
@@ -29,7 +31,7 @@ from agent.state import HostView, MetricView, SourceView, UplinkView
 from agent.view import Snapshot, VmSnapshot
 from central.pki import issue, make_ca
 from collector.base import Reason, SourceSample
-from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
+from tests.unit.agent.agent_fakes import FakeSource, S, identity, joined, vm_sample
 from whitepanda.common.errors import ConfigError, TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 
@@ -95,12 +97,53 @@ def test_golden_names():
 
 def test_sources_are_labelled_and_those_that_are_off_are_left_out():
     page = page_of(snapshot())
-    assert page["whitepanda_source_success"] == [({"source": "procfs"}, 1), ({"source": "perf"}, 0)]
+    assert page["whitepanda_source_success"] == [({"source": "procfs"}, 1)]
     assert page["whitepanda_source_samples_total"] == [({"source": "procfs"}, 100), ({"source": "perf"}, 0)]
     assert page["whitepanda_source_failures_total"] == [({"source": "procfs"}, 3), ({"source": "perf"}, 0)]
     # What never sampled has neither an age nor a duration.
     assert page["whitepanda_source_age_seconds"] == [({"source": "procfs"}, 2)]
     assert page["whitepanda_source_duration_seconds"] == [({"source": "procfs"}, 0.25)]
+
+
+def test_of_a_source_success_is_told_once_it_worked():
+    def told(view):
+        page = page_of(snapshot()._replace(host=replace(host_view(), sources=(view,))))
+        return page.get("whitepanda_source_success")
+
+    assert told(SourceView("ovs", "unavailable", "no OVSDB")) is None  # `auto`, and not on this host
+    assert told(SourceView("ovs", "available")) == [({"source": "ovs"}, 1)]
+    assert told(SourceView("ovs", "failed", failures=1)) == [({"source": "ovs"}, 0)]
+    assert told(SourceView("ovs", "stuck")) == [({"source": "ovs"}, 0)]
+    assert told(SourceView("ovs", "unavailable", samples=3)) == [({"source": "ovs"}, 0)]
+
+
+def test_each_part_of_a_vm_says_its_source_and_age():
+    vm = VmSnapshot("u1", "db7", "db", RATES, joined(100))
+    page = page_of(Snapshot(host_view(), (vm,), 102 * S + S // 2))
+    whose = {"vm": "u1", "name": "db7", "job": "db"}
+    assert page["whitepanda_vm_part_age_seconds"] == [
+        ({**whose, "part": part, "source": source}, 2.5)
+        for part, source in (
+            ("threads", "procfs"),
+            ("perf", "perf"),
+            ("disks", "libvirt"),
+            ("interfaces", "libvirt"),
+        )
+    ]
+
+
+def test_verdicts_are_told_where_they_are_known():
+    verdicts = {
+        "u1": Verdict("victim", "", 1.7),
+        "u2": Verdict("normal", "", 1.0),
+        "u3": Verdict("unknown", "", None, Reason.NO_COEFFICIENTS),
+        "u4": None,
+    }
+    vms = [VmSnapshot(uuid, "", "", RATES, None, verdict) for uuid, verdict in verdicts.items()]
+    page = page_of(snapshot(*vms))
+    assert [(labels["vm"], value) for labels, value in page["whitepanda_vm_victim"]] == [("u1", 1), ("u2", 0)]
+    told = [(labels["vm"], value) for labels, value in page["whitepanda_vm_degradation_ratio"]]
+    assert told == [("u1", 1.7), ("u2", 1.0)]
 
 
 def test_the_uplink_is_there_where_it_is_on():
@@ -128,6 +171,9 @@ def test_the_unknown_is_absent_and_told_per_part():
     rates = RATES._replace(**dict.fromkeys(perf, Reason.NO_PMU), **{disks[0]: Reason.COUNTER_RESET})
     page = page_of(snapshot(VmSnapshot("u1", "a", "j", rates), host_load_1=None))
     assert page["whitepanda_vm_part_absent"] == [({"vm": "u1", "part": "perf", "reason": "no_pmu"}, 1)]
+    assert page["whitepanda_vm_metric_absent"] == [
+        ({"vm": "u1", "metric": disks[0], "reason": "counter_reset"}, 1)
+    ]
     for name in (*perf, disks[0]):
         assert family_name(_metric(name)) not in page
     assert "whitepanda_host_load_1" not in page
@@ -287,6 +333,73 @@ async def test_too_many_clients_are_turned_away_and_the_slow_let_go(monkeypatch)
             connection.close()
 
 
+async def test_who_drips_is_cut_off_and_all_who_are_refused_are_counted(monkeypatch):
+    monkeypatch.setattr(prometheus, "_REQUEST_S", 0.5)
+    refused = []
+    server = MetricsServer(
+        MetricsSection("127.0.0.1:0"), snapshot, lambda: 7, 1.0, lambda: refused.append(time.monotonic())
+    )
+    await server.start()
+    host, _, port = server.address.rpartition(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(prometheus._MAX_CLIENTS)]
+    try:
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            await asyncio.to_thread(get, server.address)
+        assert len(refused) == 1
+
+        def drip():
+            for connection in slow:
+                with contextlib.suppress(OSError):
+                    connection.send(b"G")
+
+        def is_free():
+            drip()
+            return len(refused) == 1 + len(slow)
+
+        await until(is_free)
+        end = time.monotonic() + 10
+        while True:  # their threads end in a moment
+            with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
+                assert (await asyncio.to_thread(get, server.address))[0] == 200
+                break
+            assert time.monotonic() < end
+    finally:
+        for connection in slow:
+            connection.close()
+        await server.stop()
+
+
+async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
+    tls, client = pki
+    monkeypatch.setattr(prometheus, "_REQUEST_S", 1.0)
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(client.certificate, client.key)
+    refused = []
+    section = MetricsSection("127.0.0.1:0", tls)
+    server = MetricsServer(section, snapshot, lambda: 7, 1.0, lambda: refused.append(1))
+    await server.start()
+    host, _, port = server.address.rpartition(":")
+
+    def ask(stream):
+        stream.send(b"GET /met")
+        with contextlib.suppress(OSError):
+            while stream.recv(100):
+                pass
+
+    def drip():
+        with socket.create_connection((host, int(port)), 10) as plain:
+            ask(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+        with socket.create_connection((host, int(port)), 10) as plain:
+            ask(plain)  # no handshake even
+
+    try:
+        await asyncio.to_thread(drip)
+        await until(lambda: refused)
+        assert (await asyncio.to_thread(get, server.address, context=context))[0] == 200
+    finally:
+        await server.stop()
+
+
 async def test_an_address_in_use_is_told():
     async with serving() as address:
         server = MetricsServer(MetricsSection(address), snapshot, lambda: 1, 1.0)
@@ -392,6 +505,9 @@ async def test_a_running_agent_is_scraped(config):
         assert page["whitepanda_agent_ticks_total"][0][1] >= 4
         assert page["whitepanda_agent_open_fds"][0][1] > 5
         assert page["whitepanda_agent_threads"][0][1] >= 2
+        assert page["whitepanda_agent_refused_scrapes_total"] == [({}, 0)]
+        parts = {labels["part"]: labels["source"] for labels, _ in page["whitepanda_vm_part_age_seconds"]}
+        assert parts["threads"] == parts["disks"] == "simulated"
         assert page["whitepanda_agent_clock_steps_total"] == [({}, 0)]
         assert page["whitepanda_source_success"] == [({"source": "simulated"}, 1)]
         assert daemon.state.counters.sink_errors == 0
