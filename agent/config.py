@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -52,6 +53,17 @@ RANGES: tuple[Range, ...] = (
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
 _MAX_HOST = 253
 _MAX_PLATFORM = 512  # central keeps no longer one
+#: Settings that are folders of this host.
+_FOLDERS = (
+    "libvirt.state_dir",
+    "procfs.root",
+    "cgroup.root",
+    "resctrl.root",
+    "qemu.proxmox_run_dir",
+    "qemu.proxmox_config_dir",
+    "ovs.run_dir",
+)
+_MAX_PORT = 65_535
 _MAX_SOCKET_BYTES = 107  # sun_path, less its end
 
 
@@ -72,7 +84,7 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """VM table, disk and network counters from libvirt."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
-    uri: str = "qemu:///system"  # opened read-only
+    uri: str = "qemu:///system"  # of this host's libvirt, opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
     deadline_s: float = 2.0  # a call that takes longer makes the source stuck
     disk_poll_s: float = 10.0  # how often disk counters are asked for: they cost libvirtd and QEMU most
@@ -82,7 +94,7 @@ class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hardware counters."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
-    scope: Literal["thread", "cgroup"] = "thread"  # counters are bound to vCPU threads or control groups
+    scope: Literal["thread", "cgroup"] = "thread"  # per vCPU, or control group: with QEMU's own threads
     events: Literal["all", "basic"] = "all"  # basic: cycles and instructions only
     reserve_counters: int = 2  # programmable counters per CPU that are left to the guests' virtual PMUs
     min_running_ratio: float = 0.2  # windows whose counters ran for less are dropped (multiplexed)
@@ -137,7 +149,7 @@ class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Network counters from Open vSwitch: live, where libvirt's are used for other bridges only."""
 
     mode: Mode = "auto"  # used never, where it works, or the agent does not start without it
-    database: str = "unix:/run/openvswitch/db.sock"  # OVSDB
+    database: str = "unix:/run/openvswitch/db.sock"  # this host's OVSDB: unix:/PATH or tcp:ADDRESS:PORT
     run_dir: str = "/run/openvswitch"  # where the bridges' management sockets are
     deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
 
@@ -276,7 +288,49 @@ def _problems(config: AgentConfig) -> list[str]:
     ):
         if mode != "off" and not file:
             found.append(f"sources.{key} must name a file when its source's mode is {mode!r}")
-    return found + _rule_problems(config.jobs)
+    return [*found, *_source_problems(config.sources), *_rule_problems(config.jobs)]
+
+
+def _source_problems(sources: Sources) -> Iterator[str]:
+    for key in _FOLDERS:
+        section, _, name = key.partition(".")
+        folder = getattr(getattr(sources, section), name)
+        if not folder.startswith("/") or "\0" in folder:
+            yield f"sources.{key} must be an absolute path (value {folder!r})"
+    if sources.libvirt.mode != "off" and not _is_local_libvirt(sources.libvirt.uri):
+        uri = sources.libvirt.uri
+        yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {uri!r})'
+    if sources.ovs.mode != "off" and not _is_local_database(sources.ovs.database):
+        yield (
+            "sources.ovs.database must be this host's OVSDB, as unix:/PATH or tcp:ADDRESS:PORT "
+            f"(value {sources.ovs.database!r})"
+        )
+
+
+def _is_local_libvirt(uri: str) -> bool:
+    """Whether libvirt is asked on this host: the VMs are those of this host's status files."""
+    try:
+        host = urlsplit(uri).hostname
+    except ValueError:
+        return False
+    return not host or _is_loopback_name(host)
+
+
+def _is_local_database(address: str) -> bool:
+    """Whether the library `ovs` can connect to an address without certificates; a comma would begin another one."""
+    kind, _, rest = address.partition(":")
+    if "," in address or "\0" in address:
+        return False
+    if kind == "unix":
+        return rest.startswith("/")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
+        return False
+    try:
+        version = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
+    except ValueError:
+        return False
+    return (version == 6) == host.startswith("[") == host.endswith("]")  # noqa: PLR2004 - IPv6
 
 
 def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
@@ -291,7 +345,10 @@ def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
+    return _is_loopback_name(address.rpartition(":")[0].strip("[]"))
+
+
+def _is_loopback_name(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

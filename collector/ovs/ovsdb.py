@@ -8,6 +8,7 @@ While ovsdb-server is away there are no ports: an ovs-vswitchd without its datab
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -99,12 +100,22 @@ class PortsDatabase:
             return
         library = _import("ovs.db.idl")
         _check_socket(self._remote, self._deadline_s)
+        idl = None
         try:
             idl = self._make(library)
+            answers = self._wait(idl)
+        except SourceError:
+            raise
         except Exception as error:
-            message = f"sources.ovs.database {self._remote!r} is no OVSDB address: {error}"
+            # Such as a TypeError for an address with TLS, of which the library has not been told the files.
+            if idl is not None:
+                _close(idl)
+            message = (
+                f"sources.ovs.database {self._remote!r}: the library `ovs` cannot connect to it "
+                f"({type(error).__name__}: {error}); set unix:/PATH or tcp:ADDRESS:PORT"
+            )
             raise SourceError(message, Reason.SOURCE_FAILED) from error
-        if not self._wait(idl):
+        if not answers:
             idl.close()
             raise SourceError(
                 f"{self._remote}: no answer within {self._deadline_s:g} s; is ovsdb-server hung, or is it another "
@@ -203,6 +214,12 @@ class PortsDatabase:
             port_id=str(ids.get("iface-id", "")).lower(),
             mac=str(ids.get("attached-mac", "")).lower(),
         )
+
+
+def _close(idl: Any) -> None:
+    """Close a replica that failed in the midst of connecting."""
+    with contextlib.suppress(Exception):
+        idl.close()
 
 
 def _import(name: str) -> Any:
