@@ -97,10 +97,25 @@ METRICS: tuple[Metric, ...] = (
         "ratio",
         "Cycles per reference cycle: the clock's frequency over its nominal one (on Arm over the system counter's).",
     ),
-    _vm("perf", "l2_mpki", "1/1000 instructions", "Misses of the second-level cache per 1000 instructions."),
+    _vm(
+        "perf",
+        "l2_mpki",
+        "1/1000 instructions",
+        "Misses of the second-level cache per 1000 instructions. Comparable within one platform only.",
+    ),
     _vm("perf", "llc_mpki", "1/1000 instructions", "Misses of the last-level cache per 1000 instructions."),
-    _vm("perf", "memory_stall_ratio", "ratio", "Share of the cycles in which a vCPU waited for memory."),
-    _vm("perf", "total_stall_ratio", "ratio", "Share of the cycles in which a vCPU did nothing."),
+    _vm(
+        "perf",
+        "memory_stall_ratio",
+        "ratio",
+        "Share of the cycles in which a vCPU waited for memory. Comparable within one platform only.",
+    ),
+    _vm(
+        "perf",
+        "total_stall_ratio",
+        "ratio",
+        "Share of the cycles in which a vCPU got nothing done. Comparable within one platform only.",
+    ),
     _vm(
         "perf",
         "core_stall_ratio",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import collector.perf.microarch
 from collector.base import PERF_EVENTS, Reason
 from collector.perf.cpu import CorePmu, Cpu, core_pmus, parse_cpu_list, parse_cpuinfo
 from collector.perf.encoding import LAYOUTS, Event, Field, encode, parse_field, parse_terms
@@ -284,3 +288,12 @@ def test_what_cannot_be_read_offers_nothing(skylake, broken):
     assert catalog.events == {}
     assert set(catalog.missing) == set(EXTRA)
     assert set(catalog.missing.values()) == {Reason.NO_EVENT}
+
+
+@pytest.mark.parametrize("name", ["amd-zen4", "amd-zen5"])
+def test_the_other_hardware_threads_turn_is_no_stall(name):
+    path = Path(collector.perf.microarch.__file__).parent / "microarch" / f"{name}.toml"
+    row = tomllib.loads(path.read_text())["events"]["total_stall_cycles"]
+    assert row["event"] == 0xD6
+    assert not row["umask"] & 0x10
+    assert row["umask"] == 0x01 | 0x02 | 0x08  # empty, not_complete, other
