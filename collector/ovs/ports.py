@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collector.base import InterfaceDevice, VmIdentity
@@ -49,11 +49,14 @@ def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPort
     4. the VM's UUID alone, of a VM with one interface and one port;
     5. the MAC address = attached-mac alone.
 
-    2 to 5 never take a port that names another VM, nor 5 one that names another port id.
+    2 to 5 never take a port that names another VM, nor 5 one that names another port id. 1 takes no port that names
+    another VM of these: a name may be another's in another network namespace, and external_ids may be left over from a
+    VM that is gone.
     """
-    index = _Index(ports)
+    known = tuple(vms)
+    index = _Index(ports, {vm.uuid.lower() for vm in known})
     found = []
-    for vm in vms:
+    for vm in known:
         matched = [(device, index.find(vm, device)) for device in vm.interfaces]
         own = {device.device or port.name: port for device, port in matched if port is not None}
         rows = {port.row for port in own.values()}
@@ -65,7 +68,8 @@ def match_ports(vms: Iterable[VmIdentity], ports: Sequence[Port]) -> list[VmPort
 class _Index:
     """The ports by all that can tell whose they are."""
 
-    def __init__(self, ports: Sequence[Port]) -> None:
+    def __init__(self, ports: Sequence[Port], vms: Collection[str]) -> None:
+        self._vms = vms
         self._by_name = {port.name: port for port in ports}
         self._by_vm: dict[str, list[Port]] = defaultdict(list)
         self._by_port_id: dict[str, list[Port]] = defaultdict(list)
@@ -76,8 +80,9 @@ class _Index:
             self._by_mac[port.mac].append(port)
 
     def find(self, vm: VmIdentity, device: InterfaceDevice) -> Port | None:
-        if device.device in self._by_name:
-            return self._by_name[device.device]
+        named = self._by_name.get(device.device)
+        if named is not None and (named.vm_uuid == vm.uuid.lower() or named.vm_uuid not in self._vms):
+            return named
         uuid, mac, port_id = vm.uuid.lower(), device.mac.lower(), device.port_id.lower()
         of_vm = self._by_vm.get(uuid, [])
         of_mac = self._by_mac.get(mac, []) if mac else []

@@ -39,6 +39,18 @@ def test_the_target_device_goes_before_everything_else():
     assert found(vm(nic("tap1", port_id=ID)), mine, port("tap1", 2)) == {"tap1": "tap1"}
 
 
+def test_a_port_of_that_name_that_names_another_vm_of_this_host_is_not_taken():
+    mine, other = vm(nic("tap1", MAC)), vm(nic("tap2", MAC2), uuid=OTHER)
+    theirs = port("tap1", vm_uuid=OTHER)
+    assert [(one.uuid, dict(one.ports)) for one in match_ports([mine, other], [theirs])] == [
+        (OTHER, {"tap2": theirs})  # the one port of a VM with one interface
+    ]
+    # Left over from a VM that is gone: the name is better.
+    assert found(mine, theirs) == {"tap1": "tap1"}
+    own = port("tap1", vm_uuid=ME)
+    assert [one.uuid for one in match_ports([mine, other], [own])] == [ME]
+
+
 def test_hybrid_plug_is_found_by_its_port_id():
     qvo = port("qvocccccccc-00", port_id=ID, mac=MAC, vm_uuid=ME)
     assert found(vm(nic("tapcccccccc-00", port_id=ID)), qvo) == {"tapcccccccc-00": "qvocccccccc-00"}
