@@ -19,7 +19,7 @@ from typing import Protocol
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
-from collector.proc_parse import parse_task_stat
+from collector.proc_parse import parse_life
 from collector.status_file import StatusError, VmStatus, parse_status
 
 __all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
@@ -38,8 +38,8 @@ _MAX_HUNG = 16
 class _Arguments:
     """The command line of a process, read in a thread: of a wedged one the kernel makes that wait, perhaps for good."""
 
-    def __init__(self, path: Path, start_ticks: int) -> None:
-        self.start_ticks = start_ticks
+    def __init__(self, path: Path, start: bytes) -> None:
+        self.start = start
         self._path = path
         self._text = b""
         self._error: OSError | None = None
@@ -66,13 +66,13 @@ class _Arguments:
 class _Entry:
     """A status file as last seen. `identity` is reused while file and process stay the same.
 
-    `start_ticks` is of the process of which `arguments`, which are being read, have shown that it is this VM's.
+    `start` is of the process of which `arguments`, which are being read, have shown that it is this VM's.
     """
 
     stamp: tuple[int, int, int]
     status: VmStatus | None
     stat_path: str
-    start_ticks: int = -1
+    start: bytes = b""
     arguments: _Arguments | None = None
     identity: VmIdentity | None = None
 
@@ -216,7 +216,7 @@ class Inventory:
                     stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
                     entry = self._entries[name] = _Entry(stamp, status, stat_path)
                     if known is not None and _is_same_process(known.status, status):
-                        entry.start_ticks, entry.arguments = known.start_ticks, known.arguments
+                        entry.start, entry.arguments = known.start, known.arguments
             except OSError as error:
                 if error.errno in _GONE:
                     self._entries.pop(name, None)
@@ -239,18 +239,18 @@ class Inventory:
         if status is None:
             return None
         try:
-            stat = parse_task_stat(_read(entry.stat_path))
-            if not stat.alive:
-                return None
+            is_alive, start = parse_life(_read(entry.stat_path))
+            if not is_alive or (start == entry.start and entry.identity is not None):
+                return entry.identity if is_alive else None
             folder = self._proc / str(status.pid)
-            if stat.start_ticks != entry.start_ticks:
+            if start != entry.start:
                 # The process id of a stale file may be someone else's now; QEMU's arguments hold the UUID.
-                text = self._arguments(name, entry, stat.start_ticks, folder / "cmdline")
+                text = self._arguments(name, entry, start, folder / "cmdline")
                 if text is None or status.uuid.encode() not in text:
                     return None
-                entry.start_ticks, entry.identity = stat.start_ticks, None
+                entry.start, entry.identity = start, None
             if entry.identity is None:
-                entry.identity = self._make(status, stat.start_ticks, folder)
+                entry.identity = self._make(status, int(start), folder)
         except OSError as error:
             if error.errno in _GONE:
                 return None
@@ -261,17 +261,17 @@ class Inventory:
             return None
         return entry.identity
 
-    def _arguments(self, name: str, entry: _Entry, start_ticks: int, path: Path) -> bytes | None:
+    def _arguments(self, name: str, entry: _Entry, start: bytes, path: Path) -> bytes | None:
         """Return the arguments of an entry's process; None: reading them hangs, which costs only this VM."""
         wait_s = 0.0
         arguments = entry.arguments
-        is_new = arguments is None or arguments.start_ticks != start_ticks
+        is_new = arguments is None or arguments.start != start
         if arguments is None or is_new:
             if sum(other.arguments is not None for other in self._entries.values()) >= _MAX_HUNG:
                 self._warn(name, f"{path}: not read, because reading others hangs; this VM is not measured")
                 return None
             try:
-                arguments = entry.arguments = _Arguments(path, start_ticks)
+                arguments = entry.arguments = _Arguments(path, start)
             except RuntimeError as error:
                 self._warn(name, f"{path}: {error}; raise the agent's TasksMax; this VM is not measured")
                 return None

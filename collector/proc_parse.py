@@ -15,6 +15,7 @@ __all__ = [
     "parse_flat",
     "parse_host_stat",
     "parse_io_stat",
+    "parse_life",
     "parse_pressure",
     "parse_process_io",
     "parse_schedstat",
@@ -25,6 +26,8 @@ __all__ = [
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 _MIN_HOST_FIELDS = 4
+_LIFE_FIELDS = 20
+_DEAD = {b"Z", b"X", b"x"}
 _NS_PER_US = 1000
 _IO_WORDS = 12
 
@@ -71,6 +74,22 @@ def parse_task_stat(text: bytes) -> TaskStat:
         )
     except IndexError as error:
         raise ValueError(f"stat line has {len(rest) + 2} fields, 43 are needed: {text[:60]!r}") from error
+
+
+def parse_life(text: bytes) -> tuple[bool, bytes]:
+    """Return of a stat line whether the process lives, and when it started: the digits of the ticks after boot.
+
+    What `parse_task_stat` tells of that, for a tenth of its cost: this is read for each VM at each tick.
+
+    Raises:
+        ValueError: the text is not a stat line.
+
+    """
+    # Fields 3 to 22 of proc(5); the command name may hold spaces and parentheses.
+    rest = text[text.rfind(b")") + 2 :].split(b" ", _LIFE_FIELDS)
+    if len(rest) <= _LIFE_FIELDS or not rest[_LIFE_FIELDS - 1].isdigit():
+        raise ValueError(f"not a stat line: {text[:60]!r}")
+    return rest[0] not in _DEAD, rest[_LIFE_FIELDS - 1]
 
 
 def parse_schedstat(text: bytes) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
 from collector.identity import boot_of, epoch_of
-from collector.proc_parse import parse_task_stat
+from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
 from collector.qemu.owners import Owners, real_uid
 
@@ -260,10 +260,10 @@ class QemuFinder:
 
     def _lives(self, launch: Launch) -> bool:
         try:
-            stat = parse_task_stat(_read(f"{self._proc}/{launch.pid}/stat", 1024))
+            is_alive, start = parse_life(_read(f"{self._proc}/{launch.pid}/stat", 1024))
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return False
-        return stat.alive and stat.start_ticks == launch.start_ticks
+        return is_alive and int(start) == launch.start_ticks
 
     def _next_look(self, now_ns: int) -> _Look | None:
         """Return the look that is due; None: nothing is, or one is at work."""

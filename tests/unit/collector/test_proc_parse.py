@@ -11,6 +11,7 @@ from collector.proc_parse import (
     parse_flat,
     parse_host_stat,
     parse_io_stat,
+    parse_life,
     parse_pressure,
     parse_process_io,
     parse_schedstat,
@@ -170,3 +171,16 @@ def test_io_stat():
 
 def test_the_last_cpu_is_field_39():
     assert parse_task_stat(line()).last_cpu == 1
+
+
+@given(st.text(max_size=20), st.sampled_from("RSDZTtXxI"), st.integers(0, 1 << 63))
+def test_the_short_look_at_a_process_tells_what_the_long_one_does(comm, state, start):
+    text = f"7 ({comm}) {state} {'1 ' * 18}{start} {'2 ' * 30}\n".encode()
+    whole = parse_task_stat(text)
+    assert parse_life(text) == (whole.alive, str(whole.start_ticks).encode())
+
+
+@pytest.mark.parametrize("text", [b"", b"nonsense", b"7 (qemu) S 1 1", b"7 (qemu) S " + b"x " * 40])
+def test_the_short_look_refuses_what_is_no_stat_line(text):
+    with pytest.raises(ValueError, match="not a stat line"):
+        parse_life(text)
