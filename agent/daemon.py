@@ -238,7 +238,8 @@ class Daemon:
         views = self._slots.views()
         bad = [f"{view.name} {view.state}" for view in views if view.state not in {"available", "off"}]
         uplink = self.state.uplink()
-        parts = [f"{len(self.state.pipeline.table)} VMs", *bad]
+        vms = len(self.state.pipeline.table)
+        parts = [f"{vms} {'VM' if vms == 1 else 'VMs'}", *bad]
         if uplink.state != "off":
             parts.append(f"central {uplink.state}, {uplink.spooled_batches} batches spooled")
         sdnotify.notify("STATUS=" + "; ".join(parts))

@@ -75,16 +75,32 @@ def _bundle(
 
 
 def _table(findings: list[Check]) -> None:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        _lines(findings)
+        return
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("CHECK", no_wrap=True)
     table.add_column("STATE", no_wrap=True)
     table.add_column("WHAT")
     for check in findings:
-        state = f"{check.state}!" if check.required and check.state == "missing" else check.state
-        code = f"{check.reason.code}: " if check.reason and check.state == "missing" else ""
-        table.add_row(Text(check.name), Text(state, style=_STYLES[check.state]), Text(code + check.detail))
+        name, state, what = _cells(check)
+        table.add_row(Text(name), Text(state, style=_STYLES[check.state]), Text(what))
     console.width = render.terminal_width()
     console.print(table)
+
+
+def _lines(findings: list[Check]) -> None:
+    """For files and pipes: each finding on a line that ends where its text does."""
+    rows = [("CHECK", "STATE", "WHAT"), *map(_cells, findings)]
+    name_width, state_width = (max(len(row[index]) for row in rows) for index in (0, 1))
+    for name, state, what in rows:
+        console.print(Text(f"{name:<{name_width}} {state:<{state_width}} {what}"), soft_wrap=True)
+
+
+def _cells(check: Check) -> tuple[str, str, str]:
+    state = f"{check.state}!" if check.required and check.state == "missing" else check.state
+    code = f"{check.reason.code}: " if check.reason and check.state == "missing" else ""
+    return check.name, state, code + check.detail
 
 
 def _json(check: Check) -> dict[str, object]:

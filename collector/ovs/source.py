@@ -112,7 +112,7 @@ class OvsSource:
                 client.close()
         if problems and len(problems) == len(bridges):
             return Probe(available=False, detail=str(problems[0]), reason=problems[0].reason)
-        detail = f"{self._database_name}: {len(bridges)} bridges, {len(ports)} ports"
+        detail = f"{self._database_name}: {_count(len(bridges), 'bridge')}, {_count(len(ports), 'port')}"
         return Probe(available=True, detail="; ".join([detail, *map(str, problems)]))
 
     def open(self) -> None:
@@ -265,3 +265,7 @@ def _absent(vm: VmPorts, reason: Reason) -> VmSample:
 
 def _cut(name: str) -> str:
     return name.encode()[:_NAME_BYTES].decode(errors="replace")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -87,7 +87,10 @@ class QemuSource:
             count = sum(vm.manager in _MANAGERS for vm in self._inventory.vms())
         except SourceError as error:
             return Probe(available=False, detail=str(error), reason=error.reason)
-        return Probe(available=True, detail=f"{count} VMs without libvirt now; {self._finder.probe().detail}")
+        vms = "VM" if count == 1 else "VMs"
+        return Probe(
+            available=True, detail=f"{count} {vms} without libvirt now; {self._finder.probe().detail}"
+        )
 
     def open(self) -> None:
         """Start asking VMs."""

@@ -271,7 +271,7 @@ async def test_the_service_manager_is_told(config, manager):
         await until(lambda: seen.extend(manager()) or seen.count("WATCHDOG=1") >= 3)
     seen += manager()
     assert seen[0] == "READY=1"
-    assert "STATUS=1 VMs" in seen
+    assert "STATUS=1 VM" in seen
     assert "STOPPING=1" in seen
 
 

@@ -407,3 +407,15 @@ def test_the_real_thing_on_this_very_machine(monkeypatch, tmp_path):
     assert checks["source simulated"]["state"] == "off"
     assert checks["configuration"]["detail"] == str(config)
     assert not (tmp_path / "state").exists()
+
+
+def test_without_a_terminal_a_finding_is_a_line_that_ends_where_it_ends(run, monkeypatch):
+    long = Check("libvirt socket", "missing", "no answer; " + "start it " * 30)
+    run(GOOD)  # examines what the next one does
+    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(command, "examine", lambda *_: iter((GOOD, long)))
+    assert CliRunner().invoke(cli.build(), ["doctor"]).stdout.splitlines() == [
+        "CHECK          STATE   WHAT",
+        "KVM            ok      /dev/kvm is there",
+        f"libvirt socket missing {long.detail}",
+    ]

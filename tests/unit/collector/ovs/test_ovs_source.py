@@ -314,6 +314,7 @@ def test_bridges_without_vms_are_not_connected_to(host, source):
 
 def test_probe_tells_what_answers(host, source):
     one_vm(host)
+    assert source.probe().detail == "unix:/run/ovs/db.sock: 1 bridge, 1 port"
     host.port("br1", "uplink", 1, *[0] * 6)
     assert source.probe().detail == "unix:/run/ovs/db.sock: 2 bridges, 2 ports"
     host.bridges["br1"].error = SourceError("/run/ovs/br1.mgmt: no answer in time", Reason.STUCK)

@@ -235,7 +235,7 @@ def test_probe_counts_and_changes_nothing(qemu_host, source, poller):
     qemu_host.process(500, "kvm -name one")
     probe = source.probe()
     assert probe.available
-    assert probe.detail.startswith("1 VMs without libvirt now; ")
+    assert probe.detail.startswith("1 VM without libvirt now; ")
     assert not poller.started
     source.open()
     assert poller.started
