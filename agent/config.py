@@ -87,7 +87,7 @@ class LibvirtSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str = "qemu:///system"  # of this host's libvirt, opened read-only
     state_dir: str = "/run/libvirt/qemu"  # the status files that name VMs and vCPU threads
     deadline_s: float = 2.0  # a call that takes longer makes the source stuck
-    disk_poll_s: float = 10.0  # how often disk counters are asked for: they cost libvirtd and QEMU most
+    disk_poll_s: float = 10.0  # how often disk counters are asked for; at least once in a window
 
 
 class PerfSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ class QemuSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     proxmox_run_dir: str = "/run/qemu-server"  # Proxmox' process ids and QMP sockets
     proxmox_config_dir: str = "/etc/pve"  # names, tags and pools of Proxmox' VMs
     deadline_s: float = 2.0  # a sampling that takes longer makes the source stuck
-    disk_poll_s: float = 10.0  # how often each VM is asked for its disk counters by QMP
+    disk_poll_s: float = 10.0  # how often each VM is asked by QMP; at least once in a window
 
 
 class OvsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
