@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.clock import Clock
 from agent.deltas import JoinedVm
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
-from agent.metrics import METRICS, PART_SOURCES, Metric
+from agent.metrics import METRICS, Metric
 from agent.pipeline import Pipeline
 from agent.rates import HostRates, VmRates
 from agent.state import HostView, MetricView, UplinkView, VmView
 from agent.ticks import ClockSteps, TickSchedule
 from agent.vm_table import Vm
 from collector.base import Reason
+from collector.registry import source_of
 
 if TYPE_CHECKING:
     from agent.host_analysis import HostAnalysis, Verdict
@@ -126,12 +127,21 @@ class StateView:
             state=identity.state,
             vcpus=identity.vcpus,
             metrics=tuple(
-                _vm_metric(vm, metric, value, now_ns, vm.held.get(index))
+                self._vm_metric(vm, metric, value, now_ns, vm.held.get(index))
                 for index, (metric, value) in enumerate(zip(_VM_METRICS, vm.rates, strict=True))
             ),
             owner=vm.owner,
             quota_cores=vm.quota_cores,
         )
+
+    def _vm_metric(
+        self, vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None
+    ) -> MetricView:
+        reading = getattr(vm.now, metric.part)
+        if isinstance(reading, Reason):
+            source = source_of(metric.part, vm.identity.manager, reading, self.pipeline.slots.trouble)
+            return _metric(metric.name, value, source, 0)
+        return _metric(metric.name, value, reading.source, max(0, now_ns - (held_ns or reading.mono_ns)))
 
     def _host_metrics(self) -> tuple[MetricView, ...]:
         rates = self.pipeline.host_rates
@@ -167,13 +177,6 @@ class StateView:
             else MetricView(name, float(value), source="agent")
             for name, value in values.items()
         )
-
-
-def _vm_metric(vm: Vm, metric: Metric, value: float | Reason, now_ns: int, held_ns: int | None) -> MetricView:
-    reading = getattr(vm.now, metric.part)
-    if isinstance(reading, Reason):
-        return _metric(metric.name, value, PART_SOURCES[metric.part][0], 0)
-    return _metric(metric.name, value, reading.source, max(0, now_ns - (held_ns or reading.mono_ns)))
 
 
 def _metric(name: str, value: float | Reason, source: str, age_ns: int) -> MetricView:

@@ -15,7 +15,15 @@ from typing import Any
 from collector.base import Reason, Source
 from collector.identity import Finder, Inventory
 
-__all__ = ["PART_SOURCES", "SOURCES", "SourceSpec", "build_sources", "make_inventory", "why_absent"]
+__all__ = [
+    "PART_SOURCES",
+    "SOURCES",
+    "SourceSpec",
+    "build_sources",
+    "make_inventory",
+    "source_of",
+    "why_absent",
+]
 
 
 #: Which sources can tell a part, best first: they say why it is absent.
@@ -199,3 +207,28 @@ def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | N
     # A source for which there is nothing on this host (no Open vSwitch, no Proxmox) says nothing of the others.
     telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
     return (telling or troubles)[0] if telling or len(troubles) == len(on) else None
+
+
+def source_of(part: str, manager: str, reason: Reason, trouble: Callable[[str], Reason | None]) -> str:
+    """Say which source `reason` is of, for which a part of one VM is absent.
+
+    That whose state is the cause; else the first one that works, because the reason is its word on the VM.
+
+    Args:
+        part: of `PART_SOURCES`.
+        manager: the VM's (`VmIdentity.manager`): libvirt tells nothing of others' VMs, qemu nothing of libvirt's.
+        reason: why the part is absent.
+        trouble: why a source, by name, has nothing new to say; None where it works.
+
+    """
+    foreign = "qemu" if manager == "libvirt" else "libvirt"
+    troubles = {source: trouble(source) for source in PART_SOURCES[part] if source != foreign}
+    works = next((source for source, why in troubles.items() if why is None), None)
+    cause = next((source for source, why in troubles.items() if why is reason), None)
+    # What is not on this host says nothing of what another source can tell.
+    if cause is not None and (works is None or reason is not Reason.NOT_PRESENT):
+        return cause
+    idle = {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
+    return works or next(
+        (source for source, why in troubles.items() if why not in idle), next(iter(troubles))
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -120,8 +120,10 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
         lines.append(
             Text("contention on this host now; `whitepanda explain VM` shows the evidence", style="bold red")
         )
-    for why, titles in _missing(answer.vms).items():
-        lines.append(Text(f"not shown: {', '.join(titles)}: {_why(why, answer.vms, status)}", style="dim"))
+    for why, columns in _missing(answer.vms).items():
+        titles = ", ".join(column.title for column in columns)
+        names = {name for column in columns for name in column.metrics}
+        lines.append(Text(f"not shown: {titles}: {_why(why, names, answer.vms, status)}", style="dim"))
     unknown = Counter(vm.verdict_reason for vm in answer.vms if _verdict(vm) == UNKNOWN)
     if unknown:
         often = "; most often" if len(unknown) > 1 else ""
@@ -132,13 +134,13 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
     return lines
 
 
-def _missing(listed: Sequence[host_pb2.VmSummary]) -> dict[Reason, list[str]]:
+def _missing(listed: Sequence[host_pb2.VmSummary]) -> dict[Reason, list[_Numbers]]:
     """Return the columns that no VM has, by their most frequent reason."""
-    found: dict[Reason, list[str]] = {}
+    found: dict[Reason, list[_Numbers]] = {}
     for column in _COLUMNS:
         if any(_value(vm, column.metrics) is not None for vm in listed):
             continue
-        found.setdefault(_reason(listed, column.metrics), []).append(column.title)
+        found.setdefault(_reason(listed, column.metrics), []).append(column)
     return found
 
 
@@ -147,9 +149,19 @@ def _reason(listed: Sequence[host_pb2.VmSummary], names: Sequence[str]) -> Reaso
     return render.reason_of(reasons.most_common(1)[0][0]) if reasons else Reason.SOURCE_OFF
 
 
-def _why(reason: Reason, listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus) -> str:
-    """Say the reason and the remedy: the source's own words where it has some, they know this host."""
-    sources = {m.source for vm in listed for m in vm.metrics if int(m.reason) == reason and m.source}
+def _why(
+    reason: Reason, names: Collection[str], listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus
+) -> str:
+    """Say the reason and the remedy: the source's own words where its state is the cause, they know this host.
+
+    The agent names that source with the metric; one that works has said the reason of the VM.
+    """
+    sources = {
+        m.source
+        for vm in listed
+        for m in vm.metrics
+        if m.name in names and int(m.reason) == reason and m.source
+    }
     for source in status.sources:
         if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
             return f"{reason.code}: {source.detail}"

@@ -147,11 +147,34 @@ def without_pmu():
     return replace(HOST, sources=sources), vms
 
 
+def bare():
+    """A QEMU without libvirt, QMP and visible network, where neither libvirt nor Open vSwitch runs."""
+    sources = (
+        SourceView("ovs", "unavailable", "no /run/openvswitch/db.sock"),
+        SourceView("libvirt", "unavailable", "no libvirt socket"),
+        SourceView("qemu", "available", "1 VM"),
+    )
+    found = metrics(guest=0.5, gips=1.0, cpi=1.0, wait=0.01, disk=None, net=None)
+    lacking = tuple(
+        replace(m, value=None, reason=Reason.NOT_VISIBLE, source="qemu")
+        if m.source == "libvirt"
+        # Another part, of a failing source, with the same reason: it explains neither disk nor network.
+        else replace(m, value=None, reason=Reason.NOT_VISIBLE, source="ovs")
+        if m.name == "cpu_usage_cores"
+        else m
+        for m in found
+    )
+    return replace(HOST, sources=sources), (vm("vm-1", "web", lacking),)
+
+
 def states(folder):
     return {
         "full": State(HOST, FULL, analysis(f"{folder}/full")),
         "no_pmu": State(
             *without_pmu(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
+        ),
+        "bare": State(
+            *bare(), HostAnalysis(AnalysisSection(), PLATFORM, CoefficientStore(Path(folder) / "none"))
         ),
         "alone": State(HOST, FULL, analysis(f"{folder}/alone", coefficients=False)),
         "short": State(HOST, FULL, analysis(f"{folder}/short", slot_s=300)),

@@ -150,6 +150,12 @@ def test_vms_without_pmu_hides_the_columns_and_says_why(run, agents):
     assert run("vms", "--socket", str(agents / "no_pmu.sock")) == (0, VMS_NO_PMU, "")
 
 
+def test_what_a_bare_qemu_lacks_is_not_explained_by_somebody_elses_socket(run, agents):
+    code, out, _ = run("vms", "--socket", str(agents / "bare.sock"), width=200)
+    assert code == 0
+    assert f"not shown: DISK, NET: {render.remedy(Reason.NOT_VISIBLE)}\n" in out
+
+
 def test_vms_alone_has_no_slow_down_and_no_suspects(run, agents):
     code, out, _ = run("vms", "--socket", str(agents / "alone.sock"))
     assert code == 0

@@ -15,8 +15,8 @@ from agent.config import (
     SimulatedSection,
     Sources,
 )
-from collector.base import Source
-from collector.registry import SOURCES, build_sources, make_inventory
+from collector.base import Reason, Source
+from collector.registry import SOURCES, build_sources, make_inventory, source_of
 
 
 def test_every_source_of_the_configuration_has_a_row():
@@ -84,3 +84,28 @@ def test_sources_share_one_inventory_of_the_configured_folders(host):
 def test_a_section_that_is_missing_is_an_error():
     with pytest.raises(AttributeError):
         build_sources(object())
+
+
+NONE, STUCK, FAILED = Reason.NOT_PRESENT, Reason.STUCK, Reason.SOURCE_FAILED
+
+
+@pytest.mark.parametrize(
+    ("part", "manager", "reason", "troubles", "source"),
+    [
+        # A bare QEMU: neither libvirt's socket nor Open vSwitch's is why.
+        ("disks", "qemu", Reason.NOT_VISIBLE, {"libvirt": FAILED, "qemu": None}, "qemu"),
+        ("disks", "qemu", STUCK, {"libvirt": STUCK, "qemu": None}, "qemu"),
+        ("disks", "proxmox", STUCK, {"libvirt": None, "qemu": STUCK}, "qemu"),
+        ("interfaces", "qemu", NONE, {"ovs": NONE, "libvirt": FAILED, "qemu": None}, "qemu"),
+        ("interfaces", "qemu", Reason.NOT_VISIBLE, {"ovs": FAILED, "libvirt": NONE, "qemu": None}, "qemu"),
+        ("interfaces", "qemu", Reason.STALE, {"ovs": NONE, "qemu": FAILED}, "qemu"),
+        ("interfaces", "libvirt", STUCK, {"ovs": None, "libvirt": STUCK, "qemu": STUCK}, "libvirt"),
+        ("interfaces", "libvirt", STUCK, {"ovs": STUCK, "libvirt": None}, "ovs"),
+        ("interfaces", "libvirt", Reason.NOT_VISIBLE, {"ovs": NONE, "libvirt": None}, "libvirt"),
+        ("rdt", "libvirt", Reason.NO_RDT, {"resctrl": Reason.NO_RDT}, "resctrl"),
+        ("perf", "libvirt", NONE, {"perf": NONE}, "perf"),
+        ("perf", "libvirt", Reason.SOURCE_OFF, {}, "perf"),
+    ],
+)
+def test_an_absent_value_is_of_the_source_that_is_its_cause(part, manager, reason, troubles, source):
+    assert source_of(part, manager, reason, lambda name: troubles.get(name, Reason.SOURCE_OFF)) == source
