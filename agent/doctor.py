@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qs, urlsplit
 
-from agent.config import AgentConfig, UplinkSection
+from agent.config import AgentConfig, LibvirtSection, OvsSection, ResctrlSection, UplinkSection
 from collector.base import Reason
 from collector.registry import SOURCES, SourceSpec, make_inventory
 from whitepanda.common.tls import TlsFiles, problems, warnings
@@ -60,9 +61,9 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
     yield _paranoid(root)
     yield _pmu(root)
     yield _kvm(root)
-    yield _libvirt(root)
-    yield _resctrl(root)
-    yield _ovs(root)
+    yield _libvirt(root, config.sources.libvirt)
+    yield _resctrl(root, config.sources.resctrl)
+    yield _ovs(root, config.sources.ovs)
     yield _state_dir(Path(config.agent.state_dir), required=file is not None)
     yield from _uplink(config.uplink)
 
@@ -177,53 +178,84 @@ def _answers(path: Path) -> str:
     return ""
 
 
-def _libvirt(root: Path) -> Check:
-    # The monolithic daemon, or the modular one of QEMU.
+def _libvirt(root: Path, section: LibvirtSection) -> Check:
+    name = "libvirt socket"
+    if section.mode == "off":
+        return Check(name, "off", "sources.libvirt.mode is off")
+    uri = urlsplit(section.uri)
+    if given := parse_qs(uri.query).get("socket"):
+        sockets = given[-1:]
+    elif uri.scheme in {"qemu", "qemu+unix"} and uri.path == "/system":
+        # The monolithic daemon, or the modular one of QEMU.
+        sockets = ["/run/libvirt/libvirt-sock-ro", "/run/libvirt/virtqemud-sock-ro"]
+    else:
+        return Check(name, "info", f"whether {section.uri} answers: see source libvirt")
     tried = []
-    for name in ("libvirt-sock-ro", "virtqemud-sock-ro"):
-        path = root / "run/libvirt" / name
+    for path in (_under(root, one) for one in sockets):
         why = _answers(path)
         if not why:
-            return Check("libvirt socket", "ok", f"somebody answers at {path}")
+            return Check(name, "ok", f"somebody answers at {path}")
         tried.append(f"{path}: {why}")
     remedy = "start libvirtd or virtqemud if libvirt manages VMs here; Proxmox' and bare QEMUs need neither"
-    return Check("libvirt socket", "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT)
+    return Check(name, "missing", f"{'; '.join(tried)}; {remedy}", reason=Reason.NOT_PRESENT)
 
 
-def _resctrl(root: Path) -> Check:
+def _resctrl(root: Path, section: ResctrlSection) -> Check:
+    name = "resctrl"
+    if section.mode == "off":
+        return Check(name, "off", "sources.resctrl.mode is off")
     listed = {
         line.split()[-1] for line in (_read(root / "proc/filesystems") or "").splitlines() if line.split()
     }
     if "resctrl" not in listed:
         return Check(
-            "resctrl",
+            name,
             "info",
             "not in this kernel or CPU (no Intel RDT, AMD QoS): no cache occupancy, no memory bandwidth",
         )
-    mounted = any(
-        line.split()[2:3] == ["resctrl"] for line in (_read(root / "proc/mounts") or "").splitlines()
-    )
-    if not mounted:
-        return Check("resctrl", "info", "there, not mounted (mount -t resctrl resctrl /sys/fs/resctrl)")
-    monitoring = root / "sys/fs/resctrl/info/L3_MON"
+    mounts = [line.split() for line in (_read(root / "proc/mounts") or "").splitlines()]
+    places = [fields[1] for fields in mounts if fields[2:3] == ["resctrl"]]
+    if not places:
+        return Check(name, "info", f"there, not mounted (mount -t resctrl resctrl {section.root})")
+    place = section.root.rstrip("/")
+    if place not in places:
+        detail = f"mounted at {', '.join(places)}, not at {place}; set sources.resctrl.root"
+        return Check(name, "missing", detail, reason=Reason.NOT_PRESENT)
+    monitoring = _under(root, place) / "info/L3_MON"
     features = (_read(monitoring / "mon_features") or "").split()
     if not features:
-        return Check(
-            "resctrl", "info", "mounted, but this CPU or kernel monitors neither cache nor bandwidth"
-        )
+        return Check(name, "info", "mounted, but this CPU or kernel monitors neither cache nor bandwidth")
     rmids = (_read(monitoring / "num_rmids") or "?").strip()
-    return Check("resctrl", "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids")
+    return Check(name, "info", f"mounted: {', '.join(features)}; {rmids} monitoring ids")
 
 
-def _ovs(root: Path) -> Check:
-    path = root / "run/openvswitch/db.sock"
-    why = _answers(path)
+def _ovs(root: Path, section: OvsSection) -> Check:
+    name = "Open vSwitch"
+    if section.mode == "off":
+        return Check(name, "off", "sources.ovs.mode is off")
+    kind, _, rest = section.database.partition(":")
+    where = str(_under(root, rest)) if kind == "unix" else section.database
+    why = _answers(Path(where)) if kind == "unix" else _listens(rest)
     text = (
-        f"not here ({path}: {why}); network counters are libvirt's"
+        f"not here ({where}: {why}); network counters are libvirt's"
         if why
-        else f"answers at {path}; what is read there: source ovs"
+        else f"answers at {where}; what is read there: source ovs"
     )
-    return Check("Open vSwitch", "info", text)
+    return Check(name, "info", text)
+
+
+def _under(root: Path, path: str) -> Path:
+    return root / path.lstrip("/")
+
+
+def _listens(address: str) -> str:
+    """Return "" where somebody listens at ADDRESS:PORT, else why not."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _DEADLINE_S).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error) or "no answer"
+    return ""
 
 
 def _state_dir(path: Path, *, required: bool) -> Check:

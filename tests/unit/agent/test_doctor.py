@@ -59,6 +59,14 @@ class Sandbox:
         server.listen()
         self.held.append(server)
 
+    def turn_on(self, name, monkeypatch, **settings):
+        """Switch a source on for the fixed checks; the source itself is not probed here."""
+        section = msgspec.structs.replace(getattr(self.config.sources, name), mode="auto", **settings)
+        sources = msgspec.structs.replace(self.config.sources, **{name: section})
+        self.config = msgspec.structs.replace(self.config, sources=sources)
+        rest = tuple(spec for spec in agent.doctor.SOURCES if spec.name != name)
+        monkeypatch.setattr(agent.doctor, "SOURCES", rest)
+
     def checks(self, *, file=Path("agent.toml")):
         return {check.name: check for check in examine(self.config, file, self.root)}
 
@@ -79,7 +87,9 @@ def host(tmp_path, monkeypatch):
         server.close()
 
 
-def test_a_whole_host(host):
+def test_a_whole_host(host, monkeypatch):
+    for name in ("libvirt", "resctrl", "ovs"):
+        host.turn_on(name, monkeypatch)
     host.write("sys/bus/event_source/devices/cpu/type", "4\n")
     host.write("dev/kvm", "")
     host.listen("run/libvirt/virtqemud-sock-ro")
@@ -93,14 +103,11 @@ def test_a_whole_host(host):
     assert states == {
         "host": "info",
         "configuration": "info",
-        "source libvirt": "off",
         "source perf": "off",
         "source procfs": "off",
         "source cgroup": "off",
-        "source resctrl": "off",
         "source pqos": "off",
         "source qemu": "off",
-        "source ovs": "off",
         "source simulated": "off",
         "source recorded": "off",
         "perf_event_paranoid": "ok",
@@ -118,7 +125,57 @@ def test_a_whole_host(host):
     assert checks["state directory"].detail.endswith("MiB free, made at start")
 
 
-def test_a_bare_host_has_a_remedy_for_everything(host):
+def test_what_is_off_is_off(host):
+    host.listen("run/openvswitch/db.sock")
+    checks = host.checks()
+    assert {checks[name].state for name in ("libvirt socket", "resctrl", "Open vSwitch")} == {"off"}
+    assert checks["libvirt socket"].detail == "sources.libvirt.mode is off"
+
+
+def test_open_vswitch_is_looked_for_where_its_database_is(host, monkeypatch):
+    host.listen("run/openvswitch/db.sock")
+    host.turn_on("ovs", monkeypatch, database="unix:/srv/ovs/db.sock")
+    assert "srv/ovs/db.sock: No such file or directory" in host.checks()["Open vSwitch"].detail
+    host.listen("srv/ovs/db.sock")
+    assert f"answers at {host.root}/srv/ovs/db.sock;" in host.checks()["Open vSwitch"].detail
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp:127.0.0.1:{server.getsockname()[1]}"
+        host.turn_on("ovs", monkeypatch, database=address)
+        assert f"answers at {address};" in host.checks()["Open vSwitch"].detail
+    assert f"not here ({address}: Connection refused)" in host.checks()["Open vSwitch"].detail
+
+
+def test_libvirt_is_looked_for_where_its_address_says(host, monkeypatch):
+    host.listen("run/libvirt/libvirt-sock-ro")
+    host.turn_on("libvirt", monkeypatch, uri="qemu:///system?socket=/srv/libvirt-sock-ro")
+    check = host.checks()["libvirt socket"]
+    assert (check.state, check.reason) == ("missing", Reason.NOT_PRESENT)
+    assert check.detail.startswith(
+        f"{host.root}/srv/libvirt-sock-ro: No such file or directory; start libvirtd"
+    )
+    host.listen("srv/libvirt-sock-ro")
+    assert host.checks()["libvirt socket"].detail == f"somebody answers at {host.root}/srv/libvirt-sock-ro"
+    host.turn_on("libvirt", monkeypatch, uri="qemu:///session")
+    check = host.checks()["libvirt socket"]
+    assert (check.state, check.detail) == ("info", "whether qemu:///session answers: see source libvirt")
+
+
+def test_resctrl_is_looked_for_where_it_is_to_be_mounted(host, monkeypatch):
+    host.turn_on("resctrl", monkeypatch, root="/srv/resctrl")
+    host.write("proc/filesystems", "nodev\tresctrl\n")
+    assert host.checks()["resctrl"].detail == "there, not mounted (mount -t resctrl resctrl /srv/resctrl)"
+    host.write("proc/mounts", "resctrl /sys/fs/resctrl resctrl rw 0 0\n")
+    check = host.checks()["resctrl"]
+    assert (check.state, check.reason) == ("missing", Reason.NOT_PRESENT)
+    assert check.detail == "mounted at /sys/fs/resctrl, not at /srv/resctrl; set sources.resctrl.root"
+    host.write("proc/mounts", "resctrl /srv/resctrl resctrl rw 0 0\n")
+    host.write("srv/resctrl/info/L3_MON/mon_features", "llc_occupancy\n")
+    assert host.checks()["resctrl"].detail == "mounted: llc_occupancy; ? monitoring ids"
+
+
+def test_a_bare_host_has_a_remedy_for_everything(host, monkeypatch):
+    for name in ("libvirt", "resctrl", "ovs"):
+        host.turn_on(name, monkeypatch)
     host.write("proc/self/status", NO_CAPS)
     host.write("proc/filesystems", "nodev\tresctrl\n")
     checks = host.checks(file=None)
