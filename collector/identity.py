@@ -19,6 +19,7 @@ from typing import Protocol
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
+from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life
 from collector.status_file import StatusError, VmStatus, parse_status
 
@@ -301,7 +302,7 @@ class Inventory:
             accelerator=status.accelerator or _accelerator(folder, status.vcpu_tids),
             facts=status.facts,
             disks=status.disks,
-            interfaces=status.interfaces,
+            interfaces=status.interfaces + passed_interfaces(status.passed, self._proc),
             vfio=status.vfio,
         )
 

@@ -249,7 +249,11 @@ class LibvirtSource:
         except (KeyError, TypeError) as error:
             poll.disks, poll.reason, said = None, Reason.INVALID_VALUE, f"libvirt's record lacks {error}"
         else:
-            if disks or (record is not None and record.get("block.count") == 0):
+            missing = {device.target for device in vm.disks} - disks.keys() if disks else set()
+            if missing:
+                poll.disks, poll.reason = None, Reason.NOT_PRESENT
+                said = f"libvirt tells nothing of {', '.join(sorted(missing))}"
+            elif disks or (record is not None and record.get("block.count") == 0):
                 poll.disks, poll.stamp = disks, stamp
                 poll.readings += 1
                 if poll.readings == 1:
@@ -342,9 +346,12 @@ def _interfaces(vm: VmIdentity, answers: Mapping[str, Answer | None]) -> _Interf
     if answer is None:
         return Reason.SOURCE_FAILED
     try:
-        return parse_interfaces(answer.record) or Reason.NOT_PRESENT
+        found = parse_interfaces(answer.record)
     except (KeyError, TypeError):
         return Reason.INVALID_VALUE
+    expected = {device.device for device in vm.interfaces if device.device}
+    # A sum without one of them would look like a quieter VM.
+    return Reason.NOT_PRESENT if len(found) < len(vm.interfaces) or expected - found.keys() else found
 
 
 def _countable(vm: VmIdentity) -> bool:

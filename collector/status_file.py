@@ -27,7 +27,10 @@ class StatusError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class VmStatus:
-    """What one status file says. `vcpu_tids` are in the order of the vCPU numbers."""
+    """What one status file says. `vcpu_tids` are in the order of the vCPU numbers.
+
+    `passed` are the addresses of PCI devices that were passed through, but for those that are `interfaces`.
+    """
 
     uuid: str
     name: str
@@ -39,6 +42,7 @@ class VmStatus:
     disks: tuple[DiskDevice, ...] = ()
     interfaces: tuple[InterfaceDevice, ...] = ()
     vfio: bool = False
+    passed: tuple[str, ...] = ()
 
 
 def parse_status(text: bytes) -> VmStatus:
@@ -78,6 +82,7 @@ def parse_status(text: bytes) -> VmStatus:
         disks=tuple(_disks(domain)),
         interfaces=interfaces,
         vfio=bool(passed & _VFIO_KINDS) or any(device.kind == "hostdev" for device in interfaces),
+        passed=tuple(_passed(domain)),
     )
 
 
@@ -96,6 +101,17 @@ def _disks(domain: ET.Element) -> Iterator[DiskDevice]:
         target = disk.find("target")
         if target is not None and target.get("dev") and not empty:
             yield DiskDevice(target.get("dev", ""), disk.get("type", ""))
+
+
+def _passed(domain: ET.Element) -> Iterator[str]:
+    for address in domain.findall("devices/hostdev[@type='pci']/source/address"):
+        try:
+            domain_, bus, slot, function = (
+                int(address.get(key, "0"), 0) for key in ("domain", "bus", "slot", "function")
+            )
+        except ValueError:
+            continue
+        yield f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
 
 
 def _interface(element: ET.Element) -> InterfaceDevice:

@@ -45,6 +45,9 @@ _NO_NETDEV = {"nic", "none", "hubport"}
 _NETDEV_KINDS = {"tap": "ethernet", "bridge": "bridge", "vhost-user": "vhostuser", "vhost-vdpa": "vdpa"}
 
 
+_PCI = re.compile(r"([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+
+
 @dataclass(frozen=True, slots=True)
 class Netdev:
     """A network back-end. `ifname` is the host's tap ("": the kernel or a helper names it), `fds` those handed in."""
@@ -66,7 +69,8 @@ class CommandLine:
     """What a QEMU was started with. Texts are "" where it was not told.
 
     `qmp` are the sockets on which QEMU itself listens for QMP; those by which it calls somebody (Proxmox'
-    qmeventd) are not among them. `accelerator` None: not told.
+    qmeventd) are not among them. `accelerator` None: not told. `passed` are the host's addresses of PCI devices that
+    were passed through.
     """
 
     name: str = ""
@@ -78,6 +82,7 @@ class CommandLine:
     disks: tuple[DiskDevice, ...] = ()
     netdevs: tuple[Netdev, ...] = ()
     vfio: bool = False
+    passed: tuple[str, ...] = ()
     libvirt: bool = False
 
 
@@ -115,6 +120,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         disks=tuple(_disks(options, devices)),
         netdevs=tuple(_netdevs(options, devices)),
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
+        passed=tuple(_passed(devices)),
         libvirt=any(mark in text for mark in _LIBVIRT),
     )
 
@@ -268,6 +274,14 @@ def _driver_kind(options: Mapping[str, str], nodes: Mapping[str, Mapping[str, st
         return "network"
     kinds = {"file": "file", "host_device": "block", "nvme": "nvme", "virtio-blk-vhost-user": "vhostuser"}
     return kinds.get(driver, "")
+
+
+def _passed(devices: list[dict[str, str]]) -> Iterator[str]:
+    for device in devices:
+        if device.get("driver") == "vfio-pci":
+            address = device.get("host") or device.get("sysfsdev", "").rpartition("/")[2]
+            if _PCI.fullmatch(address):
+                yield address
 
 
 def _netdevs(options: Mapping[str, list[str]], devices: list[dict[str, str]]) -> Iterator[Netdev]:

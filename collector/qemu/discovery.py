@@ -30,6 +30,7 @@ from pathlib import Path
 
 from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
 from collector.identity import boot_of, epoch_of
+from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
 from collector.qemu.owners import Owners, real_uid
@@ -492,7 +493,7 @@ class QemuFinder:
             accelerator=accelerator,
             facts=learned.facts,
             disks=command.disks if learned.disks is None else learned.disks,
-            interfaces=tuple(interfaces),
+            interfaces=(*interfaces, *passed_interfaces(command.passed, self.proc_root)),
             manager="proxmox" if launch.vmid else "qemu",
             vfio=command.vfio,
         )

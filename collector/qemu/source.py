@@ -127,7 +127,8 @@ class QemuSource:
             absent["disks"] = reading
         interfaces: Mapping[str, InterfaceCounters] | None = None
         if not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, now.mono_ns):
-            found = self._interfaces(vm, taps)
+            passed = any(device.kind == "hostdev" for device in vm.interfaces)
+            found = Reason.NOT_VISIBLE if passed else self._interfaces(vm, taps)
             if isinstance(found, Reason):
                 absent["interfaces"] = found
             else:

@@ -457,6 +457,41 @@ def test_interfaces_that_pass_the_host_by_are_not_visible_and_not_asked_for(host
     assert vm.disks["vda"].read_bytes == 32
 
 
+def test_a_network_device_passed_through_beside_a_tap_hides_the_vms_network(host, module, source):
+    device = host.proc.parent / "sys/bus/pci/devices/0000:06:12.5"
+    device.mkdir(parents=True)
+    address = "<address domain='0x0000' bus='0x06' slot='0x12' function='0x5'/>"
+    passed = f"<hostdev mode='subsystem' type='pci'><source>{address}</source></hostdev>"
+    a, b = host.uuid_of("a"), host.uuid_of("b")
+    (device / "class").write_text("0x020000\n")
+    host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{passed}</devices>")
+    sample = source.sample()
+    assert (sample.vms[a].interfaces, dict(sample.vms[a].absent)) == (
+        None,
+        {"interfaces": Reason.NOT_VISIBLE},
+    )
+    assert module.asked[0] == (INTERFACE, [b])
+    (device / "class").write_text("0x030200\n")  # a GPU
+    host.vm("b", 20, [21], extra=f"<devices>{DISK}{TAP}{passed}{passed.replace('0x06', '?')}</devices>")
+    assert set(source.sample().vms[b].interfaces) == {"vnet3"}
+
+
+def test_a_device_without_counters_makes_no_sum_of_the_others(host, module, source, clocks, caplog):
+    a = host.uuid_of("a")
+    second = DISK.replace("vda", "vdb"), TAP.replace("vnet3", "vnet4")
+    drive = "<disk type='file' device='cdrom'><target dev='sda'/></disk>"  # empty: has none, and needs none
+    host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{''.join(second)}{drive}</devices>")
+    caplog.set_level(logging.WARNING)
+    vm = source.sample().vms[a]
+    assert dict(vm.absent) == {"disks": Reason.NOT_PRESENT, "interfaces": Reason.NOT_PRESENT}
+    assert (vm.disks, vm.interfaces) == (None, None)
+    assert "a: no disk counters: libvirt tells nothing of vdb" in caplog.text
+    host.vm("a", 10, [11], extra=f"<devices>{DISK}{TAP}{drive}</devices>")
+    clocks.advance(1)
+    vm = source.sample().vms[a]
+    assert (set(vm.disks), set(vm.interfaces), dict(vm.absent)) == ({"vda"}, {"vnet3"}, {})
+
+
 def test_disks_behind_vhost_user_are_not_visible_and_rbd_is_qemus_to_tell(host, module, source):
     rbd = DISK.replace("type='file'", "type='network'")
     host.vm("a", 10, [11], extra=f"<devices>{DISK}{rbd.replace('network', 'vhostuser')}</devices>")

@@ -145,6 +145,34 @@ def test_why_there_are_no_interfaces(qemu_host, take, options, reason):
     assert (vm.interfaces, vm.absent["interfaces"]) == (None, reason)
 
 
+@pytest.mark.parametrize(
+    ("kind", "address", "visible"),
+    [
+        ("0x020000", "host=0000:01:10.0", False),  # an SR-IOV function
+        ("0x020000", "host=01:10.0", False),
+        ("0x020700", "sysfsdev=/sys/bus/pci/devices/0000:01:10.0", False),
+        ("0x030000", "host=0000:01:10.0", True),  # a GPU
+        ("", "host=0000:01:10.0", True),
+        (None, "host=0000:01:10.0", True),
+        ("0x020000", "host=../../../x", True),
+    ],
+)
+def test_beside_a_network_device_passed_through_the_taps_are_not_the_vms_network(
+    qemu_host, take, kind, address, visible
+):
+    device = qemu_host.proc.parent / "sys/bus/pci/devices/0000:01:10.0"
+    if kind is not None:
+        device.mkdir(parents=True)
+        (device / "class").write_text(f"{kind}\n")
+    qemu_host.process(500, f"kvm -name one -netdev tap,id=n,ifname=tap7 -device vfio-pci,{address}")
+    qemu_host.devices({"tap7": (1000, 2000)})
+    vm = take()["one"]
+    if visible:
+        assert set(vm.interfaces) == {"tap7"}
+    else:
+        assert (vm.interfaces, vm.absent["interfaces"]) == (None, Reason.NOT_VISIBLE)
+
+
 def test_a_proxmox_vm_without_network(qemu_host, take):
     qemu_host.proxmox(10, 500)
     assert take()["vm-10"].absent["interfaces"] is Reason.NOT_PRESENT

@@ -1,0 +1,36 @@
+"""What a PCI device is that a VM was given as a whole: the host counts nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from collector.base import InterfaceDevice
+
+__all__ = ["passed_interfaces"]
+
+_NETWORK_CLASS = "0x02"
+_WITHOUT_DOMAIN = 7  # as in 01:00.0
+
+
+def passed_interfaces(addresses: Iterable[str], proc_root: Path) -> tuple[InterfaceDevice, ...]:
+    """Return an interface of kind "hostdev" for each network device among those that were passed through.
+
+    A device of which the kernel does not tell the class is taken for none.
+
+    Args:
+        addresses: in the kernel's words, such as "0000:01:00.0"; the domain may be left out.
+        proc_root: where /proc is; /sys is beside it.
+
+    """
+    devices = proc_root.parent / "sys/bus/pci/devices"
+    found = []
+    for address in addresses:
+        name = f"0000:{address}" if len(address) == _WITHOUT_DOMAIN else address
+        try:
+            is_network = (devices / name / "class").read_text(errors="replace").startswith(_NETWORK_CLASS)
+        except (OSError, ValueError):
+            continue
+        if is_network:
+            found.append(InterfaceDevice("", kind="hostdev"))
+    return tuple(found)
