@@ -40,6 +40,7 @@ _UNKNOWN_SAMPLES = 3
 _STALE_POLLS = 2.5
 _STALE_NS = 5_000_000_000
 # Share of the deadline that polling disks may take of one sampling; what is left over is due at the next.
+_PAUSED_PERIODS = 10  # a paused VM's disks are asked for in one of so many periods
 _DISK_SHARE = 0.25
 # Interfaces and disks that the host's kernel and QEMU count; what is behind others they do not see. "" is not known.
 _COUNTED_INTERFACES = {"", "bridge", "network", "ethernet", "direct"}
@@ -57,7 +58,8 @@ _Interfaces = Mapping[str, InterfaceCounters]
 class _DiskPoll:
     """The disks of one VM in one epoch: the last reading, and when the next is due.
 
-    Monotonic nanoseconds; `phase_ns` is the VM's own moment of each period.
+    Monotonic nanoseconds; `phase_ns` is the VM's own moment of each period. `paused_ns` is when the disks were read of
+    the VM paused, since when nothing can have changed them.
     """
 
     epoch: str
@@ -69,6 +71,7 @@ class _DiskPoll:
     stamp: Stamp = _NEVER
     reason: Reason = Reason.VM_STARTING
     said: str = ""
+    paused_ns: int | None = None
 
     def is_old(self, mono_ns: int, limit_ns: int) -> bool:
         """Whether the last reading is too old to be handed on or to make a rate with."""
@@ -209,7 +212,9 @@ class LibvirtSource:
             if poll is None or poll.epoch != vm.epoch:
                 poll = _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
             elif vm.uuid in touched or poll.devices != vm.disks:
-                poll.devices, poll.due_ns = vm.disks, mono_ns
+                poll.devices, poll.due_ns, poll.paused_ns = vm.disks, mono_ns, None
+            if vm.state != "paused":
+                poll.paused_ns = None
             if poll.is_old(mono_ns, self._stale_ns):
                 poll.readings = 0
             polls[vm.uuid] = poll
@@ -233,6 +238,8 @@ class LibvirtSource:
         return int(self._phase * self._disk_poll_ns)
 
     def _poll(self, vm: VmIdentity, poll: _DiskPoll) -> None:
+        if self._stands_still(vm, poll):
+            return
         answers = self._connection.statistics([vm.uuid], "BLOCK")
         stamp = self._clocks()
         period_ns = self._disk_poll_ns
@@ -256,6 +263,7 @@ class LibvirtSource:
             elif disks or (record is not None and record.get("block.count") == 0):
                 poll.disks, poll.stamp = disks, stamp
                 poll.readings += 1
+                poll.paused_ns = stamp.mono_ns if vm.state == "paused" else None
                 if poll.readings == 1:
                     poll.due_ns = stamp.mono_ns
             elif record is not None:
@@ -267,6 +275,20 @@ class LibvirtSource:
         if said and said != poll.said:
             _log.warning("%s: no disk counters: %s", vm.name, said)
         poll.said = said
+
+    def _stands_still(self, vm: VmIdentity, poll: _DiskPoll) -> bool:
+        """Whether the last reading is still true, without asking; it then has this moment.
+
+        QEMU ends all I/O of a guest before it says that it is paused. To be safe a paused VM is asked now and then.
+        """
+        if vm.state != "paused" or poll.paused_ns is None or poll.readings <= 1 or poll.disks is None:
+            return False
+        now = self._clocks()
+        if now.mono_ns - poll.paused_ns >= _PAUSED_PERIODS * self._disk_poll_ns:
+            return False
+        poll.stamp = now
+        poll.due_ns = now.mono_ns - (now.mono_ns - poll.phase_ns) % self._disk_poll_ns + self._disk_poll_ns
+        return True
 
     def _vm(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int) -> VmSample:
         absent: dict[str, Reason] = {}

@@ -302,6 +302,38 @@ def test_disks_are_read_at_once_again_a_tick_later_and_then_once_per_period(host
     assert len(asked) >= 5
 
 
+def test_a_paused_vm_is_asked_once_more_and_then_rarely_and_its_reading_stays_true(
+    host, module, source, clocks
+):
+    a = host.uuid_of("a")
+    asked = []
+
+    def run(seconds):
+        for _ in range(seconds):
+            sample = source.sample()
+            if a in module.blocks():
+                asked.append(clocks.mono_ns // S)
+            age_ns = clocks.mono_ns - sample.vms[a].stamps["disks"].mono_ns
+            assert 0 <= age_ns <= 10 * S  # never stale
+            clocks.advance(1)
+
+    run(30)
+    running = len(asked)
+    host.vm("a", 10, [11], extra=DEVICES, state="paused")
+    source._connection._touched.append(a)  # libvirt tells of the suspension
+    paused_at = clocks.mono_ns // S
+    run(90)
+    assert asked[running:] == [paused_at]
+    run(40)
+    assert len(asked) == running + 2  # asked in one of ten periods
+    host.vm("a", 10, [11], extra=DEVICES)
+    source._connection._touched.append(a)
+    resumed_at = clocks.mono_ns // S
+    run(30)
+    assert asked[running + 2] == resumed_at
+    assert len(asked) >= running + 5
+
+
 def test_polls_of_many_vms_are_spread_over_the_period(host, module, source, clocks):
     names = [f"vm{number:03}" for number in range(100)]
     for number, name in enumerate(names):
