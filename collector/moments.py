@@ -8,6 +8,7 @@ __all__ = ["Moments"]
 
 _MOST_UNCERTAIN = 0.2
 _MOST_WAIT_NS = 200_000_000  # the same share of the usual tick
+_SURE_NS = 20_000_000  # so little is never too much: who samples faster than ten times a second has such noise anyway
 
 
 class Moments:
@@ -16,7 +17,7 @@ class Moments:
     A daemon that is busy or stopped reads the counters as the last thing before it answers: the moment is that of the
     answer's arrival. Where it waited after it had read them, the moment is wrong by up to the whole time since we
     asked. A reading is therefore not used where that time is more than 0.2 s, or for it or the one before more than a
-    fifth of the time between them: the next reading makes its rate over the longer time.
+    fifth of the time between them (and than 20 ms): the next reading makes its rate over the longer time.
     """
 
     def __init__(self) -> None:
@@ -28,8 +29,10 @@ class Moments:
         if wait_ns > _MOST_WAIT_NS:
             return False
         last = self._read.get(uuid)
-        if last is not None and max(wait_ns, last[0]) > _MOST_UNCERTAIN * (answered_ns - last[1]):
-            return False
+        if last is not None:
+            most_ns = max(_SURE_NS, _MOST_UNCERTAIN * (answered_ns - last[1]))
+            if max(wait_ns, last[0]) > most_ns:
+                return False
         self._read[uuid] = wait_ns, answered_ns
         return True
 

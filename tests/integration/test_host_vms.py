@@ -112,7 +112,7 @@ def test_identities_are_those_of_the_running_qemu_processes(lab, inventory):
         "nova:project_uuid": "0b",
         "nova:image": "0c",
     }
-    assert len({vm.epoch for vm in vms.values()}) == len(vms)
+    assert len({(vm.uuid, vm.epoch) for vm in vms.values()}) == len(vms)
 
 
 def test_rates_move_as_the_guests_loads_do(procfs, libvirt):

@@ -217,7 +217,7 @@ def install_configuration(folder):
     etc = root / "etc/whitepanda"
     etc.mkdir(parents=True)
     install_units(root)
-    agent = (UNITS / "agent.toml").read_text()
+    agent, metrics, others = (UNITS / "agent.toml").read_text().partition("[metrics]")
     for shown, wanted in {
         '#host = ""': f'host = "{HOST}"',
         "#window_s = 10.0": "window_s = 1.0",
@@ -228,6 +228,7 @@ def install_configuration(folder):
     }.items():
         assert agent.count(shown) == 1, shown
         agent = agent.replace(shown, wanted)
+    agent += metrics + others
     # Beside simulated VMs the host's own are sampled only where that is demanded.
     (etc / "host.toml").write_text(agent)
     agent = agent.replace('[sources.procfs]\n#mode = "auto"', '[sources.procfs]\nmode = "required"')
