@@ -2,8 +2,8 @@
 
 Counted is the CPU time of the watcher itself and of what it makes others do: libvirtd, ovsdb-server, ovs-vswitchd and
 QEMU (its threads other than vCPUs, where its monitor is answered). Windows alternate, idle - whitepanda - collectd,
-and the idle one before is subtracted. Both watchers run at 1 s; collectd with its plugins virt (with states and times per
-vCPU, which whitepanda has too; without them with --fewest-stats) and ovs_stats, writing CSV files. Needs root, the
+and the idle one before is subtracted. Both watchers run at 1 s; collectd with its plugins virt (with states and times
+per vCPU, which whitepanda has too; without them with --fewest-stats) and ovs_stats, writing CSV files. Needs root, the
 lab's packages (tests/lab/packages.sh), collectd-core and libyajl2.
 
     python bench/host_cost.py [--seconds 60] [--rounds 3] [--paused 40] [--fewest-stats] [--json]
