@@ -327,10 +327,10 @@ def _is_local_database(address: str) -> bool:
     if kind != "tcp" or not port.isascii() or not port.isdigit() or not 0 < int(port) <= _MAX_PORT:
         return False
     try:
-        version = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).version
+        found = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         return False
-    return (version == 6) == host.startswith("[") == host.endswith("]")  # noqa: PLR2004 - IPv6
+    return isinstance(found, ipaddress.IPv6Address) == host.startswith("[") == host.endswith("]")
 
 
 def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:

@@ -341,7 +341,7 @@ class _Server(ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed allows sockets without a port
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the client a thread, where one is free."""

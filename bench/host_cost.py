@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "tests" / "lab"
@@ -153,14 +154,14 @@ def collectd(folder: Path, extra: str) -> contextlib.AbstractContextManager[int]
 
 def window(
     watch: Callable[[Path], contextlib.AbstractContextManager[int | None]], folder: Path, seconds: float
-) -> tuple[dict[str, float], dict[str, object]]:
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Run one watcher for a window; return CPU seconds by part, and what else is worth telling."""
     with watch(folder) as pid:
         time.sleep(SETTLE_S)
         meter = Meter(pid)
         time.sleep(seconds)
         spent = meter.stop()
-        told: dict[str, object] = {}
+        told: dict[str, Any] = {}
         if pid is not None:
             pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             told["rss_mib"] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -169,7 +170,7 @@ def window(
     return spent, told
 
 
-def liveness(folder: Path) -> dict[str, object]:
+def liveness(folder: Path) -> dict[str, Any]:
     """How old the agent's values are, and which it has: what collectd's cannot match."""
     program = str(Path(sys.executable).parent / "whitepanda")
     done = subprocess.run(
@@ -198,14 +199,14 @@ def bring_up(paused: int) -> None:
     subprocess.run([LAB / "paused.sh", str(paused)], check=True, stdout=subprocess.DEVNULL)
 
 
-def measure(options: argparse.Namespace) -> dict[str, object]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     extra = EXTRA if options.extra_stats else ""
     kinds: dict[str, Callable[[Path], contextlib.AbstractContextManager[int | None]]] = {
         "whitepanda": whitepanda,
         "collectd": lambda folder: collectd(folder, extra),
     }
     caused: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
-    told: dict[str, dict[str, object]] = {name: {} for name in kinds}
+    told: dict[str, dict[str, Any]] = {name: {} for name in kinds}
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(options.rounds):
             folder = Path(temporary)
@@ -220,7 +221,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
                     f"round {number + 1}, {name}: {sum(caused[name][-1].values()):.2f} CPU s", file=sys.stderr
                 )
     per_minute = 60 / options.seconds
-    result: dict[str, object] = {
+    result: dict[str, Any] = {
         name: {
             "cpu_s_per_minute": {
                 part: round(statistics.fmean(row[part] for row in rows) * per_minute, 3) for part in rows[0]
@@ -239,7 +240,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     return result
 
 
-def show(result: dict[str, object], paused: int) -> None:
+def show(result: dict[str, Any], paused: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -248,14 +249,14 @@ def show(result: dict[str, object], paused: int) -> None:
     for column in ("", *parts, "total", "RSS"):
         table.add_column(column, justify="left" if not column else "right")
     for name in ("whitepanda", "collectd"):
-        row: dict[str, object] = result[name]  # type: ignore[assignment]
-        spent: dict[str, float] = row["cpu_s_per_minute"]  # type: ignore[assignment]
+        row: dict[str, Any] = result[name]
+        spent: dict[str, float] = row["cpu_s_per_minute"]
         cells = [f"{spent[part]:.2f}" for part in parts]
         table.add_row(name, *cells, f"{sum(spent.values()):.2f}", f"{row['rss_mib']:.0f} MiB")
     console = Console()
     console.print(table)
-    console.print(f"whitepanda's values: {result['whitepanda']['live']}")  # type: ignore[index]
-    ratio = float(result["ratio"])  # type: ignore[arg-type]
+    console.print(f"whitepanda's values: {result['whitepanda']['live']}")
+    ratio = float(result["ratio"])
     console.print(
         f"{'met ' if ratio <= BAR else 'MISSED'} {ratio:.2f}x of collectd ({result['ratios']}), bar {BAR}x"
     )

@@ -46,6 +46,7 @@ _DESC = {
 }
 _DESC_1_4 = struct.Struct("!IH10x16s8x")
 _UNKNOWN = 2**64 - 1  # the specification's word for a counter that the port does not have
+_COUNTS = 6  # of a port in an answer; in later versions its age follows them
 _RESERVED_1_0, _RESERVED = (
     0xFF00,
     0xFFFFFF00,
@@ -305,8 +306,9 @@ def _parse_stats(version: int, body: bytes) -> dict[int, PortStats]:
         reserved = _RESERVED_1_0 if version == 1 else _RESERVED
         for number, *values in entry.iter_unpack(body):
             if number < reserved:
-                age = values[6] * 1_000_000_000 + values[7] if len(values) > 6 else None  # noqa: PLR2004
-                found[number] = _stats(values[:6], age)
+                counts, since = values[:_COUNTS], values[_COUNTS:]
+                age = since[0] * 1_000_000_000 + since[1] if since else None
+                found[number] = _stats(counts, age)
         return found
     offset = 0
     while offset < len(body):

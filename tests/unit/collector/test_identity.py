@@ -12,6 +12,7 @@ import pytest
 
 from collector.base import Reason, SourceError
 from collector.identity import Inventory
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -203,14 +204,6 @@ def wedge(host):
     for pipe in pipes:
         with contextlib.suppress(OSError):  # nobody reads it any more
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
-
-
-def wait_until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("did not come true")
 
 
 def test_a_wedged_process_costs_only_its_vm_until_it_goes_on(host, inventory, wedge, caplog):

@@ -82,17 +82,17 @@ def libvirt(daemon, monkeypatch):
         def isAlive(self):  # noqa: N802 - libvirt's name, here and below
             return True
 
-        def setKeepAlive(self, *_):  # noqa: N802
+        def setKeepAlive(self, *_):  # noqa: N802 - libvirt's name
             pass
 
-        def registerCloseCallback(self, *_):  # noqa: N802
+        def registerCloseCallback(self, *_):  # noqa: N802 - libvirt's name
             pass
 
-        def listAllDomains(self, _):  # noqa: N802
+        def listAllDomains(self, _):  # noqa: N802 - libvirt's name
             daemon.answer()
             return [SimpleNamespace(UUIDString=lambda: UUID)]
 
-        def domainListGetStats(self, domains, *_):  # noqa: N802
+        def domainListGetStats(self, domains, *_):  # noqa: N802 - libvirt's name
             values = {"rx.bytes": daemon.answer(), "tx.bytes": 0, "rx.pkts": 0, "tx.pkts": 0}
             record = {"net.count": 1, "net.0.name": "tap1"} | {f"net.0.{k}": v for k, v in values.items()}
             return [(domain, record) for domain in domains]

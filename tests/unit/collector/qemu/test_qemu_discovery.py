@@ -4,7 +4,6 @@ import contextlib
 import errno
 import logging
 import os
-import time
 import uuid
 from collections import Counter
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from collector.base import DiskDevice, InterfaceDevice, Reason
 from collector.identity import Inventory
 from collector.qemu import discovery
 from collector.qemu.discovery import Learned, QemuFinder
+from tests.support.waiting import wait_until
 
 ONE, TWO = (f"57500000-0000-4000-8000-00000000000{number}" for number in (1, 2))
 
@@ -357,18 +357,13 @@ def wedged(qemu_host):
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
-def wait_until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    pytest.fail("did not come true")
-
-
 def test_a_wedged_process_holds_up_nobody_and_costs_only_itself(qemu_host, wedged, caplog):
     qemu_host.process(490, "kvm -name before")
     finder = qemu_host.finder(start=discovery._in_thread)
-    names = lambda: [vm.name for vm in finder.vms(())]  # noqa: E731
+
+    def names():
+        return [vm.name for vm in finder.vms(())]
+
     assert names() == ["before"]
     go_on = wedged(500)
     qemu_host.later(2.5)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import itertools
@@ -631,7 +632,6 @@ def test_a_uuid_that_would_leave_its_folder_is_not_used(machine, monkeypatch):
     m = machine()
     m.vm("a", 10, [11])
     source = m.source()
-    import dataclasses  # noqa: PLC0415
 
     vms = tuple(dataclasses.replace(vm, uuid="../../x") for vm in source._inventory.vms())
     monkeypatch.setattr(source._inventory, "vms", lambda: vms)
