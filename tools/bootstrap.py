@@ -1,6 +1,6 @@
 """Make the environment .venv with only Python's standard library: no pip, no python3-venv, no compiler needed.
 
-python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, host
+python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, host, spark, predict, train
 
 --copy installs the product into the environment instead of linking to this checkout.
 $WHITEPANDA_VENV names another place for it.
@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("WHITEPANDA_VENV", ROOT / ".venv"))
 PIP = next((ROOT / "tools").glob("pip-*.whl"))
-EXTRAS = ("base", "central", "dev", "host", "spark", "predict")
+EXTRAS = ("base", "central", "dev", "host", "spark", "predict", "train")
 
 
 def pip(*arguments: str) -> None:

@@ -1,0 +1,119 @@
+"""What the analysis looks at: one row per VM and tick, in one order everywhere.
+
+The same names are the columns of a RUNS file, the inputs of a model and the rows of a baseline, and where they are
+metrics too they mean what docs/metrics.md says. A value that is not known is NaN here; why it is not known stays in
+the rates it was made from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["INDEX", "OTHERS", "SIGNALS", "SUMS", "Tick", "Values", "VmKey", "set_others", "signals_of"]
+
+#: A VM's own metrics, as the agent has them.
+_OWN = (
+    "guest_ratio",
+    "cpu_usage_cores",
+    "gips",
+    "ipc",
+    "frequency_ratio",
+    "l2_mpki",
+    "llc_mpki",
+    "memory_stall_ratio",
+    "core_stall_ratio",
+    "total_stall_ratio",
+    "memory_bandwidth_bytes_per_s",
+    "llc_occupancy_bytes",
+    "run_queue_wait_ratio",
+    "emulator_cpu_cores",
+    "pressure_cpu_some_ratio",
+    "pressure_memory_some_ratio",
+    "pressure_io_some_ratio",
+)
+#: Sums of two metrics each: the signal, and its parts.
+SUMS: Mapping[str, tuple[str, str]] = {
+    "disk_bytes_per_s": ("disk_read_bytes_per_s", "disk_write_bytes_per_s"),
+    "disk_ops_per_s": ("disk_read_ops_per_s", "disk_write_ops_per_s"),
+    "storage_bytes_per_s": ("storage_read_bytes_per_s", "storage_write_bytes_per_s"),
+    "network_bytes_per_s": ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"),
+}
+#: The host's, the same for all its VMs.
+_HOST = ("host_cpu_idle_ratio", "host_cpu_iowait_ratio", "host_pressure_io_some_ratio")
+#: What the other VMs of the host do together: the signal, and the own one that is summed. NaN where it is NaN for all.
+OTHERS: Mapping[str, str] = {
+    f"others_{name}": name
+    for name in (
+        "cpu_usage_cores",
+        "gips",
+        "memory_bandwidth_bytes_per_s",
+        "llc_occupancy_bytes",
+        "disk_bytes_per_s",
+        "storage_bytes_per_s",
+        "network_bytes_per_s",
+    )
+}
+SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS)
+INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
+
+Values = NDArray[np.float64]
+
+
+class VmKey(NamedTuple):
+    """A VM in one epoch: what is learnt of it holds for this epoch only (`vcpus` is what load is relative to)."""
+
+    uuid: str
+    epoch: str
+    vcpus: int
+
+
+class Tick(NamedTuple):
+    """One tick of one host.
+
+    `values`: shape (VMs, SIGNALS), NaN where not known. `at_s` is a monotonic clock in seconds.
+    """
+
+    at_s: float
+    vms: tuple[VmKey, ...]
+    values: Values
+
+
+def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float]) -> Values:
+    """Make the matrix of a tick from the metrics that are known.
+
+    Args:
+        vms: per VM its metrics by name, without those that are not known.
+        host: the host's, by name, likewise.
+
+    Returns:
+        Shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
+
+    """
+    values = np.full((len(vms), len(SIGNALS)), math.nan)
+    for row, metrics in enumerate(vms):
+        for column, name in enumerate((*_OWN, *SUMS)):
+            parts = SUMS.get(name)
+            if parts is None:
+                values[row, column] = metrics.get(name, math.nan)
+            else:
+                values[row, column] = metrics.get(parts[0], math.nan) + metrics.get(parts[1], math.nan)
+    for name in _HOST:
+        values[:, INDEX[name]] = host.get(name, math.nan)
+    set_others(values)
+    return values
+
+
+def set_others(values: Values) -> None:
+    """Fill the `others_` columns of a tick's matrix, in place: the sum over the VMs less the VM's own."""
+    own = values[:, [INDEX[name] for name in OTHERS.values()]]
+    known = ~np.isnan(own)
+    filled = np.where(known, own, 0.0)
+    others = filled.sum(axis=0) - filled
+    # A VM that is alone has no others: they do nothing. Where others are there and none of them is known, it is NaN.
+    unknown = (known.sum(axis=0) - known == 0) & (len(values) > 1)
+    values[:, [INDEX[name] for name in OTHERS]] = np.where(unknown, math.nan, others)
