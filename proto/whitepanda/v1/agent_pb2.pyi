@@ -7,6 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Behaviour(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BEHAVIOUR_UNSPECIFIED: _ClassVar[Behaviour]
+    BEHAVIOUR_UNKNOWN: _ClassVar[Behaviour]
+    BEHAVIOUR_STEADY: _ClassVar[Behaviour]
+    BEHAVIOUR_INFLICTING: _ClassVar[Behaviour]
+    BEHAVIOUR_VICTIM: _ClassVar[Behaviour]
+
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REASON_UNSPECIFIED: _ClassVar[Reason]
@@ -37,6 +45,11 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NO_COUNTER: _ClassVar[Reason]
     REASON_RDT_UNASSIGNED: _ClassVar[Reason]
     REASON_SHARED: _ClassVar[Reason]
+BEHAVIOUR_UNSPECIFIED: Behaviour
+BEHAVIOUR_UNKNOWN: Behaviour
+BEHAVIOUR_STEADY: Behaviour
+BEHAVIOUR_INFLICTING: Behaviour
+BEHAVIOUR_VICTIM: Behaviour
 REASON_UNSPECIFIED: Reason
 REASON_NO_PMU: Reason
 REASON_PARANOID: Reason
@@ -115,7 +128,7 @@ class Hello(_message.Message):
     def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
-    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog")
+    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog", "events")
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +147,7 @@ class CpiBatch(_message.Message):
     LLC_OCCUPANCY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     spool_id: str
     sequence: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
@@ -152,7 +166,64 @@ class CpiBatch(_message.Message):
     llc_occupancy_bytes: _containers.RepeatedScalarFieldContainer[float]
     memory_bandwidth_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
     backlog: bool
-    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[VmEvent]
+    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ...) -> None: ...
+
+class VmEvent(_message.Message):
+    __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    LASTED_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    DEGRADATION_FIELD_NUMBER: _ClassVar[int]
+    CULPRITS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    epoch: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    unix_ns: int
+    behaviour: Behaviour
+    before: Behaviour
+    lasted_ns: int
+    reason: str
+    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
+    degradation: Degradation
+    culprits: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., unix_ns: _Optional[int] = ..., behaviour: _Optional[_Union[Behaviour, str]] = ..., before: _Optional[_Union[Behaviour, str]] = ..., lasted_ns: _Optional[int] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Evidence(_message.Message):
+    __slots__ = ("signal", "value", "baseline", "threshold")
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    signal: str
+    value: float
+    baseline: float
+    threshold: float
+    def __init__(self, signal: _Optional[str] = ..., value: _Optional[float] = ..., baseline: _Optional[float] = ..., threshold: _Optional[float] = ...) -> None: ...
+
+class Degradation(_message.Message):
+    __slots__ = ("ratio", "low", "high", "cannot_tell", "model")
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    CANNOT_TELL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ratio: float
+    low: float
+    high: float
+    cannot_tell: str
+    model: str
+    def __init__(self, ratio: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., cannot_tell: _Optional[str] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("vm", "epoch", "job", "latency_sensitive", "name", "machine", "platform")

@@ -12,7 +12,7 @@ class GetFleetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out")
+    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events")
     CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,8 @@ class FleetStatus(_message.Message):
     LAST_BUILD_ERROR_FIELD_NUMBER: _ClassVar[int]
     DAYS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     ROWS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     central_version: str
     protocol_version: int
     started_unix_ns: int
@@ -47,7 +49,9 @@ class FleetStatus(_message.Message):
     last_build_error: str
     days_left_out: int
     rows_left_out: int
-    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ...) -> None: ...
+    accepted_events: int
+    rejected_events: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
+    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ...) -> None: ...
 
 class ListHostsRequest(_message.Message):
     __slots__ = ("page_size", "page_token")
@@ -132,3 +136,39 @@ class ListCoefficientsResponse(_message.Message):
     coefficients: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Coefficient]
     next_page_token: str
     def __init__(self, version: _Optional[int] = ..., coefficients: _Optional[_Iterable[_Union[_agent_pb2.Coefficient, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListEventsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "host", "vm", "behaviour", "since_unix_ns", "until_unix_ns")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    host: str
+    vm: str
+    behaviour: _agent_pb2.Behaviour
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., vm: _Optional[str] = ..., behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class FleetEvent(_message.Message):
+    __slots__ = ("host", "received_unix_ns", "event")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    received_unix_ns: int
+    event: _agent_pb2.VmEvent
+    def __init__(self, host: _Optional[str] = ..., received_unix_ns: _Optional[int] = ..., event: _Optional[_Union[_agent_pb2.VmEvent, _Mapping]] = ...) -> None: ...
+
+class ListEventsResponse(_message.Message):
+    __slots__ = ("events", "next_page_token")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[FleetEvent]
+    next_page_token: str
+    def __init__(self, events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,11 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsResponse.FromString,
                 _registered_method=True)
+        self.ListEvents = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListEvents',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -83,6 +88,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListEvents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -105,6 +116,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListCoefficients,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,6 +231,33 @@ class Fleet:
             '/whitepanda.v1.Fleet/ListCoefficients',
             whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.ListCoefficientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListEvents',
+            whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

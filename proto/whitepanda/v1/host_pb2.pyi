@@ -100,7 +100,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., source: _Optional[str] = ..., age_ns: _Optional[int] = ...) -> None: ...
 
 class VmSummary(_message.Message):
-    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect", "owner", "quota_cores")
+    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect", "owner", "quota_cores", "cloud_white")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class VmSummary(_message.Message):
     TOP_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     QUOTA_CORES_FIELD_NUMBER: _ClassVar[int]
+    CLOUD_WHITE_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     job: str
@@ -129,7 +130,26 @@ class VmSummary(_message.Message):
     top_suspect: str
     owner: str
     quota_cores: float
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ...) -> None: ...
+    cloud_white: CloudWhite
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ...) -> None: ...
+
+class CloudWhite(_message.Message):
+    __slots__ = ("behaviour", "reason", "since_ns", "degradation", "culprits", "baseline_ticks", "baseline_ready")
+    BEHAVIOUR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADATION_FIELD_NUMBER: _ClassVar[int]
+    CULPRITS_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_TICKS_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_READY_FIELD_NUMBER: _ClassVar[int]
+    behaviour: _agent_pb2.Behaviour
+    reason: str
+    since_ns: int
+    degradation: _agent_pb2.Degradation
+    culprits: _containers.RepeatedScalarFieldContainer[str]
+    baseline_ticks: int
+    baseline_ready: bool
+    def __init__(self, behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., reason: _Optional[str] = ..., since_ns: _Optional[int] = ..., degradation: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ..., baseline_ticks: _Optional[int] = ..., baseline_ready: _Optional[bool] = ...) -> None: ...
 
 class ListVmsRequest(_message.Message):
     __slots__ = ()
@@ -154,7 +174,7 @@ class ExplainVmRequest(_message.Message):
     def __init__(self, vm: _Optional[str] = ...) -> None: ...
 
 class VmExplanation(_message.Message):
-    __slots__ = ("vm", "statistics", "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots", "coefficient_version", "coefficient_age_ns", "suspects", "history", "triggered")
+    __slots__ = ("vm", "statistics", "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots", "coefficient_version", "coefficient_age_ns", "suspects", "history", "triggered", "detector", "evidence", "signals", "events")
     VM_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     CPI_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +188,10 @@ class VmExplanation(_message.Message):
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     TRIGGERED_FIELD_NUMBER: _ClassVar[int]
+    DETECTOR_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     vm: VmSummary
     statistics: _agent_pb2.JobStatistics
     cpi: float
@@ -181,7 +205,21 @@ class VmExplanation(_message.Message):
     suspects: _containers.RepeatedCompositeFieldContainer[Suspect]
     history: _containers.RepeatedCompositeFieldContainer[CpiPoint]
     triggered: bool
-    def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ...) -> None: ...
+    detector: str
+    evidence: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Evidence]
+    signals: _containers.RepeatedCompositeFieldContainer[Signal]
+    events: _containers.RepeatedCompositeFieldContainer[_agent_pb2.VmEvent]
+    def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ..., detector: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[_agent_pb2.Evidence, _Mapping]]] = ..., signals: _Optional[_Iterable[_Union[Signal, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_agent_pb2.VmEvent, _Mapping]]] = ...) -> None: ...
+
+class Signal(_message.Message):
+    __slots__ = ("name", "value", "baseline")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    baseline: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., baseline: _Optional[float] = ...) -> None: ...
 
 class Suspect(_message.Message):
     __slots__ = ("uuid", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")
