@@ -1,0 +1,1 @@
+"""Degradation models: read runs, fit rivals, choose by held-out error, write the file that the agent evaluates."""
