@@ -24,6 +24,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _MIN_MOUNT_WORDS = 5
 _MIN_TAIL_WORDS = 3
 _FIRST_BYTES = 64
+_MEMBERSHIP_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class CgroupTree:
             OSError: the process has ended.
 
         """
-        return Path(self._proc_root, str(pid), "cgroup").read_bytes()
+        return read_once(f"{self._proc_root}/{pid}/cgroup", _MEMBERSHIP_BYTES)
 
     def find(self, pid: int, membership: bytes | None = None) -> VmGroups:
         """Find the groups that are a VM's own.

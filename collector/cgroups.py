@@ -6,11 +6,13 @@ and its placement change seldom and are dear to find out: every `numa_poll_s`, a
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns, time_ns
+from typing import NamedTuple
 
 from collector.base import (
     CgroupCounters,
@@ -29,7 +31,7 @@ from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share,
 from collector.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 
-__all__ = ["CgroupSource", "quota_cores", "quota_groups"]
+__all__ = ["CgroupSource", "Quota", "quota_of"]
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
@@ -40,14 +42,24 @@ _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
 
 
+class Quota(NamedTuple):
+    """A CPU quota in cores, and the groups that have it. None: no limit, or the controller is off."""
+
+    cores: float | None = None
+    groups: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class _Group:
-    """A VM's control group with its open files; absent ones are what this kernel or hierarchy does not tell."""
+    """A VM's control group with its open files; absent ones are what this kernel or hierarchy does not tell.
+
+    `throttled` are those of the groups with a quota: the time of one without does not grow (`unthrottled_ns`).
+    """
 
     groups: VmGroups
     opened: int
-    quota: float | None = None
-    throttling: tuple[str, ...] = ()
+    quota: Quota
+    unthrottled_ns: int | None = None
     cpu: KeptFile | None = None
     memory: KeptFile | None = None
     io: KeptFile | None = None
@@ -208,17 +220,19 @@ class CgroupSource:
             self._close_group(vm, groups.reason)
             return
         cpu = groups.cpu_v1 or groups.v2
-        quota, throttling = (None, ()) if cpu is None else (quota_cores(cpu), quota_groups(cpu))
-        if isinstance(vm.group, _Group) and groups == known and vm.group.throttling == throttling:
+        quota = Quota() if cpu is None else quota_of(cpu)
+        if isinstance(vm.group, _Group) and groups == known and vm.group.quota.groups == quota.groups:
             vm.group.quota = quota
             return
         self._close_group(vm)
-        vm.group = self._open_group(groups, quota, throttling)
+        vm.group = self._open_group(groups, quota, cpu)
 
-    def _open_group(self, groups: VmGroups, quota: float | None, throttling: tuple[str, ...]) -> _Group:
+    def _open_group(self, groups: VmGroups, quota: Quota, cpu: str | None) -> _Group:
         self._opened += 1
-        group = _Group(groups, self._opened, quota, throttling)
+        group = _Group(groups, self._opened, quota)
         try:
+            if cpu is not None and not quota.groups:
+                group.unthrottled_ns = _throttled_once_ns(cpu)
             if groups.v2 is not None:
                 group.cpu = self._try_open(f"{groups.v2}/cpu.pressure")
                 group.memory = self._try_open(f"{groups.v2}/memory.pressure")
@@ -227,7 +241,7 @@ class CgroupSource:
                 group.charged = self._try_open(f"{groups.memory_v1}/memory.usage_in_bytes")
             elif groups.v2 is not None:
                 group.charged = self._try_open(f"{groups.v2}/memory.current")
-            for folder in throttling:
+            for folder in quota.groups:
                 file = self._try_open(f"{folder}/cpu.stat")
                 if file is not None:
                     group.throttled.append(file)
@@ -271,8 +285,8 @@ class CgroupSource:
                 memory_full_ns=memory.full_ns,
                 io_some_ns=io.some_ns,
                 io_full_ns=io.full_ns,
-                throttled_ns=_throttled_ns(group.throttled),
-                quota_cores=group.quota,
+                throttled_ns=_throttled_ns(group.throttled) if group.throttled else group.unthrottled_ns,
+                quota_cores=group.quota.cores,
                 memory_bytes=None if group.charged is None else int(group.charged.read()),
             )
         except (OSError, ValueError, NoFdError) as error:
@@ -282,8 +296,8 @@ class CgroupSource:
             return reason_of(error)
 
 
-def quota_cores(folder: str) -> float | None:
-    """Return the CPU quota of a VM in cores; None: no limit, or the controller is off.
+def quota_of(folder: str) -> Quota:
+    """Find the CPU quota of a VM.
 
     It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of
     the two.
@@ -295,43 +309,42 @@ def quota_cores(folder: str) -> float | None:
         ValueError: a quota is malformed.
 
     """
-    vcpus = [_quota(path) for path in _vcpu_groups(folder)]
-    sums = [sum(quota for quota in vcpus if quota is not None)] if vcpus and None not in vcpus else []
-    own = _quota(folder)
-    quotas = sums if own is None else [*sums, own]
-    return min(quotas, default=None)
+    names = _names(folder)
+    parent = folder if any(map(_VCPU.fullmatch, names)) else f"{folder}/libvirt"
+    inner = names if parent is folder else _names(parent) if "libvirt" in names else []
+    # libvirt's groups per vCPU.
+    vcpu_groups = [f"{parent}/{name}" for name in sorted(filter(_VCPU.fullmatch, inner))]
+    read = _quota_v2 if "cpu.max" in names else _quota_v1
+    quotas = {path: read(path) for path in (folder, *vcpu_groups)}
+    groups = tuple(path for path, cores in quotas.items() if cores is not None)
+    own, *vcpus = quotas.values()
+    sums = [sum(cores for cores in vcpus if cores is not None)] if vcpus and None not in vcpus else []
+    return Quota(min(sums if own is None else [*sums, own], default=None), groups)
 
 
-def quota_groups(folder: str) -> tuple[str, ...]:
-    """Return the folders whose throttled time is a VM's: its own group's and those of vCPUs with a quota."""
-    return (folder, *(path for path in _vcpu_groups(folder) if _quota(path) is not None))
+def _names(folder: str) -> list[str]:
+    # A group has dozens of files, and this is done for every VM: no object for each.
+    try:
+        return os.listdir(folder)  # noqa: PTH208 - as said
+    except OSError:
+        return []
 
 
-def _vcpu_groups(folder: str) -> list[str]:
-    """Return the groups that libvirt makes per vCPU below a VM's own."""
-    for parent in (Path(folder), Path(folder, "libvirt")):
-        try:
-            names = sorted(path.name for path in parent.iterdir() if _VCPU.fullmatch(path.name))
-        except OSError:
-            continue
-        if names:
-            return [f"{parent}/{name}" for name in names]
-    return []
-
-
-def _quota(folder: str) -> float | None:
+def _quota_v2(folder: str) -> float | None:
     """Return one group's own quota in cores."""
     try:
         quota, period = read_once(f"{folder}/cpu.max").split()
     except FileNotFoundError:
-        try:
-            quota = read_once(f"{folder}/cpu.cfs_quota_us").strip()
-            period = read_once(f"{folder}/cpu.cfs_period_us")
-        except FileNotFoundError:
-            return None
-    if quota == b"max" or int(quota) < 0:
         return None
-    return int(quota) / int(period)
+    return None if quota == b"max" else int(quota) / int(period)
+
+
+def _quota_v1(folder: str) -> float | None:
+    try:
+        quota = int(read_once(f"{folder}/cpu.cfs_quota_us"))
+        return None if quota < 0 else quota / int(read_once(f"{folder}/cpu.cfs_period_us"))
+    except FileNotFoundError:  # the controller is off
+        return None
 
 
 def _pressure(group: _Group, resource: str) -> Pressure:
@@ -365,6 +378,14 @@ def _throttled_ns(files: list[KeptFile]) -> int | None:
         elif b"throttled_time" in values:
             total = (total or 0) + values[b"throttled_time"]
     return total
+
+
+def _throttled_once_ns(folder: str) -> int | None:
+    """Return the time that quotas took away so far of a group that has none now; None as above."""
+    try:
+        return _throttled_ns([KeptFile(f"{folder}/cpu.stat", None)])
+    except OSError:
+        return None
 
 
 def _no_pressure(*, has_v2: bool) -> str:

@@ -21,6 +21,7 @@ from collector.base import Probe, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
 from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life
+from collector.process_watch import ProcessWatch
 from collector.status_file import StatusError, VmStatus, parse_status
 
 __all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
@@ -67,7 +68,8 @@ class _Arguments:
 class _Entry:
     """A status file as last seen. `identity` is reused while file and process stay the same.
 
-    `start` is of the process of which `arguments`, which are being read, have shown that it is this VM's.
+    `start` is of the process of which `arguments`, which are being read, have shown that it is this VM's. `watch` is of
+    that process too, from before it was looked at.
     """
 
     stamp: tuple[int, int, int]
@@ -76,6 +78,7 @@ class _Entry:
     start: bytes = b""
     arguments: _Arguments | None = None
     identity: VmIdentity | None = None
+    watch: int | None = None
 
 
 class Finder(Protocol):
@@ -114,6 +117,7 @@ class Inventory:
         self.proc_root = proc_root
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
+        self._watch = ProcessWatch(proc_root)
         self._fresh_ns = int(fresh_s * 1e9)
         self._listed: tuple[VmIdentity, ...] = ()
         self._listed_ns: int | None = None
@@ -162,6 +166,11 @@ class Inventory:
 
     def _list(self) -> tuple[VmIdentity, ...]:
         self._refresh()
+        ended = self._watch.ended()
+        if ended:
+            for entry in self._entries.values():
+                if entry.watch in ended:
+                    self._unwatch(entry)
         self._patient_until_ns = time.monotonic_ns() + int(_PATIENCE_S * _S)
         found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
         vms = [identity for identity in found if identity is not None]
@@ -205,25 +214,40 @@ class Inventory:
             message = f"{self._state_dir}: {error.strerror}; run the agent as root"
             raise SourceError(message, _reason(error)) from error
         for name in self._entries.keys() - names.keys():
-            del self._entries[name]
+            self._drop(name)
             self._warned.pop(name, None)
         for name, path in names.items():
             try:
-                stat = path.stat()
-                stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                known = self._entries.get(name)
-                if known is None or known.stamp != stamp:
-                    status = self._parse(name, path)
-                    stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
-                    entry = self._entries[name] = _Entry(stamp, status, stat_path)
-                    if known is not None and _is_same_process(known.status, status):
-                        entry.start, entry.arguments = known.start, known.arguments
+                self._refresh_one(name, path)
             except OSError as error:
                 if error.errno in _GONE:
-                    self._entries.pop(name, None)
+                    self._drop(name)
                 else:
                     self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
                     self._folder_mtime_ns = None  # look again at the next call
+
+    def _refresh_one(self, name: str, path: Path) -> None:
+        stat = path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        known = self._entries.get(name)
+        if known is not None and known.stamp == stamp:
+            return
+        status = self._parse(name, path)
+        stat_path = f"{self._proc}/{status.pid}/stat" if status else ""
+        entry = self._entries[name] = _Entry(stamp, status, stat_path)
+        if known is not None:
+            self._unwatch(known)
+            if _is_same_process(known.status, status):
+                entry.start, entry.arguments = known.start, known.arguments
+
+    def _drop(self, name: str) -> None:
+        entry = self._entries.pop(name, None)
+        if entry is not None:
+            self._unwatch(entry)
+
+    def _unwatch(self, entry: _Entry) -> None:
+        self._watch.drop(entry.watch)
+        entry.watch = None
 
     def _parse(self, name: str, path: Path) -> VmStatus | None:
         try:
@@ -239,6 +263,15 @@ class Inventory:
         status = entry.status
         if status is None:
             return None
+        if entry.watch is not None:
+            return entry.identity
+        entry.watch = self._watch.add(status.pid)
+        identity = self._look_at(name, entry, status)
+        if identity is None:
+            self._unwatch(entry)
+        return identity
+
+    def _look_at(self, name: str, entry: _Entry, status: VmStatus) -> VmIdentity | None:
         try:
             is_alive, start = parse_life(_read(entry.stat_path))
             if not is_alive or (start == entry.start and entry.identity is not None):
@@ -255,7 +288,8 @@ class Inventory:
         except OSError as error:
             if error.errno in _GONE:
                 return None
-            # Such as EMFILE: nothing says that the VM is gone.
+            # Such as EMFILE: nothing says that the VM is gone, nor whose process the watch is of.
+            self._unwatch(entry)
             self._warn(name, f"{entry.stat_path}: {error.strerror}")
         except ValueError as error:
             self._warn(name, f"{entry.stat_path}: {error}")

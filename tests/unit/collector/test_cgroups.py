@@ -13,7 +13,7 @@ import pytest
 from collector import cgroups
 from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, Stamp
 from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
-from collector.cgroups import CgroupSource, quota_cores, quota_groups
+from collector.cgroups import CgroupSource, Quota, quota_of
 from collector.identity import Inventory
 
 PRESSURE = (
@@ -131,18 +131,29 @@ def status(host, pid, *, resident_kb=2048, huge_kb=0):
 def test_all_of_a_groups_counters(host, tree, make):
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)
+    tree.quota(SCOPE, 150_000)
     source = make()
     counters = vm_of(source, host).cgroup
-    assert counters == CgroupCounters(1, 11_000, 22_000, 12_000, 33_000, 23_000, 44_000, None, 1000)
+    assert counters == CgroupCounters(1, 11_000, 22_000, 12_000, 33_000, 23_000, 44_000, 1.5, 1000)
     tree.pressures(SCOPE, 111, 122, 133)
     tree.throttled(SCOPE, 144)
     assert vm_of(source, host).cgroup == CgroupCounters(
-        1, 111_000, 122_000, 112_000, 133_000, 123_000, 144_000, None, 1000
+        1, 111_000, 122_000, 112_000, 133_000, 123_000, 144_000, 1.5, 1000
     )
     assert open_files(tree.root) == 5
     source.close()
     source.close()
     assert open_files(tree.root) == 0
+
+
+def test_without_a_quota_the_throttled_time_stands_and_is_not_read(host, tree, make):
+    host.vm("a", 10, [11])
+    tree.add(10, SCOPE)
+    source = make()
+    assert vm_of(source, host).cgroup.throttled_ns == 44_000
+    tree.throttled(SCOPE, 144)  # the kernel never does that
+    assert vm_of(source, host).cgroup.throttled_ns == 44_000
+    assert open_files(tree.root) == 4
 
 
 @pytest.mark.parametrize(
@@ -239,20 +250,19 @@ def test_quotas(host, tree, make, clock):
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)
     own = str(tree.cpu / SCOPE)
-    assert quota_cores(own) is None
-    assert quota_groups(own) == (own,)
+    assert quota_of(own) == Quota(None, ())
     tree.quota(SCOPE, 250_000)
-    assert quota_cores(own) == 2.5
+    assert quota_of(own).cores == 2.5
     for number in (0, 1):
         tree.quota(f"{SCOPE}/libvirt/vcpu{number}", None)
-    assert quota_cores(own) == 2.5
+    assert quota_of(own).cores == 2.5
     tree.quota(f"{SCOPE}/libvirt/vcpu0", 30_000)
-    assert quota_cores(own) == 2.5  # vCPU 1 has no limit of its own
-    assert quota_groups(own) == (own, f"{own}/libvirt/vcpu0")
+    assert quota_of(own).cores == 2.5  # vCPU 1 has no limit of its own
+    assert quota_of(own).groups == (own, f"{own}/libvirt/vcpu0")
     tree.quota(f"{SCOPE}/libvirt/vcpu1", 40_000)
-    assert quota_cores(own) == pytest.approx(0.7)
+    assert quota_of(own).cores == pytest.approx(0.7)
     tree.quota(SCOPE, None)
-    assert quota_cores(own) == pytest.approx(0.7)
+    assert quota_of(own).cores == pytest.approx(0.7)
 
 
 def test_throttled_time_is_that_of_the_groups_with_a_quota(host, tree, make, clock):
@@ -270,9 +280,9 @@ def test_throttled_time_is_that_of_the_groups_with_a_quota(host, tree, make, clo
     assert vm_of(source, host).cgroup == before  # not looked at yet
     clock[0] += 10 * 10**9
     after = vm_of(source, host).cgroup
-    assert (after.throttled_ns, after.quota_cores) == (44_000 + 2_000_000, 0.6)
+    assert (after.throttled_ns, after.quota_cores) == (2_000_000, 0.6)
     assert after.opened != before.opened
-    assert open_files(tree.root) == 7
+    assert open_files(tree.root) == 6
     tree.quota(f"{SCOPE}/libvirt/vcpu1", 10_000)  # only the amount changes: the same counter
     clock[0] += 10 * 10**9
     assert vm_of(source, host).cgroup == CgroupCounters(
@@ -536,9 +546,9 @@ def test_a_real_group_of_this_kernel(real_group):
         (cpu / "cpu.max").write_text("20000 100000")
     else:
         pytest.skip("needs the cpu controller: it is not delegated to new groups here")
-    assert quota_cores(str(cpu)) == pytest.approx(0.2)
+    assert quota_of(str(cpu)).cores == pytest.approx(0.2)
     source = CgroupSource(Inventory("/nonexistent"), root="/")
-    group = source._open_group(groups, 0.2, (str(cpu),))
+    group = source._open_group(groups, Quota(0.2, (str(cpu),)), str(cpu))
     vm = cgroups._Vm("e", group)
     before = source._counters_or_reason(vm)
     deadline = time.monotonic() + 20
