@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.verdicts import Degradation, Shown, VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["encode", "pieces"]
+__all__ = ["behaviour_number", "degradation_message", "encode", "event_message", "evidence_message", "pieces"]
 
 _COUNTS = ("cycles", "instructions")
 _MAX_SEQUENCE = 2**63 - 1
@@ -18,7 +19,12 @@ _GAUGES = ("running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network
 
 
 def encode(
-    windows: Sequence[CpiWindow], *, spool_id: str, sequence: int, backlog: bool = False
+    windows: Sequence[CpiWindow],
+    *,
+    spool_id: str,
+    sequence: int,
+    backlog: bool = False,
+    events: Sequence[VmEvent] = (),
 ) -> agent_pb2.CpiBatch:
     """Make the batch of some windows.
 
@@ -29,6 +35,7 @@ def encode(
         spool_id: the incarnation of the spool that gave the number.
         sequence: the batch's number, from 1.
         backlog: whether it is sent late, after an outage.
+        events: what goes along.
 
     """
     batch = agent_pb2.CpiBatch(spool_id=spool_id, sequence=sequence, backlog=backlog)
@@ -58,7 +65,46 @@ def encode(
         values = [getattr(window, name) for window in windows]
         if any(value is not None for value in values):
             getattr(batch, name).extend(math.nan if value is None else value for value in values)
+    batch.events.extend(event_message(event) for event in events)
     return batch
+
+
+def event_message(event: VmEvent) -> agent_pb2.VmEvent:
+    """Make the message of an event."""
+    return agent_pb2.VmEvent(
+        vm=event.vm,
+        epoch=event.epoch,
+        name=event.name,
+        job=event.job,
+        latency_sensitive=event.latency_sensitive,
+        unix_ns=event.unix_ns,
+        behaviour=behaviour_number(event.behaviour),
+        before=behaviour_number(event.before),
+        lasted_ns=max(0, event.lasted_ns),
+        reason=event.reason,
+        evidence=[evidence_message(shown) for shown in event.evidence],
+        degradation=None if event.degradation is None else degradation_message(event.degradation),
+        culprits=event.culprits,
+    )
+
+
+def behaviour_number(behaviour: str) -> Any:
+    """Return the protocol's number of a behaviour."""
+    return agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour.upper()}")
+
+
+def evidence_message(shown: Shown) -> agent_pb2.Evidence:
+    """Make the message of a piece of evidence."""
+    return agent_pb2.Evidence(
+        signal=shown.signal, value=shown.value, baseline=shown.baseline, threshold=shown.threshold
+    )
+
+
+def degradation_message(found: Degradation) -> agent_pb2.Degradation:
+    """Make the message of an estimate."""
+    return agent_pb2.Degradation(
+        ratio=found.ratio, low=found.low, high=found.high, cannot_tell=found.cannot_tell, model=found.model
+    )
 
 
 def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None:
@@ -73,15 +119,20 @@ def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None
 
 
 def pieces(
-    chunks: Iterable[Sequence[CpiWindow]], spool_id: str, number: Callable[[], int], max_payload: int
+    chunks: Iterable[Sequence[CpiWindow]],
+    spool_id: str,
+    number: Callable[[], int],
+    max_payload: int,
+    events: Sequence[VmEvent] = (),
 ) -> Iterator[tuple[int, bytes]]:
-    """Serialise windows, one batch per chunk; a chunk of too many bytes is halved.
+    """Serialise windows, one batch per chunk; a chunk of too many bytes is halved. Events go with the first batch.
 
     Args:
         chunks: windows of a batch each.
         spool_id: as for `encode`.
         number: gives the next sequence number; called once just before each batch comes out.
-        max_payload: bytes; one window alone may have more.
+        max_payload: bytes; one window alone may have more, and what comes with it.
+        events: of all chunks; some hundred at most.
 
     Returns:
         Rows and message of each batch.
@@ -90,10 +141,11 @@ def pieces(
     waiting = list(reversed(list(chunks)))
     while waiting:
         chunk = waiting.pop()
-        batch = encode(chunk, spool_id=spool_id, sequence=_MAX_SEQUENCE)
+        batch = encode(chunk, spool_id=spool_id, sequence=_MAX_SEQUENCE, events=events)
         if batch.ByteSize() > max_payload and len(chunk) > 1:
             half = len(chunk) // 2
             waiting += [chunk[half:], chunk[:half]]
             continue
+        events = ()
         batch.sequence = number()
         yield len(chunk), batch.SerializeToString()

@@ -29,6 +29,7 @@ from google.protobuf.message import DecodeError
 
 from agent.batches import pieces
 from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
+from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
@@ -165,14 +166,17 @@ class Spool:
         *,
         max_rows: int = 2000,
         max_batch_bytes: int = MAX_MESSAGE_BYTES,
+        events: Sequence[VmEvent] = (),
     ) -> int:
-        """Queue windows, as several batches where they are too many for one.
+        """Queue windows, as several batches where they are too many for one, and events with the first of them.
 
         Returns:
-            The sequence number of the last batch; 0 where nothing was queued (no windows, or no disk).
+            The sequence number of the last batch; 0 where nothing was queued (nothing given, or no disk).
 
         """
         chunks = [windows[at : at + max_rows] for at in range(0, len(windows), max_rows)]
+        if events and not chunks:
+            chunks = [[]]
         with self._lock:
             if self._is_closed:
                 self._dropped_batches += len(chunks)
@@ -183,7 +187,7 @@ class Spool:
                     if self._db is None:
                         self._open()
                     self._settle(self._memory.unfetched())
-                    last = self._insert(chunks, max_batch_bytes - ENVELOPE_BYTES)
+                    last = self._insert(chunks, max_batch_bytes - ENVELOPE_BYTES, events)
                 except (sqlite3.Error, OSError) as error:
                     self._failed(error)
                     if self._is_full:  # the reserve is for deleting
@@ -192,7 +196,7 @@ class Spool:
                     self._works_again()
                     return last
             self._purge()
-            for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES):
+            for batch in self._memory.append(chunks, max_batch_bytes - ENVELOPE_BYTES, events):
                 self._dropped_batches += 1
                 self._dropped_rows += batch.rows
             return 0
@@ -361,11 +365,13 @@ class Spool:
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows
         )
 
-    def _insert(self, chunks: Sequence[Sequence[CpiWindow]], max_payload: int) -> int:
+    def _insert(
+        self, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[VmEvent]
+    ) -> int:
         assert self._db is not None  # noqa: S101 - opened by the caller
         last = 0
         with self._transaction(self._db):
-            for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload):
+            for rows, payload in pieces(chunks, self._spool_id, self._number, max_payload, events):
                 last = self._next_sequence - 1
                 self._put(self._db, self._spool_id, last, rows, payload)
             self._drop_oldest(self._db, self._bytes - self._max_bytes)

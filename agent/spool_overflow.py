@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.batches import pieces
+from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 
 __all__ = ["Acknowledged", "MemoryQueue", "Reserve", "Waiting"]
@@ -56,9 +57,11 @@ class MemoryQueue:
         """The last number that was given; 0: none yet."""
         return self._next_sequence - 1
 
-    def append(self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int) -> list[Waiting]:
-        """Queue windows. Returns the batches that had to go: the oldest."""
-        for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload):
+    def append(
+        self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int, events: Sequence[VmEvent] = ()
+    ) -> list[Waiting]:
+        """Queue windows and events. Returns the batches that had to go: the oldest."""
+        for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload, events):
             sequence = self._next_sequence - 1
             self._batches[sequence] = Waiting(sequence, rows, payload)
             self.rows += rows

@@ -20,6 +20,7 @@ from agent.config import UplinkSection
 from agent.spool import BatchQueue, Spool
 from agent.state import UplinkView
 from agent.uplink_stream import AckTotals, Outage, StreamError, Timing, UplinkStream, explain
+from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
@@ -73,7 +74,7 @@ class Uplink:
         self._timing = timing or Timing()
         self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._pending: deque[Sequence[CpiWindow]] = deque()
+        self._pending: deque[tuple[Sequence[CpiWindow], Sequence[VmEvent]]] = deque()
         self._submitted = asyncio.Event()
         self._appending: asyncio.Future[Any] | None = None
         self._stream: UplinkStream | None = None
@@ -85,14 +86,14 @@ class Uplink:
         #: Streams that central answered on.
         self.connections = 0
 
-    def submit(self, windows: Sequence[CpiWindow]) -> None:
-        """Queue windows for central. Never waits; where the disk is stuck the oldest are dropped, counted."""
-        if not windows:
+    def submit(self, windows: Sequence[CpiWindow], events: Sequence[VmEvent] = ()) -> None:
+        """Queue windows and events for central. Never waits; is the disk stuck the oldest are dropped, counted."""
+        if not windows and not events:
             return
         if len(self._pending) >= _MAX_PENDING:
             self._pending.popleft()
             self._overflows += 1
-        self._pending.append(windows)
+        self._pending.append((windows, events))
         self._submitted.set()
 
     def view(self) -> UplinkView:
@@ -148,19 +149,20 @@ class Uplink:
 
     async def _flush(self) -> None:
         while self._pending:
-            windows = self._pending.popleft()
+            windows, events = self._pending.popleft()
             if self._stream is not None:
                 self._limits = (self._stream.max_batch_rows, self._stream.max_batch_bytes)
             # Shielded: were it cancelled half-way, nobody could say whether to append them again.
-            self._appending = asyncio.ensure_future(self._in_thread(self._append, windows))
+            self._appending = asyncio.ensure_future(self._in_thread(self._append, windows, events))
             await asyncio.shield(self._appending)
             if self._stream is not None:
                 self._stream.wake()
 
-    def _append(self, windows: Sequence[CpiWindow]) -> None:
+    def _append(self, windows: Sequence[CpiWindow], events: Sequence[VmEvent]) -> None:
         assert isinstance(self._queue, Spool)  # noqa: S101 - tools that bring their own queue submit nothing
         rows, size = self._limits
-        self._queue.append(windows, max_rows=min(self._section.batch_rows, rows), max_batch_bytes=size)
+        most = min(self._section.batch_rows, rows)
+        self._queue.append(windows, max_rows=most, max_batch_bytes=size, events=events)
 
     # -- streams ---------------------------------------------------------------------------------
 

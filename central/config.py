@@ -25,6 +25,7 @@ RANGES: tuple[Range, ...] = (
     ("ingest.max_past_days", 1, 36_500),
     ("ingest.max_cpi", 1, 1e6),
     ("ingest.max_cpu_usage_cores", 1, 1e6),
+    ("ingest.max_events", 1, 100_000_000),
     ("ingest.roll_interval_s", 0.05, 86_400),
     ("ingest.roll_rows", 1, 100_000_000),
     ("build.interval_s", 0.05, 31 * 86_400),
@@ -64,6 +65,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_past_days: float = 400.0  # older windows are refused; importers may send windows of any age
     max_cpi: float = 100.0  # larger values are refused as absurd
     max_cpu_usage_cores: float = 4096.0  # larger values are refused as absurd
+    max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
 

@@ -70,7 +70,10 @@ class Central:
         self.lake = Lake(config.central.lake_dir or state / "lake")
         _make_writable(self.lake.root, "central.lake_dir")
         self.journal = Journal(
-            state, replica=config.central.replica, commit_interval_s=config.ingest.commit_interval_ms / 1e3
+            state,
+            replica=config.central.replica,
+            commit_interval_s=config.ingest.commit_interval_ms / 1e3,
+            max_events=config.ingest.max_events,
         )
         self.journal.start()
         try:

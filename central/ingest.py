@@ -20,7 +20,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from central.config import CentralConfig
+from central.events import check_events
 from central.journal import HostRecord, Journal, Submission
+from central.journal_tables import EventRow
 from central.streams import HostStream, StreamRegistry
 from central.validate import BatchError, Checked, Limits, check, is_name
 from whitepanda.common import log
@@ -374,6 +376,8 @@ class Ingest:
             self._tell_once(flow, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
         if not stream.is_importer and not checked.jobs <= stream.jobs:
             self._registry.update(stream, jobs=stream.jobs | checked.jobs)
+        events, rejected_events = self._check_events(flow, batch, now) if refusal is None else ([], {})
+        batch.ClearField("events")  # they have a table of their own
         payload = batch.SerializeToString() if checked.accepted_rows else b""
         self._begin(flow, len(payload))
 
@@ -402,8 +406,26 @@ class Ingest:
                 kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
                 done=done,
                 refused=refusal.reason if refusal else "",
+                events=tuple(events),
+                rejected_events=rejected_events,
             )
         )
+
+    def _check_events(
+        self, flow: _Flow, batch: agent_pb2.CpiBatch, now_unix_ns: int
+    ) -> tuple[list[EventRow], dict[str, int]]:
+        stream = flow.stream
+        events, rejected = check_events(
+            batch,
+            host=stream.host,
+            is_importer=stream.is_importer,
+            limits=self._limits,
+            now_unix_ns=now_unix_ns,
+        )
+        for reason, count in rejected.items():
+            told = f"{count} of {len(batch.events)} events of batch {batch.sequence} refused"
+            self._tell_once(flow, reason, told)
+        return events, rejected
 
     def _tell_once(self, flow: _Flow, reason: str, detail: str) -> None:
         """Log the first of its kind on a stream; all are counted in the journal and told to the agent."""

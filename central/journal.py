@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from central.journal_tables import (
+    EVENTS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
+    EventRow,
     Group,
     HostRecord,
     JournalStats,
@@ -36,6 +38,7 @@ from central.journal_tables import (
     Roll,
     Submission,
     finish_roll,
+    read_events,
     read_hosts,
     read_stats,
     unpack_kept,
@@ -75,8 +78,10 @@ class Journal:
     `stats` and `hosts` are kept up to date on the loop, after each commit.
     """
 
-    def __init__(self, folder: Path, *, replica: str, commit_interval_s: float) -> None:
-        """Open or make the journal in `folder`.
+    def __init__(
+        self, folder: Path, *, replica: str, commit_interval_s: float, max_events: int = 100_000
+    ) -> None:
+        """Open or make the journal in `folder`; of events it keeps the last `max_events`.
 
         Raises:
             UnavailableError: not writable, held by another process, or damaged; says which and the remedy.
@@ -90,6 +95,7 @@ class Journal:
         self.fatal: asyncio.Future[str] | None = None  # set where the journal cannot go on
         self.on_failure: list[Callable[[str], None]] = []  # called on the loop when `failure` comes or goes
         self._commit_interval_s = commit_interval_s
+        self._max_events = max_events
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._ranges: dict[tuple[str, str], SequenceRanges] = {}
@@ -175,6 +181,14 @@ class Journal:
         finally:
             connection.close()
 
+    def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
+        """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        try:
+            return read_events(connection, **wanted)
+        finally:
+            connection.close()
+
     # The writer's thread, and what it is made of.
 
     def _open(self) -> sqlite3.Connection:
@@ -217,6 +231,7 @@ class Journal:
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
+        connection.executescript(EVENTS_SCHEMA)
         self.stats = read_stats(connection)
         self.hosts = read_hosts(connection)
         return str(meta["journal"])
@@ -301,7 +316,7 @@ class Journal:
                 group.hosts[item.host] = item
             else:
                 group.rejections[item.host, "batch", item.reason] += 1
-        write_group(connection, group)
+        write_group(connection, group, self._max_events)
         return group
 
     def _take(self, connection: sqlite3.Connection, item: Submission, group: Group) -> None:
@@ -320,6 +335,9 @@ class Journal:
             return
         for reason, count in item.rejected_rows.items():
             group.rejections[item.host, "row", reason] += count
+        for reason, count in item.rejected_events.items():
+            group.rejections[item.host, "event", reason] += count
+        group.events.extend(item.events)
         group.counters["accepted_batches"] += 1
         group.counters["accepted_rows"] += item.accepted_rows
         rows, _ = group.seen.get(item.host, (0, 0))
@@ -388,10 +406,11 @@ class Journal:
         stats.accepted_batches += group.counters["accepted_batches"]
         stats.accepted_rows += group.counters["accepted_rows"]
         stats.duplicate_batches += group.counters["duplicate_batches"]
+        stats.accepted_events += len(group.events)
         stats.journal_batches += len(group.new)
         stats.journal_rows += sum(item.accepted_rows for item in group.new)
         for (_, kind, reason), count in group.rejections.items():
-            (stats.rejected_rows if kind == "row" else stats.rejected_batches)[reason] += count
+            stats.rejected(kind)[reason] += count
         for host, (rows, seen) in group.seen.items():
             known = self.hosts.get(host, HostRecord(host))
             self.hosts[host] = replace(

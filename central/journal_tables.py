@@ -6,13 +6,15 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
 
 __all__ = [
+    "EVENTS_SCHEMA",
     "HOST_COLUMNS",
+    "EventRow",
     "SCHEMA",
     "SCHEMA_VERSION",
     "Group",
@@ -22,6 +24,7 @@ __all__ = [
     "Roll",
     "Submission",
     "finish_roll",
+    "read_events",
     "read_hosts",
     "read_stats",
     "unpack_kept",
@@ -56,7 +59,16 @@ CREATE TABLE hosts (
 ) WITHOUT ROWID;
 CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
 """
-
+#: Made where it is missing, also in journals of a central that did not know it; one that does not know it goes on
+#: with a journal that has it. The last number that was given is the number of events ever taken.
+EVENTS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, received_unix_ns INTEGER NOT NULL, unix_ns INTEGER NOT NULL,
+    vm TEXT NOT NULL, name TEXT NOT NULL, behaviour INTEGER NOT NULL, before INTEGER NOT NULL,
+    payload BLOB NOT NULL   -- the agent's VmEvent as it came
+);
+"""
 
 HOST_COLUMNS = (
     "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, accepted_rows, spooled_batches, "
@@ -94,9 +106,29 @@ class JournalStats:
     duplicate_batches: int = 0
     rejected_rows: Counter[str] = field(default_factory=Counter)
     rejected_batches: Counter[str] = field(default_factory=Counter)
+    rejected_events: Counter[str] = field(default_factory=Counter)
+    accepted_events: int = 0
     journal_batches: int = 0
     journal_rows: int = 0
     rolled_rows: int = 0
+
+    def rejected(self, kind: str) -> Counter[str]:
+        """Return the counts of a kind: "row", "event" or "batch"."""
+        return {"row": self.rejected_rows, "event": self.rejected_events}.get(kind, self.rejected_batches)
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event of a host: what it is found by, and the message `whitepanda.v1.VmEvent`."""
+
+    host: str
+    received_unix_ns: int
+    unix_ns: int
+    vm: str
+    name: str
+    behaviour: int
+    before: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +150,8 @@ class Submission:
     kept: bytes | None
     done: Callable[[bool], None]
     refused: str = ""
+    events: tuple[EventRow, ...] = ()
+    rejected_events: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +176,7 @@ class Group:
     """What one transaction changes, gathered in memory first."""
 
     new: list[Submission] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(
@@ -153,8 +188,15 @@ class Group:
     counters: Counter[str] = field(default_factory=Counter)
 
 
-def write_group(connection: sqlite3.Connection, group: Group) -> None:
-    """Write what a group changes, within the transaction that the caller began."""
+def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -> None:
+    """Write what a group changes, within the transaction that the caller began; keep the last `max_events` events."""
+    if group.events:
+        connection.executemany(
+            "INSERT INTO events (host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [astuple(event) for event in group.events],
+        )
+        connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (max_events,))
     connection.executemany(
         "INSERT INTO batches (host, platform, spool_id, sequence, received_unix_ns, rows, accepted_rows, kept, payload)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -246,8 +288,52 @@ def read_stats(connection: sqlite3.Connection) -> JournalStats:
     for kind, reason, count in connection.execute(
         "SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"
     ):
-        (stats.rejected_rows if kind == "row" else stats.rejected_batches)[reason] = count
+        stats.rejected(kind)[reason] = count
+    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    stats.accepted_events = found[0] if found else 0
     return stats
+
+
+def read_events(
+    connection: sqlite3.Connection,
+    *,
+    before_id: int,
+    limit: int,
+    host: str = "",
+    vm: str = "",
+    behaviour: int = 0,
+    since_unix_ns: int = 0,
+    until_unix_ns: int = 2**63 - 1,
+) -> list[tuple[int, EventRow]]:
+    """Return the last events with an id below `before_id`, the last that came first, each with its id.
+
+    Args:
+        connection: to the journal.
+        before_id: where to go on.
+        limit: at most so many.
+        host: only of this host; "" for all.
+        vm: only of VMs with this UUID or name; "" for all.
+        behaviour: only those that begin or end it (a number of `whitepanda.v1.Behaviour`); 0 for all.
+        since_unix_ns: found at this time or later.
+        until_unix_ns: found before this time.
+
+    """
+    found = connection.execute(
+        "SELECT id, host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload FROM events"
+        " WHERE id < :before_id AND (:host = '' OR host = :host) AND (:vm = '' OR :vm IN (vm, name))"
+        " AND (:behaviour = 0 OR :behaviour IN (behaviour, before))"
+        " AND unix_ns >= :since AND unix_ns < :until ORDER BY id DESC LIMIT :limit",
+        {
+            "before_id": before_id,
+            "host": host,
+            "vm": vm,
+            "behaviour": behaviour,
+            "since": since_unix_ns,
+            "until": until_unix_ns,
+            "limit": limit,
+        },
+    )
+    return [(number, EventRow(*row)) for number, *row in found]
 
 
 def read_hosts(connection: sqlite3.Connection) -> dict[str, HostRecord]:

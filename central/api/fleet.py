@@ -30,6 +30,7 @@ __all__ = ["MAX_PAGE_SIZE", "Fleet"]
 MAX_PAGE_SIZE = 1000
 _PAGE_SIZE = 100
 _MAX_OFFSET = 2**53
+_MAX_INT64 = 2**63 - 1
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Row = TypeVar("Row")
@@ -110,6 +111,8 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             last_build_error=self._builder.last_error,
             days_left_out=self._builder.left_out.days,
             rows_left_out=self._builder.left_out.rows,
+            accepted_events=stats.accepted_events,
+            rejected_events=_counts(stats.rejected_events),
         )
 
     async def ListHosts(  # noqa: N802 - the name in fleet.proto
@@ -164,6 +167,39 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             rows, total = built.coefficients_page(page.token.offset, page.size), built.coefficients_count
         return fleet_pb2.ListCoefficientsResponse(
             version=built.version, coefficients=rows, next_page_token=_next(page, built, total)
+        )
+
+    async def ListEvents(  # noqa: N802 - the name in fleet.proto
+        self, request: fleet_pb2.ListEventsRequest, context: Context
+    ) -> fleet_pb2.ListEventsResponse:
+        """What hosts report of their VMs, the last that came first."""
+        await self._check_operator(context)
+        wanted = {
+            "host": request.host,
+            "vm": request.vm,
+            "behaviour": request.behaviour,
+            "since_unix_ns": min(request.since_unix_ns, _MAX_INT64),
+            "until_unix_ns": min(request.until_unix_ns or _MAX_INT64, _MAX_INT64),
+        }
+        page = await _page(request, "events", repr(sorted(wanted.items())), context)
+        before = page.token.offset or _MAX_INT64
+        found = await asyncio.to_thread(
+            self._journal.read_events, before_id=before, limit=page.size + 1, **wanted
+        )
+        shown = found[: page.size]
+        token = ""
+        if len(found) > page.size:
+            token = _encode(msgspec.structs.replace(page.token, offset=shown[-1][0]))
+        return fleet_pb2.ListEventsResponse(
+            events=[
+                fleet_pb2.FleetEvent(
+                    host=row.host,
+                    received_unix_ns=row.received_unix_ns,
+                    event=agent_pb2.VmEvent.FromString(row.payload),
+                )
+                for _, row in shown
+            ],
+            next_page_token=token,
         )
 
     async def _check_operator(self, context: Context) -> None:

@@ -170,7 +170,7 @@ class CpiBatch(_message.Message):
     def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ...) -> None: ...
 
 class VmEvent(_message.Message):
-    __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits")
+    __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits", "machine")
     VM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +184,7 @@ class VmEvent(_message.Message):
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     DEGRADATION_FIELD_NUMBER: _ClassVar[int]
     CULPRITS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     vm: str
     epoch: str
     name: str
@@ -197,7 +198,8 @@ class VmEvent(_message.Message):
     evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
     degradation: Degradation
     culprits: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., unix_ns: _Optional[int] = ..., behaviour: _Optional[_Union[Behaviour, str]] = ..., before: _Optional[_Union[Behaviour, str]] = ..., lasted_ns: _Optional[int] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ...) -> None: ...
+    machine: str
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., unix_ns: _Optional[int] = ..., behaviour: _Optional[_Union[Behaviour, str]] = ..., before: _Optional[_Union[Behaviour, str]] = ..., lasted_ns: _Optional[int] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("signal", "value", "baseline", "threshold")

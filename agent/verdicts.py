@@ -1,0 +1,96 @@
+"""What the host's own analysis says of a VM (`agent.cloud_white`), as plain values: for the local API, /metrics, central.
+
+Nothing here needs numpy: with the analysis off none of it is loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["BEHAVIOURS", "Behaviour", "Degradation", "Reasoning", "Shown", "SignalView", "Verdict", "VmEvent"]
+
+#: The words of `agent.analysis.detector.Behaviour`.
+Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
+BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "inflicting", "victim")
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
+
+    All three are NaN where it cannot be told: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
+    "missing:SIGNAL", "out_of_range:SIGNAL" or "failed". `model` is the file's name; "" where there is none.
+    """
+
+    ratio: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    cannot_tell: str = ""
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A signal that speaks for a verdict: its value, its baseline and the threshold it was held against."""
+
+    signal: str
+    value: float
+    baseline: float
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is held of a VM since `since_ns` (monotonic). `culprits` are UUIDs; `degradation` None: not asked for."""
+
+    behaviour: Behaviour
+    reason: str
+    since_ns: int
+    evidence: tuple[Shown, ...] = ()
+    culprits: tuple[str, ...] = ()
+    baseline_ticks: int = 0
+    baseline_ready: bool = False
+    degradation: Degradation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SignalView:
+    """A signal of the last tick beside its baseline; NaN where not known."""
+
+    name: str
+    value: float
+    baseline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """All that a verdict was made of, for `explain`; here the verdict always has its estimate."""
+
+    detector: str
+    verdict: Verdict
+    signals: tuple[SignalView, ...]
+    events: tuple[VmEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VmEvent:
+    """A VM began or ceased to suffer or to inflict. `lasted_ns`: how long it had behaved as `before`.
+
+    `degradation` is that of the moment, or, where a victim is none any more, the worst while it was one.
+    """
+
+    vm: str
+    epoch: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    unix_ns: int
+    behaviour: Behaviour
+    before: Behaviour
+    lasted_ns: int
+    reason: str
+    evidence: tuple[Shown, ...] = ()
+    degradation: Degradation | None = None
+    culprits: tuple[str, ...] = ()

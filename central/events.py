@@ -1,0 +1,77 @@
+"""Events that hosts report: what of a batch is taken, and what of it is refused, counted by reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from central.journal_tables import EventRow
+from central.validate import Limits, is_name
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["EVENT_REASONS", "check_events"]
+
+#: Why an event is refused, in the order in which reasons are tried.
+EVENT_REASONS = ("too_many_events", "bad_event", "bad_event_time")
+
+_MAX_EVENTS = 1000  # of one batch
+_MAX_EVENT_BYTES = 16 << 10
+_MAX_INT64 = 2**63 - 1
+_BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
+
+
+def check_events(
+    batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
+) -> tuple[list[EventRow], dict[str, int]]:
+    """Check the events of a batch one by one; those that cannot be used cost neither the others nor any row.
+
+    Args:
+        batch: as it came; an agent that knows no events sends none.
+        host: whose stream it is.
+        is_importer: whether it may speak for other machines, of any time.
+        limits: how far a time may be from now.
+        now_unix_ns: central's clock.
+
+    Returns:
+        What is taken, and how many are not, by reason.
+
+    """
+    taken: list[EventRow] = []
+    rejected: Counter[str] = Counter()
+    earliest = 0 if is_importer else now_unix_ns - int(limits.max_past_days * 86_400e9)
+    latest = min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
+    for number, event in enumerate(batch.events):
+        if number >= _MAX_EVENTS:
+            rejected["too_many_events"] += len(batch.events) - number
+            break
+        machine = event.machine or host
+        if not _is_good(event) or (machine != host and not (is_importer and is_name(machine))):
+            rejected["bad_event"] += 1
+        elif not earliest <= event.unix_ns <= latest:
+            rejected["bad_event_time"] += 1
+        else:
+            taken.append(
+                EventRow(
+                    host=machine,
+                    received_unix_ns=now_unix_ns,
+                    unix_ns=event.unix_ns,
+                    vm=event.vm,
+                    name=event.name,
+                    behaviour=event.behaviour,
+                    before=event.before,
+                    payload=event.SerializeToString(),
+                )
+            )
+    return taken, dict(rejected)
+
+
+def _is_good(event: agent_pb2.VmEvent) -> bool:
+    """Whether it says of whom it is and what began; texts are for people's terminals, so without control characters."""
+    texts = (event.epoch, event.name, event.job, *event.culprits)
+    return (
+        is_name(event.vm)
+        and all(not text or is_name(text) for text in texts)
+        and (not event.reason or event.reason.isprintable())
+        and event.behaviour in _BEHAVIOURS
+        and event.before in _BEHAVIOURS
+        and event.ByteSize() <= _MAX_EVENT_BYTES
+    )
