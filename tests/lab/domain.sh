@@ -1,6 +1,7 @@
 #!/bin/bash
 # Start a VM of the lab (transient: libvirt forgets it when it ends) and wait until its guest is up (NOWAIT=1: do not).
-# usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      LOAD is mixed, idle, busy or writer; the VM is wplab-LOAD-NUMBER
+# usage: domain.sh LOAD NUMBER [VCPUS] [MAX_VCPUS]      the VM is wplab-LOAD-NUMBER at 10.77.0.(100+NUMBER); LOAD is mixed,
+# idle, busy, writer, server (HTTP on port 80) or stressor (told by lines to port 9000; both: guest_load.c)
 . "$(dirname "$0")/lib.sh"
 LOAD=$1 NUMBER=$2 VCPUS=${3:-1} MAX_VCPUS=${4:-${3:-1}}
 NAME=$PREFIX$LOAD-$NUMBER
@@ -42,6 +43,8 @@ define() {
     <interface type='bridge'>
       <source bridge='$BRIDGE'/><virtualport type='openvswitch'/><target dev='wptap$NUMBER'/>
       <model type='virtio'/><mac address='52:54:00:77:00:$TWO'/>
+      <!-- Open vSwitch in user space makes no checksums, so the guest has to: TCP would not come through. -->
+      <driver><host csum='off' gso='off' tso4='off' tso6='off' ecn='off' ufo='off'/></driver>
     </interface>
     <controller type='usb' model='none'/><memballoon model='none'/>
     <serial type='file'><source path='$VM/$NAME.log'/><target port='0'/></serial>

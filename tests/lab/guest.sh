@@ -2,7 +2,7 @@
 # Build the x86 guest: Debian's cloud kernel from the machine's own apt sources, and an initramfs of busybox that makes
 # the load named on the kernel's command line. Result: $VM/{vmlinuz,initrd.gz}; nothing is done where they are there.
 . "$(dirname "$0")/lib.sh"
-VERSION=2 # of the guest that this script builds
+VERSION=3 # of the guest that this script builds
 mkdir -p "$VM"
 chmod 755 "$LAB" "$VM"
 exec 9>"$VM/lock"
@@ -29,6 +29,7 @@ MODULES=(
 )
 for module in "${MODULES[@]}"; do cp "$WORK"/kernel/lib/modules/*/kernel/"$module.ko" "$WORK/root/mod/"; done
 cp "$(command -v busybox)" "$WORK/root/bin/busybox"
+gcc -static -O1 -pthread -o "$WORK/root/bin/guest_load" "$HERE/guest_load.c"
 cat >"$WORK/root/init" <<'INIT'
 #!/bin/busybox sh
 export PATH=/bin
@@ -66,6 +67,8 @@ writer) # 40 MiB, in ten pieces, then nothing more
     done
     echo "GUEST-WROTE 40 MiB"
     while :; do sleep 3600; done ;;
+server) exec guest_load serve 80 ;; # and it is process 1 then: a guest whose server ends is no use
+stressor) exec guest_load stress 9000 ;;
 esac
 INIT
 chmod 755 "$WORK/root/init"
