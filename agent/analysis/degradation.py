@@ -25,6 +25,7 @@ A model's last resort is the one of `models` with neither behaviour nor level.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,9 +33,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.glm import Glm
+from agent.analysis.relative import relative
+
 __all__ = [
+    "CPU_BOUND",
     "CPU_LEVELS",
     "FORMAT",
+    "LEVEL_REACH",
+    "MEMORY_BOUND",
     "Estimates",
     "Estimator",
     "GroupBaseline",
@@ -50,6 +57,10 @@ __all__ = [
 FORMAT = 1
 #: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs.
 CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
+#: A model for a level serves VMs whose use at the baseline is at most this far from it.
+LEVEL_REACH = 0.1
+MEMORY_BOUND = "memory-bound"
+CPU_BOUND = "cpu-bound"
 
 Floats = NDArray[np.float64]
 
@@ -134,8 +145,19 @@ class GroupBaseline:
 
 
 def group_key(values: Iterable[object]) -> tuple[str, ...]:
-    """Make the key of a group from its columns' values: 150000, 150000.0 and "150000" are the same."""
-    raise NotImplementedError
+    """Make the key of a group from its columns' values: 150000, 150000.0 and "150000" are the same, None is ""."""
+    return tuple(_key_part(value) for value in values)
+
+
+def _key_part(value: object) -> str:
+    if value is None:
+        return ""
+    text = str(value)
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return f"{number:.15g}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +191,105 @@ class Model:
             baseline_rows: shape (n,): of how many ticks each baseline is the mean; None: of enough.
 
         """
-        raise NotImplementedError
+        count = len(values)
+        numbers = np.full((3, count), math.nan)
+        reasons = [""] * count
+        chosen = self.choose(baseline)
+        for index, part in enumerate(self.estimators):
+            rows = np.flatnonzero(chosen == index)
+            if len(rows):
+                self._estimate(part, rows, values, baseline, numbers, reasons)
+        if baseline_rows is not None:
+            for row in np.flatnonzero(baseline_rows < self.min_baseline_rows):
+                numbers[:, row] = math.nan
+                if not reasons[row].startswith("missing") and reasons[row] != "no_baseline":
+                    reasons[row] = "baseline_young"
+        names = tuple(self.estimators[index].name for index in chosen)
+        return Estimates(numbers[0], numbers[1], numbers[2], tuple(reasons), names)
+
+    def choose(self, baseline: Floats) -> NDArray[np.int64]:
+        """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
+
+        Behaviour by the share of memory stalls, then the nearest CPU level within `LEVEL_REACH`; where either is not
+        known or has no model, the one for any VM.
+        """
+        last_resort = next(
+            i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None
+        )
+        chosen = np.full(len(baseline), last_resort, dtype=np.int64)
+        if self.rule is None or len(self.estimators) == 1:
+            return chosen
+        memory, total, cpu = (
+            baseline[:, self.inputs.index(name)]
+            for name in (self.rule.memory_stalls, self.rule.total_stalls, self.rule.cpu)
+        )
+        memory_bound = memory >= self.rule.memory_bound_from * total
+        known = ~np.isnan(memory + total + cpu)
+        for row in np.flatnonzero(known):
+            behaviour = MEMORY_BOUND if memory_bound[row] else CPU_BOUND
+            distances = [
+                (abs(e.cpu_level - cpu[row]), i)
+                for i, e in enumerate(self.estimators)
+                if e.behaviour == behaviour and e.cpu_level is not None
+            ]
+            distance, index = min(distances, default=(math.inf, last_resort))
+            if distance <= LEVEL_REACH:
+                chosen[row] = index
+        return chosen
+
+    def _estimate(
+        self,
+        part: SubModel,
+        rows: NDArray[np.int64],
+        values: Floats,
+        baseline: Floats,
+        numbers: Floats,
+        reasons: list[str],
+    ) -> None:
+        """Fill in `numbers` (degradation, low, high) and `reasons` of the rows that `part` is for."""
+        uses = list(part.uses)
+        is_missing = np.isnan(values[rows][:, uses])
+        is_without_baseline = np.isnan(baseline[rows][:, uses]).any(axis=1)
+        for place in np.flatnonzero(is_missing.any(axis=1) | is_without_baseline):
+            missing = np.flatnonzero(is_missing[place])
+            reasons[rows[place]] = (
+                f"missing:{self.features[uses[missing[0]]]}" if len(missing) else "no_baseline"
+            )
+        usable = rows[~(is_missing.any(axis=1) | is_without_baseline)]
+        if not len(usable):
+            return
+        count = len(self.features)
+        v, b = values[usable, :count], baseline[usable, :count]
+        degradation = part.estimator.predict(v, b)
+        outside, worst = _outside(part.ranges, v, b)
+        low = high = np.full(len(usable), math.nan)
+        is_like_training = np.ones(len(usable), dtype=np.bool_)
+        if part.intervals is not None:
+            low, high, is_like_training = part.intervals.bounds(v, b, degradation)
+        is_told = np.isfinite(degradation) & ~outside & is_like_training
+        numbers[:, usable[is_told]] = np.stack((degradation, low, high))[:, is_told]
+        for place in np.flatnonzero(~is_told):
+            of_range = worst[place] >= 0 and (outside[place] or not np.isfinite(degradation[place]))
+            name = self.features[worst[place]] if worst[place] >= 0 else ""
+            reasons[usable[place]] = f"out_of_range:{name}" if of_range else "unlike_training"
+
+
+def _outside(
+    ranges: Sequence[Range], values: Floats, baseline: Floats
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return whether each row leaves a range, and the column that is farthest out, -1 without ranges."""
+    if not ranges:
+        return np.zeros(len(values), dtype=np.bool_), np.full(len(values), -1, dtype=np.int64)
+    columns = [r.column for r in ranges]
+    scales = np.array([r.scale for r in ranges])
+    raw, base = values[:, columns], baseline[:, columns]
+    is_raw = np.array([r.form == "raw" for r in ranges])
+    seen = np.where(is_raw, raw, relative(raw, base, scales))
+    low, high = np.array([r.low for r in ranges]), np.array([r.high for r in ranges])
+    width = np.maximum(high - low, 1e-12)
+    excess = np.maximum(low - seen, seen - high) / width
+    farthest = excess.argmax(axis=1)
+    return excess.max(axis=1) > 0, np.array(columns, dtype=np.int64)[farthest]
 
 
 def parse(data: Mapping[str, Any]) -> Model:
@@ -179,4 +299,89 @@ def parse(data: Mapping[str, Any]) -> Model:
         ValueError: what is wrong with it and where, in one line.
 
     """
-    raise NotImplementedError
+    if data.get("format") != FORMAT:
+        raise ValueError(f"model: format {data.get('format')} is not known (known: {FORMAT})")
+    try:
+        features = tuple(str(name) for name in data["features"])
+        rule = _rule(data["rule"])
+        signals = () if rule is None else (rule.memory_stalls, rule.total_stalls, rule.cpu)
+        inputs = tuple(dict.fromkeys((*features, *signals)))
+        method = str(data["choice"]["method"])
+        parts = tuple(_part(part, method, len(features)) for part in data["models"])
+        baselines = data["baselines"]
+        model = Model(
+            target=str(data["target"]),
+            nominal=float(data["nominal"]),
+            method=method,
+            features=features,
+            inputs=inputs,
+            rule=rule,
+            min_baseline_rows=int(data["min_baseline_rows"]),
+            baseline_where=str(baselines["where"]),
+            group_by=tuple(str(name) for name in baselines["group_by"]),
+            groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
+            estimators=parts,
+        )
+    except KeyError as error:
+        raise ValueError(f"model: {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"model: a value is of the wrong kind: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"model: {error}") from error
+    if not features or len(set(features)) != len(features):
+        raise ValueError("model: features must be named, each once")
+    if sum(part.behaviour is None and part.cpu_level is None for part in parts) != 1:
+        raise ValueError("model: models needs exactly one for any behaviour and CPU level")
+    if any((part.behaviour is None) != (part.cpu_level is None) for part in parts):
+        raise ValueError("model: models: behaviour and cpu_level are given both or neither")
+    return model
+
+
+def _rule(data: Mapping[str, Any] | None) -> Rule | None:
+    if data is None:
+        return None
+    names = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
+    memory_stalls, total_stalls, cpu = names
+    return Rule(memory_stalls, total_stalls, float(data["memory_bound_from"]), cpu)
+
+
+def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
+    values = np.array([math.nan if v is None else float(v) for v in data["values"]], dtype=np.float64)
+    if len(values) != width:
+        raise ValueError(f"baselines: group {list(data['key'])} has {len(values)} values for {width} inputs")
+    target = data["target"]
+    return GroupBaseline(int(data["rows"]), math.nan if target is None else float(target), values)
+
+
+def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
+    behaviour, level = data["behaviour"], data["cpu_level"]
+    if behaviour not in (None, MEMORY_BOUND, CPU_BOUND):
+        raise ValueError(f"models: behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
+    level = None if level is None else float(level)
+    uses = tuple(int(column) for column in data.get("uses", range(width)))
+    ranges = tuple(
+        Range(int(r["column"]), str(r["form"]), float(r["low"]), float(r["high"]), float(r["scale"]))
+        for r in data["ranges"]
+    )
+    if any(not 0 <= column < width for column in (*uses, *(r.column for r in ranges))):
+        raise ValueError(f"models: uses and ranges must name columns 0 to {width - 1}")
+    if any(r.form not in ("raw", "relative") or not r.scale > 0 for r in ranges):
+        raise ValueError("models: a range's form must be raw or relative, its scale positive")
+    estimator = _estimator(data["estimator"])
+    if isinstance(estimator, Glm) and any(column >= width for column in estimator.columns):
+        raise ValueError(f"models: an estimator's terms must name columns 0 to {width - 1}")
+    name = method if level is None else f"{method} {behaviour} {level:.0%}"
+    return SubModel(name, behaviour, level, estimator, _intervals(data["intervals"]), uses, ranges)
+
+
+def _estimator(data: Mapping[str, Any]) -> Estimator:
+    kind = data["kind"]
+    if kind == "glm":
+        return Glm.from_json(data)
+    raise ValueError(f"models: estimator of unknown kind {kind}")
+
+
+def _intervals(data: Mapping[str, Any] | None) -> Interval | None:
+    if data is None:
+        return None
+    raise ValueError("models: intervals of unknown kind")
