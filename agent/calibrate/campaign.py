@@ -1,0 +1,292 @@
+"""A whole campaign: every run's phases, the load, the stressors and the samples; rows for the RUNS file."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from agent.analysis.signals import INDEX, Tick
+from agent.calibrate.client import CommandLoad
+from agent.calibrate.latency import Measured, percentile
+from agent.calibrate.plan import Load, Plan, Scenario
+from agent.calibrate.requests import RequestLoad
+from agent.calibrate.runs import Row, cpu_level
+from agent.calibrate.sampling import Sampler
+from agent.calibrate.stressors import Stressors
+from agent.clock import SystemClock
+from agent.config import AgentConfig
+from agent.state import SourceView
+from whitepanda.common.errors import UnavailableError, WhitepandaError
+
+__all__ = ["Campaign", "Run", "RunResult", "runs_of"]
+
+_POLL_S = 0.1
+_LATE_TICKS = 2.5  # until the samples of a phase's last second have been read
+_STOP_S = 60.0  # for all stressors together, when the campaign is given up
+
+Tell = Callable[[str, float], None]
+
+
+class Client(Protocol):
+    """Makes the load of one run and measures it."""
+
+    failures: int
+    trouble: str
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+
+    def over(self, start_ns: int, end_ns: int) -> Measured | None:
+        """Return what was measured over a stretch of the monotonic clock."""
+
+
+class Run(NamedTuple):
+    """One pass through the phases. `repetition` counts a scenario's runs at all loads, so that it names one run."""
+
+    scenario: Scenario
+    repetition: int
+    load: Load
+
+
+class Phase(NamedTuple):
+    """When a phase truly was, on the monotonic clock."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class RunResult:
+    """The rows of a run, and what there is to say of it; latencies are medians over the phase's seconds."""
+
+    run: Run
+    rows: list[Row]
+    failures: int
+    trouble: str
+    #: Per phase the median of p95_latency_s; no entry where no second of it has one.
+    p95_s: dict[str, float] = field(default_factory=dict)
+
+
+def runs_of(plan: Plan) -> list[Run]:
+    """Return the plan's runs in the order drawn: so that a drift of the host is no scenario's."""
+    runs = [
+        Run(scenario, 1 + level * plan.repetitions + number, load)
+        for scenario in plan.scenarios
+        for level, load in enumerate(plan.served.loads)
+        for number in range(plan.repetitions)
+    ]
+    random.Random(plan.seed).shuffle(runs)  # noqa: S311 - an order, no secret
+    return runs
+
+
+class Campaign:
+    """Runs a plan on this host.
+
+    Args:
+        plan: what.
+        config: an agent's configuration, for its sources and tick.
+        beside_others: whether VMs may run that the plan does not name.
+        on_tick: is told each tick's signals of all VMs that run.
+        on_progress: is told what happens now and how many seconds of the campaign have passed.
+
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        config: AgentConfig,
+        *,
+        beside_others: bool = False,
+        on_tick: Callable[[Tick], None] = lambda _tick: None,
+        on_progress: Tell = lambda _what, _seconds: None,
+    ) -> None:
+        self._plan = plan
+        self._clock = SystemClock()
+        self._sampler = Sampler(config, plan.vms, beside_others=beside_others, on_tick=on_tick)
+        self._stressors = Stressors(plan.deadline_s)
+        self._tell = on_progress
+        self._started_ns = 0
+        self._what = ""
+        #: What has to go on while a phase lasts: the sampling, and the load.
+        self._going: list[asyncio.Task[None]] = []
+        #: The phases of the run that goes on, as far as they are over.
+        self.phases: list[Phase] = []
+
+    @property
+    def sources(self) -> tuple[SourceView, ...]:
+        """How the sources are."""
+        return self._sampler.sources
+
+    async def check(self) -> None:
+        """See whether the campaign could start here; starts no load and no stressor.
+
+        Raises:
+            UnavailableError: it could not.
+
+        """
+        try:
+            await self._sampler.open()
+        finally:
+            await self._sampler.close()
+
+    async def run(self, on_run: Callable[[RunResult], None]) -> None:
+        """Run everything; cancelled or failed, the stressors are stopped all the same.
+
+        Args:
+            on_run: is given each run when it is whole.
+
+        Raises:
+            UnavailableError: something does not run, or stopped, or another VM came.
+            InputError: the user's own client prints nonsense.
+
+        """
+        try:
+            await self._sampler.open()
+            self._started_ns = self._clock.mono_ns()
+            self._begin(self._sampler.run())
+            for number, run in enumerate(runs_of(self._plan), 1):
+                if number > 1:
+                    await self._hold("cool-down", self._plan.cool_down_s)
+                self._what = f"{number}/{self._plan.runs} {run.scenario.name} at {run.load.load_ratio:g}"
+                on_run(await self._run(run, number))
+        finally:
+            await _whole(self._close())
+
+    async def _run(self, run: Run, number: int) -> RunResult:
+        plan, phases = self._plan, self._plan.phases
+        client = self._client(run.load, number)
+        sampler = self._sampler
+        sampler.seconds.clear()
+        self.phases = []
+        self._begin(client.run())
+        try:
+            await self._hold("warm-up", plan.served.warm_up_s)
+            await self._phase("quiet", phases.quiet_s)
+            quiet = self.phases[-1]
+            if client.over(quiet.start_ns, quiet.end_ns) is None:
+                raise UnavailableError(_no_answer(plan, client))
+            wanted = [s for s in plan.stressors if s.name in run.scenario.stressors]
+            await self._stressors.start(wanted)
+            await self._phase("stress", phases.stress_s)
+            await self._stressors.stop()
+            if phases.after_s:
+                await self._phase("after", phases.after_s)
+            await self._hold("last samples", _LATE_TICKS * sampler.tick_s)
+        finally:
+            await self._end_load()
+        rows = list(self._rows(run, client))
+        return RunResult(run, rows, client.failures, client.trouble, dict(_medians(rows)))
+
+    def _client(self, load: Load, number: int) -> Client:
+        served = self._plan.served
+        if served.requests is not None:
+            return RequestLoad(served.requests, load.requests_per_s, seed=self._plan.seed + number)
+        return CommandLoad((*served.command, *load.arguments))
+
+    async def _phase(self, name: str, seconds: float) -> None:
+        start_ns = self._clock.mono_ns()
+        await self._hold(name, seconds)
+        self.phases.append(Phase(name, start_ns, self._clock.mono_ns()))
+
+    async def _hold(self, name: str, seconds: float) -> None:
+        """Let some time pass, and see that all goes on as it should."""
+        end_ns = self._clock.mono_ns() + round(seconds * 1e9)
+        while True:
+            now_ns = self._clock.mono_ns()
+            self._tell(f"{self._what}: {name}", (now_ns - self._started_ns) / 1e9)
+            for task in self._going:
+                if task.done():
+                    task.result()  # raises what ended it
+            self._stressors.check()
+            self._sampler.check()
+            if now_ns >= end_ns:
+                return
+            await asyncio.sleep(min(_POLL_S, (end_ns - now_ns) / 1e9))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._going.append(asyncio.create_task(work))
+
+    async def _end_load(self) -> None:
+        client = self._going.pop()
+        client.cancel()
+        await asyncio.gather(client, return_exceptions=True)
+
+    async def _close(self) -> None:
+        """Stop everything; what cannot be stopped is told."""
+        problem: WhitepandaError | None = None
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._stressors.stop()
+        except TimeoutError:
+            problem = UnavailableError(f"the stressors did not stop within {_STOP_S:g} s; stop them by hand")
+        except WhitepandaError as error:
+            problem = error
+        for task in self._going:
+            task.cancel()
+        await asyncio.gather(*self._going, return_exceptions=True)
+        await self._sampler.close()
+        if problem is not None:
+            raise problem
+
+    def _rows(self, run: Run, client: Client) -> Iterator[Row]:
+        """Join the seconds with what the client measured over them; a second of two phases is left out."""
+        placed = [
+            (phase, second)
+            for phase in self.phases
+            for second in self._sampler.seconds
+            if phase.start_ns <= second.start_ns and second.end_ns <= phase.end_ns
+        ]
+        guest = [float(s.values[INDEX["guest_ratio"]]) for phase, s in placed if phase.name == "quiet"]
+        known = sorted(ratio for ratio in guest if not math.isnan(ratio))
+        level = cpu_level(percentile(known, 0.5) if known else math.nan)
+        for phase, second in placed:
+            measured = client.over(second.start_ns, second.end_ns) or Measured(math.nan)
+            at_s = (second.end_ns - self.phases[0].start_ns) / 1e9
+            yield Row(
+                run.scenario.name,
+                run.repetition,
+                phase.name,
+                at_s,
+                self._plan.served.vm,
+                run.load.load_ratio,
+                level,
+                measured,
+                second.values,
+            )
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do something to its end, even if this is cancelled meanwhile (a second Ctrl-C)."""
+    task = asyncio.create_task(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _no_answer(plan: Plan, client: Client) -> str:
+    if plan.served.requests is None:
+        return "served.command told nothing in the quiet phase: it has to print a JSON object per second"
+    why = f": {client.trouble}" if client.trouble else ""
+    return f"no answer from served.requests.address {plan.served.requests.address} in the quiet phase{why}"
+
+
+def _medians(rows: list[Row]) -> Iterator[tuple[str, float]]:
+    for phase in ("quiet", "stress", "after"):
+        known = sorted(
+            row.measured.p95_latency_s
+            for row in rows
+            if row.phase == phase and not math.isnan(row.measured.p95_latency_s)
+        )
+        if known:
+            yield phase, percentile(known, 0.5)

@@ -1,0 +1,218 @@
+"""The plan of a campaign: TOML into frozen structs; errors name the key. docs/calibrate.md has an example."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
+from whitepanda.common.errors import ConfigError
+
+__all__ = ["Load", "Phases", "Plan", "Requests", "Scenario", "Served", "Stressor", "load"]
+
+Arguments = tuple[str, ...]
+
+_DAY_S = 86_400
+_RANGES: tuple[Range, ...] = (
+    ("repetitions", 1, 10_000),
+    ("cool_down_s", 0, _DAY_S),
+    ("deadline_s", 0.1, 3600),
+    ("phases.quiet_s", 5, _DAY_S),
+    ("phases.stress_s", 5, _DAY_S),
+    ("phases.after_s", 0, _DAY_S),
+)
+_MAX_CONNECTIONS = 1000
+
+
+class Phases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long each phase of a run is, in seconds."""
+
+    quiet_s: float = 60.0  # no stressor: the baseline
+    stress_s: float = 50.0  # the scenario's stressors run
+    after_s: float = 30.0  # they are stopped again
+
+
+class Requests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The built-in client: requests at a given rate, whatever the answers take."""
+
+    address: str  # host:port of the server in the VM
+    protocol: Literal["http", "line"] = "http"  # line: a line is sent, a line is the answer
+    send: str = "/"  # the path that is asked for, or the line that is sent
+    connections: int = 16  # kept open; requests wait for a free one, and that counts
+    timeout_s: float = 10.0  # an answer that takes longer counts as this long
+    arrivals: Literal["poisson", "even"] = "poisson"  # gaps exponentially distributed, or all the same
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One level of load of the served VM."""
+
+    load_ratio: float  # nominal load: the share of what the server can do, for RUNS
+    requests_per_s: float = 0.0  # for the built-in client
+    arguments: Arguments = ()  # appended to the command of an external client
+
+
+class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The latency-critical VM, and who asks it: `requests` (built in) or `command` (a client of your own)."""
+
+    vm: str  # name or UUID
+    loads: tuple[Load, ...]
+    requests: Requests | None = None
+    command: Arguments = ()  # runs for a whole run; one JSON object per line: {"p95_latency_s": ...}
+    warm_up_s: float = 5.0  # from the load's beginning to the first phase
+
+
+class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that disturbs, and how it is started and stopped: by one of three ways.
+
+    `run`: a command that lasts; it is ended (SIGTERM) at the end of the phase, then `stop` runs if there is one.
+    `start` and `stop`: commands that return. `control`, `on` and `off`: lines that are sent to a TCP port, each
+    answered by a line that begins with "ok".
+    """
+
+    name: str
+    vm: str  # name or UUID of the VM that it runs in
+    run: Arguments = ()
+    start: Arguments = ()
+    stop: Arguments = ()
+    control: str = ""  # host:port
+    on: str = ""
+    off: str = ""
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What disturbs in the stress phase: the named stressors together; none for a run without interference."""
+
+    name: str
+    stressors: tuple[str, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole campaign: every scenario at every load, `repetitions` times, in an order drawn by `seed`."""
+
+    served: Served
+    scenarios: tuple[Scenario, ...]
+    stressors: tuple[Stressor, ...] = ()
+    phases: Phases = Phases()
+    repetitions: int = 3
+    cool_down_s: float = 15.0  # between two runs, without load
+    deadline_s: float = 30.0  # a command or a control line that takes longer has failed
+    seed: int = 1  # of the order of the runs, and of when requests are due
+
+    @property
+    def vms(self) -> tuple[str, ...]:
+        """All VMs of the plan, by name or UUID, the served one first."""
+        return tuple(dict.fromkeys((self.served.vm, *(stressor.vm for stressor in self.stressors))))
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return len(self.scenarios) * len(self.served.loads) * self.repetitions
+
+    @property
+    def seconds(self) -> float:
+        """How long all runs take, about."""
+        phases = self.phases
+        one_s = self.served.warm_up_s + phases.quiet_s + phases.stress_s + phases.after_s
+        return self.runs * (one_s + self.cool_down_s) - self.cool_down_s
+
+
+def load(path: Path) -> Plan:
+    """Read a plan.
+
+    Raises:
+        ConfigError: it cannot be read, or a setting is wrong; the message names the file, the key and the value.
+
+    """
+    plan = load_toml(path, Plan)
+    problem = next(_problems(plan), None)
+    if problem is not None:
+        raise ConfigError(f"{path}: {problem}")
+    return plan
+
+
+def _problems(plan: Plan) -> Iterator[str]:
+    yield from out_of_range(plan, _RANGES)
+    yield from _served_problems(plan.served)
+    for index, stressor in enumerate(plan.stressors):
+        yield from _stressor_problems(f"stressors[{index}]", stressor)
+    for key, names in (
+        ("stressors", [stressor.name for stressor in plan.stressors]),
+        ("scenarios", [scenario.name for scenario in plan.scenarios]),
+    ):
+        yield from _name_problems(key, names)
+    if not plan.scenarios:
+        yield "scenarios must have at least one (a scenario without stressors is one without interference)"
+    known = {stressor.name for stressor in plan.stressors}
+    for index, scenario in enumerate(plan.scenarios):
+        for name in scenario.stressors:
+            if name not in known:
+                have = ", ".join(sorted(known)) or "none"
+                yield f"scenarios[{index}].stressors names '{name}', which is no stressor; there is: {have}"
+
+
+def _name_problems(key: str, names: Sequence[str]) -> Iterator[str]:
+    for index, name in enumerate(names):
+        if not name.strip():
+            yield f"{key}[{index}].name must not be empty"
+        if names.index(name) != index:
+            yield f"{key}[{index}].name '{name}' is there twice"
+
+
+def _served_problems(served: Served) -> Iterator[str]:
+    if not served.vm:
+        yield "served.vm must not be empty: it is the name or the UUID of the latency-critical VM"
+    if (served.requests is None) == (not served.command):
+        yield "served must have either requests (the built-in client) or command (your own), and not both"
+    if not served.loads:
+        yield "served.loads must have at least one"
+    if served.warm_up_s < 0:
+        yield f"served.warm_up_s must be 0 or more (value {served.warm_up_s})"
+    if served.requests is not None:
+        yield from _request_problems(served.requests)
+    yield from _load_problems(served)
+
+
+def _load_problems(served: Served) -> Iterator[str]:
+    for index, level in enumerate(served.loads):
+        if not 0 < level.load_ratio <= 1:
+            yield f"served.loads[{index}].load_ratio must be more than 0, to 1 (value {level.load_ratio})"
+        if served.requests is None:
+            continue
+        if level.requests_per_s <= 0:
+            yield f"served.loads[{index}].requests_per_s must be more than 0 (value {level.requests_per_s})"
+        if level.arguments:
+            yield f"served.loads[{index}].arguments is for served.command, which is not there"
+
+
+def _request_problems(requests: Requests) -> Iterator[str]:
+    problem = address_problem("served.requests.address", requests.address)
+    if problem:
+        yield problem
+    if not 1 <= requests.connections <= _MAX_CONNECTIONS:
+        yield f"served.requests.connections must be 1 to {_MAX_CONNECTIONS} (value {requests.connections})"
+    if requests.timeout_s <= 0:
+        yield f"served.requests.timeout_s must be more than 0 (value {requests.timeout_s})"
+    if any(ord(sign) < ord(" ") for sign in requests.send):
+        yield f"served.requests.send must be one line (value {requests.send!r})"
+    if requests.protocol == "http" and (not requests.send.startswith("/") or " " in requests.send):
+        yield f"served.requests.send must be a path such as /search?q=1 (value {requests.send!r})"
+
+
+def _stressor_problems(key: str, stressor: Stressor) -> Iterator[str]:
+    if not stressor.vm:
+        yield f"{key}.vm must not be empty: it is the name or the UUID of the VM that it runs in"
+    ways = [bool(stressor.run), bool(stressor.start), bool(stressor.control)]
+    if sum(ways) != 1:
+        yield f"{key} must have one of run, start (with stop) and control (with on and off)"
+    if stressor.start and not stressor.stop:
+        yield f"{key} has start ({shlex.join(stressor.start)}) and no stop"
+    if stressor.control:
+        problem = address_problem(f"{key}.control", stressor.control)
+        if problem:
+            yield problem
+        if not stressor.on or not stressor.off or "\n" in stressor.on + stressor.off:
+            yield f"{key}.on and {key}.off must be a line each (values {stressor.on!r}, {stressor.off!r})"

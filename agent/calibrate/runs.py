@@ -1,0 +1,119 @@
+"""The RUNS file: one row per second of the served VM, with what its client measured and what the host could tell.
+
+It grows in FILE.part, run by run, and becomes FILE only when it is whole.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from agent.analysis.signals import SIGNALS, Values
+from agent.calibrate.latency import Measured
+
+__all__ = ["COLUMNS", "CPU_LEVELS", "Row", "RunsFile", "cpu_level"]
+
+#: Cloud White's levels of %guest, for each of which it has a model.
+CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
+COLUMNS: tuple[str, ...] = (
+    "scenario",
+    "repetition",
+    "phase",
+    "at_s",
+    "vm",
+    "load_ratio",
+    "cpu_level",
+    *Measured._fields,
+    *SIGNALS,
+)
+
+
+class Row(NamedTuple):
+    """One second of a run. `at_s` is its end, since the run's first phase began; `values` has shape (SIGNALS,)."""
+
+    scenario: str
+    repetition: int
+    phase: str
+    at_s: float
+    vm: str
+    load_ratio: float
+    cpu_level: float
+    measured: Measured
+    values: Values
+
+
+def cpu_level(guest_ratio: float) -> float:
+    """Return the nearest of Cloud White's CPU levels; NaN stays NaN."""
+    if math.isnan(guest_ratio):
+        return math.nan
+    return min(CPU_LEVELS, key=lambda level: abs(level - guest_ratio))
+
+
+class RunsFile:
+    """Writes a RUNS file.
+
+    Args:
+        path: where to, as CSV.
+        replace: whether an existing file may be replaced.
+
+    Raises:
+        FileExistsError: it exists.
+        OSError: it cannot be written.
+
+    """
+
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
+        if path.exists() and not replace:
+            raise FileExistsError(path)
+        self.path = path
+        self.part = path.with_name(f"{path.name}.part")
+        self.rows = 0
+        self._file = self.part.open("w", encoding="utf-8", newline="")
+        self._file.write(",".join(COLUMNS) + "\n")
+        self._file.flush()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write a whole run, at once and to the disk."""
+        lines = [_line(row) for row in rows]
+        self._file.write("".join(lines))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows += len(lines)
+
+    def close(self) -> None:
+        """Let the file come into being. OSError: it stays FILE.part."""
+        self._file.close()
+        self.part.replace(self.path)
+
+    def leave(self) -> bool:
+        """End without a whole file; what there is of it stays in FILE.part, if there is anything.
+
+        Returns:
+            Whether something stays.
+
+        """
+        self._file.close()
+        if self.rows == 0:
+            self.part.unlink(missing_ok=True)
+        return self.rows > 0
+
+
+def _line(row: Row) -> str:
+    text = io.StringIO()
+    numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
+    csv.writer(text, lineterminator="\n").writerow(
+        (
+            row.scenario,
+            row.repetition,
+            row.phase,
+            f"{row.at_s:.3f}",
+            row.vm,
+            *("" if math.isnan(number) else repr(number) for number in numbers),
+        )
+    )
+    return text.getvalue()

@@ -1,0 +1,181 @@
+"""All VMs of this host, each tick, through the agent's own sources and pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from agent.analysis.signals import Tick, Values, VmKey, signals_of
+from agent.clock import SystemClock
+from agent.config import AgentConfig
+from agent.daemon import make_plans
+from agent.pipeline import Pipeline
+from agent.rates import HostRates, VmRates
+from agent.recording import troubles_of
+from agent.slots import Slots
+from agent.state import SourceView
+from agent.ticks import TickSchedule, first_due_ns
+from agent.vm_table import Vm
+from collector.base import Reason
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["Sampler", "Second"]
+
+_START_WAIT_S = 10.0
+_STOP_WAIT_S = 2.0
+_POLL_S = 0.02
+_PAUSED = "paused"
+
+
+class Second(NamedTuple):
+    """The served VM over one tick: the stretch of time that its values are of, and they (shape (SIGNALS,))."""
+
+    start_ns: int
+    end_ns: int
+    values: Values
+
+
+class Sampler:
+    """Samples the host and keeps watch over which VMs run.
+
+    Args:
+        config: sources and tick. The disks are read each tick, whatever it says: a second has to have its own.
+        wanted: names or UUIDs of the campaign's VMs, the served one first.
+        beside_others: whether other VMs may run.
+        on_tick: is told each tick's signals of all VMs that run.
+
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        wanted: Sequence[str],
+        *,
+        beside_others: bool = False,
+        on_tick: Callable[[Tick], None] = lambda _tick: None,
+    ) -> None:
+        self._config = _with_quick_disks(config)
+        self._wanted = wanted
+        self._beside_others = beside_others
+        self._on_tick = on_tick
+        self._clock = SystemClock()
+        self._slots = Slots(make_plans(self._config), self._clock)
+        self._pipeline = Pipeline(self._config, self._slots)
+        self._epochs: dict[str, str] = {}
+        self.tick_s = config.agent.tick_s
+        self.seconds: list[Second] = []
+
+    @property
+    def sources(self) -> tuple[SourceView, ...]:
+        """How the sources are."""
+        return self._slots.views()
+
+    async def open(self) -> None:
+        """Start the sources and wait for the first rates.
+
+        Raises:
+            UnavailableError: a required source or all of them are not there, or the VMs are not as they should be.
+
+        """
+        self._slots.start()
+        until_ns = self._clock.mono_ns() + round(_START_WAIT_S * 1e9)
+        while not all(slot.tried for slot in self._slots) and self._clock.mono_ns() < until_ns:  # noqa: ASYNC110 - threads tell, once at start
+            await asyncio.sleep(_POLL_S)
+        for slot in self._slots:
+            if slot.plan.mode == "required" and slot.trouble is not None:
+                view = slot.view()
+                raise UnavailableError(
+                    f"sources.{slot.name}.mode is 'required', but it is {view.state}: {view.detail}"
+                )
+        for _ in range(3):  # asked for, read, and read again: then there are rates
+            self._pipeline.tick(self._clock.mono_ns())
+            await self._clock.sleep_until(self._clock.mono_ns() + round(self.tick_s * 1e9))
+        self._pipeline.tick(self._clock.mono_ns())
+        self._epochs = {vm.identity.uuid: vm.identity.epoch for vm in self._named()}
+        self.check()
+
+    async def run(self) -> None:
+        """Sample each tick until cancelled."""
+        period_ns = round(self.tick_s * 1e9)
+        now_ns = self._clock.mono_ns()
+        schedule = TickSchedule(period_ns, first_due_ns(now_ns, self._clock.unix_ns(), period_ns))
+        while True:
+            await self._clock.sleep_until(schedule.due_ns)
+            now_ns = self._clock.mono_ns()
+            if schedule.advance(now_ns) is not None:
+                self._pipeline.tick(now_ns)
+                self._note(now_ns)
+
+    def check(self) -> None:
+        """See that just the VMs run that should, the same ones all the time.
+
+        Raises:
+            UnavailableError: one does not, or another one does.
+
+        """
+        found = {vm.identity.uuid: vm for vm in self._named()}
+        for name in self._wanted:
+            if not any(name in (vm.identity.name, vm.identity.uuid) for vm in found.values()):
+                have = ", ".join(sorted(vm.identity.name for vm in self._running())) or "none"
+                raise UnavailableError(
+                    f"VM '{name}' of the plan does not run here; those that run: {have}"
+                    f"{troubles_of(self.sources) if have == 'none' else ''}"
+                )
+        for uuid, vm in found.items():
+            if vm.identity.epoch != self._epochs.get(uuid):
+                raise UnavailableError(f"VM '{vm.identity.name}' was started anew during the campaign")
+        others = sorted(vm.identity.name for vm in self._running() if vm.identity.uuid not in found)
+        if others and not self._beside_others:
+            raise UnavailableError(
+                f"VMs run here that are not in the plan: {', '.join(others)}; they would be disturbed, and would "
+                "disturb the measurement: stop or move them, or give --beside-others"
+            )
+
+    async def close(self) -> None:
+        """Stop the sources."""
+        await asyncio.to_thread(self._slots.stop, _STOP_WAIT_S, time.monotonic)
+
+    def _running(self) -> Iterator[Vm]:
+        return (vm for vm in self._pipeline.table if vm.identity.state != _PAUSED)
+
+    def _named(self) -> Iterator[Vm]:
+        return (
+            vm
+            for vm in self._running()
+            if vm.identity.name in self._wanted or vm.identity.uuid in self._wanted
+        )
+
+    def _note(self, now_ns: int) -> None:
+        """Make the tick's signals, and keep the served VM's second if it is a new one."""
+        vms = list(self._running())
+        values = signals_of([_known(vm.rates) for vm in vms], _known(self._pipeline.host_rates))
+        keys = tuple(VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus) for vm in vms)
+        self._on_tick(Tick(now_ns / 1e9, keys, values))
+        for vm, own in zip(vms, values, strict=True):
+            if self._wanted[0] not in (vm.identity.name, vm.identity.uuid):
+                continue
+            last, now = vm.last.threads, vm.now.threads
+            if isinstance(last, Reason) or isinstance(now, Reason) or last.mono_ns >= now.mono_ns:
+                continue
+            if not self.seconds or now.mono_ns > self.seconds[-1].end_ns:
+                self.seconds.append(Second(last.mono_ns, now.mono_ns, own))
+
+
+def _known(rates: VmRates | HostRates | Reason) -> dict[str, float]:
+    """Return the metrics that are known, by name."""
+    if isinstance(rates, Reason):
+        return {}
+    return {name: value for name, value in rates._asdict().items() if not isinstance(value, Reason)}
+
+
+def _with_quick_disks(config: AgentConfig) -> AgentConfig:
+    sources, tick_s = config.sources, config.agent.tick_s
+    quick = {
+        name: msgspec.structs.replace(section, disk_poll_s=min(section.disk_poll_s, tick_s))
+        for name, section in (("libvirt", sources.libvirt), ("qemu", sources.qemu))
+    }
+    return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **quick))

@@ -1,0 +1,195 @@
+"""Starting and stopping what disturbs: commands given as lists of arguments, or lines to a TCP port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from agent.calibrate.plan import Stressor
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["Lasting", "Stressors"]
+
+_END_S = 5.0  # from SIGTERM to SIGKILL
+_KEPT_BYTES = 2000  # of a command's standard error, for the message
+
+
+@dataclass(slots=True)
+class Lasting:
+    """A command that is to last until it is ended. Its children end with it: it has a process group of its own.
+
+    Args:
+        what: names it in messages.
+        arguments: the command.
+        output: whether its standard output is wanted.
+
+    """
+
+    what: str
+    arguments: Sequence[str]
+    output: bool = False
+    process: asyncio.subprocess.Process | None = None
+    _said: bytearray = field(default_factory=bytearray)
+    _listener: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start it.
+
+        Raises:
+            UnavailableError: it cannot be started.
+
+        """
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *self.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if self.output else asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is ours to handle: the children are ended in order
+            )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise UnavailableError(f"{self.what}: cannot run {shlex.join(self.arguments)}: {why}") from error
+        self._listener = asyncio.create_task(self._listen(self.process))
+
+    @property
+    def ended(self) -> str:
+        """How it ended, with what it said last; "" while it runs."""
+        if self.process is None or self.process.returncode is None:
+            return ""
+        last = bytes(self._said).decode(errors="replace").strip().rpartition("\n")[2]
+        said = f": {last}" if last else ""
+        return f"{shlex.join(self.arguments)} ended with status {self.process.returncode}{said}"
+
+    async def wait(self) -> int:
+        """Wait for its end; return its status."""
+        assert self.process is not None  # noqa: S101 - started before
+        status = await self.process.wait()
+        if self._listener is not None:  # what a child of it holds open is not waited for
+            await asyncio.wait([self._listener], timeout=0.2)
+        return status
+
+    async def end(self) -> None:
+        """End it and its children, the hard way if need be."""
+        if self.process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.process.wait(), _END_S)
+                break
+        if self._listener is not None:
+            self._listener.cancel()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None  # noqa: S101 - asked for above
+        while some := await process.stderr.read(1 << 12):
+            self._said += some
+            del self._said[:-_KEPT_BYTES]
+
+
+class Stressors:
+    """The stressors that run now. Whatever was begun to be started is stopped, also where its start failed.
+
+    Args:
+        deadline_s: a command or a control line that takes longer has failed.
+
+    """
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._running: dict[str, tuple[Stressor, Lasting | None]] = {}
+
+    async def start(self, stressors: Sequence[Stressor]) -> None:
+        """Start all of them.
+
+        Raises:
+            UnavailableError: one did not start; the message says why.
+
+        """
+        for stressor in stressors:
+            lasting = Lasting(f"stressor '{stressor.name}'", stressor.run) if stressor.run else None
+            self._running[stressor.name] = (stressor, lasting)
+            if lasting is not None:
+                await lasting.start()
+            elif stressor.start:
+                await self._command(stressor, stressor.start)
+            else:
+                await self._tell(stressor, stressor.on)
+
+    def check(self) -> None:
+        """See that those that are to last still run.
+
+        Raises:
+            UnavailableError: one ended by itself, so the phase is not what its name says.
+
+        """
+        for name, (_, lasting) in self._running.items():
+            if lasting is not None and lasting.ended:
+                raise UnavailableError(f"stressor '{name}' ended before its phase did: {lasting.ended}")
+
+    async def stop(self) -> None:
+        """Stop all that run; one that cannot be stopped does not keep the others from it.
+
+        Raises:
+            UnavailableError: one or more could not be stopped.
+
+        """
+        problems: list[str] = []
+        for stressor, lasting in list(self._running.values()):
+            try:
+                if lasting is not None:
+                    await lasting.end()
+                if stressor.control:
+                    await self._tell(stressor, stressor.off)
+                elif stressor.stop:
+                    await self._command(stressor, stressor.stop)
+            except UnavailableError as error:
+                problems.append(str(error))
+            del self._running[stressor.name]
+        if problems:
+            raise UnavailableError(f"{'; '.join(problems)}; stop what may still run there by hand")
+
+    async def _command(self, stressor: Stressor, arguments: Sequence[str]) -> None:
+        """Run a command that is to return with status 0."""
+        command = Lasting(f"stressor '{stressor.name}'", arguments)
+        await command.start()
+        try:
+            status = await asyncio.wait_for(command.wait(), self._deadline_s)
+        except TimeoutError:
+            raise UnavailableError(
+                f"stressor '{stressor.name}': {shlex.join(arguments)} took more than {self._deadline_s:g} s; "
+                "a command that lasts belongs into `run`"
+            ) from None
+        finally:
+            # What it leaves running in the background is what it was started for; only itself is ended.
+            if command.process is not None and command.process.returncode is None:
+                await command.end()
+        if status != 0:
+            raise UnavailableError(f"stressor '{stressor.name}': {command.ended}")
+
+    async def _tell(self, stressor: Stressor, line: str) -> None:
+        """Send a control line and see that it is answered by "ok"."""
+        where = f"stressor '{stressor.name}': '{line}' to {stressor.control}"
+        host, _, port = stressor.control.rpartition(":")
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                try:
+                    writer.write(f"{line}\n".encode())
+                    answer = (await reader.readline()).decode(errors="replace").strip()
+                finally:
+                    writer.close()
+        except TimeoutError:
+            raise UnavailableError(f"{where}: no answer within {self._deadline_s:g} s") from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise UnavailableError(f"{where}: {why}") from error
+        if not answer.startswith("ok"):
+            raise UnavailableError(f"{where} was answered by '{answer}', not by ok")

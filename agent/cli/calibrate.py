@@ -1,0 +1,202 @@
+"""`whitepanda calibrate`: a campaign on a test host, whose RUNS file `whitepanda degradation fit` learns from."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agent.calibrate.campaign import Campaign, RunResult
+from agent.calibrate.plan import Plan, load
+from agent.calibrate.runs import RunsFile
+from agent.local_client import find_config
+from agent.recording import beside_agent
+from whitepanda.common import log
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+
+__all__ = ["calibrate"]
+
+_INTERRUPTED = 130
+
+
+def calibrate(
+    plan: Annotated[Path, typer.Argument(help="The campaign's plan: TOML, see docs/calibrate.md.")],
+    runs: Annotated[Path, typer.Argument(help="Where to: the RUNS file, CSV.")],
+    *,
+    config: Annotated[
+        Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")
+    ] = None,
+    beside_others: Annotated[
+        bool, typer.Option("--beside-others", help="Also where VMs run that the plan does not name.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="See whether it could start here; start nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace RUNS if it exists.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+) -> None:
+    """Disturb a served VM on purpose and measure what that does to its latency. For test hosts only.
+
+    Each run has a quiet phase, a stressed one and one after it; its seconds become rows of RUNS. The file comes into
+    being when all runs are done. Ctrl-C stops the stressors; finished runs stay in RUNS.part.
+    """
+    log.configure("error")  # the summary tells of the sources
+    what = load(plan)
+    settings, left = beside_agent(find_config(config)[0])
+    if check:
+        campaign = Campaign(what, settings, beside_others=beside_others)
+        _until_signal(campaign.check())
+        _show_check(what, campaign, as_json=json)
+        return
+    file = _create(runs, replace=force)
+    with _Watch(what, file) as watch:
+        campaign = Campaign(what, settings, beside_others=beside_others, on_progress=watch.progress)
+        try:
+            _until_signal(campaign.run(watch.take))
+            file.close()
+        except OSError as error:
+            raise UnavailableError(f"{runs}: cannot write: {error.strerror}{_left(file)}") from error
+        except KeyboardInterrupt:
+            errors.print(f"stopped; {runs} was not written{_left(file)}", markup=False, soft_wrap=True)
+            raise typer.Exit(_INTERRUPTED) from None
+        except WhitepandaError as error:
+            raise type(error)(f"{error}; {runs} was not written{_left(file)}") from error
+        except BaseException:
+            _left(file)
+            raise
+    _show(file, watch, campaign, left, as_json=json)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Takes the finished runs, and tells people how far it is."""
+
+    plan: Plan
+    file: RunsFile
+    results: list[RunResult] = field(default_factory=list)
+    _bar: Progress = field(
+        default_factory=lambda: Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=errors,
+            transient=True,
+            disable=not errors.is_terminal,
+        )
+    )
+
+    def __enter__(self) -> Self:
+        self._bar.add_task("starting", total=self.plan.seconds)
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def progress(self, what: str, seconds: float) -> None:
+        self._bar.update(self._bar.task_ids[0], description=escape(what), completed=seconds)
+
+    def take(self, result: RunResult) -> None:
+        self.file.add(result.rows)
+        self.results.append(result)
+        errors.print(
+            f"{len(self.results)}/{self.plan.runs} {_line(result)}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _create(runs: Path, *, replace: bool) -> RunsFile:
+    if runs.suffix == ".parquet":
+        raise InputError(f"{runs}: calibrate writes CSV; name it .csv")
+    try:
+        return RunsFile(runs, replace=replace)
+    except FileExistsError as error:
+        raise InputError(f"{runs}: exists already; give another name, or --force to replace it") from error
+    except OSError as error:
+        raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
+
+
+def _left(file: RunsFile) -> str:
+    return f"; the finished runs are in {file.part}" if file.leave() else ""
+
+
+def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end, or until SIGINT or SIGTERM, which is a KeyboardInterrupt once all is put back."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        await task
+
+    try:
+        asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _line(result: RunResult) -> str:
+    run = result.run
+    parts = [f"{phase} {p95_s * 1000:.3g} ms" for phase, p95_s in result.p95_s.items()]
+    failed = f"; {result.failures:,} requests failed ({result.trouble})" if result.failures else ""
+    return f"{run.scenario.name} at load {run.load.load_ratio:g}: p95 {', '.join(parts) or 'unknown'}{failed}"
+
+
+def _show_check(plan: Plan, campaign: Campaign, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms})
+        return
+    console.print(
+        f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h; nothing hinders their start",
+        soft_wrap=True,
+    )
+    _show_sources(campaign)
+
+
+def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "file": str(file.path),
+                "rows": file.rows,
+                "runs": [
+                    {
+                        "scenario": result.run.scenario.name,
+                        "repetition": result.run.repetition,
+                        "load_ratio": result.run.load.load_ratio,
+                        "rows": len(result.rows),
+                        "failures": result.failures,
+                        "p95_latency_s": result.p95_s,
+                    }
+                    for result in watch.results
+                ],
+                "sources": [
+                    {"name": source.name, "state": source.state, "detail": source.detail}
+                    for source in campaign.sources
+                ],
+                "left_to_agent": list(left),
+            }
+        )
+        return
+    console.print(
+        f"{escape(str(file.path))}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True
+    )
+    _show_sources(campaign)
+    for name in left:
+        console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)
+
+
+def _show_sources(campaign: Campaign) -> None:
+    for source in campaign.sources:
+        if source.state not in ("off", "available"):
+            console.print(f"  {source.name}: {source.state}: {escape(source.detail)}", soft_wrap=True)
