@@ -1,0 +1,314 @@
+"""`whitepanda degradation`: fit models of how much slower VMs become, apply them to rows, and measure their error."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table as Grid
+
+from agent.analysis.degradation import parse
+from central.degradation.choose import fit_model
+from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
+from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
+from central.degradation.plot import plot as write_plot
+from central.degradation.rows import predict_rows, read_model, write_model
+from central.degradation.runs import Columns, Runs, Table, make_runs
+from central.degradation.table import summary_tables
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError
+
+app = typer.Typer(help="How much slower VMs become: models fitted to measured runs.", no_args_is_help=True)
+
+_RunsArgument = Annotated[Path, typer.Argument(metavar="RUNS", help="Measured runs, CSV or Parquet.")]
+_ModelOption = Annotated[Path, typer.Option(metavar="MODEL.json", help="Model file, from `degradation fit`.")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command()
+def fit(
+    runs: _RunsArgument,
+    target: Annotated[str, typer.Option(metavar="COL", help="Column of the measured target, > 0.")],
+    baseline_where: Annotated[
+        str, typer.Option(metavar="EXPR", help="SQL condition: rows without interference.")
+    ],
+    group_by: Annotated[str, typer.Option(metavar="COLS", help="Columns (a,b,c): rows of one baseline.")],
+    features: Annotated[str, typer.Option(metavar="COLS", help="Columns that the model may use.")],
+    out: Annotated[Path, typer.Option(metavar="MODEL.json", help="Model file to write.")],
+    scenario: Annotated[
+        str | None,
+        typer.Option(metavar="COL", help="Held out one after the other; default: scenario, if there."),
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="COL", help="Seconds in a run; default: at_s, if there.")
+    ] = None,
+    where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Rivals to choose among (a,b,c); default: all.")
+    ] = "",
+    nominal: Annotated[float, typer.Option(min=0.5, max=0.99, help="Coverage of the intervals.")] = 0.9,
+    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    memory_bound_from: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of stalls on memory of a memory-bound VM.")
+    ] = 0.5,
+    min_baseline_rows: Annotated[
+        int, typer.Option(min=0, help="Fewer make a baseline too young; 0: from the runs.")
+    ] = 0,
+    baseline_rows: Annotated[  # noqa: FBT002 - a flag of typer's
+        bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
+    ] = True,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
+    ] = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Fit a degradation model to measured runs.
+
+    Degradation = target / mean target of the baseline rows of the same group. Gamma regressions and trees are fitted
+    without each scenario in turn; the one with the least error there is written, with the errors of all.
+    """
+    table = Table(runs)
+    columns = Columns(
+        target=target,
+        baseline_where=baseline_where,
+        group_by=_names(group_by, "--group-by"),
+        features=_names(features, "--features"),
+        scenario=_default(table, scenario, "scenario"),
+        time=_default(table, time, "at_s"),
+        where=where,
+        extra_inputs=_rule_signals(table),
+    )
+    measured = make_runs(table, columns)
+    options = FitOptions(
+        methods=_names(methods, "--methods") if methods else (),
+        nominal=nominal,
+        seed=seed,
+        memory_bound_from=memory_bound_from,
+        baseline_rows=baseline_rows,
+        min_baseline_rows=min_baseline_rows,
+        provenance=_provenance(runs),
+    )
+    with errors.status("fitting") as status:
+        data = fit_model(measured, options, lambda step: status.update(f"fitting {step}"))
+    write_model(out, data)
+    if plot is not None:
+        _plot_fit(plot, measured, data, runs.name)
+    counts = dict(measured.counts)
+    if json:
+        print_json({
+            "out": str(out),
+            "rows": counts,
+            "features_without_values": list(measured.left_out_features),
+            "choice": data["choice"],
+            "models": [_model_line(part) for part in data["models"]],
+        })  # fmt: skip
+        return
+    _print_rows(counts, measured.left_out_features)
+    _print_choice(data["choice"])
+    tables = summary_tables(data)
+    if tables:
+        console.print(tables, markup=False, soft_wrap=True)
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def predict(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="CSV or Parquet with the model's inputs.")],
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
+    baseline_where: Annotated[
+        str,
+        typer.Option(metavar="EXPR", help="SQL condition: baselines of groups that the model does not have."),
+    ] = "",
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Estimate the degradation of rows.
+
+    The rows are written in their order, with the columns degradation, low, high, reason and predicted_TARGET.
+    """
+    if out.resolve() == rows.resolve():
+        raise InputError(f"{out}: is ROWS itself; give the name of another file")
+    fitted, _ = read_model(model)
+    predicted = predict_rows(rows, fitted, out, baseline_where)
+    if json:
+        print_json({
+            "out": str(out),
+            "rows": predicted.rows,
+            "estimated": predicted.estimated,
+            "reasons": dict(predicted.reasons),
+            "predicted_column": predicted.predicted_column,
+        })  # fmt: skip
+        return
+    console.print(f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated", markup=False)
+    for reason, count in predicted.reasons.items():
+        console.print(f"cannot tell, {reason}: {count:,}", markup=False)
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def evaluate(
+    runs: _RunsArgument,
+    model: _ModelOption,
+    by_scenario: Annotated[  # noqa: FBT002 - a flag of typer's
+        bool, typer.Option("--by-scenario", help="Re-fit without each scenario in turn.")
+    ] = False,
+    folds: Annotated[int, typer.Option(min=0, help="Re-fit in so many folds of rows; 0: as it is.")] = 0,
+    method: Annotated[str, typer.Option(metavar="NAME", help="Re-fit this one; default: the model's.")] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds and fits.")] = 0,
+    scenario: Annotated[
+        str | None, typer.Option(metavar="COL", help="Default: the model's column of scenarios.")
+    ] = None,
+    where: Annotated[str, typer.Option(metavar="EXPR", help="SQL condition: rows that are used.")] = "",
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG: measured and estimated degradation.")
+    ] = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Measure a model's error on measured runs, baseline rows apart.
+
+    As it is, or re-fitted without what it then estimates (--by-scenario, --folds). Overall error: the 95th percentiles
+    of a run's measured and estimated values. Dynamic error: the mean over quanta of 1 s.
+    """
+    if by_scenario and folds:
+        raise InputError("--by-scenario and --folds are two ways to hold rows out; give one")
+    fitted, data = read_model(model)
+    table = Table(runs)
+    provenance = data.get("provenance", {})
+    table.require(fitted.inputs, "the model's inputs")
+    columns = Columns(
+        target=fitted.target,
+        baseline_where=fitted.baseline_where,
+        group_by=fitted.group_by,
+        features=fitted.features,
+        scenario=_default(table, scenario, str(provenance.get("scenario", ""))),
+        time=_default(table, None, str(provenance.get("time", ""))),
+        where=where or str(provenance.get("where", "")),
+        extra_inputs=_rule_signals(table),
+    )
+    measured = make_runs(table, columns)
+    if folds or by_scenario:
+        options = FitOptions(
+            nominal=fitted.nominal,
+            seed=seed,
+            baseline_rows=bool(provenance.get("baseline_rows", True)),
+            min_baseline_rows=fitted.min_baseline_rows,
+            memory_bound_from=fitted.rule.memory_bound_from if fitted.rule else 0.5,
+        )
+        with errors.status("fitting") as status:
+            rows, estimates, result = evaluate_refitted(
+                measured,
+                options,
+                method or fitted.method,
+                folds,
+                lambda step: status.update(f"fitting {step}"),
+            )
+        result["held_out_by"] = f"{folds} folds" if folds else "scenario"
+    else:
+        if measured.left_out_features:
+            raise InputError(f"{runs}: no row has a value of {', '.join(measured.left_out_features)}")
+        constant = float(data["choice"].get("constant", {}).get("degradation", 1.0))
+        rows, estimates, result = evaluate_as_is(measured, fitted, constant)
+        result["held_out_by"] = "nothing"
+    if plot is not None:
+        write_plot(plot, rows.degradation, estimates.degradation, rows.scenarios, runs.name)
+    result = {"usable": dict(measured.counts), **result}
+    if json:
+        print_json(result)
+        return
+    _print_rows(dict(measured.counts), ())
+    _print_evaluation(result)
+
+
+def _names(text: str, option: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise InputError(f"{option}: must be names separated by commas, each once (value {text})")
+    return names
+
+
+def _default(table: Table, given: str | None, usual: str) -> str:
+    if given is not None:
+        return given
+    return usual if usual in table.columns else ""
+
+
+def _rule_signals(table: Table) -> tuple[str, ...]:
+    return RULE_SIGNALS if set(RULE_SIGNALS) <= set(table.columns) else ()
+
+
+def _provenance(runs: Path) -> dict[str, Any]:
+    with runs.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"whitepanda": metadata.version("whitepanda"), "runs": runs.name, "sha256": digest}
+
+
+def _plot_fit(path: Path, measured: Runs, data: dict[str, Any], name: str) -> None:
+    model = parse(data)
+    values, baseline = inputs_of(measured, model)
+    estimates = model.predict(values, baseline)
+    write_plot(path, measured.degradation, estimates.degradation, np.array(estimates.models), name)
+
+
+def _model_line(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in ("behaviour", "cpu_level", "rows")}
+
+
+def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
+    words = {
+        "not_wanted": "not wanted (--where)",
+        "without_target": "without a target",
+        "without_baseline": "without a baseline of their group",
+        "without_feature": "with a feature not known",
+    }
+    missing = "".join(f", {counts[name]:,} {text}" for name, text in words.items() if counts[name])
+    console.print(
+        f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}", markup=False, soft_wrap=True
+    )
+    if left_out:
+        console.print(f"no row has a value of: {', '.join(left_out)}", markup=False, soft_wrap=True)
+
+
+def _print_choice(choice: dict[str, Any]) -> None:
+    grid = Grid(title=f"Error, held out by {choice['held_out_by']}", title_justify="left")
+    grid.add_column("method", no_wrap=True)
+    for name in ("mean", "median", "cannot tell"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("", no_wrap=False)
+    for row in choice["errors"]:
+        if "failed" in row:
+            grid.add_row(row["method"], "-", "-", "-", row["failed"])
+            continue
+        mark = "chosen" if row["method"] == choice["method"] else ""
+        told = f"{row['cannot_tell']:,}"
+        grid.add_row(row["method"], _percent(row["mean_ape"]), _percent(row["median_ape"]), told, mark)
+    constant = choice["constant"]
+    grid.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
+    console.print(grid)
+
+
+def _print_evaluation(result: dict[str, Any]) -> None:
+    grid = Grid(title=f"Held out: {result['held_out_by']}", title_justify="left")
+    grid.add_column("scenario")
+    for name in ("rows", "overall", "dynamic", "mean", "median", "covered"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    keys = ("overall_error", "dynamic_error", "mean_ape", "median_ape")
+    for name, line in {**result["by_scenario"], "all": result}.items():
+        numbers = [_percent(line[key]) for key in (*keys, "coverage")]
+        grid.add_row(name, f"{line['rows']:,}", *numbers)
+    constant = [_percent(result["constant"][key]) for key in keys]
+    grid.add_row("(a constant)", f"{result['rows']:,}", *constant, "-")
+    console.print(grid)
+    if not math.isnan(result["coverage"]):
+        width = f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}"
+        console.print(width, markup=False)
+    for reason, count in result["reasons"].items():
+        console.print(f"cannot tell, {reason}: {count:,}", markup=False)
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{100 * value:.1f} %"

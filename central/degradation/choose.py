@@ -1,0 +1,189 @@
+"""The choice among rivals: by the error on scenarios that they were not fitted to, with the agent's own code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import Model
+from central.degradation.fit import (
+    FitOptions,
+    Rival,
+    document,
+    fit_parts,
+    inputs_of,
+    model_of,
+    rivals,
+    with_ranges,
+)
+from central.degradation.glm import FitError
+from central.degradation.runs import Runs
+from whitepanda.common.errors import InputError
+
+__all__ = ["MIN_ROWS", "Held", "fit_model", "folds_of", "held_out", "scenario_sets"]
+
+#: Rows, baselines apart, that a fit needs.
+MIN_ROWS = 20
+_GROUP_FOLDS = 5
+
+Floats = NDArray[np.float64]
+
+
+class Held(NamedTuple):
+    """A rival's estimates of rows that it was not fitted to, shape (n,): NaN where it could not tell."""
+
+    rival: Rival
+    estimated: Floats
+    errors: dict[str, Any]
+
+
+def fit_model(
+    runs: Runs, options: FitOptions, on_progress: Callable[[str], None] = lambda _step: None
+) -> dict[str, Any]:
+    """Fit all rivals, choose one, and return the model file's content.
+
+    Raises:
+        InputError: too few rows, an unknown method, or no rival can be fitted.
+
+    """
+    count = int((~runs.is_baseline).sum())
+    if count < MIN_ROWS:
+        raise InputError(
+            f"{count} usable rows that are no baselines are too few; at least {MIN_ROWS} are needed"
+        )
+    try:
+        wanted = rivals(runs.columns.features, options)
+    except ValueError as error:
+        raise InputError(f"--methods: {error}") from error
+    sets, criterion = scenario_sets(runs, options)
+    held: list[Held] = []
+    failed: list[dict[str, Any]] = []
+    for rival in wanted:
+        on_progress(f"{rival.name} by {criterion}")
+        try:
+            held.append(held_out(runs, rival, options, sets))
+        except FitError as error:
+            failed.append({"method": rival.name, "failed": str(error)})
+    if not held:
+        raise InputError(f"no method can be fitted: {failed[0]['method']}: {failed[0]['failed']}")
+    best = min(held, key=lambda h: h.errors["mean_ape"])
+    on_progress(f"{best.rival.name} to all rows")
+    fitted = with_ranges(fit_parts(runs, best.rival, options), runs, options)
+    parts = with_intervals(fitted, runs, best, options)
+    constant = constant_of(runs)
+    choice = {
+        "method": best.rival.name,
+        "criterion": "mean absolute percentage error of rows that are no baselines, held out",
+        "held_out_by": criterion,
+        "errors": [*(h.errors for h in held), *failed],
+        "constant": {"degradation": constant, **_constant_errors(runs, sets)},
+    }
+    return document(runs, parts, choice, options)
+
+
+def with_intervals(
+    parts: list[dict[str, Any]], runs: Runs, held: Held, options: FitOptions
+) -> list[dict[str, Any]]:
+    """Return the parts with intervals, calibrated with the estimates of held-out scenarios (split conformal)."""
+    from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
+
+    count = len(runs.columns.features)
+    usable = ~runs.is_baseline & np.isfinite(held.estimated)
+    rows = runs.take(usable)
+    block = intervals.fit(
+        rows.values[:, :count],
+        rows.baseline[:, :count],
+        rows.degradation,
+        held.estimated[usable],
+        rows.scenarios,
+        nominal=options.nominal,
+    )
+    return [{**part, "intervals": block} for part in parts]
+
+
+def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Held:
+    """Fit a rival without each set of rows, and let it estimate that set.
+
+    Raises:
+        FitError: it cannot be fitted without one of the sets.
+
+    """
+    estimated = np.full(len(runs.degradation), math.nan)
+    for is_out in sets:
+        rest = runs.take(~is_out)
+        model = model_of(rest, fit_parts(rest, rival, options), options)
+        estimated[is_out] = estimates(model, runs.take(is_out))
+    rows = ~runs.is_baseline
+    told = np.isfinite(estimated)
+    # What a rival cannot tell counts as what anybody could say: the constant.
+    filled = np.where(told, estimated, constant_of(runs))
+    ape = np.abs(filled - runs.degradation)[rows] / runs.degradation[rows]
+    errors = {
+        "method": rival.name,
+        "mean_ape": float(ape.mean()),
+        "median_ape": float(np.median(ape)),
+        "rows": int(rows.sum()),
+        "cannot_tell": int((rows & ~told).sum()),
+    }
+    return Held(rival, estimated, errors)
+
+
+def estimates(model: Model, runs: Runs) -> Floats:
+    """Return a model's degradation of the rows, NaN where it cannot tell."""
+    values, baseline = inputs_of(runs, model)
+    return model.predict(values, baseline).degradation
+
+
+def constant_of(runs: Runs) -> float:
+    """Return the median degradation of the rows that are no baselines: what a model has to be better than."""
+    return float(np.median(runs.degradation[~runs.is_baseline]))
+
+
+def scenario_sets(runs: Runs, options: FitOptions) -> tuple[list[NDArray[np.bool_]], str]:
+    """Split the rows into sets that are held out one after the other, and say what they are.
+
+    By scenario where there are two or more, at most `options.held_out_sets` sets of them; else by group in 5 folds.
+    """
+    names = np.unique(runs.scenarios[~runs.is_baseline])
+    if len(names) > 1:
+        order = np.random.default_rng(options.seed).permutation(len(names))
+        count = min(len(names), options.held_out_sets)
+        chosen = [names[order[i::count]] for i in range(count)]
+        return [np.isin(runs.scenarios, part) for part in chosen], "scenario"
+    return list(folds_of(runs, _GROUP_FOLDS, options.seed, by_run=True)), "group"
+
+
+def folds_of(runs: Runs, folds: int, seed: int, *, by_run: bool = False) -> Iterator[NDArray[np.bool_]]:
+    """Split the rows that are no baselines at random, or whole runs of them, into folds: masks of what is held out."""
+    rows = np.flatnonzero(~runs.is_baseline)
+    names = np.unique(runs.runs[rows], return_inverse=True)[1] if by_run else np.arange(len(rows))
+    units = int(names.max()) + 1
+    if units < folds:
+        names, units = np.arange(len(rows)), len(rows)
+    order = np.random.default_rng(seed).permutation(units)
+    for fold in range(min(folds, units)):
+        mask = np.zeros(len(runs.degradation), dtype=np.bool_)
+        mask[rows[np.isin(names, order[fold::folds])]] = True
+        yield mask
+
+
+def _constant_errors(runs: Runs, sets: list[NDArray[np.bool_]]) -> dict[str, float]:
+    """Return the errors of the constant, held out as the rivals are."""
+    estimated = np.full(len(runs.degradation), math.nan)
+    for is_out in sets:
+        rest = runs.take(~is_out)
+        if (~rest.is_baseline).any():
+            estimated[is_out] = constant_of(rest)
+    rows = ~runs.is_baseline & np.isfinite(estimated)
+    ape = np.abs(estimated - runs.degradation)[rows] / runs.degradation[rows]
+    return {"mean_ape": float(ape.mean()), "median_ape": float(np.median(ape))}
+
+
+def only(options: FitOptions, method: str) -> FitOptions:
+    """Return the options with one method."""
+    return replace(options, methods=(method,))

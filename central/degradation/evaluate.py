@@ -1,0 +1,194 @@
+"""How far estimates are from what was measured: the paper's overall and dynamic error, and the intervals' coverage.
+
+Source: "Cloud White", section 7.1. Overall: the 95th percentiles of a run's measured and estimated values are compared.
+Dynamic: the mean error over quanta of 1 s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import Estimates, Model, parse
+from central.degradation.choose import constant_of, fit_model, folds_of, only
+from central.degradation.fit import FitOptions, inputs_of
+from central.degradation.runs import Runs
+from whitepanda.common.errors import InputError
+
+__all__ = ["PERCENTILE", "errors", "evaluate_as_is", "evaluate_refitted", "summary"]
+
+PERCENTILE = 95.0
+_QUANTUM_S = 1.0
+
+Floats = NDArray[np.float64]
+
+
+def errors(measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Floats) -> dict[str, float]:
+    """Compare estimates with measurements; rows without an estimate (NaN) are left out.
+
+    Args:
+        measured: shape (n,), degradation.
+        estimated: shape (n,).
+        runs: shape (n,): which run each row is of.
+        at_s: shape (n,): when in its run; NaN: each row is a quantum of its own.
+
+    Returns:
+        Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs.
+        NaN where nothing is estimated.
+
+    """
+    told = np.isfinite(estimated)
+    measured, estimated, runs, at_s = measured[told], estimated[told], runs[told], at_s[told]
+    if not len(measured):
+        return dict.fromkeys(("mean_ape", "median_ape", "overall_error", "dynamic_error"), math.nan)
+    ape = np.abs(estimated - measured) / measured
+    order = np.argsort(runs, kind="stable")
+    starts = np.flatnonzero(np.r_[True, runs[order][1:] != runs[order][:-1]])
+    overall, dynamic = [], []
+    for rows in np.split(order, starts[1:]):
+        real = float(np.percentile(measured[rows], PERCENTILE))
+        overall.append(abs(float(np.percentile(estimated[rows], PERCENTILE)) - real) / real)
+        dynamic.append(_dynamic(measured[rows], estimated[rows], at_s[rows]))
+    return {
+        "mean_ape": float(ape.mean()),
+        "median_ape": float(np.median(ape)),
+        "overall_error": float(np.mean(overall)),
+        "dynamic_error": float(np.mean(dynamic)),
+    }
+
+
+def _dynamic(measured: Floats, estimated: Floats, at_s: Floats) -> float:
+    """Return the mean error over the quanta of one run: means of both within each."""
+    if np.isnan(at_s).any():
+        return float((np.abs(estimated - measured) / measured).mean())
+    place = np.unique(np.floor(at_s / _QUANTUM_S), return_inverse=True)[1]
+    count = np.bincount(place)
+    real, said = np.bincount(place, measured) / count, np.bincount(place, estimated) / count
+    return float((np.abs(said - real) / real).mean())
+
+
+def summary(runs: Runs, estimates: Estimates, constant: Floats, nominal: float) -> dict[str, Any]:
+    """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant.
+
+    Args:
+        runs: the measured rows.
+        estimates: one per row.
+        constant: shape (n,): what the constant estimates of each row.
+        nominal: coverage that the intervals claim.
+
+    """
+    result = _of_rows(runs, estimates, constant, np.ones(len(runs.degradation), dtype=np.bool_))
+    result["nominal"] = nominal
+    reasons = Counter(reason for reason in estimates.reasons if reason)
+    result["reasons"] = dict(reasons.most_common())
+    names = np.unique(runs.scenarios)
+    result["by_scenario"] = (
+        {str(name): _of_rows(runs, estimates, constant, runs.scenarios == name) for name in names}
+        if len(names) > 1
+        else {}
+    )
+    return result
+
+
+def _of_rows(runs: Runs, estimates: Estimates, constant: Floats, rows: NDArray[np.bool_]) -> dict[str, Any]:
+    measured, estimated = runs.degradation[rows], estimates.degradation[rows]
+    names, at_s = runs.runs[rows], runs.at_s[rows]
+    low, high = estimates.low[rows], estimates.high[rows]
+    bounded = np.isfinite(low) & np.isfinite(high)
+    covered = (low <= measured) & (measured <= high)
+    return {
+        "rows": int(rows.sum()),
+        "runs": len(np.unique(names)),
+        "cannot_tell": int((~np.isfinite(estimated)).sum()),
+        **errors(measured, estimated, names, at_s),
+        "coverage": float(covered[bounded].mean()) if bounded.any() else math.nan,
+        "median_width": float(np.median((high - low)[bounded])) if bounded.any() else math.nan,
+        "constant": errors(measured, constant[rows], names, at_s),
+    }
+
+
+def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Estimates, dict[str, Any]]:
+    """Evaluate a model on the rows of `runs` that are no baselines.
+
+    Returns:
+        Those rows, the estimates, and their summary.
+
+    Raises:
+        InputError: every row is a baseline.
+
+    """
+    rows = _measured(runs)
+    values, baseline = inputs_of(rows, model)
+    estimates = model.predict(values, baseline, rows.baseline_rows)
+    constants = np.full(len(rows.degradation), constant)
+    return rows, estimates, summary(rows, estimates, constants, model.nominal)
+
+
+def evaluate_refitted(
+    runs: Runs,
+    options: FitOptions,
+    method: str,
+    folds: int,
+    on_progress: Callable[[str], None] = lambda _step: None,
+) -> tuple[Runs, Estimates, dict[str, Any]]:
+    """Evaluate a method: fitted, and its intervals calibrated, without the rows that it then estimates.
+
+    Args:
+        runs: the measured rows.
+        options: as for fitting.
+        method: of the rivals.
+        folds: that many folds of rows drawn at random (`options.seed`); 0: each scenario is held out in turn.
+        on_progress: called with what is being done.
+
+    Returns:
+        As `evaluate_as_is`.
+
+    Raises:
+        InputError: every row is a baseline, there is one scenario only, or a fit fails.
+
+    """
+    rows = _measured(runs)
+    is_measured = ~runs.is_baseline
+    count = len(runs.degradation)
+    numbers = np.full((3, count), math.nan)
+    reasons, models = np.full(count, "", dtype=object), np.full(count, "", dtype=object)
+    constants = np.full(count, math.nan)
+    for number, is_out in enumerate(_held_out(runs, folds, options.seed), start=1):
+        on_progress(f"{method}, held-out set {number}")
+        rest, out = runs.take(~is_out), np.flatnonzero(is_out & is_measured)
+        model = parse(fit_model(rest, only(options, method)))
+        part = runs.take(out)
+        values, baseline = inputs_of(part, model)
+        estimates = model.predict(values, baseline, part.baseline_rows)
+        numbers[:, out] = np.stack((estimates.degradation, estimates.low, estimates.high))
+        reasons[out], models[out] = estimates.reasons, estimates.models
+        constants[out] = constant_of(rest)
+    told = Estimates(
+        numbers[0][is_measured],
+        numbers[1][is_measured],
+        numbers[2][is_measured],
+        tuple(str(r) for r in reasons[is_measured]),
+        tuple(str(m) for m in models[is_measured]),
+    )
+    return rows, told, summary(rows, told, constants[is_measured], options.nominal)
+
+
+def _measured(runs: Runs) -> Runs:
+    rows = runs.take(~runs.is_baseline)
+    if not len(rows.degradation):
+        raise InputError("every usable row is a baseline; there is nothing to evaluate")
+    return rows
+
+
+def _held_out(runs: Runs, folds: int, seed: int) -> list[NDArray[np.bool_]]:
+    if folds:
+        return list(folds_of(runs, folds, seed))
+    names = np.unique(runs.scenarios[~runs.is_baseline])
+    if len(names) < 2:  # noqa: PLR2004 - one to hold out, one to fit to
+        raise InputError("there is one scenario only; see --scenario, or use --folds")
+    return [runs.scenarios == name for name in names]

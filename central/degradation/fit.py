@@ -1,0 +1,271 @@
+"""Fit a degradation model to runs: rivals, the choice among them, intervals, and the file that the agent evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import (
+    CPU_BOUND,
+    CPU_LEVELS,
+    FORMAT,
+    LEVEL_REACH,
+    MEMORY_BOUND,
+    Model,
+    parse,
+)
+from agent.analysis.glm import LINKS
+from agent.analysis.relative import relative
+from central.degradation import glm
+from central.degradation.glm import FitError
+from central.degradation.runs import Columns, Runs
+
+__all__ = [
+    "RULE_SIGNALS",
+    "FitOptions",
+    "Rival",
+    "document",
+    "fit_parts",
+    "model_of",
+    "rivals",
+    "with_ranges",
+]
+
+#: What the choice among the models of behaviours and CPU levels needs of a VM's baseline: see `degradation.Rule`.
+RULE_SIGNALS = ("memory_stall_ratio", "total_stall_ratio", "guest_ratio")
+#: Rows, baselines apart, that a behaviour and CPU level needs for a model of its own.
+MIN_CELL_ROWS = 100
+#: How far outside what training saw, as a share of its span, a feature may lie.
+RANGE_MARGIN = 0.1
+_SPLIT = "-split"
+_MAX_MIN_BASELINE_ROWS = 10
+
+Floats = NDArray[np.float64]
+FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
+
+
+class Rival(NamedTuple):
+    """One way to make a model. `split`: per behaviour and CPU level, where there are enough rows of it."""
+
+    name: str
+    fit: FitFunction
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """How a model is fitted.
+
+    `methods`: names of rivals, empty for all. `baseline_rows`: fit to baseline rows too (their degradation is about 1).
+    `min_baseline_rows` 0: half the median number of baseline rows per group, at most 10.
+    """
+
+    methods: tuple[str, ...] = ()
+    nominal: float = 0.9
+    seed: int = 0
+    memory_bound_from: float = 0.5
+    baseline_rows: bool = True
+    min_baseline_rows: int = 0
+    held_out_sets: int = 8
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def rivals(features: Sequence[str], options: FitOptions) -> list[Rival]:
+    """Return the rivals that were asked for, all without `options.methods`.
+
+    Raises:
+        ValueError: a method is not known; names those that are.
+
+    """
+    from central.degradation import trees  # noqa: PLC0415 - the extra `train`
+
+    def regression(link: str) -> FitFunction:
+        def fit(
+            values: Floats, baseline: Floats, degradation: Floats, _s: NDArray[np.str_]
+        ) -> dict[str, Any]:
+            return glm.fit(values, baseline, degradation, features, link)[0]
+
+        return fit
+
+    known = [Rival(f"gamma-{link}", regression(link)) for link in LINKS]
+    known += [Rival(rival.name + _SPLIT, rival.fit, split=True) for rival in known]
+    known += [Rival(name, fit) for name, fit in trees.rivals(features, options.seed).items()]
+    names = [rival.name for rival in known]
+    for method in options.methods:
+        if method not in names:
+            raise ValueError(f"no method {method}; known: {', '.join(names)}")
+    return [rival for rival in known if not options.methods or rival.name in options.methods]
+
+
+def fit_parts(runs: Runs, rival: Rival, options: FitOptions) -> list[dict[str, Any]]:
+    """Fit a rival: the `models` of a model file, without ranges and intervals.
+
+    Raises:
+        FitError: it cannot be fitted to these rows, or has nothing to split.
+
+    """
+    fitted = runs if options.baseline_rows else runs.take(~runs.is_baseline)
+    parts = [_part(fitted, rival, None, None)]
+    if not rival.split:
+        return parts
+    behaviours, levels = cells(runs, options)
+    for behaviour in (MEMORY_BOUND, CPU_BOUND):
+        for level in CPU_LEVELS:
+            is_in = (behaviours == behaviour) & (levels == level)
+            if int((is_in & ~runs.is_baseline).sum()) < MIN_CELL_ROWS:
+                continue
+            wanted = is_in if options.baseline_rows else is_in & ~runs.is_baseline
+            try:
+                parts.append(_part(runs.take(wanted), rival, behaviour, level))
+            except FitError:
+                continue  # the model for any VM serves this cell
+    if len(parts) == 1:
+        raise FitError(f"no behaviour and CPU level has {MIN_CELL_ROWS} rows and a model of its own")
+    return parts
+
+
+def cells(runs: Runs, options: FitOptions) -> tuple[NDArray[np.str_], Floats]:
+    """Return each row's behaviour ("": not known) and CPU level (NaN), by the rule that the agent applies."""
+    behaviours = np.full(len(runs.values), "", dtype="<U16")
+    levels = np.full(len(runs.values), np.nan)
+    if not has_rule(runs.columns):
+        return behaviours, levels
+    memory, total, cpu = (runs.baseline[:, runs.columns.inputs.index(name)] for name in RULE_SIGNALS)
+    known = ~np.isnan(memory + total + cpu)
+    memory_bound = memory >= options.memory_bound_from * total
+    behaviours[known & memory_bound] = MEMORY_BOUND
+    behaviours[known & ~memory_bound] = CPU_BOUND
+    grid = np.array(CPU_LEVELS)
+    distance = np.abs(np.where(known, cpu, 0.0)[:, None] - grid)
+    nearest = distance.argmin(axis=1)
+    is_near = known & (distance.min(axis=1) <= LEVEL_REACH)
+    levels[is_near] = grid[nearest[is_near]]
+    return behaviours, levels
+
+
+def has_rule(columns: Columns) -> bool:
+    """Whether the runs know the signals that a VM's model is chosen by."""
+    return set(RULE_SIGNALS) <= set(columns.inputs)
+
+
+def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) -> dict[str, Any]:
+    count = len(runs.columns.features)
+    values, baseline = runs.values[:, :count], runs.baseline[:, :count]
+    estimator = rival.fit(values, baseline, runs.degradation, runs.scenarios)
+    part: dict[str, Any] = {
+        "behaviour": behaviour,
+        "cpu_level": level,
+        "rows": len(values),
+        "estimator": estimator,
+        "intervals": None,
+        "ranges": [],
+    }
+    if estimator["kind"] == "glm":
+        part["uses"] = [term["column"] for term in estimator["terms"]]
+    elif "uses" in estimator:
+        part["uses"] = estimator["uses"]
+    return part
+
+
+def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) -> list[dict[str, Any]]:
+    """Return the parts with the ranges of what they use: relative to the baseline for regressions, else raw."""
+    behaviours, levels = cells(runs, options)
+    count = len(runs.columns.features)
+    scales = glm.scales_of(runs.values[:, :count])
+    result = []
+    for part in parts:
+        is_in = np.ones(len(runs.values), dtype=np.bool_)
+        if part["behaviour"] is not None:
+            is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+        values, baseline = runs.values[is_in, :count], runs.baseline[is_in, :count]
+        form = "relative" if part["estimator"]["kind"] == "glm" else "raw"
+        seen = relative(values, baseline, scales) if form == "relative" else values
+        ranges = []
+        for column in part.get("uses", range(count)):
+            low, high = float(seen[:, column].min()), float(seen[:, column].max())
+            margin = RANGE_MARGIN * (high - low)
+            ranges.append(
+                {
+                    "column": column,
+                    "form": form,
+                    "low": low - margin,
+                    "high": high + margin,
+                    "scale": float(scales[column]),
+                }
+            )
+        result.append({**part, "ranges": ranges})
+    return result
+
+
+def document(
+    runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], options: FitOptions
+) -> dict[str, Any]:
+    """Return a model file's content: see `agent.analysis.degradation`."""
+    columns = runs.columns
+    sizes = [g.rows for g in runs.groups.values()]
+    young = options.min_baseline_rows or max(1, min(_MAX_MIN_BASELINE_ROWS, int(np.median(sizes) / 2)))
+    memory_stalls, total_stalls, cpu = RULE_SIGNALS
+    rule = {
+        "memory_stalls": memory_stalls,
+        "total_stalls": total_stalls,
+        "memory_bound_from": options.memory_bound_from,
+        "cpu": cpu,
+    }
+    return {
+        "format": FORMAT,
+        "target": columns.target,
+        "nominal": options.nominal,
+        "features": list(columns.features),
+        "rule": rule if len(parts) > 1 else None,
+        "min_baseline_rows": young,
+        "baselines": {
+            "where": columns.baseline_where,
+            "group_by": list(columns.group_by),
+            "groups": [
+                {
+                    "key": list(key),
+                    "rows": group.rows,
+                    "target": _number(group.target),
+                    "values": [_number(v) for v in _values_of(group.values, columns, len(parts) > 1)],
+                }
+                for key, group in sorted(runs.groups.items())
+            ],
+        },
+        "choice": choice,
+        "models": parts,
+        "provenance": {
+            **options.provenance,
+            "rows": dict(runs.counts),
+            "scenario": columns.scenario,
+            "time": columns.time,
+            "where": columns.where,
+            "baseline_rows": options.baseline_rows,
+            "seed": options.seed,
+            "features_without_values": list(runs.left_out_features),
+        },
+    }
+
+
+def model_of(runs: Runs, parts: list[dict[str, Any]], options: FitOptions, method: str = "") -> Model:
+    """Return the run-time model of parts, for the rows of `runs`: what is measured is what the agent will do."""
+    return parse(document(runs, parts, {"method": method}, options))
+
+
+def inputs_of(runs: Runs, model: Model) -> tuple[Floats, Floats]:
+    """Return the rows' values and baselines as the model wants them, each of shape (n, len(model.inputs))."""
+    places = [runs.columns.inputs.index(name) for name in model.inputs]
+    return runs.values[:, places], runs.baseline[:, places]
+
+
+def _values_of(values: Floats, columns: Columns, with_rule: bool) -> Sequence[float]:  # noqa: FBT001 - private
+    """Return a group's inputs in the order of the model's: the rule's signals come in only where there is a rule."""
+    wanted = dict.fromkeys((*columns.features, *(RULE_SIGNALS if with_rule else ())))
+    return [float(values[columns.inputs.index(name)]) for name in wanted]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,251 @@
+"""Gamma regression, fitted as the paper does: candidates by correlation, IRLS, backward elimination by significance.
+
+Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.glm` evaluates what is written here.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.glm import LINKS
+from agent.analysis.relative import relative
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["MAX_P", "MIN_CORRELATION", "FitError", "Regression", "Term", "fit", "regress", "scales_of"]
+
+#: Candidates are the features whose correlation with the degradation is at least this, either way (section 6.3).
+MIN_CORRELATION = 0.4
+#: A term less significant than this is eliminated (section 6.3).
+MAX_P = 0.05
+#: Stalls in the core, on memory, and in total are collinear where one is derived from the others: so many at most.
+MAX_STALL_FEATURES = 2
+_STALLS = frozenset({"memory_stall_ratio", "core_stall_ratio", "total_stall_ratio"})
+#: A feature of which less than this share is not already in the candidates before it adds nothing but noise.
+_MIN_NEW_SHARE = 1e-6
+
+Floats = NDArray[np.float64]
+
+
+class FitError(Exception):
+    """This estimator cannot be fitted to these rows; the message says why. Another one may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One coefficient, with its standard error, Wald statistic, significance and 95 % interval."""
+
+    name: str
+    coefficient: float
+    standard_error: float
+    z: float
+    p: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A fitted Gamma regression, with what the paper's Table 2 tells of it. `terms[0]` is the constant."""
+
+    link: str
+    terms: tuple[Term, ...]
+    observations: int
+    df_residuals: int
+    df_model: int
+    scale: float
+    log_likelihood: float
+    deviance: float
+    pearson_chi2: float
+    iterations: int
+    eliminated: tuple[str, ...] = field(default=())
+
+
+def scales_of(values: Floats) -> Floats:
+    """Return a typical magnitude of each feature (n, k): the median of what is not 0; 1 where all is 0 or unknown."""
+    scales = np.ones(values.shape[1])
+    for column in range(values.shape[1]):
+        magnitudes = np.abs(values[:, column])
+        magnitudes = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
+        if len(magnitudes):
+            scales[column] = float(np.median(magnitudes))
+    return scales
+
+
+def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str) -> Regression:
+    """Fit a constant and these terms by iteratively reweighted least squares.
+
+    Args:
+        terms: shape (n, k), already relative to the baseline.
+        degradation: shape (n,), > 0.
+        names: of the terms.
+        link: "inverse" or "log".
+
+    Raises:
+        FitError: too few rows, or the iteration diverges or leaves the link's domain.
+        UnavailableError: statsmodels is not installed.
+
+    """
+    try:
+        import statsmodels.api as sm  # noqa: PLC0415 - takes a second, and is in the extra `train` only
+    except ImportError as error:
+        raise UnavailableError(f"fitting needs '{error.name}'; install whitepanda[train]") from error
+    if link not in LINKS:
+        raise ValueError(f"link must be one of {', '.join(LINKS)} (value {link})")
+    rows, count = terms.shape
+    if rows <= count + 1:
+        raise FitError(f"{rows} rows are too few for {count} terms and a constant")
+    links = {"inverse": sm.families.links.InversePower, "log": sm.families.links.Log}
+    design = np.column_stack((np.ones(rows), terms))
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter(
+            "ignore"
+        )  # statsmodels warns of every inverse link; what matters is checked below
+        try:
+            result = sm.GLM(degradation, design, family=sm.families.Gamma(links[link]())).fit(method="IRLS")
+        except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+            raise FitError(f"IRLS failed: {error}") from error
+        interval = result.conf_int(0.05)
+        columns = (result.params, result.bse, result.tvalues, result.pvalues, interval[:, 0], interval[:, 1])
+        log_likelihood = float(result.llf)
+    numbers = np.array([np.asarray(c, dtype=np.float64) for c in columns])
+    fitted = np.asarray(result.fittedvalues)
+    if not result.converged or not np.isfinite(numbers).all() or not (fitted > 0).all():
+        raise FitError("IRLS does not converge within the link's domain")
+    return Regression(
+        link=link,
+        terms=tuple(
+            Term(name, *(float(x) for x in numbers[:, i])) for i, name in enumerate(("const", *names))
+        ),
+        observations=rows,
+        df_residuals=int(result.df_resid),
+        df_model=int(result.df_model),
+        scale=float(result.scale),
+        log_likelihood=log_likelihood,
+        deviance=float(result.deviance),
+        pearson_chi2=float(result.pearson_chi2),
+        iterations=int(result.fit_history["iteration"]),
+    )
+
+
+def candidates(terms: Floats, degradation: Floats, names: Sequence[str]) -> list[int]:
+    """Choose the features that a model starts with: strongest correlation first, none redundant.
+
+    Those with |correlation| > `MIN_CORRELATION`; where no feature has that, the strongest one. At most
+    `MAX_STALL_FEATURES` of the stalls. A feature that is a linear combination of those before it is left out, as no
+    coefficient of theirs would have a meaning.
+
+    Raises:
+        FitError: no feature varies, or the degradation does not.
+
+    """
+    centred = terms - terms.mean(axis=0)
+    spread = np.sqrt((centred**2).mean(axis=0))
+    response = degradation - degradation.mean()
+    response_spread = float(np.sqrt((response**2).mean()))
+    varying = np.flatnonzero(spread > 1e-9 * np.maximum(np.abs(terms).mean(axis=0), 1e-300))
+    if not len(varying) or response_spread <= 0:
+        raise FitError("nothing to regress: no feature varies, or the degradation does not")
+    correlation = np.zeros(terms.shape[1])
+    covariance = (centred * response[:, None]).mean(axis=0)
+    correlation[varying] = covariance[varying] / (spread[varying] * response_spread)
+    order = sorted(varying.tolist(), key=lambda c: -abs(correlation[c]))
+    strong = [c for c in order if abs(correlation[c]) > MIN_CORRELATION] or order[:1]
+    chosen: list[int] = []
+    basis = np.empty((len(terms), 0))
+    stalls = 0
+    for column in strong:
+        if names[column] in _STALLS and stalls == MAX_STALL_FEATURES:
+            continue
+        unit = centred[:, column] / np.linalg.norm(centred[:, column])
+        rest = unit - basis @ (basis.T @ unit)
+        rest -= basis @ (basis.T @ rest)
+        if float(rest @ rest) < _MIN_NEW_SHARE:
+            continue
+        basis = np.column_stack((basis, rest / np.linalg.norm(rest)))
+        chosen.append(column)
+        stalls += names[column] in _STALLS
+    return chosen
+
+
+def fit(
+    values: Floats, baseline: Floats, degradation: Floats, names: Sequence[str], link: str
+) -> tuple[dict[str, Any], Regression]:
+    """Fit a model of the paper's kind.
+
+    Args:
+        values: shape (n, k), in their own units, all known.
+        baseline: the same without interference, shape (n, k).
+        degradation: shape (n,), > 0.
+        names: of the k features.
+        link: "inverse" or "log".
+
+    Returns:
+        The estimator block of a model file (see `agent.analysis.glm`), and the regression behind it.
+
+    Raises:
+        FitError: as `regress` and `candidates`.
+
+    """
+    scales = scales_of(values)
+    terms = relative(values, baseline, scales)
+    columns = candidates(terms, degradation, names)
+    eliminated: list[str] = []
+    while True:
+        try:
+            regression = regress(terms[:, columns], degradation, [names[c] for c in columns], link)
+        except FitError:
+            # Too many terms can drive an inverse link out of its domain: without the weakest candidate it may stay.
+            if len(columns) <= 1:
+                raise
+            eliminated.append(names[columns.pop()])
+            continue
+        weakest = max(range(len(columns)), key=lambda i: regression.terms[i + 1].p, default=None)
+        if weakest is None or regression.terms[weakest + 1].p <= MAX_P:
+            break
+        eliminated.append(names[columns.pop(weakest)])
+    block = {
+        "kind": "glm",
+        "link": link,
+        "constant": regression.terms[0].coefficient,
+        "terms": [
+            {"column": c, "name": names[c], "coefficient": t.coefficient, "scale": float(scales[c])}
+            for c, t in zip(columns, regression.terms[1:], strict=True)
+        ],
+        "summary": _summary(regression, eliminated),
+    }
+    return block, regression
+
+
+def _summary(regression: Regression, eliminated: Sequence[str]) -> dict[str, Any]:
+    """Return what the table is printed from, for the model file."""
+    r = regression
+    return {
+        "observations": r.observations,
+        "df_residuals": r.df_residuals,
+        "df_model": r.df_model,
+        "scale": r.scale,
+        "log_likelihood": r.log_likelihood,
+        "deviance": r.deviance,
+        "pearson_chi2": r.pearson_chi2,
+        "iterations": r.iterations,
+        "terms": [
+            {
+                "name": t.name,
+                "coef": t.coefficient,
+                "std_err": t.standard_error,
+                "z": t.z,
+                "p": t.p if math.isfinite(t.p) else 1.0,
+                "low": t.low,
+                "high": t.high,
+            }
+            for t in r.terms
+        ],
+        "eliminated": list(eliminated),
+    }

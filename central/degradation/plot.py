@@ -1,0 +1,68 @@
+"""Measured against estimated degradation, like the paper's Fig. 8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["MAX_PANELS", "plot"]
+
+MAX_PANELS = 12
+_COLUMNS = 3
+
+
+def plot(
+    path: Path,
+    measured: NDArray[np.float64],
+    estimated: NDArray[np.float64],
+    panels: NDArray[np.str_],
+    title: str,
+) -> None:
+    """Write a PNG: one panel per name in `panels` (the first `MAX_PANELS`), points, and the diagonal.
+
+    Args:
+        path: the file to write.
+        measured: shape (n,).
+        estimated: shape (n,), NaN where it could not be told: not drawn.
+        panels: shape (n,): which panel a row is in.
+        title: above all panels.
+
+    Raises:
+        InputError: the file cannot be written.
+        UnavailableError: matplotlib is not installed.
+
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
+        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
+    except ImportError as error:
+        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+    told = np.isfinite(estimated)
+    names = np.unique(panels)[:MAX_PANELS]
+    columns = min(len(names), _COLUMNS)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(4 * columns, 3.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, name in enumerate(names, start=1):
+        axes = figure.add_subplot(rows, columns, number)
+        here = told & (panels == name)
+        axes.scatter(measured[here], estimated[here], s=8, alpha=0.5, edgecolors="none")
+        both = np.concatenate((measured[here], estimated[here]))
+        if len(both):
+            ends = (float(both.min()), float(both.max()))
+            axes.plot(ends, ends, color="black", linewidth=0.8)
+            if ends[1] > 10 * max(ends[0], 1e-9):
+                axes.set_xscale("log")
+                axes.set_yscale("log")
+        axes.set_title(str(name) or "all rows", fontsize=9)
+        axes.set_xlabel("measured degradation")
+        axes.set_ylabel("estimated degradation")
+    figure.suptitle(title)
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error

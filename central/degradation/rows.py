@@ -1,0 +1,157 @@
+"""Estimates for the rows of a file, and files written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import GroupBaseline, Model, parse
+from central.degradation.runs import Table, baselines_of
+from whitepanda.common.errors import InputError
+
+__all__ = ["Predicted", "predict_rows", "read_model", "write_model"]
+
+_NEW = ("degradation", "low", "high", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What was estimated: rows, those with an estimate, and the others by reason."""
+
+    rows: int
+    estimated: int
+    reasons: Mapping[str, int]
+    predicted_column: str
+
+
+def read_model(path: Path) -> tuple[Model, dict[str, Any]]:
+    """Read a model file.
+
+    Returns:
+        The model, and the file's content.
+
+    Raises:
+        InputError: it is not there, no JSON, or no model.
+
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is no JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: model: must be a JSON object")
+    try:
+        return parse(data), data
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def write_model(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a model file.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    _write(path, lambda file: file.write(text.encode()))
+
+
+def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") -> Predicted:
+    """Estimate the degradation of a file's rows.
+
+    Args:
+        rows: CSV or Parquet, with the model's inputs and the columns of its groups.
+        model: as `read_model` reads it.
+        out: CSV or Parquet by its name: the rows in their order, and the columns degradation, low, high, reason and
+            predicted_<target>.
+        baseline_where: which rows are baselines of groups that the model does not know; "": none.
+
+    Raises:
+        InputError: a column is missing, not numeric or in the way, or `out` cannot be written.
+
+    """
+    table = Table(rows)
+    table.require(model.group_by, "the model's groups")
+    table.require(model.inputs, "the model's inputs")
+    predicted = f"predicted_{model.target}"
+    for name in (*_NEW, predicted):
+        if name in table.columns:
+            raise InputError(f"{rows}: has a column {name} already, which the estimates would be written to")
+    values = np.column_stack([table.numbers(name) for name in model.inputs])
+    keys = table.labels(model.group_by)
+    groups: dict[tuple[str, ...], GroupBaseline] = {}
+    if baseline_where:
+        is_baseline = table.where(baseline_where, "--baseline-where")
+        has_target = model.target in table.columns
+        target = table.numbers(model.target) if has_target else np.full(table.rows, math.nan)
+        groups = baselines_of(keys, is_baseline, target, values)
+    groups.update(model.groups)
+    unknown = GroupBaseline(0, math.nan, np.full(len(model.inputs), math.nan))
+    found = [groups.get(key, unknown) for key in keys]
+    baseline = np.array([g.values for g in found]).reshape(values.shape)
+    estimates = model.predict(values, baseline, np.array([g.rows for g in found], dtype=np.int64))
+    targets = estimates.degradation * np.array([g.target for g in found])
+    # Without any baseline the reason is that, whatever else the row lacks.
+    reasons = [
+        "no_baseline" if not group.rows else why for group, why in zip(found, estimates.reasons, strict=True)
+    ]
+    result = table.all_columns()
+    numbers = (estimates.degradation, estimates.low, estimates.high)
+    for name, column in zip(_NEW, numbers, strict=False):
+        result = result.append_column(name, _nullable(column))
+    result = result.append_column("reason", pa.array(reasons, pa.string()))
+    result = result.append_column(predicted, _nullable(targets))
+    _write_table(out, result)
+    counts = Counter(reason for reason in reasons if reason)
+    return Predicted(table.rows, table.rows - counts.total(), dict(counts.most_common()), predicted)
+
+
+def _nullable(values: NDArray[np.float64]) -> pa.Array:
+    """Return a column in which NaN is null: an empty field in CSV."""
+    return pa.array(values, from_pandas=True)
+
+
+def _write_table(path: Path, table: pa.Table) -> None:
+    def write(file: IO[bytes]) -> None:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            pa.parquet.write_table(table, file)
+        else:
+            pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))
+
+    _write(path, write)
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside `path`, which then takes its place: there is the old file or the whole new one."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    unfinished = ""
+    try:
+        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).chmod(0o644)
+        Path(unfinished).replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    finally:
+        if unfinished:
+            Path(unfinished).unlink(missing_ok=True)

@@ -1,0 +1,318 @@
+"""RUNS files: rows of measured runs, with any columns, read and filtered by DuckDB, and made into arrays.
+
+The user's expressions run on a table in memory, on a connection that can open no file, nor anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import GroupBaseline, group_key
+from whitepanda.common.errors import InputError
+
+__all__ = ["Columns", "Runs", "Table", "baselines_of", "make_runs", "read_runs"]
+
+Floats = NDArray[np.float64]
+
+
+class Table:
+    """The rows of one CSV or Parquet file, in the file's order."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            InputError: it is not there, not readable, or not of its kind.
+
+        """
+        self.path = path
+        self._duckdb = duckdb.connect(":memory:")
+        name = str(path)
+        if any(c in name for c in "*?["):
+            raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+        reader = "read_parquet(?)" if is_parquet else "read_csv(?, header = true, sample_size = -1)"
+        try:
+            self._duckdb.execute(f"CREATE TABLE read AS SELECT * FROM {reader}", [name])  # noqa: S608 - constants
+            self._duckdb.execute("CREATE TABLE runs AS SELECT *, rowid AS __row FROM read")
+            self._duckdb.execute("DROP TABLE read")
+            self._duckdb.execute("SET enable_external_access = false")
+            self._duckdb.execute("SET lock_configuration = true")
+        except duckdb.Error as error:
+            kind = "Parquet" if is_parquet else "CSV"
+            raise InputError(f"{path}: cannot be read as {kind}: {_line(error)}") from error
+        described = self._duckdb.execute("DESCRIBE runs").fetchall()
+        self.columns: tuple[str, ...] = tuple(row[0] for row in described if row[0] != "__row")
+        self.rows = int(self._duckdb.execute("SELECT count(*) FROM runs").fetchall()[0][0])
+
+    def require(self, names: Sequence[str], what: str) -> None:
+        """Check that the columns are there.
+
+        Raises:
+            InputError: names the first that is not, and those that are.
+
+        """
+        for name in names:
+            if name not in self.columns:
+                there = ", ".join(self.columns)
+                raise InputError(f"{self.path}: no column {name} (wanted by {what}); it has {there}")
+
+    def numbers(self, name: str) -> Floats:
+        """Return a column as numbers, shape (rows,), NaN where the file has nothing.
+
+        Raises:
+            InputError: a value is no finite number; names the first such row.
+
+        """
+        column = _quoted(name)
+        query = f"SELECT try_cast({column} AS DOUBLE), {column} FROM runs ORDER BY __row"  # noqa: S608 - quoted
+        table = self._duckdb.execute(query).fetch_arrow_table()
+        cast, raw = table.column(0), table.column(1)
+        values: Floats = np.asarray(cast.to_numpy(zero_copy_only=False), dtype=np.float64)
+        is_null = np.asarray(raw.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
+        is_wrong = (np.isnan(values) & ~is_null & np.asarray(cast.is_null())) | np.isinf(values)
+        if is_wrong.any():
+            row = int(np.flatnonzero(is_wrong)[0])
+            raise InputError(
+                f"{self.path}: column {name} must be numbers (row {row + 1}: {raw[row].as_py()!r})"
+            )
+        return values
+
+    def labels(self, names: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return each row's key by these columns, as `group_key` makes it."""
+        if not names:
+            return [()] * self.rows
+        columns = ", ".join(_quoted(name) for name in names)
+        rows = self._duckdb.execute(f"SELECT {columns} FROM runs ORDER BY __row").fetchall()  # noqa: S608 - quoted
+        seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        return [seen.get(row) or seen.setdefault(row, group_key(row)) for row in rows]
+
+    def where(self, expression: str, option: str) -> NDArray[np.bool_]:
+        """Return which rows an expression of the user's is true for, shape (rows,).
+
+        Raises:
+            InputError: it is no condition over the columns.
+
+        """
+        query = f"SELECT coalesce(({expression}\n)::BOOLEAN, false) FROM runs ORDER BY __row"  # noqa: S608 - no file, no network: see the class
+        try:
+            if len(duckdb.extract_statements(query)) != 1:
+                raise InputError(f"{option}: must be one condition (value {expression})")
+            values = self._duckdb.execute(query).fetch_arrow_table().column(0)
+        except duckdb.Error as error:
+            raise InputError(f"{option}: {_line(error)} (value {expression})") from error
+        if len(values) != self.rows:
+            raise InputError(f"{option}: must be a condition on each row (value {expression})")
+        return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+    def all_columns(self) -> pa.Table:
+        """Return the rows as they were read."""
+        columns = ", ".join(_quoted(name) for name in self.columns)
+        return self._duckdb.execute(f"SELECT {columns} FROM runs ORDER BY __row").fetch_arrow_table()  # noqa: S608 - quoted
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns of a RUNS file are what. `scenario` and `time` may be "": there is none."""
+
+    target: str
+    baseline_where: str
+    group_by: tuple[str, ...]
+    features: tuple[str, ...]
+    scenario: str = ""
+    time: str = ""
+    where: str = ""
+    extra_inputs: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The features, then the extra inputs that are none."""
+        return tuple(dict.fromkeys((*self.features, *self.extra_inputs)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """The usable rows of a RUNS file: each with a target, a group baseline, and all features known.
+
+    `values`, `baseline`: shape (n, inputs). `degradation`: shape (n,). `is_baseline`: shape (n,). `scenarios`, `runs`:
+    shape (n,), names. `at_s`: shape (n,), NaN without a time column. `counts`: rows read, and those left out, by
+    reason. `left_out_features`: those that no row knows.
+    """
+
+    columns: Columns
+    values: Floats
+    baseline: Floats
+    baseline_rows: NDArray[np.int64]
+    degradation: Floats
+    is_baseline: NDArray[np.bool_]
+    scenarios: NDArray[np.str_]
+    runs: NDArray[np.str_]
+    at_s: Floats
+    groups: Mapping[tuple[str, ...], GroupBaseline]
+    counts: Mapping[str, int]
+    left_out_features: tuple[str, ...] = ()
+
+    def take(self, rows: NDArray[Any]) -> Runs:
+        """Return only some of the rows: a mask or places. Groups and counts stay."""
+        return Runs(
+            columns=self.columns,
+            values=self.values[rows],
+            baseline=self.baseline[rows],
+            baseline_rows=self.baseline_rows[rows],
+            degradation=self.degradation[rows],
+            is_baseline=self.is_baseline[rows],
+            scenarios=self.scenarios[rows],
+            runs=self.runs[rows],
+            at_s=self.at_s[rows],
+            groups=self.groups,
+            counts=self.counts,
+            left_out_features=self.left_out_features,
+        )
+
+
+def read_runs(path: Path, columns: Columns) -> Runs:
+    """Read a RUNS file.
+
+    Raises:
+        InputError: a column is missing or not numeric, no row is a baseline, a target is not positive, no row is left.
+
+    """
+    return make_runs(Table(path), columns)
+
+
+def make_runs(table: Table, columns: Columns) -> Runs:
+    """Make arrays of a table's rows; see `read_runs`."""
+    table.require([columns.target], "--target")
+    table.require(columns.group_by, "--group-by")
+    table.require(columns.features, "--features")
+    if columns.scenario:
+        table.require([columns.scenario], "--scenario")
+    if columns.time:
+        table.require([columns.time], "--time")
+    target = table.numbers(columns.target)
+    _check_positive(table, columns.target, target)
+    values = np.column_stack([table.numbers(name) for name in columns.inputs])
+    is_baseline = table.where(columns.baseline_where, "--baseline-where")
+    if not is_baseline.any():
+        raise InputError(f"{table.path}: no row is a baseline (--baseline-where {columns.baseline_where})")
+    is_wanted = (
+        table.where(columns.where, "--where") if columns.where else np.ones(table.rows, dtype=np.bool_)
+    )
+    keys = table.labels(columns.group_by)
+    groups = baselines_of(keys, is_baseline, target, values)
+    columns, values, groups, left_out = _known_features(table, columns, values, groups)
+    has_group = np.array(
+        [key in groups and math.isfinite(groups[key].target) for key in keys], dtype=np.bool_
+    )
+    has_target = ~np.isnan(target)
+    count = len(columns.features)
+    empty = GroupBaseline(0, math.nan, np.full(values.shape[1], math.nan))
+    found = [groups.get(key, empty) for key in keys]
+    baseline = np.array([g.values for g in found]).reshape(values.shape)
+    is_complete = ~np.isnan(values[:, :count] + baseline[:, :count]).any(axis=1)
+    usable = is_wanted & has_target & has_group & is_complete
+    counts = {
+        "read": table.rows,
+        "not_wanted": int((~is_wanted).sum()),
+        "without_target": int((is_wanted & ~has_target).sum()),
+        "without_baseline": int((is_wanted & has_target & ~has_group).sum()),
+        "without_feature": int((is_wanted & has_target & has_group & ~is_complete).sum()),
+        "used": int(usable.sum()),
+    }
+    if not usable.any():
+        why = ", ".join(f"{name} {n}" for name, n in counts.items() if n and name not in ("read", "used"))
+        raise InputError(f"{table.path}: no usable row of {table.rows} ({why})")
+    names = table.labels([columns.scenario]) if columns.scenario else [("",)] * table.rows
+    scenarios = np.array([name[0] for name in names], dtype=np.str_)
+    time = table.numbers(columns.time) if columns.time else np.full(table.rows, math.nan)
+    runs = Runs(
+        columns=columns,
+        values=values,
+        baseline=baseline,
+        baseline_rows=np.array([g.rows for g in found], dtype=np.int64),
+        degradation=target / np.array([g.target for g in found]),
+        is_baseline=is_baseline,
+        scenarios=scenarios,
+        runs=np.array([" ".join((*key, s)) for key, s in zip(keys, scenarios, strict=True)], dtype=np.str_),
+        at_s=time,
+        groups=groups,
+        counts=counts,
+        left_out_features=left_out,
+    )
+    return runs.take(usable)
+
+
+def baselines_of(
+    keys: Sequence[tuple[str, ...]], is_baseline: NDArray[np.bool_], target: Floats, values: Floats
+) -> dict[tuple[str, ...], GroupBaseline]:
+    """Return each group's baseline: means over its baseline rows of what is known there, NaN where nothing is."""
+    members: dict[tuple[str, ...], list[int]] = {}
+    for row in np.flatnonzero(is_baseline).tolist():
+        members.setdefault(keys[row], []).append(row)
+    return {
+        key: GroupBaseline(
+            rows=len(rows), target=float(_means(target[rows][:, None])[0]), values=_means(values[rows])
+        )
+        for key, rows in members.items()
+    }
+
+
+def _means(values: Floats) -> Floats:
+    """Return the mean of each column over what is known."""
+    is_known = ~np.isnan(values)
+    count = is_known.sum(axis=0)
+    total = np.where(is_known, values, 0.0).sum(axis=0)
+    means: Floats = np.divide(total, count, out=np.full(values.shape[1], math.nan), where=count > 0)
+    return means
+
+
+def _known_features(
+    table: Table, columns: Columns, values: Floats, groups: dict[tuple[str, ...], GroupBaseline]
+) -> tuple[Columns, Floats, dict[tuple[str, ...], GroupBaseline], tuple[str, ...]]:
+    """Leave out the inputs that no row knows: a host without a PMU has no IPC, and the others are still worth it."""
+    is_known: NDArray[np.bool_] = np.asarray(~np.isnan(values).all(axis=0))
+    kept = [name for name, known in zip(columns.inputs, is_known, strict=True) if known]
+    left_out = tuple(name for name in columns.features if name not in kept)
+    features = tuple(name for name in columns.features if name in kept)
+    if not features:
+        raise InputError(f"{table.path}: no row has a value of any feature ({', '.join(columns.features)})")
+    fewer = Columns(
+        target=columns.target,
+        baseline_where=columns.baseline_where,
+        group_by=columns.group_by,
+        features=features,
+        scenario=columns.scenario,
+        time=columns.time,
+        where=columns.where,
+        extra_inputs=tuple(name for name in columns.extra_inputs if name in kept),
+    )
+    groups = {k: GroupBaseline(g.rows, g.target, g.values[is_known]) for k, g in groups.items()}
+    return fewer, values[:, is_known], groups, left_out
+
+
+def _check_positive(table: Table, name: str, target: Floats) -> None:
+    wrong = np.flatnonzero(target <= 0)
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"{table.path}: the target {name} must be positive (row {row + 1}: {target[row]:g}; {len(wrong)} such rows)"
+        )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _line(error: duckdb.Error) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
