@@ -29,8 +29,8 @@ class Behaviour(StrEnum):
 class Evidence:
     """One signal that speaks for a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
 
-    `baseline` is what is expected of the VM at its present load without interference; `threshold` is what `value` had to
-    pass: above `baseline` it is an upper limit, below it a lower one.
+    `baseline` is what is expected of the VM at its present load without interference; `threshold` is what `value` had
+    to pass: above `baseline` it is an upper limit, below it a lower one.
     """
 
     signal: str
@@ -44,8 +44,8 @@ class VmState:
     """The verdict on one VM in one tick.
 
     `reason`: one line for people, with numbers. `since_s`: the tick's clock when the behaviour began.
-    `culprits`: UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: how many quiet ticks
-    the baseline is made of, as far as they still count; `baseline_ready`: whether that is enough.
+    `culprits`: UUIDs of the VMs that inflict, the strongest first (victims only). `baseline_ticks`: how many quiet
+    ticks the baseline is made of, as far as they still count; `baseline_ready`: whether that is enough.
     """
 
     key: VmKey
