@@ -21,8 +21,8 @@ _RANGES: tuple[Range, ...] = (
     ("repetitions", 1, 10_000),
     ("cool_down_s", 0, _DAY_S),
     ("deadline_s", 0.1, 3600),
-    ("phases.quiet_s", 5, _DAY_S),
-    ("phases.stress_s", 5, _DAY_S),
+    ("phases.quiet_s", 0.5, _DAY_S),
+    ("phases.stress_s", 0.5, _DAY_S),
     ("phases.after_s", 0, _DAY_S),
 )
 _MAX_CONNECTIONS = 1000

@@ -15,6 +15,7 @@ import numpy as np
 
 from agent.calibrate.latency import Latencies, Measured
 from agent.calibrate.plan import Requests
+from agent.calibrate.stressors import why_of
 
 __all__ = ["RequestLoad"]
 
@@ -118,7 +119,7 @@ class RequestLoad:
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             connection.close()
             self.failures += 1
-            self.trouble = getattr(error, "strerror", None) or str(error)
+            self.trouble = why_of(error)
             await asyncio.sleep(_NO_RETRY_S)
         else:
             now_ns = time.monotonic_ns()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import signal
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,10 +14,23 @@ from dataclasses import dataclass, field
 from agent.calibrate.plan import Stressor
 from whitepanda.common.errors import UnavailableError
 
-__all__ = ["Lasting", "Stressors"]
+__all__ = ["Lasting", "Stressors", "why_of"]
 
 _END_S = 5.0  # from SIGTERM to SIGKILL
+_SHOWN = 100  # characters of a command in messages
 _KEPT_BYTES = 2000  # of a command's standard error, for the message
+
+
+def _shown(arguments: Sequence[str]) -> str:
+    """Show a command in a message: on one line, and not too long."""
+    return textwrap.shorten(shlex.join(arguments), _SHOWN, placeholder=" ...")
+
+
+def why_of(error: Exception) -> str:
+    """Say in words why something failed; asyncio's own words for a failed connection name only the address."""
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno or 0)
+    return getattr(error, "strerror", None) or str(error)
 
 
 @dataclass(slots=True)
@@ -53,8 +67,9 @@ class Lasting:
                 start_new_session=True,  # Ctrl-C is ours to handle: the children are ended in order
             )
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise UnavailableError(f"{self.what}: cannot run {shlex.join(self.arguments)}: {why}") from error
+            raise UnavailableError(
+                f"{self.what}: cannot run {_shown(self.arguments)}: {why_of(error)}"
+            ) from error
         self._listener = asyncio.create_task(self._listen(self.process))
 
     @property
@@ -64,7 +79,7 @@ class Lasting:
             return ""
         last = bytes(self._said).decode(errors="replace").strip().rpartition("\n")[2]
         said = f": {last}" if last else ""
-        return f"{shlex.join(self.arguments)} ended with status {self.process.returncode}{said}"
+        return f"{_shown(self.arguments)} ended with status {self.process.returncode}{said}"
 
     async def wait(self) -> int:
         """Wait for its end; return its status."""
@@ -164,7 +179,7 @@ class Stressors:
             status = await asyncio.wait_for(command.wait(), self._deadline_s)
         except TimeoutError:
             raise UnavailableError(
-                f"stressor '{stressor.name}': {shlex.join(arguments)} took more than {self._deadline_s:g} s; "
+                f"stressor '{stressor.name}': {_shown(arguments)} took more than {self._deadline_s:g} s; "
                 "a command that lasts belongs into `run`"
             ) from None
         finally:
@@ -189,7 +204,6 @@ class Stressors:
         except TimeoutError:
             raise UnavailableError(f"{where}: no answer within {self._deadline_s:g} s") from None
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise UnavailableError(f"{where}: {why}") from error
+            raise UnavailableError(f"{where}: {why_of(error)}") from error
         if not answer.startswith("ok"):
             raise UnavailableError(f"{where} was answered by '{answer}', not by ok")
