@@ -108,7 +108,9 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
             "ignore"
         )  # statsmodels warns of every inverse link; what matters is checked below
         try:
-            result = sm.GLM(degradation, design, family=sm.families.Gamma(links[link]())).fit(method="IRLS", tol=1e-10)
+            result = sm.GLM(degradation, design, family=sm.families.Gamma(links[link]())).fit(
+                method="IRLS", tol=1e-10
+            )
         except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
             raise FitError(f"IRLS failed: {error}") from error
         interval = result.conf_int(0.05)

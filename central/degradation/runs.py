@@ -77,7 +77,7 @@ class Table:
         """
         column = _quoted(name)
         query = f"SELECT try_cast({column} AS DOUBLE), {column} FROM runs ORDER BY __row"  # noqa: S608 - quoted
-        table = self._duckdb.execute(query).fetch_arrow_table()
+        table = self._duckdb.sql(query).to_arrow_table()
         cast, raw = table.column(0), table.column(1)
         values: Floats = np.asarray(cast.to_numpy(zero_copy_only=False), dtype=np.float64)
         is_null = np.asarray(raw.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
@@ -109,7 +109,7 @@ class Table:
         try:
             if len(duckdb.extract_statements(query)) != 1:
                 raise InputError(f"{option}: must be one condition (value {expression})")
-            values = self._duckdb.execute(query).fetch_arrow_table().column(0)
+            values = self._duckdb.sql(query).to_arrow_table().column(0)
         except duckdb.Error as error:
             raise InputError(f"{option}: {_line(error)} (value {expression})") from error
         if len(values) != self.rows:
@@ -119,7 +119,8 @@ class Table:
     def all_columns(self) -> pa.Table:
         """Return the rows as they were read."""
         columns = ", ".join(_quoted(name) for name in self.columns)
-        return self._duckdb.execute(f"SELECT {columns} FROM runs ORDER BY __row").fetch_arrow_table()  # noqa: S608 - quoted
+        query = f"SELECT {columns} FROM runs ORDER BY __row"  # noqa: S608 - quoted
+        return self._duckdb.sql(query).to_arrow_table()
 
 
 @dataclass(frozen=True, slots=True)
