@@ -203,15 +203,23 @@ class VmDelta(NamedTuple):
     numa: NumaPlacement | Reason = Reason.SOURCE_OFF
 
 
-def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
-    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.rates.derive`)."""
+def delta(now: JoinedVm, last: JoinedVm, known: tuple[JoinedVm, JoinedVm, VmDelta] | None = None) -> VmDelta:
+    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.rates.derive`).
+
+    `known` are two earlier readings and their difference: what is still the same (disks are polled slowly) is taken
+    from there.
+    """
     if now.epoch != last.epoch:
         starting = Reason.VM_STARTING
         return VmDelta(*(part if isinstance(part, Reason) else starting for part in now[2:]))
+    if known is not None and now.disks is known[0].disks and last.disks is known[1].disks:
+        disk = known[2].disk
+    else:
+        disk = _disk_delta(now.disks, last.disks)
     return VmDelta(
         _cpu_delta(now.threads, last.threads, now.vcpus),
         _perf_delta(now.perf, last.perf, now.vcpus),
-        _disk_delta(now.disks, last.disks),
+        disk,
         _network_delta(now.interfaces, last.interfaces),
         _process_delta(now.process, last.process),
         _cgroup_delta(now.cgroup, last.cgroup),

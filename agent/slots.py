@@ -55,6 +55,7 @@ class Slot:
         self._samples = 0
         self._failures = 0
         self._tried = threading.Event()
+        self._next_try_ns = 0  # when it is to be opened again; 0: it is open
         self._thread: threading.Thread | None = None
         if plan.broken is not None:
             self._tried.set()
@@ -83,6 +84,8 @@ class Slot:
         with self._lock:
             busy_since_ns = self._busy_since_ns
             if busy_since_ns is None:
+                if now_ns < self._next_try_ns:
+                    return  # not there: to wake its thread for nothing costs more than this does
                 self._busy_since_ns = now_ns
         if busy_since_ns is None:
             self._wake.set()
@@ -139,15 +142,11 @@ class Slot:
 
     def _run(self, source: Source) -> None:
         try:
-            opened = self._open(source)
-            next_try_ns = self._clock.mono_ns() + REOPEN_AFTER_NS
+            opened = self._try_open(source)
             self._tried.set()
             self._idle()
             while self._wait():
-                if not opened and self._clock.mono_ns() >= next_try_ns:
-                    opened = self._open(source)
-                    next_try_ns = self._clock.mono_ns() + REOPEN_AFTER_NS
-                if opened:
+                if opened or (opened := self._try_open(source)):
                     self._take(source)
                 self._idle()
         finally:
@@ -165,6 +164,11 @@ class Slot:
     def _idle(self) -> None:
         with self._lock:
             self._busy_since_ns = None
+
+    def _try_open(self, source: Source) -> bool:
+        opened = self._open(source)
+        self._next_try_ns = 0 if opened else self._clock.mono_ns() + REOPEN_AFTER_NS
+        return opened
 
     def _open(self, source: Source) -> bool:
         try:

@@ -172,13 +172,8 @@ class VmTable:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
                 vm.job, vm.latency_sensitive, vm.owner = self._rules.job_of(identity)
             vm.identity = identity
-        pairs = [
-            self._pair(*part)
-            for part in zip(parts, vm.now[2:], vm.last[2:], self._stale_part_ns, strict=True)
-        ]
-        now = JoinedVm(identity.epoch, identity.vcpus, *(pair[0] for pair in pairs))
-        last = JoinedVm(identity.epoch, identity.vcpus, *(pair[1] for pair in pairs))
-        change = delta(now, last)
+        now, last = self._pair(parts, vm)
+        change = delta(now, last, known=None if vm.change is None else (vm.now, vm.last, vm.change))
         rates = rates_of(change, self._limits)
         vm.rates = self._hold(vm, rates, now) if Reason.TIME_SLICED in rates else rates
         vm.now, vm.last, vm.change = now, last, change
@@ -198,20 +193,29 @@ class VmTable:
                     values[index] = old
         return VmRates(*values)
 
-    def _pair(self, new: Part, now: Part, last: Part, stale_after_ns: int) -> tuple[Part, Part]:
-        """Return the later and the earlier reading of a part, given the new one and the pair so far.
+    def _pair(self, parts: Sequence[Part], vm: Vm) -> tuple[JoinedVm, JoinedVm]:
+        """Return the later and the earlier reading of each part, given the new ones and the pairs so far.
 
         The same sample seen again (a source slower than the tick) leaves the pair as it was: its rates stand
         and age.
         """
-        latest = last if isinstance(now, Reason) else now
-        if isinstance(new, Reason) or isinstance(latest, Reason):
-            return new, latest
-        if new.mono_ns == latest.mono_ns and new.source == latest.source:
-            return new, (last if latest is now else latest)
-        if new.mono_ns - latest.mono_ns > stale_after_ns:
-            return new, Reason.STALE
-        return new, latest
+        earlier: list[Part] = []
+        later: list[Part] = []
+        for new, now, last, stale_after_ns in zip(
+            parts, vm.now[2:], vm.last[2:], self._stale_part_ns, strict=True
+        ):
+            latest = last if isinstance(now, Reason) else now
+            reading = new
+            if not (isinstance(new, Reason) or isinstance(latest, Reason)):
+                if new.mono_ns == latest.mono_ns and new.source == latest.source:
+                    if latest is now:
+                        reading, latest = now, last
+                elif new.mono_ns - latest.mono_ns > stale_after_ns:
+                    latest = Reason.STALE
+            later.append(reading)
+            earlier.append(latest)
+        epoch, vcpus = vm.identity.epoch, vm.identity.vcpus
+        return JoinedVm(epoch, vcpus, *later), JoinedVm(epoch, vcpus, *earlier)
 
     def _why_absent(self, part: str, samples: Sequence[SourceSample], mono_ns: int) -> Reason:
         """Why a VM may have no reading of a part, where no source gave a reason for that very VM."""
@@ -251,10 +255,9 @@ def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[
         source, stamps = sample.source, vm.stamps
         seen.append(source)
         for index, value in enumerate(_values(vm)):
-            if value is None or parts[index] is not None:
-                continue
-            moment = stamps.get(VM_PARTS[index], sample) if stamps else sample
-            parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
+            if value is not None and parts[index] is None:
+                moment = stamps.get(VM_PARTS[index], sample) if stamps else sample
+                parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
         if vm.absent:
             told = {**told, **vm.absent}
     return [

@@ -75,6 +75,7 @@ class ProcfsSource:
         self._files = KeptFiles(fd_share("procfs") if max_fds is None else max_fds)
         self._totals = HostTotals(root, self._files)
         self._vms: dict[str, _Vm] = {}
+        self._listed: tuple[VmIdentity, ...] = ()
 
     def probe(self) -> Probe:
         """Say whether /proc and the status files of the VMs can be read."""
@@ -100,7 +101,9 @@ class ProcfsSource:
         """
         mono_ns, unix_ns = monotonic_ns(), time_ns()
         inventory = self._inventory.vms()
-        self._forget({vm.uuid: vm for vm in inventory})
+        if inventory != self._listed:
+            self._forget({vm.uuid: vm for vm in inventory})
+            self._listed = inventory
         vms = {vm.uuid: self._read_vm(vm) for vm in inventory}
         host = self._totals.add_to(self._read_host())
         return SourceSample(self.name, mono_ns, unix_ns, vms, host, inventory)
@@ -110,6 +113,7 @@ class ProcfsSource:
         for vm in self._vms.values():
             self._close_vm(vm)
         self._vms.clear()
+        self._listed = ()
         self._totals.close()
 
     def _forget(self, present: dict[str, VmIdentity]) -> None:

@@ -153,7 +153,8 @@ def test_an_unavailable_source_is_tried_again_later(clock, started):
     eventually(idle(slot))
     source.said = Probe(available=True, detail="")
     slot.kick()
-    eventually(idle(slot))
+    assert idle(slot)()  # its thread is not even woken
+    assert not slot._wake.is_set()
     assert (source.probed, source.opened) == (1, 0)
     clock.advance(REOPEN_AFTER_NS)
     slot.kick()
