@@ -53,7 +53,7 @@ def install_product(folder):
     (folder / "prepare").write_text("\n".join(prepare) + "\n")
     program = folder / "root/opt/whitepanda/bin/whitepanda"
     program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text("#!/opt/whitepanda/bin/python\nfrom whitepanda.common.cli import main\n\nmain()\n")
+    program.write_text("#!/opt/whitepanda/bin/python\nfrom agent.start import main\n\nmain()\n")
 
 
 class Machine:

@@ -1,0 +1,48 @@
+"""The program `whitepanda`: `agent run` without what only a terminal needs, everything else by the command line.
+
+The agent is a guest on somebody's hypervisor: the command line's libraries (typer, rich and what they bring) would take
+a tenth of its memory, for nothing after the first second.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["main"]
+
+_RUN = ["agent", "run"]
+_RUN_WORDS = 4
+
+
+def main() -> None:
+    """Run the command line; see `whitepanda.common.cli.main`."""
+    words = sys.argv[1:]
+    if words[:2] == _RUN and len(words) == _RUN_WORDS and words[2] in {"-c", "--config"}:
+        _run_agent(Path(words[3]))
+        return
+    from whitepanda.common import cli  # noqa: PLC0415 - as the module's text says
+
+    cli.main()
+
+
+def _run_agent(path: Path) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the command line does, and for its reason
+    # structlog would load rich for coloured tracebacks, which a daemon does not write.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type] # that is how an import is made to fail
+    from agent import config  # noqa: PLC0415 - after the lines above
+    from whitepanda.common import log  # noqa: PLC0415 - the same
+    from whitepanda.common.errors import WhitepandaError  # noqa: PLC0415 - the same
+
+    try:
+        settings = config.load(path)
+        log.configure(settings.agent.log_level)
+        from agent import daemon  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+
+        daemon.run(settings)
+    except WhitepandaError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
