@@ -34,7 +34,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.glm import Glm
+from agent.analysis.intervals import Intervals
 from agent.analysis.relative import relative
+from agent.analysis.trees import Trees
 
 __all__ = [
     "CPU_BOUND",
@@ -368,20 +370,18 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     if any(r.form not in ("raw", "relative") or not r.scale > 0 for r in ranges):
         raise ValueError("models: a range's form must be raw or relative, its scale positive")
     estimator = _estimator(data["estimator"])
-    if isinstance(estimator, Glm) and any(column >= width for column in estimator.columns):
+    columns = estimator.columns if isinstance(estimator, Glm) else estimator.terms.columns.tolist()
+    if any(column >= width for column in columns):
         raise ValueError(f"models: an estimator's terms must name columns 0 to {width - 1}")
+    intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
-    return SubModel(name, behaviour, level, estimator, _intervals(data["intervals"]), uses, ranges)
+    return SubModel(name, behaviour, level, estimator, intervals, uses, ranges)
 
 
-def _estimator(data: Mapping[str, Any]) -> Estimator:
+def _estimator(data: Mapping[str, Any]) -> Glm | Trees:
     kind = data["kind"]
     if kind == "glm":
         return Glm.from_json(data)
+    if kind == "trees":
+        return Trees.from_json(data)
     raise ValueError(f"models: estimator of unknown kind {kind}")
-
-
-def _intervals(data: Mapping[str, Any] | None) -> Interval | None:
-    if data is None:
-        return None
-    raise ValueError("models: intervals of unknown kind")

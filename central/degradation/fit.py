@@ -39,8 +39,9 @@ __all__ = [
 RULE_SIGNALS = ("memory_stall_ratio", "total_stall_ratio", "guest_ratio")
 #: Rows, baselines apart, that a behaviour and CPU level needs for a model of its own.
 MIN_CELL_ROWS = 100
-#: How far outside what training saw, as a share of its span, a feature may lie.
-RANGE_MARGIN = 0.1
+#: How far outside what training saw, as a share of its span, a feature may lie. Regressions go on in a straight line,
+#: trees stay where they are, and their intervals know by themselves which rows are unlike training.
+RANGE_MARGIN = {"glm": 0.1, "trees": 0.5}
 _SPLIT = "-split"
 _MAX_MIN_BASELINE_ROWS = 10
 
@@ -187,7 +188,7 @@ def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) ->
         ranges = []
         for column in part.get("uses", range(count)):
             low, high = float(seen[:, column].min()), float(seen[:, column].max())
-            margin = RANGE_MARGIN * (high - low)
+            margin = RANGE_MARGIN[part["estimator"]["kind"]] * (high - low)
             ranges.append(
                 {
                     "column": column,
