@@ -225,18 +225,15 @@ class Model:
             baseline[:, self.inputs.index(name)]
             for name in (self.rule.memory_stalls, self.rule.total_stalls, self.rule.cpu)
         )
-        memory_bound = memory >= self.rule.memory_bound_from * total
-        known = ~np.isnan(memory + total + cpu)
-        for row in np.flatnonzero(known):
-            behaviour = MEMORY_BOUND if memory_bound[row] else CPU_BOUND
-            distances = [
-                (abs(e.cpu_level - cpu[row]), i)
-                for i, e in enumerate(self.estimators)
-                if e.behaviour == behaviour and e.cpu_level is not None
-            ]
-            distance, index = min(distances, default=(math.inf, last_resort))
-            if distance <= LEVEL_REACH:
-                chosen[row] = index
+        levels = np.array([
+            [e.cpu_level if e.behaviour == b and e.cpu_level is not None else math.inf for e in self.estimators]
+            for b in (CPU_BOUND, MEMORY_BOUND)
+        ])  # fmt: skip
+        is_memory_bound = memory >= self.rule.memory_bound_from * total
+        distances = np.abs(levels[is_memory_bound.astype(np.int64)] - np.nan_to_num(cpu)[:, None])
+        nearest = distances.argmin(axis=1)
+        is_near = ~np.isnan(memory + total + cpu) & (distances.min(axis=1) <= LEVEL_REACH)
+        chosen[is_near] = nearest[is_near]
         return chosen
 
     def _estimate(
