@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import errno
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from agent.calibrate.plan import load
 from agent.calibrate.runs import COLUMNS, Row, RunsFile, cpu_level
 from whitepanda.common.errors import ConfigError
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "calibrate.md"
 PLAN = """
 repetitions = 3
 cool_down_s = 10
@@ -200,3 +203,12 @@ def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
     with pytest.raises(OSError, match="No such file") as caught:
         RunsFile(tmp_path / "nowhere" / "runs.csv")
     assert caught.value.errno == errno.ENOENT
+
+
+def test_the_plans_of_the_guide_are_plans(tmp_path):
+    blocks = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    plan = plan_of(tmp_path, blocks[0])
+    assert (plan.runs, plan.vms) == (45, ("web-1", "noise-1", "noise-2"))
+    scenario = '[[scenarios]]\nname = "none"\n'
+    assert plan_of(tmp_path, blocks[1] + scenario).served.loads[0].arguments == ("--qps", "5000")
