@@ -75,8 +75,8 @@ class AnyDetector(Protocol):
     def step(self, tick: Tick) -> Detection:
         """Take one tick, in order of time, and say what each VM does."""
 
-    def dump(self) -> dict[str, Any]:
-        """Return what was learnt, as JSON has it."""
+    def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
+        """Return what was learnt, as JSON has it; with the time now, its age is known when it is restored."""
 
     def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
         """Take back what `dump` gave, by UUID and epoch, and as much of it as its age leaves."""
