@@ -14,6 +14,7 @@ from agent.analysis.degradation import Model
 from central.degradation.fit import (
     FitOptions,
     Rival,
+    cells,
     document,
     fit_parts,
     inputs_of,
@@ -30,6 +31,9 @@ __all__ = ["MIN_ROWS", "Held", "fit_model", "folds_of", "held_out", "scenario_se
 #: Rows, baselines apart, that a fit needs.
 MIN_ROWS = 20
 _GROUP_FOLDS = 5
+_INTERVAL_FOLDS = 10
+#: More rows than this are held out in fewer folds: it takes long, and the folds' models are close enough.
+_MANY_ROWS = 5000
 
 Floats = NDArray[np.float64]
 
@@ -74,7 +78,7 @@ def fit_model(
     best = min(held, key=lambda h: h.errors["mean_ape"])
     on_progress(f"{best.rival.name} to all rows")
     fitted = with_ranges(fit_parts(runs, best.rival, options), runs, options)
-    parts = with_intervals(fitted, runs, best, options)
+    parts = with_intervals(fitted, runs, best, criterion, options)
     constant = constant_of(runs)
     choice = {
         "method": best.rival.name,
@@ -87,23 +91,54 @@ def fit_model(
 
 
 def with_intervals(
-    parts: list[dict[str, Any]], runs: Runs, held: Held, options: FitOptions
+    parts: list[dict[str, Any]], runs: Runs, held: Held, criterion: str, options: FitOptions
 ) -> list[dict[str, Any]]:
-    """Return the parts with intervals, calibrated with the estimates of held-out scenarios (split conformal)."""
+    """Return the parts with intervals, calibrated with estimates of runs, and of scenarios, that were held out."""
+    sets, by_scenario = scenario_sets(runs, options)[0], None
+    if criterion == "scenario":
+        by_scenario = held.estimated
+        folds = _INTERVAL_FOLDS if len(runs.degradation) <= _MANY_ROWS else _GROUP_FOLDS
+        sets = list(folds_of(runs, folds, options.seed, by_run=True))
+    estimated = held.estimated if by_scenario is None else _estimated(runs, held.rival, options, sets)
+    behaviours, levels = cells(runs, options)
+    result: list[dict[str, Any]] = []
+    for part in parts:
+        rows = ~runs.is_baseline
+        if part["behaviour"] is not None:
+            rows = rows & (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+        block: dict[str, Any] | None
+        try:
+            block = _calibrated(part, runs, rows, estimated, by_scenario, options)
+        except FitError:
+            block = result[0]["intervals"] if result else None  # those of the model for any VM
+        result.append({**part, "intervals": block})
+    return result
+
+
+def _calibrated(
+    part: dict[str, Any],
+    runs: Runs,
+    rows: NDArray[np.bool_],
+    estimated: Floats,
+    by_scenario: Floats | None,
+    options: FitOptions,
+) -> dict[str, Any]:
     from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
 
     count = len(runs.columns.features)
-    usable = ~runs.is_baseline & np.isfinite(held.estimated)
-    rows = runs.take(usable)
-    block = intervals.fit(
-        rows.values[:, :count],
-        rows.baseline[:, :count],
-        rows.degradation,
-        held.estimated[usable],
-        rows.scenarios,
+    return intervals.fit(
+        runs.values[rows, :count],
+        runs.baseline[rows, :count],
+        runs.degradation[rows],
+        estimated[rows],
+        runs.scenarios[rows],
         nominal=options.nominal,
+        units=runs.runs[rows],
+        by_scenario=None if by_scenario is None else by_scenario[rows],
+        uses=part.get("uses", ()),
+        is_relative=part["estimator"]["kind"] == "glm",
+        seed=options.seed,
     )
-    return [{**part, "intervals": block} for part in parts]
 
 
 def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Held:
@@ -113,11 +148,7 @@ def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[n
         FitError: it cannot be fitted without one of the sets.
 
     """
-    estimated = np.full(len(runs.degradation), math.nan)
-    for is_out in sets:
-        rest = runs.take(~is_out)
-        model = model_of(rest, fit_parts(rest, rival, options), options)
-        estimated[is_out] = estimates(model, runs.take(is_out))
+    estimated = _estimated(runs, rival, options, sets)
     rows = ~runs.is_baseline
     told = np.isfinite(estimated)
     # What a rival cannot tell counts as what anybody could say: the constant.
@@ -131,6 +162,16 @@ def held_out(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[n
         "cannot_tell": int((rows & ~told).sum()),
     }
     return Held(rival, estimated, errors)
+
+
+def _estimated(runs: Runs, rival: Rival, options: FitOptions, sets: list[NDArray[np.bool_]]) -> Floats:
+    """Return the rows' estimates, each by a model fitted without the row's set; NaN: it cannot tell, or is in none."""
+    estimated = np.full(len(runs.degradation), math.nan)
+    for is_out in sets:
+        rest = runs.take(~is_out)
+        model = model_of(rest, fit_parts(rest, rival, options), options)
+        estimated[is_out] = estimates(model, runs.take(is_out))
+    return estimated
 
 
 def estimates(model: Model, runs: Runs) -> Floats:
@@ -159,16 +200,21 @@ def scenario_sets(runs: Runs, options: FitOptions) -> tuple[list[NDArray[np.bool
 
 
 def folds_of(runs: Runs, folds: int, seed: int, *, by_run: bool = False) -> Iterator[NDArray[np.bool_]]:
-    """Split the rows that are no baselines at random, or whole runs of them, into folds: masks of what is held out."""
+    """Split the rows that are no baselines at random into folds, or whole runs with theirs: masks of what is held out.
+
+    With fewer runs than folds, rows are split.
+    """
     rows = np.flatnonzero(~runs.is_baseline)
-    names = np.unique(runs.runs[rows], return_inverse=True)[1] if by_run else np.arange(len(rows))
-    units = int(names.max()) + 1
-    if units < folds:
-        names, units = np.arange(len(rows)), len(rows)
-    order = np.random.default_rng(seed).permutation(units)
-    for fold in range(min(folds, units)):
+    names = np.unique(runs.runs[rows])
+    if by_run and len(names) >= folds:
+        order = np.random.default_rng(seed).permutation(len(names))
+        for fold in range(folds):
+            yield np.isin(runs.runs, names[order[fold::folds]])
+        return
+    place = np.random.default_rng(seed).permutation(len(rows))
+    for fold in range(min(folds, len(rows))):
         mask = np.zeros(len(runs.degradation), dtype=np.bool_)
-        mask[rows[np.isin(names, order[fold::folds])]] = True
+        mask[rows[place[fold::folds]]] = True
         yield mask
 
 

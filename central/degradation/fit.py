@@ -166,7 +166,8 @@ def _part(runs: Runs, rival: Rival, behaviour: str | None, level: float | None) 
         "ranges": [],
     }
     if estimator["kind"] == "glm":
-        part["uses"] = [term["column"] for term in estimator["terms"]]
+        # A constant alone uses none; its intervals still look at the features.
+        part["uses"] = [term["column"] for term in estimator["terms"]] or list(range(count))
     elif "uses" in estimator:
         part["uses"] = estimator["uses"]
     return part

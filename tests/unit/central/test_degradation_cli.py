@@ -1,0 +1,342 @@
+"""`whitepanda degradation`: fit, predict and evaluate from file to file, with what is told and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from agent.analysis.degradation import parse
+from central.cli import degradation as command
+from central.degradation import evaluate
+from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets
+from central.degradation.fit import FitOptions, Rival, inputs_of
+from central.degradation.runs import Columns, read_runs
+from whitepanda.common import cli
+
+FEATURES = ("ipc", "memory_bandwidth_bytes_per_s", "total_stall_ratio")
+SIGNALS = (*FEATURES, "memory_stall_ratio", "guest_ratio")
+#: Two VMs: CPU-bound at 20 %, memory-bound at 40 %, with their levels of the signals and what each does to latency.
+VMS = {
+    "cpu": ((1.8, 2e9, 0.30, 0.10, 0.21), (1.1, 0.25, -0.15, -0.2)),
+    "mem": ((0.7, 6e9, 0.60, 0.45, 0.38), (1.3, 0.10, -0.02, -0.38)),
+}
+GROUPS = "scenario,repetition,vm"
+FIT = (
+    "--target",
+    "p95_latency_s",
+    "--baseline-where",
+    "phase = 'quiet'",
+    "--group-by",
+    GROUPS,
+    "--features",
+    ",".join(FEATURES),
+)
+
+
+def run(capsys, monkeypatch, *arguments):
+    """The exit code, standard output and standard error of `whitepanda degradation ...`."""
+    monkeypatch.setattr(sys, "argv", ["whitepanda", "degradation", *map(str, arguments)])
+    monkeypatch.setattr(command, "console", Console(highlight=False, width=120))
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as done:
+        code = int(done.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def study(path, *, seed=1, scenarios=("cache", "disk", "both"), quiet=12, stress=60):
+    """Runs whose degradation is a Gamma variable around 1 / (K + sum x f), other for each kind of VM; 3 % noise."""
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["scenario", "repetition", "phase", "at_s", "vm", "p95_latency_s", *SIGNALS])
+        for scenario in scenarios:
+            for repetition in (1, 2):
+                for vm, (levels, (constant, *slopes)) in VMS.items():
+                    for at_s in range(quiet + stress):
+                        is_quiet = at_s < quiet
+                        forms = (
+                            np.ones(5) if is_quiet else rng.uniform((0.6, 1, 1, 1, 1), (1, 2, 1.6, 1.6, 1.2))
+                        )
+                        forms = forms * rng.normal(1, 0.005, 5)
+                        linear = constant + float(np.array(slopes) @ forms[:3])
+                        at_rest = constant + sum(slopes)
+                        latency = 0.01 * at_rest * rng.gamma(1000, 1 / 1000) / linear
+                        signals = [f"{level * form:.6g}" for level, form in zip(levels, forms, strict=True)]
+                        phase = "quiet" if is_quiet else "stress"
+                        writer.writerow([scenario, repetition, phase, at_s, vm, f"{latency:.6g}", *signals])
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A study, and the model of the paper's methods fitted to it."""
+    folder = tmp_path_factory.mktemp("degradation")
+    runs = study(folder / "runs.csv")
+    columns = Columns(
+        "p95_latency_s",
+        "phase = 'quiet'",
+        tuple(GROUPS.split(",")),
+        FEATURES,
+        "scenario",
+        "at_s",
+        extra_inputs=("memory_stall_ratio", "total_stall_ratio", "guest_ratio"),
+    )
+    methods = ("gamma-inverse", "gamma-log", "gamma-inverse-split", "gamma-log-split")
+    data = fit_model(read_runs(runs, columns), FitOptions(methods=methods))
+    path = folder / "model.json"
+    path.write_text(json.dumps(data))
+    return runs, path, data, columns
+
+
+def test_a_model_per_behaviour_and_level_is_chosen_where_they_differ(fitted):
+    _, _, data, _ = fitted
+    errors = {row["method"]: row for row in data["choice"]["errors"]}
+    assert data["choice"]["method"] == "gamma-inverse-split"
+    assert data["choice"]["held_out_by"] == "scenario"
+    assert errors["gamma-inverse-split"]["mean_ape"] == pytest.approx(0.025, abs=0.005)  # that of the noise
+    assert errors["gamma-inverse"]["mean_ape"] > 1.3 * errors["gamma-inverse-split"]["mean_ape"]
+    assert errors["gamma-inverse"]["mean_ape"] < data["choice"]["constant"]["mean_ape"]
+    cells = [(part["behaviour"], part["cpu_level"]) for part in data["models"]]
+    assert cells == [(None, None), ("memory-bound", 0.4), ("cpu-bound", 0.2)]
+
+
+def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
+    runs, _, data, columns = fitted
+    model = parse(data)
+    rows = read_runs(runs, columns)
+    told = model.predict(*inputs_of(rows, model))
+    is_mem = np.char.find(rows.runs, " mem ") >= 0
+    assert {name for name, mem in zip(told.models, is_mem, strict=True) if mem} == {
+        "gamma-inverse-split memory-bound 40%"
+    }
+    assert told.reasons.count("") == len(told.reasons)
+    assert (np.abs(told.degradation / rows.degradation - 1)).mean() < 0.04
+    covered = (told.low <= rows.degradation) & (rows.degradation <= told.high)
+    assert 0.85 <= covered[~rows.is_baseline].mean() <= 0.97
+
+
+def test_fit_is_the_same_for_the_same_seed(fitted):
+    runs, _, data, columns = fitted
+    options = FitOptions(methods=("gamma-inverse-split",))
+    again = [fit_model(read_runs(runs, columns), options) for _ in range(2)]
+    assert again[0] == again[1]
+    assert again[0]["models"][0]["estimator"] == data["models"][0]["estimator"]
+
+
+def test_fit_writes_a_model_a_plot_and_tells_what_it_chose(tmp_path, capsys, monkeypatch):
+    runs = study(tmp_path / "runs.csv")
+    out, plot = tmp_path / "model.json", tmp_path / "plot.png"
+    more = ("--methods", "gamma-inverse,gamma-log", "--out", out, "--plot", plot)
+    code, text, err = run(capsys, monkeypatch, "fit", runs, *FIT, *more)
+    assert (code, err) == (0, "")
+    assert "rows: 864 read, 864 used" in text
+    assert "Generalized linear model regression results" in text
+    assert "(a constant)" in text
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    data = json.loads(out.read_text())
+    assert data["provenance"]["runs"] == "runs.csv"
+    assert len(data["provenance"]["sha256"]) == 64
+    assert len(data["baselines"]["groups"]) == 12
+    code, text, _ = run(capsys, monkeypatch, "fit", runs, *FIT, *more[:4], "--json")
+    assert json.loads(text)["choice"] == data["choice"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predict_gives_the_rows_back_in_order_with_estimates(tmp_path, capsys, monkeypatch, fitted, suffix):
+    runs, model, data, _ = fitted
+    lines = runs.read_text().splitlines()
+    stranger = lines[1].replace("cache", "network", 1)
+    blank = lines[40].split(",")
+    blank[6] = ""  # ipc
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join([lines[0], lines[200], stranger, ",".join(blank), *lines[1:30]]) + "\n")
+    out = tmp_path / f"out.{suffix}"
+    code, text, _ = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", out)
+    assert code == 0
+    assert "rows: 32 read, 30 estimated" in text
+    assert "cannot tell, no_baseline: 1" in text and "cannot tell, missing:ipc: 1" in text
+    if suffix == "parquet":
+        import pyarrow.parquet as pq  # noqa: PLC0415 - this case only
+
+        written = pq.read_table(out).to_pylist()
+    else:
+        with out.open() as file:
+            written = list(csv.DictReader(file))
+    assert [str(row["at_s"]) for row in written[:3]] == [
+        line.split(",")[3] for line in (lines[200], stranger, lines[40])
+    ]
+    assert [row["reason"] for row in written[:3]] == ["", "no_baseline", "missing:ipc"]
+    assert written[1]["degradation"] in ("", None)
+    group = parse(data).baseline_for(["cache", 1, "cpu"])
+    quiet = written[3]
+    assert float(quiet["low"]) < float(quiet["degradation"]) < float(quiet["high"])
+    ratio = float(quiet["predicted_p95_latency_s"]) / float(quiet["degradation"])
+    assert ratio == pytest.approx(group.target, rel=1e-9)
+
+
+def test_predict_takes_baselines_of_unknown_groups_from_the_rows(tmp_path, capsys, monkeypatch, fitted):
+    _, model, _, _ = fitted
+    rows = study(tmp_path / "other.csv", seed=2, scenarios=("network",))
+    out = tmp_path / "out.csv"
+    where = ("--baseline-where", "phase = 'quiet'")
+    code, text, _ = run(
+        capsys, monkeypatch, "predict", rows, "--model", model, "--out", out, *where, "--json"
+    )
+    assert code == 0
+    assert json.loads(text)["estimated"] >= 280
+    code, text, _ = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", out, "--json")
+    assert json.loads(text)["reasons"] == {"no_baseline": 288}
+
+
+def test_evaluate_as_it_is_on_runs_that_the_model_has_not_seen(tmp_path, capsys, monkeypatch, fitted):
+    _, model, _, _ = fitted
+    rows = study(tmp_path / "other.csv", seed=3, scenarios=("network", "all"))
+    code, text, _ = run(capsys, monkeypatch, "evaluate", rows, "--model", model, "--json")
+    assert code == 0
+    result = json.loads(text)
+    assert result["rows"] == 480
+    assert result["overall_error"] < 0.03
+    assert result["dynamic_error"] == pytest.approx(0.025, abs=0.006)
+    assert result["constant"]["mean_ape"] > 2 * result["mean_ape"]
+    assert 0.85 <= result["coverage"] <= 0.96
+    assert set(result["by_scenario"]) == {"network", "all"}
+
+
+@pytest.mark.parametrize("held_out", [("--by-scenario",), ("--folds", "3", "--seed", "4")])
+def test_evaluate_refitted(tmp_path, capsys, monkeypatch, fitted, held_out):
+    runs, model, _, _ = fitted
+    code, text, _ = run(capsys, monkeypatch, "evaluate", runs, "--model", model, *held_out, "--json")
+    assert code == 0
+    result = json.loads(text)
+    assert result["rows"] == 720
+    assert result["mean_ape"] == pytest.approx(0.025, abs=0.006)
+    assert 0.84 <= result["coverage"] <= 0.96
+    plot = tmp_path / "plot.png"
+    code, text, _ = run(capsys, monkeypatch, "evaluate", runs, "--model", model, "--plot", plot)
+    assert code == 0 and "(a constant)" in text and plot.exists()
+
+
+def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
+    runs, _, _, columns = fitted
+    rows = read_runs(runs, columns)
+    seen = []
+
+    def nothing(values, baseline, degradation, scenarios):
+        seen.append(set(degradation.tolist()))
+        return {"kind": "glm", "link": "log", "constant": 0.0, "terms": []}
+
+    by_run = list(folds_of(rows, 4, 1, by_run=True))
+    for sets in (scenario_sets(rows, FitOptions())[0], list(folds_of(rows, 4, 1)), by_run):
+        assert set(np.sum(sets, axis=0)[~rows.is_baseline].tolist()) == {1}  # each row once
+        seen.clear()
+        held_out(rows, Rival("nothing", nothing), FitOptions(), sets)
+        assert len(seen) == len(sets)
+        for is_out, fitted_to in zip(sets, seen, strict=True):
+            assert not fitted_to & set(rows.degradation[is_out].tolist())
+    for is_out in by_run:
+        assert not set(rows.runs[is_out]) & set(rows.runs[~is_out])  # a run with its quiet phase
+
+    refitted = []
+    monkeypatch.setattr(evaluate, "fit_model", lambda r, options: refitted.append(r) or fit_model(r, options))
+    evaluate.evaluate_refitted(rows, FitOptions(), "gamma-log", 0)
+    assert sorted(sorted(set(r.scenarios)) for r in refitted) == [
+        ["both", "cache"],
+        ["both", "disk"],
+        ["cache", "disk"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "code"),
+    [
+        ({"--features": "ipc,nothing"}, "no column nothing (wanted by --features)", 3),
+        ({"--features": "ipc,,x"}, "--features: must be names separated by commas, each once", 3),
+        ({"--target": "phase"}, "column phase must be numbers (row 1: 'quiet')", 3),
+        ({"--target": "p95"}, "no column p95 (wanted by --target)", 3),
+        ({"--baseline-where": "phase = 'never'"}, "no row is a baseline", 3),
+        ({"--methods": "oracle"}, "--methods: no method oracle; known: gamma-inverse", 3),
+        (
+            {"--where": "at_s < 13 AND scenario = 'disk'"},
+            "4 usable rows that are no baselines are too few",
+            3,
+        ),
+        ({"--scenario": "host"}, "no column host (wanted by --scenario)", 3),
+        ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: No such file or directory", 3),
+    ],
+)
+def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message, code):
+    runs = study(tmp_path / "runs.csv", stress=20)
+    options = dict(zip(FIT[::2], FIT[1::2], strict=True))
+    options.update({"--out": tmp_path / "model.json", "--methods": "gamma-log"} | changes)
+    arguments = [text for pair in options.items() for text in pair]
+    status, out, err = run(capsys, monkeypatch, "fit", runs, *arguments)
+    assert (status, out) == (code, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "model.json").exists()
+
+
+def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, fitted):
+    runs, model, _, _ = fitted
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    cases = [
+        (("predict", runs, "--model", bad, "--out", tmp_path / "o.csv"), "is no JSON"),
+        (("predict", runs, "--model", tmp_path / "no.json", "--out", tmp_path / "o.csv"), "cannot be read"),
+        (("predict", runs, "--model", model, "--out", runs), "is ROWS itself"),
+        (("evaluate", runs, "--model", model, "--folds", "3", "--by-scenario"), "give one"),
+        (
+            ("evaluate", runs, "--model", model, "--where", "phase = 'quiet'"),
+            "every usable row is a baseline",
+        ),
+        (("evaluate", runs, "--model", model, "--by-scenario", "--scenario", ""), "one scenario only"),
+    ]
+    for arguments, message in cases:
+        status, out, err = run(capsys, monkeypatch, *arguments)
+        assert (status, out) == (3, ""), arguments
+        assert message in err
+        assert err.count("\n") == 1
+    rows = tmp_path / "rows.csv"
+    rows.write_text(runs.read_text().replace("phase", "reason", 1))
+    status, _, err = run(capsys, monkeypatch, "predict", rows, "--model", model, "--out", tmp_path / "o.csv")
+    assert status == 3 and "has a column reason already" in err
+
+
+def test_no_statsmodels_is_told_with_the_remedy(tmp_path, capsys, monkeypatch):
+    runs = study(tmp_path / "runs.csv", stress=20)
+    monkeypatch.setitem(sys.modules, "statsmodels.api", None)
+    arguments = (*FIT, "--out", tmp_path / "model.json", "--methods", "gamma-log")
+    status, _, err = run(capsys, monkeypatch, "fit", runs, *arguments)
+    assert status == 4
+    assert "install whitepanda[train]" in err
+
+
+def test_the_errors_are_finite_numbers_in_the_file(fitted):
+    _, path, _, _ = fitted
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in the file"))
+    assert all(math.isfinite(row["mean_ape"]) for row in json.loads(path.read_text())["choice"]["errors"])
+
+
+def test_trees_are_rivals_and_travel_in_the_file(tmp_path, capsys, monkeypatch):
+    runs = study(tmp_path / "runs.csv", stress=30)
+    out = tmp_path / "model.json"
+    arguments = (*FIT, "--out", out, "--methods", "gamma-log,extra-trees")
+    code, _, _ = run(capsys, monkeypatch, "fit", runs, *arguments)
+    assert code == 0
+    data = json.loads(out.read_text())
+    assert {row["method"] for row in data["choice"]["errors"]} == {"gamma-log", "extra-trees"}
+    assert (
+        data["choice"]["method"] == min(data["choice"]["errors"], key=lambda row: row["mean_ape"])["method"]
+    )
+    code, text, _ = run(capsys, monkeypatch, "evaluate", runs, "--model", out, "--json")
+    assert code == 0
+    assert json.loads(text)["mean_ape"] < 0.05
