@@ -1,0 +1,190 @@
+"""Intervals around estimates at run time: wider where the model erred in training, and where a row is unlike it.
+
+Fitted by `central.degradation.intervals`. With d the estimate, the interval is d / e^h to d * e^h where
+
+    h = quantile * difficulty * (1 + slope * max(0, novelty - 1))
+    difficulty = floor + the expected |log error|, by trees, from the features and log d
+    novelty = the mean distance to the nearest rows of training / what that was in training for most rows
+
+A row with a novelty above `limit` is too unlike what the model was fitted to: it cannot be told. The block:
+
+    {"kind": "conformal", "nominal": 0.9, "quantile": 2.1, "floor": 0.01,
+     "difficulty": {"kind": "trees", ...}, over the features and one column more, log d
+     "novelty": {"terms": [...], "middles": [...], "widths": [...], "spreads": [...], "neighbours": 5,
+                 "prototypes": "0.1 0.2 ...", "reference": 0.3, "slope": 1.0, "limit": 4.0}}
+
+Distances are Euclidean over terms t, each as asinh((t - middle) / width) / spread: straight near the middle,
+logarithmic far out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.trees import Terms, Trees, numbers_of
+
+__all__ = ["Intervals", "Novelty", "mean_distance", "with_log"]
+
+Floats = NDArray[np.float64]
+#: Rows whose distances are computed at once: bounds the memory.
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Novelty:
+    """How far rows are from those of training. `prototypes`: shape (m, terms), transformed; the rest: (terms,)."""
+
+    terms: Terms
+    middles: Floats
+    widths: Floats
+    spreads: Floats
+    neighbours: int
+    prototypes: Floats
+    reference: float
+    slope: float
+    limit: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read the block's `novelty`.
+
+        Raises:
+            ValueError: what is wrong.
+
+        """
+        terms = Terms.from_json(data["terms"])
+        count = len(terms.forms)
+        middles, widths, spreads = (
+            np.array([float(x) for x in data[name]], dtype=np.float64)
+            for name in ("middles", "widths", "spreads")
+        )
+        prototypes = numbers_of(data["prototypes"], "novelty: prototypes", np.float64)
+        neighbours, slope = int(data["neighbours"]), float(data["slope"])
+        reference, limit = float(data["reference"]), float(data["limit"])
+        if not len(middles) == len(widths) == len(spreads) == count or len(prototypes) % count:
+            raise ValueError(
+                f"novelty: middles, widths, spreads and prototypes must have {count} numbers per row"
+            )
+        if not (np.isfinite(middles).all() and _positive(widths, spreads, np.array([reference, limit]))):
+            raise ValueError("novelty: widths, spreads, reference and limit must be positive")
+        if not (0 < neighbours <= len(prototypes) // count and math.isfinite(slope) and slope >= 0):
+            raise ValueError("novelty: neighbours must be 1 to the number of prototypes, slope at least 0")
+        rows = prototypes.reshape(-1, count)
+        return cls(terms, middles, widths, spreads, neighbours, rows, reference, slope, limit)
+
+    def places(self, values: Floats, baseline: Floats) -> Floats:
+        """Return where rows lie, shape (n, terms): their terms, transformed as above."""
+        return np.asarray(
+            np.arcsinh((self.terms.of(values, baseline) - self.middles) / self.widths) / self.spreads
+        )
+
+    def of(self, values: Floats, baseline: Floats) -> Floats:
+        """Return the novelty of rows, shape (n,): about 1 at most for rows as in training; NaN: a term is missing."""
+        found = mean_distance(self.places(values, baseline), self.prototypes, self.neighbours)
+        return found / self.reference
+
+    def factor(self, novelty: Floats) -> Floats:
+        """Return by how much intervals are wider for it, shape (n,)."""
+        return 1.0 + self.slope * np.maximum(novelty - 1.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Calibrated intervals."""
+
+    nominal: float
+    quantile: float
+    floor: float
+    difficulty: Trees
+    novelty: Novelty
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read an intervals block.
+
+        Raises:
+            ValueError: something is missing or wrong; says what.
+
+        """
+        try:
+            if data["kind"] != "conformal":
+                raise ValueError(f"of unknown kind {data['kind']}")
+            result = cls(
+                nominal=float(data["nominal"]),
+                quantile=float(data["quantile"]),
+                floor=float(data["floor"]),
+                difficulty=Trees.from_json(data["difficulty"]),
+                novelty=Novelty.from_json(data["novelty"]),
+            )
+        except KeyError as error:
+            raise ValueError(f"intervals: {error} is missing") from error
+        except (TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise ValueError(f"intervals: {error}") from error
+        if not (0 < result.nominal < 1 and _positive(np.array([result.quantile, result.floor]))):
+            raise ValueError(
+                "intervals: nominal must be between 0 and 1, quantile and floor must be positive"
+            )
+        return result
+
+    def bounds(
+        self, values: Floats, baseline: Floats, degradation: Floats
+    ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+        """Bound estimates.
+
+        Args:
+            values: shape (n, k), the model's features in their own units.
+            baseline: the same of each row's VM without interference.
+            degradation: shape (n,), the estimates.
+
+        Returns:
+            Low and high, shape (n,), and whether each row is like those of training. Where it is not, or a feature or
+            the estimate is missing, the numbers say nothing.
+
+        """
+        difficulty = self.floor + self.difficulty.predict(*with_log(values, baseline, degradation))
+        novelty = self.novelty.of(values, baseline)
+        half = self.quantile * difficulty * self.novelty.factor(novelty)
+        is_told = np.isfinite(half) & (novelty <= self.novelty.limit)
+        spread = np.exp(np.minimum(half, 700.0))
+        return degradation / spread, degradation * spread, is_told
+
+
+def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats]:
+    """Return features and baselines with one column more: the log of the estimate, NaN where there is none."""
+    is_positive = degradation > 0
+    log = np.full(len(degradation), math.nan)
+    log[is_positive] = np.log(degradation[is_positive])
+    return np.column_stack((values, log)), np.column_stack((baseline, log))
+
+
+def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats:
+    """Return the mean distance to the nearest prototypes, per square root of a term.
+
+    Args:
+        places: shape (n, terms).
+        prototypes: shape (m, terms), m >= `neighbours`.
+        neighbours: how many of the nearest count.
+
+    Returns:
+        Shape (n,); NaN where a place has a NaN.
+
+    """
+    result = np.empty(len(places))
+    for start in range(0, len(places), _ROWS_AT_ONCE):
+        part = places[start : start + _ROWS_AT_ONCE]
+        # |a - b|^2 as products of matrices: no array of n x m x terms.
+        squares = (part**2).sum(axis=1)[:, None] + (prototypes**2).sum(axis=1) - 2.0 * part @ prototypes.T
+        nearest = np.partition(np.maximum(squares, 0.0), neighbours - 1, axis=1)[:, :neighbours]
+        result[start : start + _ROWS_AT_ONCE] = np.sqrt(nearest / places.shape[1]).mean(axis=1)
+    result[np.isnan(places).any(axis=1)] = math.nan
+    return result
+
+
+def _positive(*arrays: Floats) -> bool:
+    return all(bool(np.isfinite(a).all() and (a > 0).all()) for a in arrays)

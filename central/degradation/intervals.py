@@ -1,0 +1,258 @@
+"""Intervals, calibrated with the errors of estimates of rows that the model was not fitted to (split conformal).
+
+Scores are |log(estimate / measured)| / difficulty, so that widths follow where errors are large; their quantile gives
+the nominal coverage on rows like those of training. Errors on whole scenarios that were held out then say by how much
+intervals have to widen as rows are farther from all of training: see `agent.analysis.intervals` for the formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.intervals import Intervals, Novelty, mean_distance, with_log
+from agent.analysis.trees import Terms, Trees
+from central.degradation import trees
+from central.degradation.glm import FitError
+
+__all__ = ["fit"]
+
+Floats = NDArray[np.float64]
+
+_NEIGHBOURS = 5
+_PROTOTYPES = 512
+_FOLDS = 5
+_DIFFICULTY_TREES = 30
+_DIFFICULTY_LEAF_ROWS = 10
+#: The floor of the difficulty, as a share of its mean: no place is held to be without error.
+_FLOOR = 0.1
+_LEAST_FLOOR = 1e-6
+#: Rows as in training: this share of them has a novelty of at most 1.
+_USUAL = 0.9
+#: Beyond what was held out, widths grow at least in proportion to the novelty; and at most this fast.
+_SLOPES = (1.0, 1.4, 2.0, 2.8, 4.0)
+#: Rows farther away than in proportion this, or than most rows of scenarios held out were, cannot be told.
+_LIMIT = 4.0
+_SCENARIO_SHARE = 0.95
+_LEAST_ROWS = 20
+
+
+def fit(
+    values: Floats,
+    baseline: Floats,
+    degradation: Floats,
+    estimated: Floats,
+    scenarios: NDArray[np.str_],
+    *,
+    nominal: float,
+    units: NDArray[np.str_] | None = None,
+    by_scenario: Floats | None = None,
+    uses: Sequence[int] = (),
+    is_relative: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Calibrate intervals.
+
+    Args:
+        values: shape (n, k), the model's features.
+        baseline: shape (n, k), the same without interference.
+        degradation: shape (n,), measured.
+        estimated: shape (n,), each by a model that was not fitted to the row's unit; NaN: none, the row is not used.
+        scenarios: shape (n,), the scenario of each row; rows of one unit are of one scenario.
+        nominal: the share of rows that intervals are to cover, such as 0.9.
+        units: shape (n,): rows that go together, such as those of one run; None: each row by itself.
+        by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario; None: there are none.
+        uses: columns that the model uses; empty: all.
+        is_relative: whether the model sees features relative to their baseline only, so that nothing else is novel.
+        seed: of the folds, prototypes and trees.
+
+    Returns:
+        An intervals block, see `agent.analysis.intervals`.
+
+    Raises:
+        FitError: fewer than 20 rows, or no feature varies.
+
+    """
+    usable = np.isfinite(estimated) & (estimated > 0)
+    if int(usable.sum()) < _LEAST_ROWS:
+        raise FitError(
+            f"intervals: {int(usable.sum())} rows with estimates are too few; {_LEAST_ROWS} are needed"
+        )
+    rows = np.arange(len(values)).astype(np.str_) if units is None else units
+    values, baseline, degradation, estimated = (a[usable] for a in (values, baseline, degradation, estimated))
+    scenarios, rows = scenarios[usable], rows[usable]
+    others = None if by_scenario is None else by_scenario[usable]
+    columns = list(uses) or list(range(values.shape[1]))
+    rng = np.random.default_rng(seed)
+
+    errors = np.abs(np.log(estimated / degradation))
+    wide, wide_baseline = with_log(values, baseline, estimated)
+    terms = _difficulty_terms(wide, wide_baseline, columns)
+    floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
+    folds = _folds(rows, rng)
+    expected = np.empty(len(errors))
+    for is_out in folds:
+        rest = _difficulty(wide[~is_out], wide_baseline[~is_out], errors[~is_out], terms, seed)
+        expected[is_out] = Trees.from_json(rest).predict(wide[is_out], wide_baseline[is_out])
+    difficulty = floor + expected
+    novelty, usual, unusual = _novelty(values, baseline, columns, rows, scenarios, folds, rng, is_relative)
+    if others is not None:
+        quantile = _quantile(errors / (difficulty * novelty.factor(usual)), nominal)
+        held = np.abs(np.log(others / degradation)) / (quantile * difficulty)
+        novelty = _with_slope(novelty, held, unusual, nominal)
+    block = {
+        "kind": "conformal",
+        "nominal": nominal,
+        "quantile": max(_quantile(errors / (difficulty * novelty.factor(usual)), nominal), _LEAST_FLOOR),
+        "floor": floor,
+        "rows": len(errors),
+        "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
+        "novelty": _novelty_block(novelty),
+    }
+    Intervals.from_json(block)  # what the agent will read; an error here is ours
+    return block
+
+
+def _quantile(scores: Floats, nominal: float) -> float:
+    """Return the conformal quantile: the ceil((n + 1) * nominal)-th smallest score, the largest where there is none."""
+    place = min(math.ceil((len(scores) + 1) * nominal), len(scores))
+    return float(np.partition(scores, place - 1)[place - 1])
+
+
+def _folds(units: NDArray[np.str_], rng: np.random.Generator) -> list[NDArray[np.bool_]]:
+    """Split rows into folds by unit, or row by row where there are too few units: masks of what is held out."""
+    place = np.unique(units, return_inverse=True)[1]
+    count = int(place.max()) + 1
+    if count < _FOLDS:
+        place, count = np.arange(len(units)), len(units)
+    order = rng.permutation(count)
+    return [np.isin(place, order[fold::_FOLDS]) for fold in range(_FOLDS)]
+
+
+def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int]) -> Terms:
+    """Return the terms of the used columns, and the log of the estimate."""
+    places = [*columns, values.shape[1] - 1]
+    terms = trees.terms_of(values[:, places], baseline[:, places])
+    return Terms(np.array(places, dtype=np.int64)[terms.columns], terms.forms, terms.scales)
+
+
+def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
+    return trees.fit_extra_trees(
+        values,
+        baseline,
+        errors,
+        seed=seed,
+        link="identity",
+        trees=_DIFFICULTY_TREES,
+        leaf_rows=max(_DIFFICULTY_LEAF_ROWS, len(values) // 100),
+        terms=terms,
+    )
+
+
+def _novelty(
+    values: Floats,
+    baseline: Floats,
+    columns: list[int],
+    units: NDArray[np.str_],
+    scenarios: NDArray[np.str_],
+    folds: list[NDArray[np.bool_]],
+    rng: np.random.Generator,
+    is_relative: bool,  # noqa: FBT001 - private
+) -> tuple[Novelty, Floats, Floats]:
+    """Return the measure, the novelty of each row seen from other units, and from other scenarios (NaN: one only)."""
+    used = trees.terms_of(values[:, columns], baseline[:, columns])
+    kept = [
+        i
+        for i, form in enumerate(used.forms)
+        if form == "relative" or not (is_relative or form == "baseline")
+    ]
+    kept = kept or list(range(len(used.forms)))
+    terms = Terms(
+        np.array(columns, dtype=np.int64)[used.columns[kept]],
+        tuple(used.forms[i] for i in kept),
+        used.scales[kept],
+    )
+    seen = terms.of(values, baseline)
+    middles = np.median(seen, axis=0)
+    widths = np.median(np.abs(seen - middles), axis=0)
+    widths = np.where(widths > 0, widths, np.maximum(seen.std(axis=0), 1e-12))
+    places = np.arcsinh((seen - middles) / widths)
+    spreads = np.where(places.std(axis=0) > 0, places.std(axis=0), 1.0)
+    places = places / spreads
+    chosen = np.sort(rng.permutation(len(values))[:_PROTOTYPES])
+    usual = _distances(places, chosen, [(is_out, units[chosen]) for is_out in folds], units)
+    is_of = [(scenarios == name, scenarios[chosen]) for name in np.unique(scenarios)]
+    unusual = _distances(places, chosen, is_of, scenarios)
+    reference = max(float(np.quantile(usual, _USUAL)), 1e-12)
+    far = unusual[np.isfinite(unusual)] / reference
+    limit = max(_LIMIT, float(np.quantile(far, _SCENARIO_SHARE))) if len(far) else _LIMIT
+    prototypes = np.round(places[chosen], 4)
+    neighbours = min(_NEIGHBOURS, len(chosen))
+    novelty = Novelty(terms, middles, widths, spreads, neighbours, prototypes, reference, _SLOPES[0], limit)
+    return novelty, usual / reference, unusual / reference
+
+
+def _distances(
+    places: Floats,
+    chosen: NDArray[np.int64],
+    parts: list[tuple[NDArray[np.bool_], NDArray[np.str_]]],
+    names: NDArray[np.str_],
+) -> Floats:
+    """Return each row's distance to the prototypes that are of no name which its part has; NaN: there are too few."""
+    result = np.full(len(places), math.nan)
+    for is_in, of_prototype in parts:
+        rest = places[chosen[~np.isin(of_prototype, names[is_in])]]
+        if len(rest) < _NEIGHBOURS:
+            rest = places[chosen[~is_in[chosen]]]
+        if len(rest) >= _NEIGHBOURS:
+            result[is_in] = mean_distance(places[is_in], rest, _NEIGHBOURS)
+    return result
+
+
+def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float) -> Novelty:
+    """Return the measure with the least slope that covers the novel rows of held-out scenarios.
+
+    Args:
+        novelty: as without them.
+        held: shape (n,): their |log error| / half width without a slope, NaN where there is none.
+        unusual: shape (n,), their novelty.
+        nominal: the share to be covered.
+
+    """
+    is_novel = np.isfinite(held) & (unusual > 1)
+    if int(is_novel.sum()) < _LEAST_ROWS:
+        return novelty
+    steeper = novelty
+    for slope in _SLOPES:
+        steeper = Novelty(
+            novelty.terms,
+            novelty.middles,
+            novelty.widths,
+            novelty.spreads,
+            novelty.neighbours,
+            novelty.prototypes,
+            novelty.reference,
+            slope,
+            novelty.limit,
+        )
+        if float((held[is_novel] <= steeper.factor(unusual[is_novel])).mean()) >= nominal:
+            break
+    return steeper
+
+
+def _novelty_block(novelty: Novelty) -> dict[str, Any]:
+    return {
+        "terms": novelty.terms.to_json(),
+        "middles": novelty.middles.tolist(),
+        "widths": novelty.widths.tolist(),
+        "spreads": novelty.spreads.tolist(),
+        "neighbours": novelty.neighbours,
+        "prototypes": " ".join(f"{x:.4f}" for x in novelty.prototypes.ravel()),
+        "reference": novelty.reference,
+        "slope": novelty.slope,
+        "limit": novelty.limit,
+    }

@@ -1,0 +1,295 @@
+"""Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.trees`.
+
+Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate, so what they
+learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.
+Without them, a kind of interference that was never seen is taken for the nearest one that was.
+
+Errors are wanted small as percentages. So trees average the degradation to the power -1/2, between the log and the
+inverse that the paper's regressions use: of what lands in one leaf the largest do not carry away the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.relative import relative
+from agent.analysis.trees import Terms, Trees
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    "EXTRA_TREES",
+    "METHODS",
+    "directions_of",
+    "fit",
+    "fit_boosting",
+    "fit_extra_trees",
+    "rivals",
+    "terms_of",
+]
+
+Floats = NDArray[np.float64]
+FitFunction = Callable[[Floats, Floats, Floats, NDArray[np.str_]], dict[str, Any]]
+
+EXTRA_TREES = 100
+#: Leaves per extra-tree, at most about: bounds the model file.
+_MOST_LEAVES = 700
+_LEAST_LEAF_ROWS = 2
+_BOOSTING = {
+    "max_iter": 200,
+    "learning_rate": 0.05,
+    "max_leaf_nodes": 15,
+    "min_samples_leaf": 5,
+    "early_stopping": False,
+}
+METHODS = ("extra-trees", "boosting", "boosting-monotone")
+
+#: Where more of a feature cannot make a VM faster (1) or slower (-1). Occupancy is not here: a full cache need not hurt.
+_DIRECTIONS: Mapping[str, int] = {
+    "run_queue_wait_ratio": 1,
+    "pressure_cpu_some_ratio": 1,
+    "memory_stall_ratio": 1,
+    "ipc": -1,
+    "others_cpu_usage_cores": 1,
+    "others_memory_bandwidth_bytes_per_s": 1,
+    "others_disk_bytes_per_s": 1,
+    "others_storage_bytes_per_s": 1,
+    "others_network_bytes_per_s": 1,
+    "aggressor_mem_bandwidth_bytes": 1,
+}
+
+
+def directions_of(features: Sequence[str]) -> tuple[int, ...]:
+    """Return per feature 1, -1 or 0: in which direction the degradation may only go as it grows."""
+    return tuple(_DIRECTIONS.get(name, 0) for name in features)
+
+
+def rivals(features: Sequence[str], seed: int) -> dict[str, FitFunction]:
+    """Return the methods by name, each a function of values, baseline, degradation and scenarios.
+
+    The monotone one is there where a feature has a direction.
+    """
+
+    def method(name: str) -> FitFunction:
+        def one(
+            values: Floats, baseline: Floats, degradation: Floats, scenarios: NDArray[np.str_]
+        ) -> dict[str, Any]:
+            return fit(values, baseline, degradation, scenarios, inputs=features, seed=seed, method=name)
+
+        return one
+
+    has_directions = any(directions_of(features))
+    return {name: method(name) for name in METHODS if has_directions or name != "boosting-monotone"}
+
+
+def fit(
+    values: Floats,
+    baseline: Floats,
+    degradation: Floats,
+    scenarios: NDArray[np.str_],  # noqa: ARG001 - one signature for all rivals
+    *,
+    inputs: Sequence[str],
+    seed: int,
+    method: str = "extra-trees",
+) -> dict[str, Any]:
+    """Fit a method of `METHODS`.
+
+    Args:
+        values: shape (n, k), features in their own units, all known.
+        baseline: shape (n, k), the same without interference.
+        degradation: shape (n,), > 0, 1 = as without interference.
+        scenarios: shape (n,), not used.
+        inputs: names of the features, for the directions of the monotone one.
+        seed: of the trees' randomness.
+        method: of `METHODS`.
+
+    Returns:
+        An estimator block, see `agent.analysis.trees`, with `uses`: the features that it needs.
+
+    Raises:
+        FitError: no feature varies.
+
+    """
+    if method == "extra-trees":
+        return fit_extra_trees(values, baseline, degradation, seed=seed)
+    directions = directions_of(inputs) if method == "boosting-monotone" else (0,) * len(inputs)
+    return fit_boosting(values, baseline, degradation, seed=seed, directions=directions)
+
+
+def fit_extra_trees(
+    values: Floats,
+    baseline: Floats,
+    degradation: Floats,
+    *,
+    seed: int,
+    link: str = "inverse-square-root",
+    trees: int = EXTRA_TREES,
+    leaf_rows: int = 0,
+    terms: Terms | None = None,
+) -> dict[str, Any]:
+    """Fit extremely randomised trees (Geurts, Ernst, Wehenkel 2006): the mean over the trees of a power or log.
+
+    Args:
+        values: as `fit`.
+        baseline: as `fit`.
+        degradation: as `fit`.
+        seed: of the trees' randomness.
+        link: of `agent.analysis.trees.LINKS`.
+        trees: how many.
+        leaf_rows: rows that a leaf needs; 0: 2, and more where there are many rows, so that the file stays small.
+        terms: what to split; None: all of `terms_of`.
+
+    Returns:
+        An estimator block.
+
+    Raises:
+        FitError: no feature varies.
+
+    """
+    from sklearn.ensemble import ExtraTreesRegressor  # noqa: PLC0415 - the extra `train`
+
+    terms = terms or terms_of(values, baseline)
+    least = leaf_rows or max(_LEAST_LEAF_ROWS, -(-len(values) // _MOST_LEAVES))
+    forest = ExtraTreesRegressor(trees, min_samples_leaf=least, random_state=seed)
+    forest.fit(terms.of(values, baseline), _link(degradation, link))
+    nodes = [node for tree in forest.estimators_ for node in _nodes_of_tree(tree.tree_)]
+    return _block(terms, nodes, link=link, base=0.0, factor=1.0 / trees, trees=trees)
+
+
+def fit_boosting(
+    values: Floats,
+    baseline: Floats,
+    degradation: Floats,
+    *,
+    seed: int,
+    directions: Sequence[int] = (),
+    terms: Terms | None = None,
+) -> dict[str, Any]:
+    """Fit gradient boosting to the log of the degradation.
+
+    Args:
+        values: as `fit`.
+        baseline: as `fit`.
+        degradation: as `fit`.
+        seed: of the binning of large data.
+        directions: per feature 1 or -1 where the degradation may only rise or fall as it grows, at the same baseline.
+        terms: what to split; None: all of `terms_of`.
+
+    Returns:
+        An estimator block.
+
+    Raises:
+        FitError: no feature varies.
+
+    """
+    from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: PLC0415 - the extra `train`
+
+    terms = terms or terms_of(values, baseline)
+    signs = directions or (0,) * values.shape[1]
+    constraints = [
+        0 if form == "baseline" else signs[column]
+        for column, form in zip(terms.columns.tolist(), terms.forms, strict=True)
+    ]
+    boosting = HistGradientBoostingRegressor(monotonic_cst=constraints, random_state=seed, **_BOOSTING)
+    boosting.fit(terms.of(values, baseline), np.log(degradation))
+    # scikit-learn has no public way to the trees of this one; the tests compare with its own predictions.
+    rounds = boosting._predictors  # noqa: SLF001
+    base = float(np.ravel(boosting._baseline_prediction)[0])  # noqa: SLF001
+    nodes = [node for (tree,) in rounds for node in _nodes_of_boosting(tree.nodes)]
+    return _block(terms, nodes, link="log", base=base, factor=1.0, trees=len(rounds))
+
+
+def terms_of(values: Floats, baseline: Floats) -> Terms:
+    """Return the terms that rows know something by: those that vary, and no two that are the same.
+
+    Raises:
+        FitError: none varies.
+
+    """
+    scales = _scales(values)
+    found: list[tuple[int, str]] = []
+    seen: list[Floats] = []
+    for form, numbers in (
+        ("raw", values),
+        ("baseline", baseline),
+        ("relative", relative(values, baseline, scales)),
+    ):
+        for column in range(values.shape[1]):
+            term = numbers[:, column]
+            if len(term) and np.ptp(term) > 0 and not any(np.array_equal(term, other) for other in seen):
+                found.append((column, form))
+                seen.append(term)
+    if not found:
+        from central.degradation.glm import FitError  # noqa: PLC0415 - only for this
+
+        raise FitError("no feature varies over the rows")
+    columns = np.array([column for column, _ in found], dtype=np.int64)
+    return Terms(columns, tuple(form for _, form in found), scales[columns])
+
+
+def _scales(values: Floats) -> Floats:
+    """Return a typical magnitude of each feature: see `agent.analysis.relative`."""
+    scales = np.abs(values).mean(axis=0)
+    return np.where(scales > 0, scales, 1.0)
+
+
+def _link(degradation: Floats, link: str) -> Floats:
+    """Return what trees average: the inverse of `agent.analysis.trees.degradation_of`."""
+    if link == "log":
+        return np.log(degradation)
+    return degradation ** {"identity": 1.0, "inverse": -1.0, "inverse-square-root": -0.5}[link]
+
+
+def _block(
+    terms: Terms, nodes: list[tuple[int, float]], *, link: str, base: float, factor: float, trees: int
+) -> dict[str, Any]:
+    block = {
+        "kind": "trees",
+        "link": link,
+        "base": base,
+        "factor": factor,
+        "terms": terms.to_json(),
+        "trees": trees,
+        "columns": " ".join(str(column) for column, _ in nodes),
+        "numbers": " ".join(
+            str(_down_to_single(number)) if column >= 0 else f"{number:.12g}" for column, number in nodes
+        ),
+        "uses": sorted({int(column) for column in terms.columns}),
+    }
+    Trees.from_json(block)  # what the agent will read; an error here is ours
+    return block
+
+
+def _down_to_single(threshold: float) -> np.float32:
+    """Return the largest single-precision number that is not above it: it splits such numbers just as well."""
+    single = np.float32(threshold)
+    return single if float(single) <= threshold else np.nextafter(single, np.float32(-np.inf))
+
+
+def _nodes_of_tree(tree: Any) -> Iterator[tuple[int, float]]:
+    """Yield (term, threshold), or (-1, value) of a leaf, in preorder, of a tree of scikit-learn's forests."""
+    rest = [0]
+    while rest:
+        place = rest.pop()
+        if tree.children_left[place] < 0:
+            yield -1, float(tree.value[place, 0, 0])
+        else:
+            yield int(tree.feature[place]), float(tree.threshold[place])
+            rest += [int(tree.children_right[place]), int(tree.children_left[place])]
+
+
+def _nodes_of_boosting(nodes: Any) -> Iterator[tuple[int, float]]:
+    """Yield the same of a tree of scikit-learn's boosting."""
+    rest = [0]
+    while rest:
+        node = nodes[rest.pop()]
+        if node["is_leaf"]:
+            yield -1, float(node["value"])
+        else:
+            yield int(node["feature_idx"]), float(node["num_threshold"])
+            rest += [int(node["right"]), int(node["left"])]
