@@ -1,0 +1,283 @@
+"""What VMs on one host do to each other: cache, memory bandwidth, CPUs and disk, each by how it works.
+
+Nothing here knows of an estimator. All arrays broadcast: the last axis is the VMs, any axes before it are moments,
+which do not depend on each other. Per VM i, with f the clock:
+
+- last-level cache: where the working sets do not fit, lines that come in drive others out at random; so VM i holds a
+  part in proportion to a_i = its misses per second times how long its lines stay, but never more than its working set
+  (water filling). What it does not hold it misses: miss share = min + (max - min) (1 - held / working set)^curve;
+- memory: latency = idle latency * (1 + q U / (1 - U)), U the utilisation by all;
+- CPI_i = core_i * noise_i + l2 misses * blocking * ((1 - miss share) * LLC latency + miss share * memory latency) * f;
+- requests: instructions per second follow the load, so the CPU time grows with CPI (Cloud White, section 4.1); a closed
+  loop keeps its CPU time and gets less done;
+- CPUs: beyond what there is all get the same part of their demand; below it a vCPU waits for a CPU like a customer of
+  c servers: U^(sqrt(2 (c + 1)) - 1) / (c (1 - U)) per time it runs (Sakasegawa 1977);
+- disk: an operation takes its idle time / (1 - U);
+- the network is far from saturated and delays nobody (section 6.1).
+
+Misses depend on what is held and that on the misses: a damped fixed point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.simulated.profiles import Application, Machine
+
+__all__ = ["LINE_BYTES", "Parameters", "Rates", "contend", "parameters", "workers_of"]
+
+Array = NDArray[np.float64]
+
+LINE_BYTES = 64
+_ROUNDS = 24
+_MIB = float(1 << 20)
+_TINY = 1e-12
+_MAX_CPU_UTILISATION = 0.98
+#: Share of the time in which the core waits for memory, not the LLC, and its own buffers are full as well.
+_BUFFERS_FULL = 0.3
+
+
+class Parameters(NamedTuple):
+    """Applications as arrays; VM by VM, and moment by moment where a VM changes what it runs."""
+
+    serves: NDArray[np.bool_]  # requests: the instructions follow the load
+    vcpus: Array
+    workers: Array  # requests in service at once; the vCPUs of a closed loop
+    core_cpi: Array  # cycles per instruction without any miss
+    alone_cpi: Array
+    l2_per_instruction: Array
+    miss_min: Array
+    miss_max: Array
+    working_set_mib: Array
+    curve: Array
+    blocking: Array
+    stay: Array
+    core_stall: Array
+    service_s: Array
+    disk_ops_per_request: Array
+    disk_bytes_per_s: Array
+    disk_op_bytes: Array
+    network_bytes_per_request: Array
+    network_bytes_per_s: Array
+
+    def at(self, index: NDArray[np.intp]) -> Parameters:
+        """Take entries by index (last axis of each), such as (moments, VMs) of a table of applications."""
+        return Parameters._make(column[index] for column in self)
+
+
+class Rates(NamedTuple):
+    """What happens at a moment, shape (..., VMs) but for the host's `disk_op_s`, shape (..., 1)."""
+
+    cpi: Array
+    usage_cores: Array
+    instructions_per_s: Array
+    cycles_per_s: Array
+    l2_misses_per_s: Array
+    llc_misses_per_s: Array
+    memory_stall_per_s: Array  # cycles
+    core_stall_per_s: Array
+    total_stall_per_s: Array
+    memory_bytes_per_s: Array
+    llc_bytes: Array
+    wait_cores: Array  # time runnable without a CPU, per wall time
+    stretch: Array  # wall time per CPU time
+    requests_per_s: Array
+    service_s: Array  # mean time of a request on a vCPU, waits for CPUs included, disk not
+    disk_ops_per_s: Array
+    disk_bytes_per_s: Array
+    disk_op_s: Array
+    network_bytes_per_s: Array
+
+
+def workers_of(application: Application, vcpus: int) -> int:
+    """How many requests a VM of this application serves at once."""
+    return max(1, round(vcpus * application.workers_per_vcpu))
+
+
+def parameters(machine: Machine, applications: Sequence[tuple[Application, int]]) -> Parameters:
+    """Make arrays of applications, each with the vCPUs of its VM, shape (len(applications),).
+
+    Raises:
+        ValueError: an application's IPC is higher than its misses allow.
+
+    """
+    rows = [_row(machine, application, vcpus) for application, vcpus in applications]
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    return Parameters._make(columns)
+
+
+def _row(machine: Machine, application: Application, vcpus: int) -> tuple[float, ...]:
+    a = application
+    l2 = a.l2_mpki / 1000
+    held = min(a.working_set_mib, machine.llc_mib)
+    miss = a.llc_miss_min + (a.llc_miss_max - a.llc_miss_min) * (1 - held / a.working_set_mib) ** a.curve
+    stall = l2 * a.blocking * ((1 - miss) * machine.llc_ns + miss * machine.memory_ns) * machine.ghz
+    core = 1 / a.ipc - stall
+    if core <= 0:
+        raise ValueError(f"{a.name}: an IPC of {a.ipc} leaves no cycles beside {stall:.2f} of waiting each")
+    return (
+        a.service_ms > 0,
+        float(vcpus),
+        float(workers_of(a, vcpus) if a.service_ms > 0 else vcpus),
+        core,
+        1 / a.ipc,
+        l2,
+        a.llc_miss_min,
+        a.llc_miss_max,
+        a.working_set_mib,
+        a.curve,
+        a.blocking,
+        a.stay,
+        a.core_stall,
+        a.service_ms / 1e3,
+        a.disk_ops_per_request,
+        a.disk_mb_per_s * 1e6,
+        a.disk_op_kib * 1024,
+        a.network_bytes_per_request,
+        a.network_mb_per_s * 1e6,
+    )
+
+
+class _Shares(NamedTuple):
+    """One round of the fixed point."""
+
+    held_mib: Array
+    memory: Array  # utilisation, (..., 1)
+    miss: Array
+    cpi: Array
+    usage: Array
+    granted: Array  # (..., 1)
+
+
+def contend(
+    machine: Machine,
+    p: Parameters,
+    load: Array,
+    *,
+    core_noise: Array | float = 1.0,
+    frequency: Array | float = 1.0,
+) -> Rates:
+    """Share the host among its VMs.
+
+    Args:
+        machine: the host.
+        p: what the VMs run; broadcasts against `load`.
+        load: shape (..., VMs), as `Application` defines it; 0: not there.
+        core_noise: factor of the cycles that are not misses.
+        frequency: clock over the nominal one, shape (..., 1) or a number.
+
+    Returns:
+        Arrays of the shape that `load` and `p` have together.
+
+    """
+    load = np.asarray(load, dtype=np.float64)
+    ghz = machine.ghz * np.asarray(frequency, dtype=np.float64)
+    wanted = load * p.vcpus * machine.ghz * 1e9 / p.alone_cpi  # instructions per second of those that serve
+    footprint = np.where(load > 0, p.working_set_mib, 0.0) + np.zeros_like(wanted)
+    held = footprint * np.minimum(1.0, machine.llc_mib / np.maximum(footprint.sum(-1, keepdims=True), _TINY))
+    shares = _Shares(held, np.zeros_like(held[..., :1]), held, held, held, held[..., :1])
+    for _ in range(_ROUNDS):
+        shares = _round(machine, p, load, wanted, footprint, core_noise, ghz, shares)
+    return _rates(machine, p, load, core_noise, ghz, shares)
+
+
+def _round(  # noqa: PLR0913 - the invariants of the loop, and its state
+    machine: Machine,
+    p: Parameters,
+    load: Array,
+    wanted: Array,
+    footprint: Array,
+    core_noise: Array | float,
+    ghz: Array,
+    last: _Shares,
+) -> _Shares:
+    missing = np.maximum(1 - last.held_mib / p.working_set_mib, 0.0)
+    miss = p.miss_min + (p.miss_max - p.miss_min) * missing**p.curve
+    memory_ns = machine.memory_ns * (1 + machine.memory_queue * last.memory / (1 - last.memory))
+    cpi = p.core_cpi * core_noise + p.l2_per_instruction * p.blocking * ghz * (
+        (1 - miss) * machine.llc_ns + miss * memory_ns
+    )
+    usage = np.where(p.serves, np.minimum(wanted * cpi / (ghz * 1e9), p.workers), load * p.vcpus)
+    total = usage.sum(-1, keepdims=True)
+    granted = np.minimum(1.0, machine.vm_cpus / np.maximum(total, _TINY))
+    usage = usage * granted
+    misses = usage * ghz * 1e9 / cpi * p.l2_per_instruction * miss
+    moved = misses.sum(-1, keepdims=True) * LINE_BYTES * (1 + machine.write_back)
+    memory = np.minimum(moved / (machine.memory_gb_per_s * 1e9), machine.max_utilisation)
+    target = _fill(misses * p.stay, footprint, machine.llc_mib)
+    # Half of the way: the more a VM holds the less it misses, which would swing.
+    return _Shares((last.held_mib + target) / 2, (last.memory + memory) / 2, miss, cpi, usage, granted)
+
+
+def _fill(weight: Array, limit: Array, size: float) -> Array:
+    """Share `size` in proportion to `weight`, nobody above its `limit`: min(limit, c * weight) that sum to `size`.
+
+    The sum is a concave function of c, the least of the lines "the first k (by limit / weight) are full"; so c is
+    the greatest of their solutions.
+    """
+    weight = np.maximum(weight, _TINY)
+    order = np.argsort(limit / weight, axis=-1)
+    limits, weights = np.take_along_axis(limit, order, -1), np.take_along_axis(weight, order, -1)
+    full = np.cumsum(limits, axis=-1) - limits
+    rest = np.cumsum(weights[..., ::-1], axis=-1)[..., ::-1]
+    c = ((size - full) / rest).max(axis=-1, keepdims=True)
+    filled: Array = np.where(limit.sum(-1, keepdims=True) <= size, limit, np.minimum(limit, c * weight))
+    return filled
+
+
+def _rates(
+    machine: Machine, p: Parameters, load: Array, core_noise: Array | float, ghz: Array, shares: _Shares
+) -> Rates:
+    usage, cpi, miss, granted = shares.usage, shares.cpi, shares.miss, shares.granted
+    cycles = usage * ghz * 1e9
+    instructions = cycles / cpi
+    l2_misses = instructions * p.l2_per_instruction
+    llc_misses = l2_misses * miss
+    # Of the cycles per instruction: without misses, and what they add (of it, waiting for memory itself).
+    core = p.core_cpi * core_noise
+    waiting = cpi - core
+    for_memory = waiting - p.l2_per_instruction * p.blocking * ghz * (1 - miss) * machine.llc_ns
+    busy = np.minimum(usage.sum(-1, keepdims=True) / machine.vm_cpus, _MAX_CPU_UTILISATION)
+    cpus = machine.vm_cpus
+    queue = busy ** (math.sqrt(2 * (cpus + 1)) - 1) / (cpus * (1 - busy))
+    stretch = 1 / granted + queue + np.zeros_like(usage)
+    requests = np.where(p.serves, instructions / _instructions_per_request(machine, p), 0.0)
+    arriving = np.where(p.serves, load * p.vcpus / np.maximum(p.service_s, _TINY), 0.0)
+    disk_bytes = p.disk_bytes_per_s * np.where(p.serves, 0.0, load) * granted
+    disk_ops = requests * p.disk_ops_per_request + disk_bytes / p.disk_op_bytes
+    disk_bytes = disk_ops * p.disk_op_bytes
+    disk = np.minimum(
+        disk_bytes.sum(-1, keepdims=True) / (machine.disk_mb_per_s * 1e6), machine.max_utilisation
+    )
+    return Rates(
+        cpi=cpi,
+        usage_cores=usage,
+        instructions_per_s=instructions,
+        cycles_per_s=cycles,
+        l2_misses_per_s=l2_misses,
+        llc_misses_per_s=llc_misses,
+        memory_stall_per_s=instructions * waiting,
+        core_stall_per_s=instructions * (p.core_stall * core + _BUFFERS_FULL * for_memory),
+        total_stall_per_s=instructions * (p.core_stall * core + waiting),
+        memory_bytes_per_s=llc_misses * LINE_BYTES * (1 + machine.write_back),
+        llc_bytes=shares.held_mib * _MIB,
+        wait_cores=usage * (stretch - 1),
+        stretch=stretch,
+        requests_per_s=arriving,
+        service_s=_instructions_per_request(machine, p) * cpi / (ghz * 1e9) * stretch,
+        disk_ops_per_s=disk_ops,
+        disk_bytes_per_s=disk_bytes,
+        disk_op_s=machine.disk_op_ms / 1e3 / (1 - disk),
+        network_bytes_per_s=requests * p.network_bytes_per_request
+        + p.network_bytes_per_s * np.where(p.serves, 0.0, load) * granted,
+    )
+
+
+def _instructions_per_request(machine: Machine, p: Parameters) -> Array:
+    per_request: Array = np.maximum(p.service_s, _TINY) * machine.ghz * 1e9 / p.alone_cpi
+    return per_request

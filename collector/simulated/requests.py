@@ -1,0 +1,155 @@
+"""Tail latency of an application's requests, from a queue with as many servers as it has workers.
+
+Twice: request by request for what a client measures, and a long simulation tabulated once for what is expected.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.simulated.profiles import Application
+
+__all__ = ["PERCENTILE", "ExpectedTail", "RequestQueue", "expected_tail"]
+
+Array = NDArray[np.float64]
+
+PERCENTILE = 0.95
+_LANES = 32
+_STEPS = 3000
+_WARM_UP = 400
+#: Beyond the last one no queue is stable; whoever is there is told this one's tail.
+_LOADS = np.concatenate([np.linspace(0.02, 0.8, 27), np.linspace(0.82, 0.97, 10)])
+#: Time of a disk operation over the mean service time.
+_DISK_TIMES = np.array([0.0, 0.5, 2.0, 8.0, 32.0])
+_SEED = 20220812  # of the tables; the paper's day of acceptance
+
+
+class RequestQueue:
+    """First come, first served, by `workers`; carries over from tick to tick what has not ended.
+
+    Args:
+        application: its work's distribution and its disk operations.
+        workers: requests in service at once.
+        rng: draws arrivals, work and disk times.
+
+    """
+
+    def __init__(self, application: Application, workers: int, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._sigma = math.sqrt(math.log1p(application.service_cv**2))
+        self._disk = application.disk_ops_per_request
+        self._free_at_s = [0.0] * workers
+        self._ends_s: Array = np.empty(0)
+        self._latencies_s: Array = np.empty(0)
+
+    def serve(
+        self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float
+    ) -> tuple[float, int]:
+        """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
+
+        Args:
+            from_s: the tick's begin, not before the end of the last one.
+            step_s: its length.
+            requests: how many arrive.
+            service_s: mean time on a vCPU of these.
+            disk_op_s: mean time of a disk operation.
+
+        Returns:
+            The 95th percentile of the latencies of those that ended in the tick, in seconds (NaN: none did), and
+            how many these are.
+
+        """
+        rng = self._rng
+        arrivals = from_s + step_s * np.sort(rng.random(requests))
+        services = service_s * rng.lognormal(-(self._sigma**2) / 2, self._sigma, requests)
+        slow = rng.random(requests) < self._disk
+        services[slow] += rng.exponential(disk_op_s, int(slow.sum()))
+        ends = np.concatenate([self._ends_s, self._ends(arrivals, services)])
+        latencies = np.concatenate([self._latencies_s, ends[len(self._ends_s) :] - arrivals])
+        done = ends <= from_s + step_s
+        self._ends_s, self._latencies_s = ends[~done], latencies[~done]
+        count = int(done.sum())
+        return (float(np.quantile(latencies[done], PERCENTILE)) if count else math.nan), count
+
+    def _ends(self, arrivals: Array, services: Array) -> Array:
+        free = self._free_at_s
+        if len(free) == 1:
+            # Lindley: end_i = max(arrival_i, end_{i-1}) + service_i, as a running maximum.
+            before = np.cumsum(services) - services
+            begin = np.maximum.accumulate(np.concatenate([[free[0]], arrivals - before]))[1:]
+            ends: Array = begin + before + services
+            if len(ends):
+                free[0] = float(ends[-1])
+            return ends
+        made = []
+        for arrival, service in zip(arrivals.tolist(), services.tolist(), strict=True):
+            end = max(arrival, free[0]) + service
+            heapq.heapreplace(free, end)
+            made.append(end)
+        return np.array(made)
+
+
+class ExpectedTail:
+    """The 95th percentile in units of the mean service time, over load and disk time."""
+
+    def __init__(self, table: Array) -> None:
+        self._table = table  # (loads, disk times)
+
+    def __call__(self, load: Array, disk_time: Array) -> Array:
+        """Interpolate (bilinear, held at the edges). `load` per worker; `disk_time` over the service time."""
+        row, row_part = _place(_LOADS, load)
+        column, column_part = _place(_DISK_TIMES, disk_time)
+        t = self._table
+        low = t[row, column] * (1 - column_part) + t[row, column + 1] * column_part
+        high = t[row + 1, column] * (1 - column_part) + t[row + 1, column + 1] * column_part
+        tail: Array = low * (1 - row_part) + high * row_part
+        return tail
+
+
+def _place(grid: Array, at: Array) -> tuple[NDArray[np.intp], Array]:
+    at = np.clip(at, grid[0], grid[-1])
+    index = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, len(grid) - 2)
+    return index, (at - grid[index]) / (grid[index + 1] - grid[index])
+
+
+def expected_tail(application: Application, workers: int) -> ExpectedTail:
+    """Tabulate what is expected of an application; equal distributions share a table."""
+    return _tabulate(workers, application.service_cv, application.disk_ops_per_request)
+
+
+@lru_cache(maxsize=64)
+def _tabulate(workers: int, service_cv: float, disk_ops: float) -> ExpectedTail:
+    """Simulate many queues side by side (Kiefer and Wolfowitz), the same random numbers for all loads.
+
+    So the table is smooth in the load, and quotients of its values are better known than the values.
+    """
+    rng = np.random.default_rng(_SEED)
+    sigma = math.sqrt(math.log1p(service_cv**2))
+    disk_times = _DISK_TIMES if disk_ops else _DISK_TIMES[:1]
+    between = 1 / (_LOADS[:, None, None] * workers)  # mean service time 1
+    waits = np.zeros((workers, len(_LOADS), len(disk_times), _LANES))
+    sojourns = np.empty((_STEPS - _WARM_UP, len(_LOADS), len(disk_times), _LANES), dtype=np.float32)
+    for step in range(_STEPS):
+        work = rng.lognormal(-(sigma**2) / 2, sigma, _LANES)
+        disk = np.where(rng.random(_LANES) < disk_ops, rng.exponential(1.0, _LANES), 0.0)
+        service = work + disk * disk_times[:, None]
+        sojourn = waits[0] + service
+        if step >= _WARM_UP:
+            sojourns[step - _WARM_UP] = sojourn
+        waits[0] = sojourn
+        waits = np.maximum(waits - between * rng.exponential(1.0, _LANES), 0.0)
+        if workers == 2:  # noqa: PLR2004 - the usual case, and a sort of two
+            waits = np.stack([np.minimum(waits[0], waits[1]), np.maximum(waits[0], waits[1])])
+        elif workers > 1:
+            waits.sort(axis=0)
+    table = np.quantile(
+        sojourns.transpose(1, 2, 0, 3).reshape(len(_LOADS), len(disk_times), -1), PERCENTILE, axis=-1
+    )
+    if not disk_ops:
+        table = np.repeat(table, len(_DISK_TIMES), axis=1)
+    return ExpectedTail(np.maximum.accumulate(table, axis=0).astype(np.float64))
