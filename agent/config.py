@@ -48,6 +48,9 @@ RANGES: tuple[Range, ...] = (
     ("analysis.mn_cpi_percentile", 50, 100),
     ("analysis.mn_cpi_floor", 0, 100),
     ("analysis.history_slots", 1, 100_000),
+    ("cloud_white.event_interval_s", 0, 86_400),
+    ("cloud_white.recent_events", 1, 100_000),
+    ("cloud_white.save_interval_s", 1, 86_400),
 )
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}")
@@ -72,7 +75,7 @@ class AgentSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = ""  # name of this host towards central; "" = the system's host name
     platform: str = ""  # CPU model that CPI is compared within; "" = that of /proc/cpuinfo
-    state_dir: str = "/var/lib/whitepanda"  # spool, coefficients
+    state_dir: str = "/var/lib/whitepanda"  # spool, coefficients, baselines
     socket: str = "/run/whitepanda/agent.sock"  # the local API
     tick_s: float = 1.0  # how often everything is sampled, in seconds
     window_s: float = 10.0  # length of a CPI window; a multiple of tick_s
@@ -213,6 +216,20 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
 
 
+class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline."""
+
+    detector: Literal["noise_scaled", "paper", "off"] = (
+        "noise_scaled"  # thresholds by noise, or the paper's rules
+    )
+    models: tuple[
+        str, ...
+    ] = ()  # JSON files of `degradation fit`; the first that can tell counts, ours come last
+    event_interval_s: float = 10.0  # a VM's next change is told to central no sooner than this after its last
+    recent_events: int = 500  # changes of all VMs that are kept in memory for `whitepanda explain`
+    save_interval_s: float = 60.0  # how often the baselines are written to state_dir; and at the end
+
+
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first rule whose `pattern` is found in `fact` names the VM's job.
 
@@ -233,6 +250,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: Sources = Sources()
     uplink: UplinkSection = UplinkSection()
     analysis: AnalysisSection = AnalysisSection()
+    cloud_white: CloudWhiteSection = CloudWhiteSection()
     metrics: MetricsSection = MetricsSection()
     jobs: tuple[JobRule, ...] = ()
 

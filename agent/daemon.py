@@ -31,6 +31,8 @@ from whitepanda.common.errors import UnavailableError, WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
+    from agent.baseline_file import BaselineFile
+    from agent.cloud_white import CloudWhite
     from agent.coefficients import CoefficientStore
     from agent.prometheus import MetricsServer
     from agent.uplink import Uplink
@@ -45,6 +47,7 @@ _SOURCES_STOP_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
+_CLOUD_WHITE = "Cloud White"
 _DEADLINE_S = 2.0  # of a source whose section has no setting for it
 
 
@@ -118,6 +121,10 @@ class Daemon:
         self._metrics: MetricsServer | None = None
         self._failing: dict[str, str] = {}
         self._clock_quiet_until_ns = 0
+        self._baselines: BaselineFile | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._save_due_ns = 0
+        self._events_due_ns = 0
         self._updates: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
 
@@ -149,6 +156,7 @@ class Daemon:
         self._slots.start()
         await self._wait_for_sources()
         self._start_analysis()
+        self._start_cloud_white()
         async with (
             self._running_uplink(),
             self._running_local_api(),
@@ -169,6 +177,7 @@ class Daemon:
             ticking.cancel()
             watchdog.cancel()
             self._submit(self.state.pipeline.windows.flush())
+            await self._save_baselines()
         _log.info("agent ended", ticks=self.state.schedule.ticks, missed=self.state.schedule.missed)
 
     async def _wait_for_sources(self) -> None:
@@ -210,8 +219,13 @@ class Daemon:
                 windows = []
             else:
                 self._note_success("tick")
-            if windows:
+                self._run_cloud_white(now_ns)
+            # Where no VM is left there are no windows for the last events to go with.
+            has_late_events = now_ns >= self._events_due_ns and self._has_events()
+            if windows or has_late_events:
+                self._events_due_ns = now_ns + 2 * round(self._config.agent.window_s * 1e9)
                 self._submit(windows)
+            if windows:
                 self._tell_status()
             counters.duration_ns = self._clock.mono_ns() - now_ns
 
@@ -247,13 +261,45 @@ class Daemon:
     # --- sinks: none of them stops the tick ---
 
     def _submit(self, windows: list[CpiWindow]) -> None:
-        if not windows:
+        events = self.state.cloud_white.take_events() if self.state.cloud_white is not None else ()
+        if not windows and not events:
             return
-        end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
-        if self.state.analysis is not None:
+        if windows and self.state.analysis is not None:
+            end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
         if self._uplink is not None:
-            self._guard("queueing for central", self._uplink.submit, windows)
+            self._guard("queueing for central", self._uplink.submit, windows, events)
+
+    def _has_events(self) -> bool:
+        return self.state.cloud_white is not None and self.state.cloud_white.has_events
+
+    def _run_cloud_white(self, now_ns: int) -> None:
+        """Judge the tick's rates; now and then have what was learnt of them written."""
+        cloud_white, pipeline = self.state.cloud_white, self.state.pipeline
+        if cloud_white is None:
+            return
+        began_ns = self._clock.mono_ns()
+        unix_ns = self._clock.unix_ns()
+        self._guard(_CLOUD_WHITE, cloud_white.tick, pipeline.table, pipeline.host_rates, now_ns, unix_ns)
+        self.state.counters.analysis_ns = self._clock.mono_ns() - began_ns
+        if now_ns >= self._save_due_ns and (self._saving is None or self._saving.done()):
+            self._save_due_ns = now_ns + round(self._config.cloud_white.save_interval_s * 1e9)
+            self._saving = asyncio.create_task(self._save_baselines())
+
+    async def _save_baselines(self) -> None:
+        """Write what was learnt; the disk is not the loop's business."""
+        if self.state.cloud_white is None or self._baselines is None:
+            return
+        if self._saving is not None and self._saving is not asyncio.current_task():
+            await asyncio.wait({self._saving})
+        try:
+            state = self.state.cloud_white.dump()
+            await asyncio.to_thread(self._baselines.write, state, self._clock.unix_ns())
+        except Exception as error:  # noqa: BLE001 - as in _guard
+            self.state.counters.sink_errors += 1
+            self._note_failure("saving baselines", error)
+        else:
+            self._note_success("saving baselines")
 
     def _guard(self, what: str, call: Callable[..., object], *arguments: object) -> None:
         try:
@@ -308,6 +354,36 @@ class Daemon:
         except Exception as error:  # noqa: BLE001 - as in _guard
             self.state.counters.sink_errors += 1
             self._note_failure("analysis", error)
+
+    def _start_cloud_white(self) -> None:
+        section = self._config.cloud_white
+        if section.detector == "off":
+            return
+        try:
+            from agent.baseline_file import BaselineFile  # noqa: PLC0415 - off it costs nothing
+            from agent.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
+            from agent.degradation_models import load  # noqa: PLC0415 - as the import above
+
+            cloud_white = CloudWhite(section, load(section.models))
+            self._baselines = BaselineFile(
+                Path(self._config.agent.state_dir) / "baselines.json", section.detector
+            )
+            self._restore(cloud_white, self._baselines)
+        except Exception as error:  # noqa: BLE001 - as in _guard
+            self.state.counters.sink_errors += 1
+            self._note_failure(_CLOUD_WHITE, error)
+        else:
+            self.state.cloud_white = cloud_white
+            self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)
+
+    def _restore(self, cloud_white: CloudWhite, file: BaselineFile) -> None:
+        saved = file.read()
+        if saved is None:
+            return
+        try:
+            cloud_white.restore(saved, self._clock.unix_ns())
+        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes it stumble over
+            file.set_aside(repr(error))
 
     def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
         # Writing them waits for the disk, which is not the loop's business. Updates are taken one after

@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -19,8 +20,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from agent.batches import behaviour_number, degradation_message, event_message, evidence_message
 from agent.host_analysis import Explanation, Verdict
 from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
+from agent.verdicts import Reasoning
+from agent.verdicts import Verdict as Suffering
 from collector.base import Reason
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
@@ -158,7 +162,7 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         return host_pb2.ListVmsResponse(
             now_unix_ns=host.now_unix_ns,
             host=host.host,
-            vms=[_vm(vm, self._verdict(vm)) for vm in self._state.vms()],
+            vms=self._summaries(),
             triggered=bool(analysis and analysis.triggered),
         )
 
@@ -169,9 +173,9 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         vm = next((v for v in vms if request.vm in (v.uuid, v.name)), None)
         if vm is None:
             await _not_found(request.vm, vms, context)
-        analysis = self._state.analysis
+        analysis, cloud_white = self._state.analysis, self._state.cloud_white
         if analysis is None:
-            return host_pb2.VmExplanation(
+            answer = host_pb2.VmExplanation(
                 vm=_vm(vm, self._verdict(vm)),
                 cpi=math.nan,
                 n_cpi=math.nan,
@@ -179,7 +183,24 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
                 mn_cpi=math.nan,
                 mn_cpi_threshold=math.nan,
             )
-        return _explanation(vm, analysis.explain(vm.uuid), self._state.host().platform)
+        else:
+            answer = _explanation(vm, analysis.explain(vm.uuid), self._state.host().platform)
+        if cloud_white is not None:
+            why = cloud_white.explain(vm.uuid)
+            _add_reasoning(answer, why)
+            names = {v.uuid: v.name for v in vms}
+            answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
+        return answer
+
+    def _summaries(self) -> list[host_pb2.VmSummary]:
+        vms, cloud_white = self._state.vms(), self._state.cloud_white
+        summaries = [_vm(vm, self._verdict(vm)) for vm in vms]
+        if cloud_white is not None:
+            names = {vm.uuid: vm.name for vm in vms}
+            for vm, summary in zip(vms, summaries, strict=True):
+                verdict = cloud_white.verdict(vm.uuid)
+                summary.cloud_white.CopyFrom(_suffering(verdict, cloud_white.since_ns(verdict), names))
+        return summaries
 
     def _verdict(self, vm: VmView) -> Verdict:
         analysis = self._state.analysis
@@ -267,6 +288,28 @@ def _vm(vm: VmView, verdict: Verdict) -> host_pb2.VmSummary:
         owner=vm.owner,
         quota_cores=vm.quota_cores,
     )
+
+
+def _suffering(verdict: Suffering, since_ns: int, names: Mapping[str, str]) -> host_pb2.CloudWhite:
+    found = verdict.degradation
+    return host_pb2.CloudWhite(
+        behaviour=behaviour_number(verdict.behaviour),
+        reason=verdict.reason,
+        since_ns=since_ns,
+        degradation=None if found is None else degradation_message(found),
+        culprits=[names.get(uuid, uuid) for uuid in verdict.culprits],
+        baseline_ticks=verdict.baseline_ticks,
+        baseline_ready=verdict.baseline_ready,
+    )
+
+
+def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
+    answer.detector = why.detector
+    answer.evidence.extend(evidence_message(shown) for shown in why.verdict.evidence)
+    answer.signals.extend(
+        host_pb2.Signal(name=one.name, value=one.value, baseline=one.baseline) for one in why.signals
+    )
+    answer.events.extend(event_message(event) for event in why.events)
 
 
 def _explanation(vm: VmView, why: Explanation, platform: str) -> host_pb2.VmExplanation:

@@ -253,6 +253,20 @@ METRICS: tuple[Metric, ...] = (
         "Steps of the host's wall clock by more than half a second. Rates do not feel them.",
     ),
     _own(
+        "agent",
+        "agent_analysis_seconds",
+        "gauge",
+        "s",
+        "How long the last tick's search for victims took on the loop; part of the tick's duration.",
+    ),
+    _own(
+        "agent",
+        "agent_dropped_events_total",
+        "counter",
+        "1",
+        "Changes of VMs' behaviour that never reached a batch because too many were waiting.",
+    ),
+    _own(
         "source",
         "source_success",
         "gauge",

@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gzip
+import math
 import socket
 import ssl
 import threading
@@ -28,6 +29,7 @@ from agent import metrics
 from agent.config import MetricsSection
 from agent.deltas import Reading
 from agent.state import SourceView, UplinkView
+from agent.verdicts import BEHAVIOURS
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from whitepanda.common import log
@@ -147,6 +149,7 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
         values = ((labels, vm.rates[index]) for labels, vm in labelled)
         yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
     yield from _verdicts(labelled)
+    yield from _cloud_white(labelled)
     yield _ages(labelled, snapshot.mono_ns)
     yield from _absences(labelled)
 
@@ -169,6 +172,52 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
             degradation.add_sample(degradation.name, labels, verdict.degradation)
     yield victim
     yield degradation
+
+
+_CLOUD_WHITE = (
+    (
+        "latency_degradation_ratio",
+        "ratio",
+        "How many times longer a victim's latency (p95) is than undisturbed.",
+    ),
+    ("latency_degradation_low_ratio", "low", "Lower end of that estimate's interval."),
+    ("latency_degradation_high_ratio", "high", "Upper end of that estimate's interval."),
+)
+
+
+def _cloud_white(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    behaviour = GaugeMetricFamily(
+        "whitepanda_vm_behaviour", "1 for what the VM does now, 0 for what it does not; unknown: no sample."
+    )
+    ticks = GaugeMetricFamily(
+        "whitepanda_vm_baseline_ticks", "Ticks without interference that the VM's baseline was learnt from."
+    )
+    ready = GaugeMetricFamily("whitepanda_vm_baseline_ready", "1 where the VM's baseline is old enough.")
+    unknown = GaugeMetricFamily(
+        "whitepanda_vm_latency_degradation_absent",
+        "1 for a victim whose degradation cannot be told, with why.",
+    )
+    estimates = [
+        (GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _CLOUD_WHITE
+    ]
+    for labels, vm in labelled:
+        verdict = vm.suffering
+        if verdict is None:
+            continue
+        if verdict.behaviour != "unknown":
+            for word in BEHAVIOURS[1:]:
+                behaviour.add_sample(behaviour.name, {**labels, "behaviour": word}, verdict.behaviour == word)
+        ticks.add_sample(ticks.name, labels, verdict.baseline_ticks)
+        ready.add_sample(ready.name, labels, verdict.baseline_ready)
+        found = verdict.degradation
+        if found is not None and found.cannot_tell:
+            unknown.add_sample(unknown.name, {**labels, "reason": found.cannot_tell}, 1)
+        for family, field in estimates if found is not None else ():
+            value = getattr(found, field)
+            if math.isfinite(value):
+                family.add_sample(family.name, labels, value)
+    yield from (behaviour, ticks, ready, unknown)
+    yield from (family for family, _ in estimates)
 
 
 def _ages(labelled: Iterable[tuple[dict[str, str], VmSnapshot]], mono_ns: int) -> Metric:

@@ -11,17 +11,19 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.batches import encode
-from agent.config import AgentConfig, UplinkSection
+from agent.config import AgentConfig, CloudWhiteSection, UplinkSection
 from agent.playback import Playback
 from agent.spool import QueueCounts, QueuedBatch
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
+from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
@@ -29,6 +31,7 @@ from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
 if TYPE_CHECKING:
+    from agent.cloud_white import CloudWhite
     from collector.traces import TraceBatch, TraceReader
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
 ]
 
 _READ_BYTES = 1 << 20
+_BATCH_EVENTS = 500  # central takes 1000
+_KEPT_EVENTS = 10_000
 
 
 class Rows(Protocol):
@@ -217,14 +222,17 @@ class RecordedRows:
         self.rejected: dict[str, int] = {}
         #: What was wrong with files without making them useless.
         self.warnings: list[str] = []
+        #: Who began or ceased to suffer or to inflict, the last 10,000.
+        self.events: deque[VmEvent] = deque(maxlen=_KEPT_EVENTS)
+        self._unsent: deque[VmEvent] = deque()
 
     def batches(self, spool_id: str) -> Iterator[agent_pb2.CpiBatch]:
-        """Give out all batches."""
+        """Give out all batches. Their borders depend on the windows alone; events go with them, or after the last."""
         sequence = 0
         waiting: list[CpiWindow] = []
         for file in self._files:
             with Playback(file, self._config) as playback:
-                for window in playback.windows():
+                for window in self._windows(playback):
                     self.rows_read += 1
                     self.without_cpi += window.cpi is None
                     waiting.append(window)
@@ -234,14 +242,46 @@ class RecordedRows:
                         waiting = []
                 if playback.cut_off:
                     self.warnings.append(playback.cut_off)
-        if waiting:
-            yield self._batch(waiting, spool_id, sequence + 1)
+        while waiting or self._unsent:
+            sequence += 1
+            yield self._batch(waiting, spool_id, sequence)
+            waiting = []
+
+    def _windows(self, playback: Playback) -> Iterator[CpiWindow]:
+        """Give out a recording's windows; on the way look at each tick for who suffers, as the agent does."""
+        section = self._config.cloud_white if self._config else CloudWhiteSection()
+        cloud_white = _cloud_white(section)
+        for tick, ended in playback.ticks():
+            if cloud_white is not None:
+                pipeline = playback.pipeline
+                try:
+                    cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
+                except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no row
+                    if (told := f"the search for victims failed: {error!r}") not in self.warnings:
+                        self.warnings.append(told)
+                events = cloud_white.take_events()
+                self.events.extend(events)
+                self._unsent.extend(events)
+            yield from ended
+        yield from playback.pipeline.windows.flush()
 
     def _batch(self, windows: list[CpiWindow], spool_id: str, sequence: int) -> agent_pb2.CpiBatch:
-        batch = encode(windows, spool_id=spool_id, sequence=sequence)
+        events = [self._unsent.popleft() for _ in range(min(len(self._unsent), _BATCH_EVENTS))]
+        batch = encode(windows, spool_id=spool_id, sequence=sequence, events=events)
         for task in batch.tasks:
             task.machine = self._machine
+        for event in batch.events:
+            event.machine = self._machine
         return batch
+
+
+def _cloud_white(section: CloudWhiteSection) -> CloudWhite | None:
+    if section.detector == "off":
+        return None
+    from agent.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it; traces go without
+    from agent.degradation_models import load  # noqa: PLC0415 - as the import above
+
+    return CloudWhite(section, load(section.models))
 
 
 def is_recording(file: Path) -> bool:

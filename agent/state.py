@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from collector.base import Reason
 
 if TYPE_CHECKING:
+    from agent.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis
 
 __all__ = ["AgentState", "HostView", "MetricView", "SourceState", "SourceView", "UplinkView", "VmView"]
@@ -103,6 +104,10 @@ class AgentState(Protocol):
     @property
     def analysis(self) -> HostAnalysis | None:
         """Antagonists on this host; None where that part could not be started."""
+
+    @property
+    def cloud_white(self) -> CloudWhite | None:
+        """Who suffers and who inflicts it; None where it is off or could not be started."""
 
     def host(self) -> HostView:
         """Return the host's status now."""

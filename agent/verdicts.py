@@ -1,4 +1,4 @@
-"""What the host's own analysis says of a VM (`agent.cloud_white`), as plain values: for the local API, /metrics, central.
+"""What the host's own analysis (`agent.cloud_white`) says of a VM, plain values: for local API, /metrics, central.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """

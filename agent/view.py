@@ -19,7 +19,9 @@ from collector.base import Reason
 from collector.registry import source_of
 
 if TYPE_CHECKING:
+    from agent.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis, Verdict
+    from agent.verdicts import Verdict as Suffering
 
 __all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]
 
@@ -44,6 +46,7 @@ class Counters:
 
     lateness_ns: int = 0
     duration_ns: int = 0
+    analysis_ns: int = 0
     sink_errors: int = 0
     tick_errors: int = 0
     refused_scrapes: int = 0
@@ -59,6 +62,7 @@ class VmSnapshot(NamedTuple):
     rates: VmRates
     now: JoinedVm | None = None
     verdict: Verdict | None = None
+    suffering: Suffering | None = None
 
 
 class Snapshot(NamedTuple):
@@ -71,7 +75,10 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True)
 class StateView:
-    """`agent.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start."""
+    """`agent.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start.
+
+    `cloud_white` None: it is off, or could not start.
+    """
 
     names: Names
     clock: Clock
@@ -80,6 +87,7 @@ class StateView:
     counters: Counters = field(default_factory=Counters)
     uplink: Callable[[], UplinkView] = UplinkView
     analysis: HostAnalysis | None = None
+    cloud_white: CloudWhite | None = None
 
     def host(self) -> HostView:
         """Return the host's status now."""
@@ -109,8 +117,9 @@ class StateView:
     def snapshot(self) -> Snapshot:
         """Return what /metrics is made of; with 1,000 VMs it takes some milliseconds of the loop."""
         judge = self.analysis.verdict if self.analysis is not None else lambda _uuid: None
+        suffering = self.cloud_white.verdict if self.cloud_white is not None else lambda _uuid: None
         vms = (
-            VmSnapshot(uuid, vm.identity.name, vm.job, vm.rates, vm.now, judge(uuid))
+            VmSnapshot(uuid, vm.identity.name, vm.job, vm.rates, vm.now, judge(uuid), suffering(uuid))
             for vm in self.pipeline.table
             for uuid in (vm.identity.uuid,)
         )
@@ -170,6 +179,8 @@ class StateView:
             "agent_threads": threads(),
             "agent_refused_scrapes_total": self.counters.refused_scrapes,
             "agent_clock_steps_total": self.counters.clock.steps,
+            "agent_analysis_seconds": self.counters.analysis_ns / 1e9,
+            "agent_dropped_events_total": self.cloud_white.dropped_events if self.cloud_white else 0,
         }
         return tuple(
             MetricView(name, None, Reason.NOT_PRESENT, "agent")

@@ -14,9 +14,9 @@ import numpy as np
 __all__ = [
     "EVENTS_SCHEMA",
     "HOST_COLUMNS",
-    "EventRow",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "EventRow",
     "Group",
     "HostRecord",
     "JournalStats",

@@ -6,22 +6,33 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import cast
 
 from rich.table import Table
 from rich.text import Text
 
 from collector.base import Reason
 from whitepanda.common.cli import console
-from whitepanda.v1 import host_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [
     "UNKNOWN",
     "Column",
     "age",
+    "behaviour",
+    "behaviour_word",
+    "cannot_tell",
     "cell",
+    "cloud_white_json",
+    "degradation",
+    "degradation_json",
+    "event_json",
+    "event_line",
     "fit",
     "metrics_json",
     "number",
+    "ordered_by_need",
     "print_table",
     "reason_of",
     "remedy",
@@ -63,6 +74,17 @@ _REMEDIES = {
     Reason.NO_RDT: "this CPU or kernel has no RDT (resctrl); see `whitepanda doctor`",
     Reason.RDT_UNAVAILABLE: "resctrl had no value at that moment; wait for the next tick",
     Reason.NO_RMID: "more VMs than monitoring ids: measured in turns; see sources.resctrl",
+}
+
+
+_CANNOT_TELL = {
+    "no_model": "no model of degradation; make one with `whitepanda degradation fit`, name it in cloud_white.models",
+    "no_baseline": "nothing is known of it without interference yet",
+    "baseline_young": "its baseline was learnt from too few ticks; wait for quiet times",
+    "missing": "a signal that the model needs is not known here; `whitepanda explain VM` has the reason",
+    "out_of_range": "a signal is beyond what the model was trained with",
+    "unlike_training": "nothing like it was in the model's training",
+    "failed": "the model failed; see the agent's log",
 }
 
 
@@ -108,6 +130,45 @@ def si(value: float | None) -> str:
             return f"{value:.{digits}f}{prefix}"
         value /= 1000
     raise AssertionError
+
+
+def behaviour(vm: host_pb2.VmSummary) -> str:
+    """Return what the host's own analysis holds of a VM: a word, or a dash."""
+    word = behaviour_word(vm.cloud_white.behaviour)
+    return UNKNOWN if word == "unknown" else word
+
+
+def behaviour_word(number_on_the_wire: int) -> str:
+    """Return a protobuf Behaviour as a word; one of a newer agent, that we do not know, is unknown."""
+    try:
+        name: str = agent_pb2.Behaviour.Name(cast("agent_pb2.Behaviour", number_on_the_wire))
+    except ValueError:
+        return "unknown"
+    return name.removeprefix("BEHAVIOUR_").lower().replace("unspecified", "unknown")
+
+
+def degradation(found: agent_pb2.Degradation) -> str:
+    """Return an estimate with its interval, such as 1.42x [1.30, 1.58]; a dash where it cannot be told."""
+    if not math.isfinite(found.ratio):
+        return UNKNOWN
+    low, high = number(found.low), number(found.high)
+    return number(found.ratio, "x") + (f" [{low}, {high}]" if UNKNOWN not in (low, high) else "")
+
+
+def cannot_tell(reason: str) -> str:
+    """Return why there is no estimate, with its meaning and the remedy."""
+    text = _CANNOT_TELL.get(reason.partition(":")[0], "")
+    return f"{reason}: {text}" if text else reason
+
+
+def ordered_by_need(vms: Sequence[host_pb2.VmSummary]) -> list[host_pb2.VmSummary]:
+    """Sort VMs: those that suffer first, then those that inflict, each by name."""
+
+    def key(vm: host_pb2.VmSummary) -> tuple[int, str]:
+        suffers = vm.verdict == "victim" or behaviour(vm) == "victim"
+        return (0 if suffers else 1 if behaviour(vm) == "inflicting" else 2, vm.name)
+
+    return sorted(vms, key=key)
 
 
 def age(nanoseconds: int) -> str:
@@ -199,5 +260,55 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
         "verdict_reason": vm.verdict_reason,
         "degradation": vm.degradation,
         "top_suspect": vm.top_suspect or None,
+        "cloud_white": cloud_white_json(vm.cloud_white) if vm.HasField("cloud_white") else None,
         "metrics": metrics_json(vm.metrics),
+    }
+
+
+def cloud_white_json(found: host_pb2.CloudWhite) -> dict[str, object]:
+    """Return what the host's own analysis holds of a VM, for programs."""
+    return {
+        "behaviour": behaviour_word(found.behaviour),
+        "reason": found.reason,
+        "since_s": found.since_ns / 1e9,
+        "degradation": degradation_json(found.degradation) if found.HasField("degradation") else None,
+        "culprits": list(found.culprits),
+        "baseline_ticks": found.baseline_ticks,
+        "baseline_ready": found.baseline_ready,
+    }
+
+
+def event_line(event: agent_pb2.VmEvent) -> str:
+    """Return a change of a VM's behaviour in one line, in this host's time."""
+    before, now = behaviour_word(event.before), behaviour_word(event.behaviour)
+    when = datetime.fromtimestamp(event.unix_ns / 1e9, tz=UTC).astimezone()
+    estimate = degradation(event.degradation) if event.HasField("degradation") else UNKNOWN
+    worst = "" if estimate == UNKNOWN else f", at worst {estimate}" if before == "victim" else f", {estimate}"
+    lasted = f" after {age(event.lasted_ns)}" if event.lasted_ns else ""
+    return f"{when:%Y-%m-%d %H:%M:%S}  {event.name}: {before} -> {now}{lasted}{worst}"
+
+
+def event_json(event: agent_pb2.VmEvent) -> dict[str, object]:
+    """Return a change of a VM's behaviour for programs."""
+    return {
+        "vm": event.vm,
+        "name": event.name,
+        "unix_ns": event.unix_ns,
+        "behaviour": behaviour_word(event.behaviour),
+        "before": behaviour_word(event.before),
+        "lasted_s": event.lasted_ns / 1e9,
+        "reason": event.reason,
+        "degradation": degradation_json(event.degradation) if event.HasField("degradation") else None,
+        "culprits": list(event.culprits),
+    }
+
+
+def degradation_json(found: agent_pb2.Degradation) -> dict[str, object]:
+    """Return an estimate for programs; null is not known."""
+    return {
+        "ratio": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "cannot_tell": found.cannot_tell or None,
+        "model": found.model or None,
     }

@@ -28,13 +28,15 @@ def explain(
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
 ) -> None:
-    """Explain one VM: its numbers with source and age, the verdict's arithmetic, the suspects' scores."""
+    """Explain one VM: what it does or suffers and how much, its numbers, the verdict's arithmetic, the suspects."""
     with connect(find_socket(socket, config)) as client:
         answer = client.explain(vm)
     if json:
         print_json(_json(answer))
         return
     _head(answer)
+    if answer.vm.HasField("cloud_white"):
+        _cloud_white(answer)
     _numbers(answer)
     _arithmetic(answer)
     _suspects(answer)
@@ -54,6 +56,43 @@ def _head(answer: host_pb2.VmExplanation) -> None:
         _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
     else:
         _say(f"slow-down {UNKNOWN}", "dim")  # the line above says why
+
+
+def _cloud_white(answer: host_pb2.VmExplanation) -> None:
+    """Say what the host itself found: behaviour, estimate, evidence, baseline, what changed."""
+    found = answer.vm.cloud_white
+    word = render.behaviour_word(found.behaviour)
+    style = {"victim": "bold red", "inflicting": "yellow"}.get(word, "")
+    console.print()
+    since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
+    _say(f"{word}{since}: {found.reason}", style)
+    if found.culprits:
+        _say(f"inflicted by {', '.join(found.culprits)}")
+    estimate = found.degradation
+    if estimate.cannot_tell:
+        model = f" (model {estimate.model})" if estimate.model else ""
+        _say(
+            f"latency against undisturbed {UNKNOWN}: {render.cannot_tell(estimate.cannot_tell)}{model}", "dim"
+        )
+    elif found.HasField("degradation"):
+        _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
+    state = "ready" if found.baseline_ready else "too young"
+    _say(f"baseline of {found.baseline_ticks} ticks ({state}), detector {answer.detector}")
+    _evidence(answer)
+    for event in answer.events:
+        _say(render.event_line(event), "dim")
+
+
+def _evidence(answer: host_pb2.VmExplanation) -> None:
+    """Show the signals beside their baseline: those that were judged by with their thresholds, first."""
+    judged = {shown.signal: shown for shown in answer.evidence}
+    columns = [Column("SIGNAL", text=True), Column("NOW"), Column("BASELINE"), Column("THRESHOLD")]
+    rows = [(shown.signal, (shown.value, shown.baseline, shown.threshold)) for shown in answer.evidence]
+    rows += [(s.name, (s.value, s.baseline, math.nan)) for s in answer.signals if s.name not in judged]
+    if rows:
+        render.print_table(
+            columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows]
+        )
 
 
 def _numbers(answer: host_pb2.VmExplanation) -> None:
@@ -150,6 +189,13 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
     known = answer.statistics.samples > 0
     return {
         **render.summary_json(answer.vm),
+        "detector": answer.detector or None,
+        "evidence": [
+            {"signal": e.signal, "value": e.value, "baseline": e.baseline, "threshold": e.threshold}
+            for e in answer.evidence
+        ],
+        "signals": {s.name: {"value": s.value, "baseline": s.baseline} for s in answer.signals},
+        "events": [render.event_json(event) for event in answer.events],
         "statistics": {
             "job": answer.statistics.job,
             "platform": answer.statistics.platform,

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agent import config as agent_config
+from agent.batches import event_message
+from agent.cli._render import event_json, event_line
 from agent.replay import (
     RecordedRows,
     ReplayResult,
@@ -24,6 +26,7 @@ from agent.replay import (
     send,
     spool_id_of,
 )
+from agent.verdicts import VmEvent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
@@ -37,6 +40,8 @@ from whitepanda.common.tls_options import (
 )
 
 __all__ = ["replay"]
+
+_SHOWN_EVENTS = 50
 
 
 def replay(
@@ -120,10 +125,13 @@ def replay(
     for warning in rows.warnings if isinstance(rows, RecordedRows) else ():
         errors.print(Text("warning: ", style="yellow").append(warning, style="none"), soft_wrap=True)
     sent = result.rows_acknowledged is not None
+    events = list(rows.events) if isinstance(rows, RecordedRows) else []
     if json:
-        print_json(_as_json(result, sent=sent))
+        told = {"events": [event_json(event_message(event)) for event in events]} if is_host else {}
+        print_json(_as_json(result, sent=sent) | told)
     else:
         _show(result, sent=sent, wanted=not dry_run)
+        _show_events(events)
     problems = result.problems()
     if problems:
         raise WhitepandaError(f"the counts do not add up: {'; '.join(problems)}")
@@ -131,6 +139,14 @@ def replay(
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(result.rejected_batches.items()))
         remedy = "traces need the certificate of one of central's importers (central.importers)"
         raise InputError(f"central refused whole batches: {reasons}; {remedy}")
+
+
+def _show_events(events: list[VmEvent]) -> None:
+    """Say who suffered and who inflicted it, as the agent would have."""
+    for event in events[:_SHOWN_EVENTS]:
+        console.print(Text(event_line(event_message(event))), soft_wrap=True)
+    if len(events) > _SHOWN_EVENTS:
+        console.print(f"and {len(events) - _SHOWN_EVENTS} changes more; --json has them")
 
 
 def _one_kind(files: list[Path]) -> bool:

@@ -97,8 +97,8 @@ FULL = (
 class State:
     """`agent.state.AgentState` that never changes."""
 
-    def __init__(self, host, vms, analysis):
-        self._host, self._vms, self.analysis = host, vms, analysis
+    def __init__(self, host, vms, analysis, cloud_white=None):
+        self._host, self._vms, self.analysis, self.cloud_white = host, vms, analysis, cloud_white
 
     def host(self):
         return self._host

@@ -1,0 +1,89 @@
+"""Learnt baselines on disk, over restarts of the agent. JSON; a write is whole or not at all, and only ours to read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from whitepanda.common import log
+
+__all__ = ["BaselineFile"]
+
+_FORMAT = 1
+_log = log.get("cloud_white")
+
+
+class _Held(msgspec.Struct, frozen=True):
+    format: int
+    detector: str
+    saved_unix_ns: int
+    state: dict[str, Any]
+
+
+class BaselineFile:
+    """The file of one detector's baselines.
+
+    Args:
+        path: the file; its folder is made when it is written.
+        detector: what one detector has learnt is nothing to another.
+
+    """
+
+    def __init__(self, path: Path, detector: str) -> None:
+        self._path = path
+        self._detector = detector
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what was saved; None where there is nothing to go on with. A damaged file is told of and set aside."""
+        try:
+            held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            told = "cannot read the baselines, learning anew"
+            _log.warning(told, path=str(self._path), error=error.strerror)
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.set_aside(str(error))
+            return None
+        if held.format != _FORMAT:
+            self.set_aside(f"format {held.format}, this agent knows {_FORMAT}")
+            return None
+        return held.state if held.detector == self._detector else None
+
+    def set_aside(self, why: str) -> None:
+        """Keep a file that is of no use under another name, for whoever wants to know, and say so."""
+        aside = self._path.with_name(self._path.name + ".damaged")
+        with contextlib.suppress(OSError):
+            self._path.replace(aside)
+        _log.warning("damaged baselines, learning anew", path=str(aside), error=why)
+
+    def write(self, state: Mapping[str, Any], now_unix_ns: int) -> None:
+        """Write it; waits for the disk.
+
+        Raises:
+            OSError: the folder cannot be written; what was there before still is.
+
+        """
+        data = msgspec.json.encode(_Held(_FORMAT, self._detector, now_unix_ns, dict(state)))
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        # Baselines tell which VMs run here: the file is the agent's alone, from its first moment.
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "wb") as file:  # noqa: PTH123 - a handle with its mode
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # the rename itself
+        finally:
+            os.close(folder)

@@ -1,0 +1,327 @@
+"""Who suffers on this host, who inflicts it, and how much: the detector and the models over each tick's rates.
+
+Pure of loop and disk: the daemon calls `tick`, sends what `take_events` gives, and saves what `dump` gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any, cast
+
+import numpy as np
+
+from agent.analysis.behaviour import AnyDetector, Detection, VmState
+from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, Values, VmKey, set_others
+from agent.config import CloudWhiteSection
+from agent.degradation_models import HostModels
+from agent.rates import HostRates, VmRates
+from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict, VmEvent
+from agent.vm_table import Vm
+from collector.base import Reason
+
+__all__ = ["CloudWhite", "make_detector", "matrix_of"]
+
+_ACTIVE = frozenset({"inflicting", "victim"})
+_MAX_PENDING = 512  # events that wait for a batch
+_MAX_REASON = 400  # characters
+
+_HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
+_OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
+#: What is taken of a VM's rates: its own signals, then the two parts of each sum, all with one call.
+_PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts))
+_pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
+_OWN_COLUMNS = [INDEX[name] for name in _OWN]
+_SUM_COLUMNS = [INDEX[name] for name in SUMS]
+_HOST_COLUMNS = [INDEX[name] for name in _HOST]
+assert len(_OWN) + len(SUMS) + len(_HOST) + len(OTHERS) == len(SIGNALS)  # noqa: S101 - each column has its source
+
+
+def make_detector(name: str) -> AnyDetector:
+    """Make a detector by its name in the configuration; only that one is loaded."""
+    if name == "paper":
+        from agent.analysis.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - rarely wanted
+
+        return PaperDetector(PaperSettings())
+    from agent.analysis.detector import Detector, DetectorSettings  # noqa: PLC0415 - as the import above
+
+    return Detector(DetectorSettings())
+
+
+def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason) -> Values:
+    """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from rates as they are.
+
+    Args:
+        rates: per VM; a metric that is not known is a `Reason`.
+        host: the host's, or why there are none.
+
+    Returns:
+        Shape (len(rates), len(SIGNALS)), NaN where a signal is not known.
+
+    """
+    values = np.full((len(rates), len(SIGNALS)), math.nan)
+    if not rates:
+        return values
+    nan = math.nan
+    # A Reason is an integer too, so it is told by its class.
+    flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
+    picked = np.array(flat, np.float64).reshape(len(rates), len(_PICKED))
+    values[:, _OWN_COLUMNS] = picked[:, : len(_OWN)]
+    values[:, _SUM_COLUMNS] = picked[:, len(_OWN) :: 2] + picked[:, len(_OWN) + 1 :: 2]
+    if isinstance(host, HostRates):
+        found = [getattr(host, name) for name in _HOST]
+        values[:, _HOST_COLUMNS] = [nan if value.__class__ is Reason else value for value in found]
+    set_others(values)
+    return values
+
+
+@dataclass(slots=True)
+class _Told:
+    """What of a VM was told last, and may be told again from `next_ns` on."""
+
+    epoch: str
+    name: str
+    job: str
+    latency_sensitive: bool
+    behaviour: Behaviour
+    since_ns: int
+    next_ns: int = 0
+    worst: Degradation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last tick."""
+
+    mono_ns: int
+    unix_ns: int
+    rows: Mapping[str, int]
+    values: Values
+    detection: Detection
+
+
+class CloudWhite:
+    """The analysis of one host. Single-threaded: all calls from the daemon's loop.
+
+    Args:
+        section: which detector, and how much is told.
+        models: what estimates.
+        make: makes the detector, for tests.
+
+    """
+
+    def __init__(
+        self,
+        section: CloudWhiteSection,
+        models: HostModels,
+        make: Callable[[str], AnyDetector] = make_detector,
+    ) -> None:
+        self._section = section
+        self._models = models
+        self._make = make
+        self._detector = make(section.detector)
+        self._last: _Last | None = None
+        self._estimates: dict[str, Degradation] = {}
+        self._told: dict[str, _Told] = {}
+        self._pending: deque[VmEvent] = deque(maxlen=_MAX_PENDING)
+        self._recent: deque[VmEvent] = deque(maxlen=section.recent_events)
+        #: Events that were lost because central's batches did not take them in time.
+        self.dropped_events = 0
+
+    @property
+    def detector(self) -> str:
+        """Name of the detector, as configured."""
+        return self._section.detector
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models, in the order in which they are asked."""
+        return self._models.names
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has something to give."""
+        return bool(self._pending)
+
+    # --- the tick ---
+
+    def tick(self, vms: Iterable[Vm], host: HostRates | Reason, mono_ns: int, unix_ns: int) -> None:
+        """Judge all VMs of the host by their rates over the last tick.
+
+        Raises:
+            Exception: whatever an analysis stumbles over; there is then no verdict, or no estimate, of this tick.
+
+        """
+        listed = list(vms)
+        values = matrix_of([vm.rates for vm in listed], host)
+        keys = tuple(VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus) for vm in listed)
+        self._last = None  # an old verdict is none
+        self._estimates = {}
+        detection = self._detector.step(Tick(mono_ns / 1e9, keys, values))
+        rows = {key.uuid: row for row, key in enumerate(keys)}
+        self._last = last = _Last(mono_ns, unix_ns, rows, values, detection)
+        failures: list[Exception] = []
+        victims = [row for row, state in enumerate(detection.states) if state.behaviour == "victim"]
+        if victims:
+            found = self._estimate(last, victims, failures)
+            self._estimates = {keys[row].uuid: one for row, one in zip(victims, found, strict=True)}
+        self._note_changes(listed, last)
+        if failures:
+            raise failures[0]
+
+    def _estimate(self, last: _Last, rows: Sequence[int], failures: list[Exception]) -> list[Degradation]:
+        chosen = np.array(rows, np.intp)
+        states = [last.detection.states[row] for row in rows]
+        ticks = np.array([state.baseline_ticks for state in states], np.int64)
+        found = self._models.estimate(
+            last.values[chosen], last.detection.baseline[chosen], ticks, failures.append
+        )
+        return [
+            replace(one, cannot_tell="baseline_young")
+            if one.cannot_tell == "no_baseline" and state.baseline_ticks
+            else one
+            for one, state in zip(found, states, strict=True)
+        ]
+
+    # --- what is asked ---
+
+    def verdict(self, uuid: str) -> Verdict:
+        """Return what is held of a VM now."""
+        last = self._last
+        row = last.rows.get(uuid) if last else None
+        if last is None or row is None:
+            return Verdict("unknown", "not looked at yet: it has had no tick", 0)
+        return _verdict(last.detection.states[row], self._estimates.get(uuid))
+
+    def since_ns(self, verdict: Verdict) -> int:
+        """Return for how long a VM has behaved so, in nanoseconds, as of the last tick."""
+        last = self._last
+        return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
+
+    def explain(self, uuid: str) -> Reasoning:
+        """Return all that the verdict was made of, with an estimate whether it is a victim or not."""
+        verdict, last = self.verdict(uuid), self._last
+        events = tuple(event for event in self._recent if event.vm == uuid)
+        row = last.rows.get(uuid) if last else None
+        if last is None or row is None:
+            return Reasoning(self.detector, verdict, (), events)
+        if verdict.degradation is None:
+            failures: list[Exception] = []
+            (found,) = self._estimate(last, [row], failures)
+            verdict = replace(verdict, degradation=found)
+        values, baseline = last.values[row].tolist(), last.detection.baseline[row].tolist()
+        signals = tuple(
+            SignalView(name, value, base)
+            for name, value, base in zip(SIGNALS, values, baseline, strict=True)
+            if not math.isnan(value)
+        )
+        return Reasoning(self.detector, verdict, signals, events)
+
+    # --- events ---
+
+    def take_events(self) -> tuple[VmEvent, ...]:
+        """Return what began or ended since the last call."""
+        events = tuple(self._pending)
+        self._pending.clear()
+        return events
+
+    def _note_changes(self, vms: Sequence[Vm], last: _Last) -> None:
+        for vm, state in zip(vms, last.detection.states, strict=True):
+            uuid, behaviour = vm.identity.uuid, _word(state)
+            told = self._told.get(uuid)
+            if told is not None and told.epoch != vm.identity.epoch:
+                self._end(uuid, told, last, "the VM was started anew")
+                told = None
+            if told is None:
+                self._told[uuid] = told = _Told(
+                    vm.identity.epoch, vm.identity.name, vm.job, vm.latency_sensitive, "unknown", last.mono_ns
+                )
+            if told.behaviour == behaviour:
+                if behaviour == "victim":
+                    told.worst = _worse(told.worst, self._estimates.get(uuid))
+            elif behaviour not in _ACTIVE and told.behaviour not in _ACTIVE:
+                told.behaviour, told.since_ns = behaviour, last.mono_ns
+            elif last.mono_ns >= told.next_ns:
+                self._change(uuid, told, state, last)
+        for uuid in self._told.keys() - last.rows.keys():
+            self._end(uuid, self._told.pop(uuid), last, "the VM is gone from this host")
+
+    def _change(self, uuid: str, told: _Told, state: VmState, last: _Last) -> None:
+        verdict = _verdict(state, self._estimates.get(uuid))
+        degradation = verdict.degradation if verdict.behaviour == "victim" else told.worst
+        self._tell(uuid, told, verdict, degradation, last)
+        told.behaviour, told.since_ns = verdict.behaviour, last.mono_ns
+        told.next_ns = last.mono_ns + round(self._section.event_interval_s * 1e9)
+        told.worst = verdict.degradation if verdict.behaviour == "victim" else None
+
+    def _end(self, uuid: str, told: _Told, last: _Last, why: str) -> None:
+        if told.behaviour in _ACTIVE:
+            self._tell(uuid, told, Verdict("unknown", why, last.mono_ns), told.worst, last)
+
+    def _tell(
+        self, uuid: str, told: _Told, verdict: Verdict, degradation: Degradation | None, last: _Last
+    ) -> None:
+        event = VmEvent(
+            vm=uuid,
+            epoch=told.epoch,
+            name=told.name,
+            job=told.job,
+            latency_sensitive=told.latency_sensitive,
+            unix_ns=last.unix_ns,
+            behaviour=verdict.behaviour,
+            before=told.behaviour,
+            lasted_ns=last.mono_ns - told.since_ns,
+            reason=verdict.reason,
+            evidence=verdict.evidence,
+            degradation=degradation,
+            culprits=verdict.culprits,
+        )
+        if len(self._pending) == _MAX_PENDING:
+            self.dropped_events += 1
+        self._pending.append(event)
+        self._recent.append(event)
+
+    # --- over restarts ---
+
+    def dump(self) -> dict[str, Any]:
+        """Return what was learnt, for `restore`; JSON can hold it."""
+        last = self._last
+        return self._detector.dump(last.unix_ns / 1e9 if last else None)
+
+    def restore(self, data: Mapping[str, Any], now_unix_ns: int) -> None:
+        """Go on with what was learnt before.
+
+        Raises:
+            Exception: it is not what `dump` gave; then nothing of it was taken.
+
+        """
+        detector = self._make(self._section.detector)
+        detector.restore(data, now_unix_ns / 1e9)
+        self._detector = detector
+
+
+def _word(state: VmState) -> Behaviour:
+    return cast("Behaviour", str(state.behaviour))
+
+
+def _worse(one: Degradation | None, other: Degradation | None) -> Degradation | None:
+    """Return the higher estimate; one that can be told is worse than one that cannot."""
+    if one is None or other is None:
+        return one or other
+    return other if math.isnan(one.ratio) or other.ratio > one.ratio else one
+
+
+def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:
+    return Verdict(
+        behaviour=_word(state),
+        reason=state.reason[:_MAX_REASON],
+        since_ns=round(state.since_s * 1e9),
+        evidence=tuple(Shown(one.signal, one.value, one.baseline, one.threshold) for one in state.evidence),
+        culprits=state.culprits,
+        baseline_ticks=state.baseline_ticks,
+        baseline_ready=state.baseline_ready,
+        degradation=degradation,
+    )

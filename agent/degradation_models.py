@@ -1,0 +1,152 @@
+"""The models that a host estimates degradation with: those configured, in order, then those that come with whitepanda.
+
+The first that can tell of a VM counts; where none can, the first one's reason is told. A file that cannot be used
+costs that model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import Model, parse
+from agent.analysis.signals import INDEX, Values
+from agent.verdicts import Degradation
+from whitepanda.common import log
+
+__all__ = ["HostModels", "load", "read_model"]
+
+_log = log.get("cloud_white")
+_MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """A model, and where its inputs are among the signals."""
+
+    name: str
+    model: Model
+    columns: NDArray[np.intp]
+
+
+class HostModels:
+    """All models of this host. An empty one says "no_model" of every VM."""
+
+    def __init__(self, models: Sequence[tuple[str, Model]] = ()) -> None:
+        self._models = [
+            _Named(name, model, np.array([INDEX[signal] for signal in model.inputs], np.intp))
+            for name, model in models
+        ]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models, in the order in which they are asked."""
+        return tuple(named.name for named in self._models)
+
+    def estimate(
+        self,
+        values: Values,
+        baseline: Values,
+        baseline_ticks: NDArray[np.int64],
+        on_failure: Callable[[Exception], None],
+    ) -> list[Degradation]:
+        """Estimate VMs' degradation.
+
+        Args:
+            values: shape (n, signals), of now.
+            baseline: shape (n, signals), without interference.
+            baseline_ticks: shape (n,), how many ticks the baseline was learnt from.
+            on_failure: told of a model that fails; it then cannot tell.
+
+        Returns:
+            One estimate per row.
+
+        """
+        count = len(values)
+        found = [Degradation(cannot_tell="no_model")] * count
+        left = list(range(count))
+        for number, named in enumerate(self._models):
+            if not left:
+                break
+            rows = np.array(left, np.intp)
+            try:
+                told = _ask(named, values[rows], baseline[rows], baseline_ticks[rows])
+            except Exception as error:  # noqa: BLE001 - a model is data of others; the next one may do
+                on_failure(error)
+                told = [Degradation(cannot_tell="failed", model=named.name)] * len(left)
+            for row, one in zip(left, told, strict=True):
+                if number == 0 or not one.cannot_tell:
+                    found[row] = one
+            left = [row for row in left if found[row].cannot_tell]
+        return found
+
+
+def _ask(
+    named: _Named, values: Values, baseline: Values, baseline_ticks: NDArray[np.int64]
+) -> list[Degradation]:
+    columns = named.columns
+    told = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
+    return [
+        Degradation(
+            float(told.degradation[row]),
+            float(told.low[row]),
+            float(told.high[row]),
+            reason,
+            f"{named.name}: {told.models[row]}" if told.models[row] else named.name,
+        )
+        for row, reason in enumerate(told.reasons)
+    ]
+
+
+def load(paths: Sequence[str]) -> HostModels:
+    """Read the configured models and those that come with whitepanda; one that cannot be used is told of once."""
+    models = []
+    for file in (*map(Path, paths), *_packaged()):
+        try:
+            models.append((Path(file.name).stem, read_model(file)))
+        except (OSError, ValueError) as error:
+            text = error.strerror if isinstance(error, OSError) else str(error)
+            _log.error(
+                "a model of degradation cannot be used; the agent goes on without it",
+                error=text,
+                path=str(file),
+            )
+    return HostModels(models)
+
+
+def read_model(file: Path | Traversable) -> Model:
+    """Read a model for a host: its inputs must be signals.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such model; says what is wrong.
+
+    """
+    with file.open("rb") as stream:
+        raw = stream.read(_MAX_BYTES + 1)
+    if len(raw) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
+    try:
+        data = msgspec.json.decode(raw, type=dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is no JSON object: {error}") from error
+    model = parse(data)
+    strange = [name for name in model.inputs if name not in INDEX]
+    if strange:
+        raise ValueError(f"its input {strange[0]!r} is no signal that an agent has (docs/metrics.md)")
+    return model
+
+
+def _packaged() -> Iterator[Traversable]:
+    folder = resources.files("agent") / "models"
+    if folder.is_dir():
+        yield from sorted(
+            (file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name
+        )

@@ -1,0 +1,98 @@
+"""Detectors and models that do what tests tell them."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from agent.analysis.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.degradation import Estimates
+from agent.rates import VmRates
+from collector.base import Reason
+
+QUIET = (Behaviour.STEADY, "as at its baseline", ())
+SUFFERS = (Behaviour.VICTIM, "ipc 0.5 is below 0.9", ("bully",))
+INFLICTS = (Behaviour.INFLICTING, "memory bandwidth is 3 times its baseline", ())
+UNKNOWN = (Behaviour.UNKNOWN, "its baseline is not ready: 3 of 30 ticks", ())
+
+
+class ToldDetector:
+    """Says of each VM what `says` has for its UUID, and of all others that they are steady."""
+
+    def __init__(self, *_: object) -> None:
+        self.says: dict[str, tuple] = {}
+        self.ticks = []
+        self.learnt: dict = {}
+        self.fails: Exception | None = None
+
+    def step(self, tick):
+        if self.fails is not None:
+            raise self.fails
+        self.ticks.append(tick)
+        states = tuple(self._state(tick, key) for key in tick.vms)
+        baseline = np.where(np.isnan(tick.values), math.nan, 1.0)
+        return Detection(states, baseline)
+
+    def _state(self, tick, key):
+        behaviour, reason, culprits = self.says.get(key.uuid, QUIET)
+        ready = behaviour is not Behaviour.UNKNOWN
+        evidence = (Evidence("ipc", 0.5, 1.0, 0.9),) if behaviour is Behaviour.VICTIM else ()
+        return VmState(
+            key,
+            behaviour,
+            reason,
+            evidence,
+            tick.at_s - 3,
+            culprits,
+            60 if ready else 3,
+            baseline_ready=ready,
+        )
+
+    def dump(self, _now_unix_s=None):
+        return self.learnt
+
+    def restore(self, data, now_unix_s):
+        if "broken" in data:
+            self.learnt = {"half": True}
+            raise KeyError("broken")
+        self.learnt = {**data, "now_unix_s": now_unix_s}
+
+
+class ToldModel:
+    """Its degradation is the first input; `reasons` by row's first input, NaN is "missing"."""
+
+    def __init__(self, *inputs: str, factor: float = 1.0, cannot_tell: str = "") -> None:
+        self.inputs = inputs or ("gips",)
+        self.factor = factor
+        self.cannot_tell = cannot_tell
+        self.fails: Exception | None = None
+        self.asked: list[int] = []
+
+    def predict(self, values, baseline, baseline_rows):
+        if self.fails is not None:
+            raise self.fails
+        self.asked.append(len(values))
+        assert values.shape == baseline.shape == (len(values), len(self.inputs))
+        ratio = values[:, 0] * self.factor
+        reasons = [
+            self.cannot_tell
+            or (f"missing:{self.inputs[0]}" if math.isnan(value) else "" if rows >= 10 else "baseline_young")
+            for value, rows in zip(ratio, baseline_rows, strict=True)
+        ]
+        ratio = np.where([reason == "" for reason in reasons], ratio, math.nan)
+        return Estimates(ratio, ratio * 0.9, ratio * 1.1, tuple(reasons), ("glm",) * len(values))
+
+
+def host_vm(uuid, name="", epoch="e1", rates=None, **more):
+    """As much of `agent.vm_table.Vm` as the analysis looks at."""
+    identity = SimpleNamespace(uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2)
+    return SimpleNamespace(
+        identity=identity, job="job", latency_sensitive=True, rates=rates or rates_of(), **more
+    )
+
+
+def rates_of(**known):
+    """Rates of which only some are known."""
+    return VmRates(*(known.get(name, Reason.NO_PMU) for name in VmRates._fields))

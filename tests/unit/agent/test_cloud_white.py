@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+import math
+import stat
+
+import numpy as np
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.signals import INDEX, SIGNALS, signals_of
+from agent.baseline_file import BaselineFile
+from agent.cloud_white import CloudWhite, matrix_of
+from agent.config import CloudWhiteSection
+from agent.degradation_models import HostModels, load
+from agent.rates import HostRates, VmRates
+from collector.base import Reason
+from tests.unit.agent.agent_fakes import UNIX0, S
+from tests.unit.agent.cloud_white_fakes import (
+    INFLICTS,
+    QUIET,
+    SUFFERS,
+    UNKNOWN,
+    ToldDetector,
+    ToldModel,
+    host_vm,
+    rates_of,
+)
+
+
+class Host:
+    """A host whose detector says what it is told, second by second."""
+
+    def __init__(self, *models, **settings) -> None:
+        self.detectors: list[ToldDetector] = []
+        section = CloudWhiteSection(**settings)
+        self.it = CloudWhite(
+            section, HostModels([(f"m{n}", model) for n, model in enumerate(models)]), self._make
+        )
+        self.second = 100
+        self.vms = [host_vm("bully"), host_vm("web", rates=rates_of(gips=1.4))]
+
+    def _make(self, _name):
+        self.detectors.append(ToldDetector())
+        return self.detectors[-1]
+
+    @property
+    def says(self):
+        return self.detectors[-1].says
+
+    def tick(self, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            self.second += 1
+            self.it.tick(self.vms, Reason.SOURCE_OFF, self.second * S, UNIX0 + self.second * S)
+
+
+values = st.one_of(
+    st.floats(0, 1e12), st.integers(0, 10**15), st.sampled_from([Reason.NO_PMU, Reason.IDLE, Reason.NO_RDT])
+)
+
+
+@given(
+    st.lists(st.builds(lambda v: VmRates(*v), st.tuples(*[values] * len(VmRates._fields))), max_size=4),
+    st.one_of(
+        st.just(Reason.STALE),
+        st.builds(lambda v: HostRates(*v), st.tuples(*[values] * len(HostRates._fields))),
+    ),
+)
+def test_the_quick_matrix_is_the_plain_one(vms, host):
+    def known(rates):
+        return {name: value for name, value in rates._asdict().items() if not isinstance(value, Reason)}
+
+    expected = signals_of([known(one) for one in vms], {} if isinstance(host, Reason) else known(host))
+    np.testing.assert_array_equal(matrix_of(vms, host), expected)
+
+
+def test_the_detector_gets_the_tick_of_all_vms():
+    host = Host()
+    host.tick()
+    (tick,) = host.detectors[0].ticks
+    assert tick.at_s == 101.0
+    assert [tuple(key) for key in tick.vms] == [("bully", "e1", 2), ("web", "e1", 2)]
+    assert tick.values.shape == (2, len(SIGNALS))
+    assert tick.values[1, INDEX["gips"]] == 1.4
+    assert math.isnan(tick.values[1, INDEX["ipc"]])
+
+
+def test_a_victim_has_an_estimate_and_others_only_when_asked():
+    model = ToldModel("gips")
+    host = Host(model)
+    host.says["web"] = SUFFERS
+    host.tick()
+    verdict = host.it.verdict("web")
+    assert (verdict.behaviour, verdict.reason, verdict.culprits) == ("victim", SUFFERS[1], ("bully",))
+    found = verdict.degradation
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.4, 1.26, 1.54))
+    assert (found.cannot_tell, found.model) == ("", "m0: glm")
+    assert host.it.since_ns(verdict) == 3 * S
+    assert host.it.verdict("bully").degradation is None
+    assert model.asked == [1]
+    why = host.it.explain("bully")
+    assert why.verdict.degradation.cannot_tell == "missing:gips"
+    assert (why.detector, why.verdict.baseline_ticks) == ("noise_scaled", 60)
+    why = host.it.explain("web")
+    assert [(one.name, one.value, one.baseline) for one in why.signals if one.name == "gips"] == [
+        ("gips", 1.4, 1.0)
+    ]
+    assert [one.signal for one in why.verdict.evidence] == ["ipc"]
+
+
+def test_the_first_model_that_can_tell_counts_else_the_first_reason():
+    host = Host(ToldModel("ipc"), ToldModel("gips", factor=2.0))
+    host.says["web"] = SUFFERS
+    host.tick()
+    assert host.it.verdict("web").degradation.ratio == 2.8
+    assert host.it.verdict("web").degradation.model == "m1: glm"
+    assert host.it.explain("bully").verdict.degradation.cannot_tell == "missing:ipc"
+
+
+def test_without_a_model_and_with_a_young_baseline_it_says_so():
+    host = Host()
+    host.says["web"] = SUFFERS
+    host.tick()
+    assert host.it.verdict("web").degradation.cannot_tell == "no_model"
+    assert math.isnan(host.it.verdict("web").degradation.ratio)
+    for cannot_tell in ("no_baseline", ""):
+        host = Host(ToldModel(cannot_tell=cannot_tell))
+        host.says["web"] = UNKNOWN
+        host.tick()
+        assert host.it.explain("web").verdict.degradation.cannot_tell == "baseline_young"
+
+
+def test_a_model_that_fails_costs_estimates_and_no_verdict():
+    model = ToldModel()
+    host = Host(model)
+    host.says["web"] = SUFFERS
+    model.fails = ValueError("bad tree")
+    with pytest.raises(ValueError, match="bad tree"):
+        host.tick()
+    assert host.it.verdict("web").behaviour == "victim"
+    assert host.it.verdict("web").degradation.cannot_tell == "failed"
+    assert [event.behaviour for event in host.it.take_events()] == ["victim"]
+
+
+def test_a_detector_that_fails_leaves_no_old_verdict():
+    host = Host()
+    host.says["web"] = SUFFERS
+    host.tick()
+    host.detectors[0].fails = ZeroDivisionError("x")
+    with pytest.raises(ZeroDivisionError):
+        host.tick()
+    verdict = host.it.verdict("web")
+    assert (verdict.behaviour, verdict.degradation) == ("unknown", None)
+    assert host.it.explain("web").signals == ()
+
+
+def test_of_a_vm_without_a_tick_nothing_is_known():
+    host = Host()
+    assert host.it.verdict("web").behaviour == "unknown"
+    host.tick()
+    assert host.it.verdict("other").reason == "not looked at yet: it has had no tick"
+    assert host.it.since_ns(host.it.verdict("other")) == 0
+
+
+def test_events_tell_begin_and_end_with_the_worst_of_it():
+    host = Host(ToldModel("gips"))
+    host.tick(5)
+    assert host.it.take_events() == ()  # unknown, then steady: nobody's news
+    host.says.update({"web": SUFFERS, "bully": INFLICTS})
+    host.tick()
+    begun = host.it.take_events()
+    assert [(e.vm, e.before, e.behaviour, e.lasted_ns) for e in begun] == [
+        ("bully", "steady", "inflicting", 5 * S),
+        ("web", "steady", "victim", 5 * S),
+    ]
+    web = begun[1]
+    assert (web.name, web.job, web.epoch, web.latency_sensitive) == ("name-web", "job", "e1", True)
+    assert (web.unix_ns, web.culprits, web.reason) == (UNIX0 + 106 * S, ("bully",), SUFFERS[1])
+    assert web.degradation.ratio == 1.4
+    assert [(e.signal, e.value, e.baseline, e.threshold) for e in web.evidence] == [("ipc", 0.5, 1.0, 0.9)]
+    host.vms[1] = host_vm("web", rates=rates_of(gips=2.5))
+    host.tick(10)
+    host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))
+    host.tick(5)
+    host.says.clear()
+    host.tick()
+    ended = host.it.take_events()
+    assert [(e.vm, e.before, e.behaviour, e.lasted_ns) for e in ended] == [
+        ("bully", "inflicting", "steady", 16 * S),
+        ("web", "victim", "steady", 16 * S),
+    ]
+    assert ended[1].degradation.ratio == 2.5
+    assert host.it.explain("web").events == (web, ended[1])
+
+
+def test_a_vm_that_flickers_is_told_of_once_per_interval_and_its_last_word_counts():
+    host = Host(event_interval_s=10.0)
+    host.tick()
+    told = []
+    for second in range(40):
+        host.says["web"] = SUFFERS if second % 2 == 0 else QUIET
+        host.tick()
+        told += [(host.second, event.behaviour) for event in host.it.take_events()]
+    assert told == [(102, "victim"), (113, "steady"), (124, "victim"), (135, "steady")]
+    host.says["web"] = SUFFERS
+    host.tick(30)
+    assert [event.behaviour for event in host.it.take_events()] == ["victim"]
+
+
+def test_a_victim_that_goes_or_starts_anew_ends():
+    host = Host(event_interval_s=3600.0)
+    host.says["web"] = SUFFERS
+    host.tick(2)
+    host.vms[1] = host_vm("web", epoch="e2")
+    host.says["web"] = QUIET
+    host.tick()
+    host.says["web"] = SUFFERS
+    host.tick()
+    host.vms.pop()
+    host.tick()
+    found = [(e.epoch, e.before, e.behaviour, e.reason) for e in host.it.take_events()]
+    assert found == [
+        ("e1", "unknown", "victim", SUFFERS[1]),
+        ("e1", "victim", "unknown", "the VM was started anew"),
+        ("e2", "steady", "victim", SUFFERS[1]),
+        ("e2", "victim", "unknown", "the VM is gone from this host"),
+    ]
+    host.tick()
+    assert not host.it.has_events
+
+
+def test_events_that_nobody_takes_are_bounded_and_counted():
+    host = Host(recent_events=7)
+    host.vms = [host_vm(f"vm{n}") for n in range(600)]
+    host.says.update({f"vm{n}": SUFFERS for n in range(600)})
+    host.tick()
+    assert host.it.dropped_events == 600 - 512
+    assert len(host.it.take_events()) == 512
+    assert sum(len(host.it.explain(f"vm{n}").events) for n in range(600)) == 7
+
+
+def test_what_was_learnt_is_restored_whole_or_not_at_all():
+    host = Host()
+    host.detectors[0].learnt = {"a": 1}
+    data = host.it.dump()
+    host.it.restore(data, UNIX0)
+    assert host.it.dump() == {"a": 1, "now_unix_s": UNIX0 / 1e9}
+    with pytest.raises(KeyError):
+        host.it.restore({"broken": 1}, UNIX0)
+    assert host.it.dump() == {"a": 1, "now_unix_s": UNIX0 / 1e9}
+
+
+# --- files
+
+
+def test_baselines_are_ours_alone_and_come_back(tmp_path):
+    file = BaselineFile(tmp_path / "state" / "baselines.json", "paper")
+    assert file.read() is None
+    file.write({"vm": [1.0, None]}, 5)
+    file.write({"vm": [2.0, None]}, 6)
+    assert file.read() == {"vm": [2.0, None]}
+    (path,) = (tmp_path / "state").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert BaselineFile(path, "noise_scaled").read() is None  # of another detector
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"format": 2, "detector": "paper", "saved_unix_ns": 1, "state": {}}', b"\xff\xfe"],
+)
+def test_damaged_baselines_are_told_of_and_set_aside(tmp_path, content):
+    path = tmp_path / "baselines.json"
+    path.write_bytes(content)
+    with structlog.testing.capture_logs() as logs:
+        file = BaselineFile(path, "paper")
+        assert file.read() is None
+        assert file.read() is None
+    assert [line["event"] for line in logs] == ["damaged baselines, learning anew"]
+    assert (tmp_path / "baselines.json.damaged").read_bytes() == content
+    file.write({}, 1)
+    assert file.read() == {}
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    file = BaselineFile(tmp_path / "baselines.json", "paper")
+    file.write({"old": 1}, 1)
+    monkeypatch.setattr(
+        "agent.baseline_file.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        file.write({"new": 1}, 2)
+    assert file.read() == {"old": 1}
+
+
+def test_models_that_cannot_be_used_cost_themselves_only(tmp_path):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "wrong.json").write_text(json.dumps({"format": 99}))
+    with structlog.testing.capture_logs() as logs:
+        models = load([str(tmp_path / name) for name in ("none.json", "list.json", "wrong.json")])
+    assert [line["path"].rpartition("/")[2] for line in logs if line["log_level"] == "error"] == [
+        "none.json",
+        "list.json",
+        "wrong.json",
+    ]
+    assert set(models.names).isdisjoint({"none", "list", "wrong"})
