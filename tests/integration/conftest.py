@@ -22,6 +22,7 @@ TOOLS = (
     "busybox",
     "cpio",
     "dpkg-deb",
+    "gcc",
 )
 
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 LAB = Path(os.environ.get("WHITEPANDA_LAB", "/var/lib/whitepanda-lab")) / "vm"
 GUEST = Path(__file__).resolve().parents[1] / "lab" / "guest.sh"
-TOOLS = ("qemu-system-x86_64", "busybox", "cpio", "dpkg-deb", "ip", "nsenter", "unshare", "ping")
+TOOLS = ("qemu-system-x86_64", "busybox", "cpio", "dpkg-deb", "gcc", "ip", "nsenter", "unshare", "ping")
 WEB, BATCH = "7b10d7af-b932-4c66-b2c3-3996152ec465", "57500000-0000-4000-8000-00000000ba7c"
 VMID = "8101"
 TAP, BARE_TAP = f"tap{VMID}i0", "wpbare0"
