@@ -164,10 +164,10 @@ class CloudWhite:
         rows = {key.uuid: row for row, key in enumerate(keys)}
         self._last = last = _Last(mono_ns, unix_ns, rows, values, detection)
         failures: list[Exception] = []
-        victims = [row for row, state in enumerate(detection.states) if state.behaviour == "victim"]
-        if victims:
-            found = self._estimate(last, victims, failures)
-            self._estimates = {keys[row].uuid: one for row, one in zip(victims, found, strict=True)}
+        wanted = np.flatnonzero(detection.estimate).tolist()
+        if wanted:
+            found = self._estimate(last, wanted, failures)
+            self._estimates = {keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
         self._note_changes(listed, last)
         if failures:
             raise failures[0]

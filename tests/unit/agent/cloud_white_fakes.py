@@ -33,7 +33,8 @@ class ToldDetector:
         self.ticks.append(tick)
         states = tuple(self._state(tick, key) for key in tick.vms)
         baseline = np.where(np.isnan(tick.values), math.nan, 1.0)
-        return Detection(states, baseline)
+        suffers = np.array([state.behaviour is Behaviour.VICTIM for state in states], bool)
+        return Detection(states, baseline, suffers)
 
     def _state(self, tick, key):
         behaviour, reason, culprits = self.says.get(key.uuid, QUIET)
