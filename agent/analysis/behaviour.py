@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent.analysis.signals import Tick, Values, VmKey
 
 __all__ = ["AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
@@ -63,10 +66,13 @@ class Detection:
     """The verdicts of one tick, in the order of its VMs.
 
     `baseline`: shape (VMs, SIGNALS), each signal's baseline in its own unit; NaN where it is not ready or not known.
+    `estimate`: shape (VMs,): whose degradation is worth an estimate now: with the paper's rules victims, and those that
+    were one until the load is back at the baseline; None: victims.
     """
 
     states: tuple[VmState, ...]
     baseline: Values
+    estimate: NDArray[np.bool_] | None = None
 
 
 class AnyDetector(Protocol):

@@ -1,7 +1,405 @@
-"""Our detector of interference: types first."""
+"""Our detector of interference: who suffers, by evidence of its own; who does more than usual meanwhile.
+
+Ours, after "Cloud White", section 4, whose fixed percentages and victims by association it replaces (`paper_detector`):
+
+- a VM has *grown* where something that it does (`symptoms.ACTS`: instructions, memory bandwidth, disk, network;
+  CPU time where instructions are not known) exceeds its baseline by a least ratio and a multiple of its own noise;
+- a VM *suffers* where symptoms of one kind (`symptoms.SYMPTOMS`) exceed what is expected at its present load and
+  clock by a multiple of their noise, and mean at least some delay. Little is enough while another VM has grown in what
+  can cause this kind. Without one, only waiting for CPUs and I/O counts, and it must be much: a lower IPC is then its
+  own doing;
+- *inflicting*: has grown, and another VM suffers, or has grown much. *Victim*: suffers, and does not inflict. Else
+  *steady*.
+
+Windows begin anew when the set of grown VMs changes, and lengthen from then on: at first only what is large is seen,
+later what is small. Thresholds to leave a state are below those to enter it. While anyone inflicts baselines are learnt
+with a long time constant only: the end is the return to the baseline.
+"""
 
 from __future__ import annotations
 
-from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-__all__ = ["AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
+from agent.analysis.detector_words import Judged, evidence_of, reason_of
+from agent.analysis.signals import INDEX, SIGNALS, Tick, Values
+from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
+
+__all__ = [
+    "AnyDetector",
+    "Behaviour",
+    "Detection",
+    "Detector",
+    "DetectorSettings",
+    "Evidence",
+    "VmState",
+]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_FORMAT = 1
+_BEHAVIOURS = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
+_FIRST_SYMPTOM = len(SIGNALS)
+_SYMPTOMS = slice(0, len(SYMPTOMS))
+_ACTS = slice(len(SYMPTOMS), len(SYMPTOMS) + len(ACTS))
+_ACT_COLUMNS = slice(len(SIGNALS) + _ACTS.start, len(SIGNALS) + _ACTS.stop)
+_CLOCK = COLUMNS.index(CLOCK)
+_CPI, _STALLS = 0, 1
+_GIPS, _CPU, _BANDWIDTH = (
+    [act.name for act in ACTS].index(name) for name in ("log_gips", "log_cpu", "log_bandwidth")
+)
+_CORE = KINDS.index("core")
+_ALONE = np.array([kind in {"waiting", "io"} for kind in KINDS])
+_OF_KIND = [[place for place, s in enumerate(SYMPTOMS) if s.kind == kind] for kind in KINDS]
+_HURTS = np.array([[kind in act.hurts for kind in KINDS] for act in ACTS])
+_LEAST = np.log([act.least_ratio for act in ACTS])
+_FLOORS = np.log([act.floor for act in ACTS])
+_LOAD_STD = np.array([symptom.load_std for symptom in SYMPTOMS])
+#: Signals that are proportional to the VM's load: their baseline is meant at the load that it has now.
+_ELASTIC = [
+    INDEX[name]
+    for name in (
+        "guest_ratio",
+        "cpu_usage_cores",
+        "gips",
+        "memory_bandwidth_bytes_per_s",
+        "disk_bytes_per_s",
+        "disk_ops_per_s",
+        "storage_bytes_per_s",
+        "network_bytes_per_s",
+    )
+]
+_MAX_GUEST_RATIO = 0.9
+_MOST_SCORE = 20.0
+_SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
+_CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
+_NEWCOMER_GROWTH = math.log(
+    6.0
+)  # a VM without a baseline has grown when it does five times what hurts nobody
+_LEAST_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is no cause
+_DOMINANT_SHARE = (
+    0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
+)
+_LOAD_NOISE = 0.1  # changes of the load's logarithm up to this are noise rather than load
+_OWN_CLOCK = (
+    0.05  # a clock so much lower than the other VMs' is the VM's own doing (wide vector instructions)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorSettings:
+    """Thresholds. Factors are of the noise's standard deviation, delays are relative (0.05 is 5 %).
+
+    `*_alone`: where no other VM has grown in what could be the cause.
+    """
+
+    grown_factor: float = 5.0
+    suffers_factor: float = 2.5
+    suffers_factor_alone: float = 6.0
+    suffers_delay: float = 0.04
+    suffers_delay_alone: float = 0.25
+    hysteresis: float = 0.5
+    inflicting_ratio: float = 1.4  # growth from which a VM inflicts whether or not anybody suffers
+    odd_factor: float = 5.0  # what exceeds this without a cause is not learnt at once
+    better_factor: float = (
+        5.0  # what is better by this for long shows that the baseline was learnt under stress
+    )
+    suspicion_s: float = 600.0  # that long nothing is learnt of what is unusual and hurts nobody
+    baseline: BaselineSettings = field(default_factory=BaselineSettings)
+
+
+class _Rows:
+    """What is remembered of each VM from tick to tick, beside its baseline."""
+
+    def __init__(self) -> None:
+        self.grown: Bools = np.zeros((0, len(ACTS)), bool)
+        self.suffers: Bools = np.zeros((0, len(KINDS)), bool)
+        self.suspect_s: Floats = np.zeros(0)
+        self.inflicts: Bools = np.zeros(0, bool)
+        self.since_s: Floats = np.zeros(0)
+        self.behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def match(self, source: NDArray[np.int64], at_s: float) -> None:
+        self.grown = taken(self.grown, source, False)
+        self.suffers = taken(self.suffers, source, False)
+        self.suspect_s = taken(self.suspect_s, source, 0.0)
+        self.inflicts = taken(self.inflicts, source, False)
+        self.since_s = taken(self.since_s, source, at_s)
+        self.behaviour = taken(self.behaviour, source, 0)
+
+
+class _Growth(NamedTuple):
+    """Of each VM's acts, shape (VMs, ACTS): as in `Judged`."""
+
+    growth: Floats
+    share: Floats
+    usual: Floats
+    enough: Floats
+
+
+class Detector:
+    """Finds victims and inflicting VMs of one host. Ticks come in order of time; not thread-safe."""
+
+    def __init__(self, settings: DetectorSettings) -> None:
+        self._settings = settings
+        self._baselines = Baselines(
+            settings.baseline,
+            (*SIGNALS, *COLUMNS),
+            np.array([*(s.prior_std for s in SYMPTOMS), *(0.05 for _ in ACTS), 0.01]),
+            np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
+        )
+        self._rows = _Rows()
+        self._last_s = math.nan
+        self._started_s = math.nan
+        self._since_change = 0
+
+    def step(self, tick: Tick) -> Detection:
+        """Take one tick and judge its VMs."""
+        at_s = tick.at_s
+        elapsed_s = min(max(at_s - self._last_s, 0.1), 10.0) if not math.isnan(self._last_s) else 1.0
+        self._last_s = at_s
+        if math.isnan(self._started_s):
+            self._started_s = at_s
+        source = self._baselines.match(tick.vms, at_s)
+        if source is not None:
+            self._rows.match(source, at_s)
+        if not tick.vms:
+            return Detection((), np.empty((0, len(SIGNALS))))
+        values = np.concatenate([tick.values, columns_of(tick)], axis=1)
+        self._baselines.observe(values)
+        judged = self._judge(tick.values[:, INDEX["guest_ratio"]])
+        self._decide(judged, at_s)
+        states = self._states(tick, judged)
+        baseline = self._baseline_at(judged)
+        self._learn(values, judged, elapsed_s)
+        return Detection(states, baseline)
+
+    def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
+        """Return the baselines, as JSON has them; with the time now, their age is known when they are restored."""
+        return {"format": _FORMAT, "unix_s": now_unix_s, "vms": self._baselines.dump()}
+
+    def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
+        """Take back what `dump` gave, for VMs that are met again in the same epoch; the older the less it counts.
+
+        Raises:
+            ValueError: it is not what `dump` gives. Then nothing of it was taken.
+
+        """
+        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
+            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
+        unix_s = data.get("unix_s")
+        age_s = now_unix_s - unix_s if isinstance(unix_s, int | float) else 0.0
+        self._baselines.restore(data["vms"], age_s)
+
+    # --- judging ---
+
+    def _judge(self, guest_ratio: Floats) -> Judged:
+        """Compare the windows with the baselines."""
+        baselines, settings = self._baselines, self._settings
+        short_ticks, long_ticks = settings.baseline.short_ticks, settings.baseline.long_ticks
+        ready = baselines.ticks >= settings.baseline.min_ticks
+        short = baselines.window(short_ticks)
+        mean = baselines.mean[:, _FIRST_SYMPTOM:]
+        grow = self._grow(short, mean, ready)
+        growth = grow.growth
+        # Where instructions are counted they tell the load; CPU time grows with suffering too.
+        load = np.where(np.isnan(growth[:, _GIPS]), growth[:, _CPU], growth[:, _GIPS])
+        shift = np.where(np.isnan(load), 0.0, np.maximum(load, 0.0))
+
+        ticks = min(max(short_ticks, self._since_change + 2), long_ticks)
+        window = short if ticks == short_ticks else baselines.window(ticks)
+        slope, left = baselines.load_slope()
+        clock = (window - mean)[:, _CLOCK]
+        explained = clock_effect(clock, mean[:, _STALLS])
+        expected = mean[:, _SYMPTOMS] + explained + slope[:, _SYMPTOMS] * shift[:, None]
+        unsure = np.square(_LOAD_STD * shift[:, None]) * left[:, None]
+        std = np.sqrt(baselines.variance(ticks)[:, _SYMPTOMS] + unsure)
+        deviation = np.where(ready[:, None], window[:, _SYMPTOMS] - expected, math.nan)
+        score, effect = _by_kind(deviation, std, guest_ratio)
+        usual_clock = np.median(clock[~np.isnan(clock)]) if not np.isnan(clock).all() else math.nan
+        own_clock = clock < usual_clock - _OWN_CLOCK
+        score[own_clock, _CORE] = math.nan
+        by_load = np.zeros_like(short)
+        by_load[:, _SYMPTOMS] = short[:, _SYMPTOMS] - mean[:, _SYMPTOMS] - explained
+        return Judged(
+            ready=ready,
+            known=np.any(~np.isnan(short[:, : _ACTS.stop]), axis=1),
+            growth=growth,
+            amount=grow.share,
+            usual=grow.usual,
+            enough=grow.enough,
+            load=growth[:, _GIPS],
+            shift=shift,
+            window=window[:, _SYMPTOMS],
+            expected=expected,
+            std=std,
+            score=score,
+            effect=effect,
+            odd=np.any(score > settings.odd_factor, axis=1),
+            clock=clock,
+            own_clock=own_clock,
+            by_load=by_load,
+        )
+
+    def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
+        """Update who has grown, with hysteresis."""
+        baselines, settings, rows = self._baselines, self._settings, self._rows
+        # A VM that comes when the others are long known does more than before it was there: nothing.
+        watched_s = baselines.first_seen_s - self._started_s
+        newcomer = ~ready & (watched_s > settings.baseline.min_ticks) & ready.any()
+        usual = np.where(ready[:, None], mean[:, _ACTS], math.nan)
+        usual = np.where(newcomer[:, None], _FLOORS, usual)
+        now = short[:, _ACTS]
+        growth = now - usual
+        latest = np.minimum(growth, baselines.window(2)[:, _ACTS] - usual)
+        noise = settings.grown_factor * np.sqrt(baselines.variance(settings.baseline.short_ticks)[:, _ACTS])
+        least = np.where(newcomer[:, None], _NEWCOMER_GROWTH, np.maximum(_LEAST, noise))
+        grown = np.where(rows.grown, latest > settings.hysteresis * least, latest > least)
+        counted = ~np.isnan(growth[:, _GIPS])
+        grown[:, _CPU] &= ~counted
+        amount = np.exp(now) - np.exp(usual)
+        more = np.where(amount > 0, amount, 0.0)
+        dominant = more[:, _BANDWIDTH] >= _DOMINANT_SHARE * more[:, _BANDWIDTH].sum()
+        busier = np.where(counted, np.abs(growth[:, _GIPS]) > _LEAST[_GIPS], growth[:, _CPU] > _LEAST[_CPU])
+        grown[:, _BANDWIDTH] &= dominant | busier
+        most = np.where(grown, more, 0.0).max(axis=0)
+        grown &= more >= _LEAST_SHARE * most
+        if not np.array_equal(grown.any(axis=1), rows.grown.any(axis=1)):
+            self._since_change = 0
+        else:
+            self._since_change += 1
+        rows.grown = grown
+        share = np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
+        return _Growth(growth, share, usual, np.where(rows.grown, settings.hysteresis, 1.0) * least)
+
+    def _decide(self, judged: Judged, at_s: float) -> None:
+        """Update who suffers and who inflicts, with hysteresis."""
+        settings, rows = self._settings, self._rows
+        can = rows.grown @ _HURTS  # (VMs, KINDS): has grown in what can cause this kind
+        helped = can.sum(axis=0) - can > 0
+        alone = _ALONE & (judged.shift < _LEAST[_GIPS])[:, None]
+        keep = np.where(rows.suffers, settings.hysteresis, 1.0)
+        judged.factor = np.where(helped, settings.suffers_factor, settings.suffers_factor_alone) * keep
+        judged.delay = np.where(helped, settings.suffers_delay, settings.suffers_delay_alone) * keep
+        suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & (helped | alone)
+        rows.suffers = suffers
+        others = suffers.sum(axis=0) - suffers > 0
+        hurting = (can & others).any(axis=1)
+        # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
+        much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
+        inflicts = hurting | ((much | rows.inflicts) & rows.grown.any(axis=1))
+        rows.inflicts = inflicts
+        victim = suffers.any(axis=1) & ~inflicts
+        behaviour = (judged.ready & judged.known).astype(np.int64)
+        behaviour[victim] = _BEHAVIOURS.index(Behaviour.VICTIM)
+        behaviour[inflicts] = _BEHAVIOURS.index(Behaviour.INFLICTING)
+        rows.since_s[behaviour != rows.behaviour] = at_s
+        rows.behaviour = behaviour
+        judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
+
+    def _states(self, tick: Tick, judged: Judged) -> tuple[VmState, ...]:
+        rows, ticks = self._rows, self._baselines.ticks
+        strongest = np.argsort(-judged.amount.max(axis=1), kind="stable")
+        inflicting = [int(row) for row in strongest if rows.inflicts[row]]
+        since, ready, counts = rows.since_s.tolist(), judged.ready.tolist(), ticks.astype(int).tolist()
+        min_ticks = self._settings.baseline.min_ticks
+        states = []
+        for row, (key, place) in enumerate(zip(tick.vms, rows.behaviour.tolist(), strict=True)):
+            behaviour = _BEHAVIOURS[place]
+            culprits: tuple[str, ...] = ()
+            if behaviour is Behaviour.VICTIM:
+                kinds = judged.suffers[row]
+                causes = (one for one in inflicting if one != row and (judged.can[one] & kinds).any())
+                culprits = tuple(tick.vms[one].uuid for one in causes)
+            evidence = evidence_of(behaviour, row, judged, tick)
+            reason = reason_of(behaviour, row, judged, evidence, counts[row], min_ticks)
+            states.append(
+                VmState(key, behaviour, reason, evidence, since[row], culprits, counts[row], ready[row])
+            )
+        return tuple(states)
+
+    def _baseline_at(self, judged: Judged) -> Values:
+        """Return the signals' baselines at the load that each VM has now, NaN where not ready."""
+        baseline = self._baselines.mean[:, : len(SIGNALS)].copy()
+        # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.
+        load = judged.load
+        # Small shifts are mostly noise of one tick; a real change of load is followed in full.
+        load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
+        baseline[:, _ELASTIC] *= np.exp(load)[:, None]
+        baseline[~judged.ready] = math.nan
+        return baseline
+
+    # --- learning ---
+
+    def _learn(self, values: Floats, judged: Judged, elapsed_s: float) -> None:
+        settings, rows, baselines = self._settings, self._rows, self._baselines
+        grown = rows.grown.any(axis=1)
+        suffering = rows.suffers.any(axis=1)
+        anyone = bool((rows.inflicts & judged.hurting).any())
+        odd = judged.odd
+        # Somebody does more and nobody suffers: it may yet turn out that somebody does.
+        suspicious = (grown.any() | odd) & judged.ready | grown
+        rows.suspect_s = np.where(suspicious, rows.suspect_s + elapsed_s, 0.0)
+        held = suffering | rows.inflicts & (judged.hurting | anyone) | (anyone & judged.ready)
+        quiet = ~held & (~suspicious | (rows.suspect_s > settings.suspicion_s))
+        alone = grown.sum() - grown == 0
+        baselines.learn_load(judged.ready & alone, judged.shift, judged.by_load, elapsed_s)
+        if not grown.any():
+            baselines.relearn(self._better(judged))
+        baselines.learn(values, elapsed_s, quiet=quiet, held=held)
+
+    def _better(self, judged: Judged) -> Bools:
+        """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""
+        settings, baselines = self._settings, self._baselines
+        long_ticks = settings.baseline.long_ticks
+        change = (
+            baselines.window(long_ticks)[:, : _ACTS.stop]
+            - baselines.mean[:, _FIRST_SYMPTOM:][:, : _ACTS.stop]
+        )
+        std = np.sqrt(baselines.variance(long_ticks)[:, : _ACTS.stop])
+        full = judged.ready & (baselines.seen >= long_ticks)
+        least = np.where(np.arange(_ACTS.stop) < _ACTS.start, settings.suffers_delay, _LEAST.max())
+        return full & ((change < -settings.better_factor * std) & (change < -least)).any(axis=1)
+
+
+def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Floats, Floats]:
+    """Weigh symptoms by kind: score in standard deviations and effect as the delay it means, (VMs, KINDS) each.
+
+    Core: the scores' sum over the standard deviation of that sum; the slow-down is the symptoms' mean weighted by
+    1 / variance. Other kinds: the largest. A slow-down of service is felt as a longer delay the busier the VM is: at
+    use u by 1 / (1 - u), as in a queue. NaN where no symptom of the kind is known.
+    """
+    busy = np.minimum(np.where(np.isnan(guest_ratio), 0.0, guest_ratio), _MAX_GUEST_RATIO)
+    score = np.full((len(deviation), len(KINDS)), math.nan)
+    effect = np.full_like(score, math.nan)
+    z = np.clip(deviation / std, -_MOST_SCORE, _MOST_SCORE)
+    for kind, places in enumerate(_OF_KIND):
+        known = ~np.isnan(z[:, places])
+        count = known.sum(axis=1)
+        some = count > 0
+        if not some.any():
+            continue
+        if kind == _CORE:
+            total = np.where(known, z[:, places], 0.0).sum(axis=1)
+            score[:, kind] = np.where(
+                some, total / np.sqrt(np.maximum(count + count * (count - 1) * _CORRELATION, 1)), math.nan
+            )
+            slowing = places[:_SLOWING]
+            weight = np.where(known[:, :_SLOWING], 1 / np.square(std[:, slowing]), 0.0)
+            weighed = np.where(known[:, :_SLOWING], weight * deviation[:, slowing], 0.0)
+            slower = weighed.sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
+            effect[:, kind] = np.where(some, np.expm1(slower) / (1 - busy), math.nan)
+        else:
+            largest = np.where(known, z[:, places], -math.inf)
+            score[:, kind] = np.where(some, largest.max(axis=1), math.nan)
+            change = np.where(known, deviation[:, places], -math.inf).max(axis=1)
+            effect[:, kind] = np.where(some, np.expm1(change) / (1 - busy), math.nan)
+    return score, effect

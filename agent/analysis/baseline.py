@@ -1,0 +1,356 @@
+"""What is normal for each VM: learnt online, robust, aged; rows are VMs and come and go.
+
+Per VM and column x, in quiet ticks:
+
+- mean: m += gain * clip(x - m, +-3 * 1.25 * d), d being the mean absolute deviation, learnt likewise. The gain is
+  1 / ticks until ticks * dt reaches the time constant, dt / time constant then: Huber's estimate, exponentially aged;
+- noise: the variance, over quiet ticks, of the mean of the last `short_ticks` (and `long_ticks`) values around m.
+  Noise of hypervisors is autocorrelated: the variance of a mean of n is not 1/n of one value's, so it is learnt,
+  not derived. A prior of `prior_ticks` ticks keeps it sane while little is known.
+
+Where it is not quiet (someone inflicts), learning goes on with a far longer time constant: what never ends becomes
+normal at last. Chosen here, not in the paper, which takes the means of a first quiet phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.signals import VmKey
+
+__all__ = ["BaselineSettings", "Baselines", "taken"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_CLIP = 3.0  # deviations beyond this many standard deviations count as this many
+_TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution
+_PLAIN_TICKS = 8.0  # before that many ticks the spread is not known well enough to clip with
+_NOISE_CLIP = 12.0  # squares of means count at most this many times their variance
+_LOAD_RIDGE = 5.0  # squares of the load's logarithm, summed over ticks: ten ticks at twice the load
+_NAN = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineSettings:
+    """How baselines are learnt. Times in seconds."""
+
+    quiet_time_constant_s: float = 300.0
+    held_time_constant_s: float = 3600.0
+    min_ticks: int = 30  # a baseline of fewer quiet ticks is not ready
+    short_ticks: int = 4
+    long_ticks: int = 16
+    prior_ticks: float = 15.0
+    load_time_constant_s: float = 86_400.0  # of what the VM's own load does to its other signals
+    restored_half_life_s: float = 86_400.0  # of the weight of what was learnt before a restart of the agent
+    restored_max_age_s: float = 7 * 86_400.0
+
+
+class Baselines:
+    """The baselines of all VMs of a host.
+
+    Args:
+        settings: how they are learnt.
+        columns: names of the columns, the noisy ones last: only of these windows and noise are kept.
+        prior_std: of the noisy columns, the standard deviation of a short window's mean before any is learnt.
+        floor_std: likewise, the least it can be.
+
+    Attributes:
+        keys: the VM of each row.
+        ticks: shape (VMs,): quiet ticks that each baseline is made of, as far as they still count.
+        mean, count: shape (VMs, columns): the baselines, NaN where nothing is known; of how many ticks.
+        first_seen_s, seen: shape (VMs,): clock of each VM's first tick, and number of its ticks.
+
+    """
+
+    def __init__(
+        self, settings: BaselineSettings, columns: Sequence[str], prior_std: Floats, floor_std: Floats
+    ) -> None:
+        self._settings = settings
+        self.columns = tuple(columns)
+        self._noisy = slice(len(columns) - len(prior_std), len(columns))
+        self._prior = np.square(prior_std)
+        self._floor = np.square(floor_std)
+        self.keys: tuple[VmKey, ...] = ()
+        self._restored: dict[tuple[str, str], dict[str, Any]] = {}
+        self._cursor = 0
+        width, noisy, long = len(columns), len(prior_std), settings.long_ticks
+        self.ticks: Floats = np.zeros(0)
+        self.first_seen_s: Floats = np.zeros(0)
+        self.seen: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.mean: Floats = np.zeros((0, width))
+        self.count: Floats = np.zeros((0, width))
+        self._spread: Floats = np.zeros((0, width))
+        self._short: Floats = np.zeros((0, noisy))
+        self._long: Floats = np.zeros((0, noisy))
+        self._noise_count: Floats = np.zeros((0, noisy))
+        self._load_weight: Floats = np.zeros(0)
+        self._load_response: Floats = np.zeros((0, noisy))
+        self._ring: Floats = np.zeros((long, 0, noisy))
+        self._known: Floats = np.zeros((long, 0, noisy))
+
+    # --- rows ---
+
+    def match(self, keys: tuple[VmKey, ...], at_s: float) -> NDArray[np.int64] | None:
+        """Give each VM of a tick its row; what is gone is forgotten, a new epoch or size is a new VM.
+
+        Returns:
+            Per VM the row that it had before, -1 where it is new; None where nothing has changed.
+
+        """
+        if keys == self.keys:
+            return None
+        old = {key: row for row, key in enumerate(self.keys)}
+        source = np.array([old.get(key, -1) for key in keys], np.int64)
+        new = source < 0
+        self.ticks = taken(self.ticks, source, 0.0)
+        self.first_seen_s = taken(self.first_seen_s, source, at_s)
+        self.seen = taken(self.seen, source, 0)
+        self.mean = taken(self.mean, source, _NAN)
+        self.count = taken(self.count, source, 0.0)
+        self._spread = taken(self._spread, source, 0.0)
+        self._short = taken(self._short, source, 0.0)
+        self._long = taken(self._long, source, 0.0)
+        self._noise_count = taken(self._noise_count, source, 0.0)
+        self._load_weight = taken(self._load_weight, source, 0.0)
+        self._load_response = taken(self._load_response, source, 0.0)
+        self._ring = taken(self._ring.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
+        self._known = taken(self._known.swapaxes(0, 1), source, 0.0).swapaxes(0, 1).copy()
+        self.keys = keys
+        for row in np.flatnonzero(new):
+            held = self._restored.pop((keys[row].uuid, keys[row].epoch), None)
+            if held is not None and held["vcpus"] == keys[row].vcpus:
+                self._take_back(int(row), held)
+        return source
+
+    # --- windows ---
+
+    def observe(self, values: Floats) -> None:
+        """Take a tick's values, shape (VMs, columns), into the windows; nothing is learnt yet."""
+        noisy = values[:, self._noisy]
+        known = ~np.isnan(noisy)
+        self.seen += 1
+        self._cursor = (self._cursor + 1) % len(self._ring)
+        self._known[self._cursor] = known
+        self._ring[self._cursor] = np.where(known, noisy, 0.0)
+
+    def window(self, ticks: int) -> Floats:
+        """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""
+        rows = np.arange(self._cursor - ticks + 1, self._cursor + 1) % len(self._ring)
+        total = self._ring[rows].sum(axis=0)
+        known = self._known[rows].sum(axis=0)
+        return np.where(known > 0, total / np.maximum(known, 1.0), _NAN)
+
+    def variance(self, ticks: int) -> Floats:
+        """Return the variance of the difference between a window of `ticks` and the baseline in quiet.
+
+        That is the noise of the window's mean, between the two lengths that are learnt by a power of the length, and
+        the uncertainty of the baseline itself, as long as it is made of few ticks.
+        """
+        settings = self._settings
+        short, long = self._noise()
+        exponent = math.log(ticks / settings.short_ticks) / math.log(
+            settings.long_ticks / settings.short_ticks
+        )
+        noise = short if exponent == 0 else short * (long / short) ** exponent
+        # A mean over n ticks is as uncertain as that of n / long_ticks long windows.
+        return noise + long * (
+            settings.long_ticks / np.maximum(self.count[:, self._noisy], settings.short_ticks)
+        )
+
+    def _noise(self) -> tuple[Floats, Floats]:
+        weight = self._settings.prior_ticks / (self._settings.prior_ticks + self._noise_count)
+        short = np.maximum(self._prior * weight + self._short * (1 - weight), self._floor)
+        # Before it is known the long window is taken for hardly quieter: as if the noise were slow.
+        long = np.maximum(0.7 * self._prior * weight + self._long * (1 - weight), 0.25 * self._floor)
+        return short, np.minimum(long, short)
+
+    # --- learning ---
+
+    def learn(self, values: Floats, elapsed_s: float, *, quiet: Bools, held: Bools) -> None:
+        """Learn from a tick.
+
+        Args:
+            values: shape (VMs, columns), NaN where not known.
+            elapsed_s: since the tick before.
+            quiet: shape (VMs,): rows that learn as usual.
+            held: shape (VMs,): rows that learn with the long time constant. Others learn nothing.
+
+        """
+        settings = self._settings
+        known = ~np.isnan(values)
+        most = settings.quiet_time_constant_s / elapsed_s
+        learning = known & quiet[:, None]
+        self.count += learning
+        np.minimum(self.count, most, out=self.count)
+        gain = np.where(learning, 1.0 / np.maximum(self.count, 1.0), 0.0)
+        gain[held] = np.where(known[held], elapsed_s / settings.held_time_constant_s, 0.0)
+        first = learning & np.isnan(self.mean)
+        self.mean[first] = values[first]
+        deviation = np.where(known & ~np.isnan(self.mean), values - self.mean, 0.0)
+        plain = self.count < _PLAIN_TICKS
+        limit = np.where(plain, np.inf, _CLIP * _TO_STD * self._spread)
+        # Where values never varied a limit of 0 would freeze the mean for ever: a first change counts a little.
+        limit = np.maximum(limit, 1e-3 * np.abs(self.mean) + 1e-9)
+        limit[held] = np.inf
+        clipped = np.clip(deviation, -limit, limit)
+        self.mean += gain * clipped
+        gain[held] = 0.0
+        self._spread += gain * (np.minimum(np.abs(deviation), 2 * limit) - self._spread)
+        self.ticks = np.minimum(self.ticks + quiet, most)
+        self._learn_noise(gain[:, self._noisy])
+
+    def _learn_noise(self, gain: Floats) -> None:
+        settings = self._settings
+        learning = (gain > 0) & (self.count[:, self._noisy] >= _PLAIN_TICKS)
+        self._noise_count = np.where(learning, self._noise_count + 1, self._noise_count)
+        # Noise is learnt more slowly than the mean: a variance needs more ticks.
+        step = np.where(learning, np.maximum(gain / 4, 1.0 / np.maximum(self._noise_count, 1.0)), 0.0)
+        mean = self.mean[:, self._noisy]
+        short, long = self._noise()
+        for kept, now, ticks in (
+            (self._short, short, settings.short_ticks),
+            (self._long, long, settings.long_ticks),
+        ):
+            square = np.square(self.window(ticks) - mean)
+            more = np.minimum(square, _NOISE_CLIP * now) - kept
+            np.add(kept, step * more, out=kept, where=~np.isnan(more))
+
+    def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
+        """Learn what the VM's own load does to its noisy columns: least squares through the origin.
+
+        Args:
+            rows: shape (VMs,): where nobody else does more than usual, so that it is its own load's doing.
+            shift: shape (VMs,): the load above its baseline, as a logarithm, at least 0.
+            deviation: shape (VMs, noisy columns): of each column from its baseline; NaN counts as none.
+            elapsed_s: since the tick before.
+
+        """
+        decay = math.exp(-elapsed_s / self._settings.load_time_constant_s)
+        weight = np.where(rows, shift, 0.0)
+        self._load_weight = decay * self._load_weight + weight * weight
+        response = np.where(np.isnan(deviation), 0.0, deviation) * weight[:, None]
+        self._load_response = decay * self._load_response + response
+
+    def load_slope(self) -> tuple[Floats, Floats]:
+        """Return the columns' change per unit of load, at least 0, and the share of its prior variance that is left.
+
+        Shapes (VMs, noisy columns) and (VMs,).
+        """
+        weight = self._load_weight + _LOAD_RIDGE
+        return np.maximum(self._load_response / weight[:, None], 0.0), _LOAD_RIDGE / weight
+
+    def relearn(self, rows: Bools) -> None:
+        """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
+        self.count[rows] = np.minimum(self.count[rows], _PLAIN_TICKS)
+
+    # --- on disk ---
+
+    def dump(self) -> list[dict[str, Any]]:
+        """Return the baselines as JSON has it, those too that were restored and whose VM is yet to be seen."""
+        rows = [self._dumped(row) for row in range(len(self.keys)) if self.ticks[row] > 0]
+        return rows + list(self._restored.values())
+
+    def _dumped(self, row: int) -> dict[str, Any]:
+        key = self.keys[row]
+        start = self._noisy.start
+        columns: dict[str, list[float]] = {}
+        for column in np.flatnonzero(self.count[row] > 0):
+            numbers = [self.mean[row, column], self._spread[row, column], self.count[row, column]]
+            if column >= start:
+                kept = (self._short, self._long, self._noise_count)
+                numbers += [array[row, column - start] for array in kept]
+            columns[self.columns[column]] = [float(f"{number:.7g}") for number in numbers]
+        return {
+            "uuid": key.uuid,
+            "epoch": key.epoch,
+            "vcpus": key.vcpus,
+            "ticks": float(self.ticks[row]),
+            "columns": columns,
+            "load": {
+                "weight": float(self._load_weight[row]),
+                "response": dict(zip(self.columns[start:], self._load_response[row].tolist(), strict=True)),
+            },
+        }
+
+    def restore(self, rows: Sequence[Mapping[str, Any]], age_s: float) -> None:
+        """Take back what `dump` gave, `age_s` seconds ago; each is used once its VM is seen in the same epoch.
+
+        Raises:
+            ValueError: it is not what `dump` gives; says where. Nothing was taken.
+
+        """
+        settings = self._settings
+        if age_s > settings.restored_max_age_s:
+            return
+        weight = 0.5 ** (max(age_s, 0.0) / settings.restored_half_life_s)
+        checked = [self._checked(place, row, weight) for place, row in enumerate(rows)]
+        self._restored = {(row["uuid"], row["epoch"]): row for row in checked}
+
+    def _checked(self, place: int, row: Mapping[str, Any], weight: float) -> dict[str, Any]:
+        try:
+            columns = {
+                name: self._numbers(name, numbers, weight)
+                for name, numbers in row["columns"].items()
+                if name in self.columns  # others are of another version of the agent
+            }
+            load = row["load"]
+            return {
+                "uuid": str(row["uuid"]),
+                "epoch": str(row["epoch"]),
+                "vcpus": int(row["vcpus"]),
+                "ticks": _finite(row["ticks"]) * weight,
+                "columns": columns,
+                "load": {
+                    "weight": _finite(load["weight"]) * weight,
+                    "response": {
+                        name: _finite(number, -math.inf) * weight for name, number in load["response"].items()
+                    },
+                },
+            }
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"baselines: row {place}: {error!r}") from error
+
+    def _numbers(self, name: str, numbers: Sequence[Any], weight: float) -> list[float]:
+        noisy = self.columns.index(name) >= self._noisy.start
+        mean, spread, count, *noise = numbers
+        if len(noise) != (3 if noisy else 0):
+            raise ValueError(f"column {name!r} has {len(numbers)} numbers")
+        kept = [_finite(mean, -math.inf), _finite(spread), _finite(count) * weight]
+        return kept + [_finite(number) for number in noise]
+
+    def _take_back(self, row: int, held: Mapping[str, Any]) -> None:
+        start = self._noisy.start
+        self.ticks[row] = held["ticks"]
+        self._load_weight[row] = held["load"]["weight"]
+        for column, name in enumerate(self.columns[start:]):
+            self._load_response[row, column] = held["load"]["response"].get(name, 0.0)
+        for name, numbers in held["columns"].items():
+            column = self.columns.index(name)
+            self.mean[row, column], self._spread[row, column], self.count[row, column] = numbers[:3]
+            if column >= start:
+                for array, number in zip(
+                    (self._short, self._long, self._noise_count), numbers[3:], strict=True
+                ):
+                    array[row, column - start] = number
+
+
+def taken(array: NDArray[Any], source: NDArray[np.int64], default: object) -> NDArray[Any]:
+    """Return rows of `array` by their old places, with `default` where the place is -1."""
+    result = np.full((len(source), *array.shape[1:]), default, array.dtype)
+    old = source >= 0
+    result[old] = array[source[old]]
+    return result
+
+
+def _finite(number: Any, least: float = 0.0) -> float:
+    value = float(number)
+    if not math.isfinite(value) or value < least:
+        raise ValueError(f"{number!r} is not a number{' from 0 on' if least == 0 else ''}")
+    return value

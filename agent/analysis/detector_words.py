@@ -1,0 +1,157 @@
+"""What our detector compared in a tick, and how it is told: reasons and evidence, in the signals' own units."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.behaviour import Behaviour, Evidence
+from agent.analysis.signals import Tick
+from agent.analysis.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
+
+__all__ = ["Judged", "evidence_of", "reason_of"]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_NO_FLOATS: Floats = np.zeros((0, 0))
+_NO_BOOLS: Bools = np.zeros((0, 0), bool)
+_CLOCK_CHANGE = 0.05
+_LOAD_CHANGE = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Judged:
+    """A tick compared with the baselines; one row per VM, in columns what the name after the comma says.
+
+    `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown. `amount`: share of the growth
+    of the VM that grew most.
+    `load`, `shift`: change of the own load's logarithm, NaN where it cannot be told from suffering; what it adds.
+    `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
+    `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
+    are large, whatever the cause.
+    `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`: symptoms but for the load's part.
+    `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
+    """
+
+    ready: Bools
+    known: Bools
+    growth: Floats
+    amount: Floats
+    usual: Floats
+    enough: Floats
+    load: Floats
+    shift: Floats
+    window: Floats
+    expected: Floats
+    std: Floats
+    score: Floats
+    effect: Floats
+    odd: Bools
+    clock: Floats
+    own_clock: Bools
+    by_load: Floats
+    factor: Floats = field(default_factory=lambda: _NO_FLOATS)
+    delay: Floats = field(default_factory=lambda: _NO_FLOATS)
+    grown: Bools = field(default_factory=lambda: _NO_BOOLS)
+    suffers: Bools = field(default_factory=lambda: _NO_BOOLS)
+    can: Bools = field(default_factory=lambda: _NO_BOOLS)
+    hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
+
+
+def evidence_of(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
+    """Return the signals that speak for a verdict, the strongest first; none for a steady VM."""
+    if behaviour is Behaviour.VICTIM:
+        return _symptoms_of(row, judged, tick)
+    if behaviour is Behaviour.INFLICTING:
+        return _acts_of(row, judged)
+    return ()
+
+
+def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
+    found = []
+    for place, symptom in enumerate(SYMPTOMS):
+        kind = KINDS.index(symptom.kind)
+        deviation = judged.window[row, place] - judged.expected[row, place]
+        if not judged.suffers[row, kind] or not deviation > 0:
+            continue
+        score = deviation / judged.std[row, place]
+        least = judged.expected[row, place] + judged.factor[row, kind] * judged.std[row, place]
+        numbers = [
+            in_unit(symptom.name, value, row, tick)
+            for value in (judged.window[row, place], judged.expected[row, place], least)
+        ]
+        found.append((score, Evidence(symptom.signal, *numbers)))
+    return tuple(evidence for _, evidence in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _acts_of(row: int, judged: Judged) -> tuple[Evidence, ...]:
+    found = []
+    for place in np.flatnonzero(judged.grown[row]):
+        act, usual, growth = ACTS[place], judged.usual[row, place], judged.growth[row, place]
+        numbers = [
+            max(math.exp(usual + more) - act.floor, 0.0) for more in (growth, 0.0, judged.enough[row, place])
+        ]
+        found.append((judged.amount[row, place], growth, Evidence(act.signal, *numbers)))
+    return tuple(evidence for _, _, evidence in sorted(found, key=lambda one: (-one[0], -one[1])))
+
+
+def reason_of(
+    behaviour: Behaviour, row: int, judged: Judged, evidence: tuple[Evidence, ...], ticks: int, min_ticks: int
+) -> str:
+    """Say in one line, with numbers, why a VM is what it is."""
+    if behaviour is Behaviour.UNKNOWN:
+        if judged.known[row]:
+            return f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
+        return "none of its signals is known now"
+    if behaviour is Behaviour.VICTIM:
+        return _victim(row, judged, evidence)
+    if behaviour is Behaviour.INFLICTING:
+        return f"{_more(evidence)}; {'others suffer meanwhile' if judged.hurting[row] else 'nobody is seen to suffer'}"
+    return _steady(row, judged)
+
+
+def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
+    signs = ", ".join(
+        f"{_WORDS[one.signal]} {one.value:.3g} instead of {one.baseline:.3g} (limit {one.threshold:.3g})"
+        for one in evidence[:3]
+    )
+    others = int(judged.can.any(axis=1).sum() - judged.can[row].any())
+    if not others:
+        return f"{signs}; no VM does more than usual: the host's own work, or a device"
+    return f"{signs}, while {others} other {'VM does' if others == 1 else 'VMs do'} more than usual"
+
+
+def _more(evidence: tuple[Evidence, ...]) -> str:
+    return ", ".join(
+        f"{_ACT_WORDS[one.signal]} {_amount(one.value)} instead of {_amount(one.baseline)}"
+        for one in evidence[:3]
+    )
+
+
+def _amount(value: float) -> str:
+    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}"
+    return f"{value:.3g}"
+
+
+def _steady(row: int, judged: Judged) -> str:
+    """Almost every VM in almost every tick: the common line is a constant."""
+    if judged.own_clock[row]:
+        lower = -100 * math.expm1(judged.clock[row])
+        return f"its clock is {lower:.0f} % lower than usual, the others' is not: its own doing"
+    if judged.shift[row] > _LOAD_CHANGE:
+        return f"its own load is {math.exp(judged.shift[row]):.2f} times its usual; no sign of interference"
+    if abs(judged.clock[row]) > _CLOCK_CHANGE:
+        return f"the clock is {100 * math.expm1(judged.clock[row]):+.0f} % against usual, which explains what changed"
+    if judged.odd[row]:
+        return "slower than usual, but no other VM does more: its own doing"
+    return "as usual"
+
+
+_WORDS = {symptom.signal: symptom.words for symptom in SYMPTOMS}
+_ACT_WORDS = {act.signal: act.words for act in ACTS}

@@ -1,0 +1,227 @@
+"""Cloud White's own detector, algorithm 1 with M = 5 % and N = 50 %: beside ours, and selectable.
+
+Per VM: load (%guest) and GIPS relative to their means over its first `baseline_ticks` ticks, which are taken for free
+of interference. First pass: where the load differs from its rolling mean by more than M, the VM inflicts if its GIPS
+differs from theirs by more than N, and is a victim if not; else it is steady. Second pass: where any VM inflicts, every
+one that does not is a victim. The rolling means are over the ticks before this one; their length is a choice of ours.
+
+So a load that lasts becomes steady once it fills the window. Degradation is estimated until the baseline returns: until
+no VM that inflicted is still beyond N from its baseline, and the victim's own load is within M of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.baseline import taken
+from agent.analysis.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
+
+__all__ = ["PaperDetector", "PaperSettings"]
+
+_FORMAT = 1
+_GUEST, _GIPS = INDEX["guest_ratio"], INDEX["gips"]
+_MAX_AGE_S = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class PaperSettings:
+    """The paper's thresholds, relative; `rolling_ticks`: how many ticks before this one the means are of."""
+
+    load_change: float = 0.05  # M
+    gips_change: float = 0.50  # N
+    rolling_ticks: int = 10
+    baseline_ticks: int = 60
+
+
+class PaperDetector:
+    """Algorithm 1 of "Cloud White". Ticks come in order of time; not thread-safe."""
+
+    def __init__(self, settings: PaperSettings) -> None:
+        self._settings = settings
+        self._keys: tuple[VmKey, ...] = ()
+        self._restored: dict[tuple[str, str], tuple[int, NDArray[np.float64], Values]] = {}
+        length = settings.rolling_ticks
+        self._ticks: NDArray[np.float64] = np.zeros(0)
+        self._sum: Values = np.zeros((0, len(SIGNALS)))
+        self._known: Values = np.zeros((0, len(SIGNALS)))
+        self._ring: NDArray[np.float64] = np.full((0, length, 2), math.nan)
+        self._behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._since_s: NDArray[np.float64] = np.zeros(0)
+        self._loaded: NDArray[np.bool_] = np.zeros(0, bool)
+        self._estimating: NDArray[np.bool_] = np.zeros(0, bool)
+        self._cursor = 0
+
+    def step(self, tick: Tick) -> Detection:
+        """Take one tick and tag its VMs."""
+        settings = self._settings
+        if tick.vms != self._keys:
+            self._match(tick)
+        now = tick.values[:, [_GUEST, _GIPS]]
+        ready = self._ticks >= settings.baseline_ticks
+        baseline = self._baseline()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = now / np.where(
+                baseline[:, [_GUEST, _GIPS]] > 0, baseline[:, [_GUEST, _GIPS]], math.nan
+            )
+            known = ~np.isnan(self._ring)
+            count = known.sum(axis=1)
+            rolling = np.where(count > 0, np.where(known, self._ring, 0.0).sum(axis=1) / count, math.nan)
+            change = np.abs(now - rolling) / rolling
+        can_tell = ready & ~np.isnan(change).any(axis=1)
+        changed = can_tell & (change[:, 0] > settings.load_change)
+        inflicts = changed & (change[:, 1] > settings.gips_change)
+        # Second pass: whoever does not inflict is a victim by association, but for VMs without a baseline.
+        victim = (changed | (can_tell & inflicts.any())) & ~inflicts
+        behaviour = can_tell.astype(np.int64)
+        behaviour[victim], behaviour[inflicts] = 2, 3
+        self._since_s[behaviour != self._behaviour] = tick.at_s
+        self._behaviour = behaviour
+        estimate = self._estimate(relative, victim, inflicts)
+        states = self._states(tick, now, rolling, ready)
+        self._learn(tick.values, now, ready)
+        baseline[~ready] = math.nan
+        return Detection(states, baseline, estimate)
+
+    def _estimate(
+        self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        settings = self._settings
+        off = np.abs(relative - 1)
+        self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))
+        others = self._loaded.sum() - self._loaded > 0
+        goes_on = self._estimating & (others | (off[:, 0] > settings.load_change))
+        self._estimating = (victim | goes_on) & ~inflicts
+        return self._estimating.copy()
+
+    def _baseline(self) -> Values:
+        return np.where(self._known > 0, self._sum / np.maximum(self._known, 1), math.nan)
+
+    def _learn(self, values: Values, now: Values, ready: NDArray[np.bool_]) -> None:
+        learning = ~ready & ~np.isnan(now).any(axis=1)
+        known = ~np.isnan(values) & learning[:, None]
+        self._sum += np.where(known, values, 0.0)
+        self._known += known
+        self._ticks += learning
+        self._ring[:, self._cursor] = now
+        self._cursor = (self._cursor + 1) % self._settings.rolling_ticks
+
+    def _match(self, tick: Tick) -> None:
+        old = {key: row for row, key in enumerate(self._keys)}
+        source = np.array([old.get(key, -1) for key in tick.vms], np.int64)
+        self._ticks = taken(self._ticks, source, 0.0)
+        self._sum = taken(self._sum, source, 0.0)
+        self._known = taken(self._known, source, 0.0)
+        self._ring = taken(self._ring, source, math.nan)
+        self._behaviour = taken(self._behaviour, source, 0)
+        self._since_s = taken(self._since_s, source, tick.at_s)
+        self._loaded = taken(self._loaded, source, False)
+        self._estimating = taken(self._estimating, source, False)
+        self._keys = tick.vms
+        for row in np.flatnonzero(source < 0):
+            held = self._restored.pop((tick.vms[row].uuid, tick.vms[row].epoch), None)
+            if held is not None and held[0] == tick.vms[row].vcpus:
+                self._ticks[row] = self._settings.baseline_ticks
+                self._sum[row], self._known[row] = held[1], held[2]
+
+    def _states(
+        self, tick: Tick, now: Values, rolling: Values, ready: NDArray[np.bool_]
+    ) -> tuple[VmState, ...]:
+        settings = self._settings
+        factors = (settings.load_change, settings.gips_change)
+        culprits = tuple(
+            key.uuid
+            for key, code in zip(tick.vms, self._behaviour, strict=True)
+            if _CODES[code] == "inflicting"
+        )
+        states = []
+        for row, key in enumerate(tick.vms):
+            behaviour = _CODES[self._behaviour[row]]
+            active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
+            evidence = _evidence(now[row], rolling[row], factors) if active else ()
+            ticks = int(self._ticks[row])
+            states.append(
+                VmState(
+                    key=key,
+                    behaviour=behaviour,
+                    reason=_reason(behaviour, now[row], rolling[row], settings, ticks),
+                    evidence=evidence,
+                    since_s=float(self._since_s[row]),
+                    culprits=culprits if behaviour is Behaviour.VICTIM else (),
+                    baseline_ticks=ticks,
+                    baseline_ready=bool(ready[row]),
+                )
+            )
+        return tuple(states)
+
+    # --- on disk ---
+
+    def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
+        """Return the baselines that are complete, as JSON has them."""
+        vms = []
+        baseline = self._baseline()
+        for row in np.flatnonzero(self._ticks >= self._settings.baseline_ticks):
+            key = self._keys[row]
+            means = {
+                name: [float(baseline[row, column]), float(self._known[row, column])]
+                for name, column in INDEX.items()
+                if self._known[row, column] > 0
+            }
+            vms.append({"uuid": key.uuid, "epoch": key.epoch, "vcpus": key.vcpus, "means": means})
+        return {"format": _FORMAT, "unix_s": now_unix_s, "vms": vms}
+
+    def restore(self, data: Mapping[str, Any], now_unix_s: float) -> None:
+        """Take back what `dump` gave, unless it is older than a week, for VMs that are met again in the same epoch.
+
+        Raises:
+            ValueError: it is not what `dump` gives. Then nothing of it was taken.
+
+        """
+        if data.get("format") != _FORMAT or not isinstance(data.get("vms"), list):
+            raise ValueError(f"baselines: format {data.get('format')!r}, this detector reads {_FORMAT}")
+        unix_s = data.get("unix_s")
+        if isinstance(unix_s, int | float) and now_unix_s - unix_s > _MAX_AGE_S:
+            return
+        restored = {}
+        for place, row in enumerate(data["vms"]):
+            try:
+                total, known = np.zeros(len(SIGNALS)), np.zeros(len(SIGNALS))
+                for name, (mean, count) in row["means"].items():
+                    if name in INDEX:
+                        total[INDEX[name]], known[INDEX[name]] = mean * count, count
+                restored[str(row["uuid"]), str(row["epoch"])] = (int(row["vcpus"]), total, known)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ValueError(f"baselines: row {place}: {error!r}") from error
+        self._restored = restored
+
+
+_CODES = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
+
+
+def _evidence(now: Values, rolling: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
+    """Return load and GIPS against their rolling means, and the limit on the side to which each has moved."""
+    found = []
+    for name, value, mean, factor in zip(("guest_ratio", "gips"), now, rolling, factors, strict=True):
+        limit = mean * (1 + factor if value >= mean else 1 - factor)
+        found.append(Evidence(name, float(value), float(mean), float(limit)))
+    return tuple(found)
+
+
+def _reason(behaviour: Behaviour, now: Values, rolling: Values, settings: PaperSettings, ticks: int) -> str:
+    if behaviour is Behaviour.UNKNOWN:
+        if np.isnan(now[1]):
+            return "instructions are not counted here: the paper's rules cannot tell"
+        return f"no baseline yet: {ticks} of {settings.baseline_ticks} ticks"
+    load, gips = 100 * (now / rolling - 1)
+    changes = f"load {load:+.0f} %, GIPS {gips:+.0f} % against the last {settings.rolling_ticks} ticks"
+    if behaviour is Behaviour.STEADY:
+        return "load as in the last ticks"
+    if behaviour is Behaviour.VICTIM and abs(load) <= 100 * settings.load_change:
+        return f"{changes}: steady, but another VM inflicts"
+    return changes

@@ -1,0 +1,180 @@
+"""What our detector looks at, made from a tick's signals so that one scale fits all VMs.
+
+Symptoms, of suffering: larger is worse, and 0.05 is about 5 % whatever the signal (pressures as they are, the rest
+logarithms). Acts, of load: logarithms of an amount plus a floor, an amount that cannot hurt anybody: what grows from
+nothing to next to nothing has not grown.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.signals import INDEX, Tick
+
+__all__ = [
+    "ACTS",
+    "CLOCK",
+    "COLUMNS",
+    "KINDS",
+    "SYMPTOMS",
+    "Act",
+    "Symptom",
+    "clock_effect",
+    "columns_of",
+    "in_unit",
+]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One sign of suffering. `kind`: symptoms of one kind have one cause and are weighed together.
+
+    `prior_std`, `floor_std`: of the mean of a short window. `load_std`: how much a doubling of the VM's own load may
+    change it, as long as that is not learnt.
+    """
+
+    name: str
+    signal: str
+    kind: str
+    words: str
+    prior_std: float
+    floor_std: float
+    load_std: float
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing that a VM can do more of. `hurts`: the kinds of symptoms that it can cause in others.
+
+    `least_ratio`: growth over the baseline below this is none, whatever the noise.
+    """
+
+    name: str
+    signal: str
+    words: str
+    floor: float
+    hurts: frozenset[str]
+    least_ratio: float
+
+
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom("log_cpi", "ipc", "core", "IPC", 0.02, 0.003, 0.08),
+    Symptom("log_memory_stalls", "memory_stall_ratio", "core", "memory stalls", 0.02, 0.003, 0.08),
+    Symptom("log_total_stalls", "total_stall_ratio", "core", "stalls", 0.02, 0.003, 0.08),
+    Symptom("log_llc_mpki", "llc_mpki", "core", "LLC misses per 1000 instructions", 0.05, 0.01, 0.2),
+    Symptom("log_waiting", "run_queue_wait_ratio", "waiting", "waiting for a CPU", 0.03, 0.005, 0.1),
+    Symptom("cpu_pressure", "pressure_cpu_some_ratio", "waiting", "CPU pressure", 0.03, 0.01, 0.1),
+    Symptom("io_pressure", "pressure_io_some_ratio", "io", "I/O pressure", 0.03, 0.01, 0.1),
+    Symptom("memory_pressure", "pressure_memory_some_ratio", "io", "memory pressure", 0.02, 0.01, 0.1),
+    Symptom("log_cpu_per_byte", "cpu_usage_cores", "cost", "CPU per network byte", 0.06, 0.02, 0.2),
+)
+
+#: Kinds of symptoms, in a fixed order.
+KINDS: tuple[str, ...] = ("core", "waiting", "io", "cost")
+_CPU = frozenset({"core", "waiting", "cost"})
+_IO = frozenset({"io", "core", "waiting", "cost"})
+ACTS: tuple[Act, ...] = (
+    Act("log_gips", "gips", "instructions", 0.2, _CPU, 1.25),
+    Act("log_cpu", "cpu_usage_cores", "CPU", 0.1, _CPU, 1.5),
+    Act("log_bandwidth", "memory_bandwidth_bytes_per_s", "memory bandwidth", 5e7, _CPU, 1.5),
+    Act("log_disk_bytes", "disk_bytes_per_s", "disk bytes", 2e6, _IO, 1.5),
+    Act("log_disk_ops", "disk_ops_per_s", "disk operations", 50.0, _IO, 1.5),
+    Act("log_storage", "storage_bytes_per_s", "storage bytes", 2e6, _IO, 1.5),
+    Act("log_network", "network_bytes_per_s", "network bytes", 5e6, _CPU, 1.5),
+)
+#: The clock's frequency: neither act nor symptom, but it explains some.
+CLOCK = "log_clock"
+COLUMNS: tuple[str, ...] = (*(s.name for s in SYMPTOMS), *(a.name for a in ACTS), CLOCK)
+
+_MISSES_FLOOR = 0.2
+_IDLE_CORES = 0.02  # a VM that does less waits too seldom for its share of waiting to mean anything
+_QUIET_BYTES_PER_S = 20_000.0  # below, bytes do not tell requests
+_GIPS, _CPU_CORES = INDEX["gips"], INDEX["cpu_usage_cores"]
+_ACT_COLUMNS = [INDEX[act.signal] for act in ACTS]
+_ACT_FLOORS = np.array([act.floor for act in ACTS])
+_RAW = {"cpu_pressure", "io_pressure", "memory_pressure"}
+_MOST_STALLS = 0.98
+_RAW_PLACES = [place for place, symptom in enumerate(SYMPTOMS) if symptom.name in _RAW]
+_RAW_COLUMNS = [INDEX[SYMPTOMS[place].signal] for place in _RAW_PLACES]
+_CLOCKED = 3  # the first symptoms: in cycles
+_PLACE = {name: place for place, name in enumerate(COLUMNS)}
+
+
+def columns_of(tick: Tick) -> Floats:
+    """Make the columns from a tick: shape (VMs, COLUMNS), NaN where a signal is not known."""
+    values = tick.values
+    result = np.full((len(values), len(COLUMNS)), math.nan)
+    vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
+    cores = values[:, _CPU_CORES]
+    result[:, _RAW_PLACES] = values[:, _RAW_COLUMNS]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ipc = values[:, INDEX["ipc"]]
+        result[:, _PLACE["log_cpi"]] = -np.log(np.where(ipc > 0, ipc, math.nan))
+        result[:, _PLACE["log_llc_mpki"]] = np.log(values[:, INDEX["llc_mpki"]] + _MISSES_FLOOR)
+        # With the other cycles unchanged, stalls of share s make every instruction 1 / (1 - s) times as long.
+        for name, signal in (
+            ("log_memory_stalls", "memory_stall_ratio"),
+            ("log_total_stalls", "total_stall_ratio"),
+        ):
+            stalls = np.minimum(values[:, INDEX[signal]], _MOST_STALLS)
+            result[:, _PLACE[name]] = -np.log1p(-stalls)
+        waiting = values[:, INDEX["run_queue_wait_ratio"]] * vcpus
+        result[:, _PLACE["log_waiting"]] = np.log1p(waiting / np.maximum(cores, _IDLE_CORES))
+        # Where instructions are counted IPC says the same, without the noise of the network.
+        network = values[:, INDEX["network_bytes_per_s"]]
+        tells = np.isnan(values[:, _GIPS]) & (network >= _QUIET_BYTES_PER_S) & (cores > 0)
+        result[:, _PLACE["log_cpu_per_byte"]] = np.where(tells, np.log(cores / network), math.nan)
+        start = len(SYMPTOMS)
+        result[:, start : start + len(ACTS)] = np.log(values[:, _ACT_COLUMNS] + _ACT_FLOORS)
+        clock = values[:, INDEX["frequency_ratio"]]
+        result[:, _PLACE[CLOCK]] = np.log(np.where(clock > 0, clock, math.nan))
+    # The pressure of a CPU that is waited for is the run queue's wait again, where that is known.
+    known = ~np.isnan(result[:, _PLACE["log_waiting"]])
+    result[known, _PLACE["cpu_pressure"]] = math.nan
+    return result
+
+
+def clock_effect(clock: Floats, memory_stalls: Floats) -> Floats:
+    """Return what a change of the clock explains of the symptoms: shape (VMs, SYMPTOMS).
+
+    A wait for memory takes the same nanoseconds at any clock, so with the share s of cycles stalled on memory log CPI
+    grows by s * d(log clock), and so does -log(1 - s). Where s is not known, a faster clock may explain as much as its
+    change.
+
+    Args:
+        clock: change of the clock's logarithm against the baseline, NaN where not known.
+        memory_stalls: baseline of the column "log_memory_stalls", NaN where not known.
+
+    """
+    change = np.where(np.isnan(clock), 0.0, clock)
+    known = ~np.isnan(memory_stalls)
+    share = np.where(known, -np.expm1(-np.where(known, memory_stalls, 0.0)), 1.0)
+    result = np.zeros((len(clock), len(SYMPTOMS)))
+    result[:, :_CLOCKED] = (share * np.where(known, change, np.maximum(change, 0.0)))[:, None]
+    return result
+
+
+def in_unit(name: str, value: float, row: int, tick: Tick) -> float:
+    """Return a symptom's column as the value of its signal, at the VM's present use of CPU and network."""
+    if name == "log_cpi":
+        return math.exp(-value)
+    if name in {"log_memory_stalls", "log_total_stalls"}:
+        return -math.expm1(-value)
+    if name == "log_llc_mpki":
+        return max(math.exp(value) - _MISSES_FLOOR, 0.0)
+    if name == "log_waiting":
+        cores = max(_known(tick.values[row, _CPU_CORES]), _IDLE_CORES)
+        return math.expm1(value) * cores / tick.vms[row].vcpus
+    if name == "log_cpu_per_byte":
+        return math.exp(value) * _known(tick.values[row, INDEX["network_bytes_per_s"]])
+    return value
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else float(value)
