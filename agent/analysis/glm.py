@@ -71,7 +71,7 @@ class Glm:
         """
         columns = list(self.columns)
         terms = relative(values[:, columns], baseline[:, columns], self.scales)
-        linear = self.constant + terms @ self.coefficients
+        linear: NDArray[np.float64] = self.constant + terms @ self.coefficients
         if self.link == "log":
-            return np.exp(np.minimum(linear, 700.0))
+            return np.asarray(np.exp(np.minimum(linear, 700.0)), dtype=np.float64)
         return np.divide(1.0, linear, out=np.full(len(linear), math.nan), where=linear > 0)
