@@ -73,5 +73,7 @@ class Glm:
         terms = relative(values[:, columns], baseline[:, columns], self.scales)
         linear: NDArray[np.float64] = self.constant + terms @ self.coefficients
         if self.link == "log":
-            return np.asarray(np.exp(np.minimum(linear, 700.0)), dtype=np.float64)
-        return np.divide(1.0, linear, out=np.full(len(linear), math.nan), where=linear > 0)
+            return np.exp(np.minimum(linear, 700.0))
+        result = np.full(len(linear), math.nan)
+        np.divide(1.0, linear, out=result, where=linear > 0)
+        return result
