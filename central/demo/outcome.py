@@ -12,12 +12,22 @@ __all__ = ["Outcome", "Victim"]
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A VM that is truly hurt, or that the agent held for a victim (`flagged`). None: not known."""
+    """A VM that is truly hurt, or that the agent held for a victim (`flagged`). None: not known.
+
+    Degradation is of the CPI, by the job's statistics. `latency_degradation` with its interval is what the agent's own
+    analysis estimates of the requests' 95th percentile, over the same slots; `cannot_tell` is why it does not.
+    """
 
     vm: str
     true_degradation: float | None
     estimated_degradation: float | None
     flagged: bool
+    behaviour: str = ""
+    latency_degradation: float | None = None
+    latency_low: float | None = None
+    latency_high: float | None = None
+    true_latency_degradation: float | None = None
+    cannot_tell: str = ""
 
 
 @dataclass(frozen=True, slots=True)

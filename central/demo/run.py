@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.show import Show
-from central.demo.watch import AgentWatch, CentralWatch, SlotEstimate, Truth
+from central.demo.watch import LATENCY_TRUTH, AgentWatch, CentralWatch, SlotEstimate, Truth
 from central.pki import issue, make_ca
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -216,6 +217,9 @@ class Demo:
 
     def _victim(self, truth: Truth, vm: str, slots: list[SlotEstimate]) -> Victim:
         """Average the agent's words and the truth over the very same slots."""
+        starts = [slot.start_unix_ns for slot in slots]
+        last = [one for one in self._target.latencies.get(vm, ()) if starts and one.at_unix_ns >= min(starts)]
+        told = [one for one in last if not math.isnan(one.ratio)]
         known = [slot for slot in slots if slot.degradation is not None]
         estimates = [slot.degradation for slot in known if slot.degradation is not None]
         return Victim(
@@ -223,6 +227,14 @@ class Demo:
             true_degradation=truth.degradation(vm, [slot.start_unix_ns for slot in known or slots]),
             estimated_degradation=sum(estimates) / len(estimates) if estimates else None,
             flagged=2 * sum(slot.verdict == "victim" for slot in slots) > len(slots),
+            behaviour=last[-1].behaviour if last else "",
+            latency_degradation=_mean([one.ratio for one in told]),
+            latency_low=_mean([one.low for one in told if not math.isnan(one.low)]),
+            latency_high=_mean([one.high for one in told if not math.isnan(one.high)]),
+            true_latency_degradation=truth.degradation(vm, starts, LATENCY_TRUTH),
+            cannot_tell=next((one.cannot_tell for one in reversed(last) if one.cannot_tell), "")
+            if not told
+            else "",
         )
 
     # --- watching ---
@@ -249,6 +261,10 @@ class Demo:
             is_right = agent is self._target and self._injected_unix_ns > 0
             if agent.triggered and not is_right:
                 self._false_alarms.setdefault(agent.name)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _free_port() -> int:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from central.demo.outcome import Outcome
+from central.demo.outcome import Outcome, Victim
 from central.demo.watch import AgentWatch
 
 __all__ = ["LiveShow", "PlainShow", "Show", "print_outcome"]
@@ -128,16 +128,10 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     for s in outcome.suspects:
         suspects.add_row(s.vm, s.job, f"{s.cpu_usage_cores:.2f}", f"{s.coefficient:+.3f}", f"{s.score:+.3f}")
     console.print(suspects)
-    victims = Table(title=f"Victims: slow-down over the same {outcome.compared_s:.0f} s")
-    victims.add_column("VM")
-    for heading in ("estimated", "true"):
-        victims.add_column(heading, justify="right")
-    victims.add_column("agent's verdict")
-    for v in outcome.victims:
-        estimate = _number(v.estimated_degradation if v.estimated_degradation is not None else math.nan)
-        true = _number(v.true_degradation if v.true_degradation is not None else math.nan)
-        victims.add_row(v.vm, estimate, true, "victim" if v.flagged else "normal")
-    console.print(victims)
+    console.print(_victims(outcome))
+    why = sorted({v.cannot_tell for v in outcome.victims if v.cannot_tell})
+    if why:
+        console.print(f"latency cannot be told: {', '.join(why)}", soft_wrap=True, markup=False)
     console.print(
         f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
         f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
@@ -145,5 +139,30 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     )
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+def _victims(outcome: Outcome) -> Table:
+    victims = Table(title=f"Victims: slow-down over the same {outcome.compared_s:.0f} s")
+    victims.add_column("VM")
+    for heading in ("CPI, estimated", "true", "latency p95, estimated", "true"):
+        victims.add_column(heading, justify="right")
+    victims.add_column("agent's verdict")
+    for v in outcome.victims:
+        victims.add_row(
+            v.vm,
+            _number(v.estimated_degradation),
+            _number(v.true_degradation),
+            _interval(v),
+            _number(v.true_latency_degradation),
+            "victim" if v.flagged or v.behaviour == "victim" else "normal",
+        )
+    return victims
+
+
+def _interval(victim: Victim) -> str:
+    ends = (
+        "" if victim.latency_low is None else f" {_number(victim.latency_low)}-{_number(victim.latency_high)}"
+    )
+    return _number(victim.latency_degradation) + ends
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.2f}"

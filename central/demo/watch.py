@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,12 @@ import grpc
 
 from central.demo.fleet import SLOT_S
 from whitepanda.common.errors import UnavailableError
-from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc, host_pb2, host_pb2_grpc
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc, host_pb2, host_pb2_grpc
 
-__all__ = ["AgentWatch", "CentralWatch", "Ranked", "SlotEstimate", "Truth"]
+__all__ = ["LATENCY_TRUTH", "AgentWatch", "CentralWatch", "Latency", "Ranked", "SlotEstimate", "Truth"]
+
+#: What the simulator calls the true slow-down of a VM's requests, beside that of its CPI.
+LATENCY_TRUTH = "true_latency_degradation"
 
 _DEADLINE_S = 2.0
 _SLOT_NS = round(SLOT_S * 1e9)
@@ -41,6 +45,21 @@ class SlotEstimate:
     verdict: str
 
 
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """What an agent's own analysis said of a VM at a moment: how much longer its requests take, with the interval.
+
+    NaN where it could not tell: `cannot_tell` is why.
+    """
+
+    at_unix_ns: int
+    behaviour: str
+    ratio: float
+    low: float
+    high: float
+    cannot_tell: str
+
+
 @dataclass(slots=True)
 class AgentWatch:
     """One agent, as last seen. Values are its own; NaN and 0 mean that it does not know yet."""
@@ -59,6 +78,7 @@ class AgentWatch:
     jobs: frozenset[str] = frozenset()
     suspects: tuple[Ranked, ...] = ()
     slots: dict[str, dict[int, SlotEstimate]] = field(default_factory=dict)
+    latencies: dict[str, list[Latency]] = field(default_factory=dict)
     _channel: grpc.Channel | None = None
 
     def poll(self, *, explain: bool) -> None:
@@ -103,6 +123,8 @@ class AgentWatch:
 
     def _take_explanation(self, explanation: Any) -> None:
         vm = explanation.vm
+        if vm.HasField("cloud_white"):
+            self._take_latency(vm.name, vm.cloud_white)
         suspects = [
             Ranked(s.name, s.job, s.cpu_usage_cores, s.coefficient, s.score)
             for s in explanation.suspects
@@ -117,6 +139,20 @@ class AgentWatch:
         degradation = None if math.isnan(vm.degradation) else vm.degradation
         estimate = SlotEstimate(last.start_unix_ns, degradation, vm.verdict)
         self.slots.setdefault(vm.name, {})[last.start_unix_ns] = estimate
+
+    def _take_latency(self, vm: str, found: Any) -> None:
+        told = found.degradation
+        behaviour = agent_pb2.Behaviour.Name(found.behaviour).removeprefix("BEHAVIOUR_").lower()
+        self.latencies.setdefault(vm, []).append(
+            Latency(
+                at_unix_ns=time.time_ns(),
+                behaviour=behaviour,
+                ratio=told.ratio,
+                low=told.low,
+                high=told.high,
+                cannot_tell=told.cannot_tell,
+            )
+        )
 
 
 _PASSING = (
@@ -167,18 +203,18 @@ class Truth:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def degradation(self, vm: str, starts_unix_ns: list[int]) -> float | None:
+    def degradation(self, vm: str, starts_unix_ns: list[int], what: str = "true_degradation") -> float | None:
         """True degradation of a VM, averaged over the given slots; None where nothing is recorded of them."""
         total = weight = 0.0
         for line in self._lines():
             entry = line["vms"].get(vm)
-            if entry is None:
+            if entry is None or entry.get(what) is None:
                 continue
             first, last = line["since_unix_ns"], line["unix_ns"]
             for start in starts_unix_ns:
                 shared = min(last, start + _SLOT_NS) - max(first, start)
                 if shared > 0:
-                    total += shared * entry["true_degradation"]
+                    total += shared * entry[what]
                     weight += shared
         return total / weight if weight else None
 

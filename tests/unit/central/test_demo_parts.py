@@ -25,7 +25,7 @@ from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.run import Demo
 from central.demo.show import LiveShow, PlainShow, print_outcome
-from central.demo.watch import AgentWatch, Ranked, SlotEstimate, Truth
+from central.demo.watch import LATENCY_TRUTH, AgentWatch, Ranked, SlotEstimate, Truth
 from collector.simulated.scenario import parse
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
@@ -188,6 +188,21 @@ def test_truth_is_averaged_over_the_very_slots(tmp_path: Path) -> None:
     assert truth.degradation("web", [9 * S]) == pytest.approx(1.1)
     assert truth.degradation("web", [20 * S]) is None
     assert truth.degradation("db", [10 * S]) is None
+    assert truth.degradation("web", [10 * S], LATENCY_TRUTH) is None  # a simulator that does not know it
+
+
+def test_the_agents_estimate_of_latency_is_kept_with_its_interval_or_its_reason(tmp_path: Path) -> None:
+    watch = AgentWatch("h", tmp_path / "s")
+    found = host_pb2.CloudWhite(
+        behaviour=agent_pb2.BEHAVIOUR_VICTIM,
+        degradation=agent_pb2.Degradation(ratio=1.4, low=1.3, high=1.6),
+    )
+    watch._take_latency("web", found)
+    found.degradation.CopyFrom(agent_pb2.Degradation(ratio=math.nan, cannot_tell="no_model"))
+    watch._take_latency("web", found)
+    first, second = watch.latencies["web"]
+    assert (first.behaviour, first.ratio, first.low, first.high) == ("victim", 1.4, 1.3, 1.6)
+    assert (math.isnan(second.ratio), second.cannot_tell) == (True, "no_model")
 
 
 def explanation(start_s: int, cpi: float, newest_cpi: float, degradation: float) -> host_pb2.VmExplanation:
@@ -333,7 +348,10 @@ def outcome(first: str | None = "scan") -> Outcome:
         injected_antagonist="scan",
         first_suspect=first,
         host="host-2",
-        victims=(Victim("web-1", 1.5, 1.46, flagged=True), Victim("web-2", None, None, flagged=False)),
+        victims=(
+            Victim("web-1", 1.5, 1.46, True, "victim", 1.42, 1.3, 1.58, 1.44),
+            Victim("web-2", None, None, flagged=False, cannot_tell="no_model"),
+        ),
         suspects=(Ranked("scan-1", "scan", 5.5, 0.7, 3.85),),
         hosts=("host-1", "host-2"),
         windows_acknowledged=321,
@@ -355,6 +373,12 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
         "true_degradation": None,
         "estimated_degradation": None,
         "flagged": False,
+        "behaviour": "",
+        "latency_degradation": None,
+        "latency_low": None,
+        "latency_high": None,
+        "true_latency_degradation": None,
+        "cannot_tell": "no_model",
     }
     assert (told["injected_antagonist"], told["first_suspect"], told["seconds"]) == ("scan", "scan", 24.0)
     for wrong in ("train", None):
@@ -371,7 +395,8 @@ def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> No
     screen = io.StringIO()
     print_outcome(Console(file=screen, width=120), outcome(first))
     text = screen.getvalue()
-    for expected in (words, "scan-1", "+3.850", "web-1", "1.46", "1.50", "321 live CPI windows"):
+    latency = ("1.42 1.30-1.58", "1.44", "latency cannot be told: no_model")
+    for expected in (words, "scan-1", "+3.850", "web-1", "1.46", "1.50", "321 live CPI windows", *latency):
         assert expected in text
 
 
