@@ -186,7 +186,7 @@ def contend(
     return _rates(machine, p, load, core_noise, ghz, shares)
 
 
-def _round(  # noqa: PLR0913 - the invariants of the loop, and its state
+def _round(
     machine: Machine,
     p: Parameters,
     load: Array,

@@ -75,6 +75,7 @@ class Noise:
     counter_std: float  # of a hardware count in a second, independent (counts are attributed with some slack)
     bandwidth_std: float  # of the memory bandwidth that resctrl tells
     occupancy_std: float  # of the cache occupancy that it tells
+    wait_std: float  # of the time that vCPUs wait for CPUs
 
 
 # Section 3.1: 24 logical CPUs in a socket (two threads on each of 12 cores), 16.5 MB of 11-way LLC, 107.3 GB/s;
@@ -106,6 +107,7 @@ NOISE = Noise(
     counter_std=0.003,
     bandwidth_std=0.02,
     occupancy_std=0.03,
+    wait_std=0.2,
 )
 
 # Behaviours: section 6 for img-dnn (memory) and specjbb (CPU); for the others the shape of figure 9 as the text tells
