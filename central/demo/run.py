@@ -23,7 +23,7 @@ __all__ = ["Demo"]
 
 _POLL_S = 0.4
 _DEADLINE_S = 100.0  # for all of it; on two busy cores it takes about 30
-_CALM_S = 6.0  # watched with coefficients before the antagonist comes
+_CALM_S = 14.0  # watched with coefficients before the antagonist comes; baselines take 15 s to learn
 _MIN_SLOTS = 5  # compared with the truth after the injection
 _LATE_COEFFICIENT_S = 10.0  # how long after the trigger a suspect's coefficient may still be on its way
 _HURT = 1.1  # a VM whose true degradation is from here on is hurt

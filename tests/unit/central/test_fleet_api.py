@@ -19,13 +19,14 @@ from central.builds import Builder, LeftOut
 from central.cli import antagonists
 from central.config import BuildSection
 from central.journal import HostRecord, Journal
+from central.journal_tables import EventRow, Submission
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
 from central.streams import HostStream, StreamRegistry
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
-from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,7 @@ METHODS = {
     "ListHosts": fleet_pb2.ListHostsRequest,
     "ListJobStatistics": fleet_pb2.ListJobStatisticsRequest,
     "ListCoefficients": fleet_pb2.ListCoefficientsRequest,
+    "ListEvents": fleet_pb2.ListEventsRequest,
 }
 
 
@@ -353,3 +355,33 @@ async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypa
         assert await asyncio.to_thread(run) == code
         shown = capsys.readouterr()
         assert says in shown.out + shown.err
+
+
+async def test_events_come_page_by_page_the_last_first(served):
+    rows = tuple(
+        EventRow(
+            "h1", 9, number, f"v{number}", "n", agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY,
+            agent_pb2.VmEvent(vm=f"v{number}", reason="why").SerializeToString(),
+        )
+        for number in range(1, 6)
+    )  # fmt: skip
+    done = asyncio.get_running_loop().create_future()
+    served.journal.submit(Submission("h1", "P", "s", 1, 9, b"", 0, 0, {}, None, done.set_result, "", rows))
+    await done
+    seen, token = [], ""
+    while True:
+        request = fleet_pb2.ListEventsRequest(page_size=2, page_token=token, host="h1")
+        answer = await served.ask("ListEvents", request)
+        seen.append([one.event.vm for one in answer.events])
+        token = answer.next_page_token
+        if not token:
+            break
+    assert seen == [["v5", "v4"], ["v3", "v2"], ["v1"]]
+    (one,) = (await served.ask("ListEvents", fleet_pb2.ListEventsRequest(vm="v3"))).events
+    assert (one.host, one.received_unix_ns, one.event.reason) == ("h1", 9, "why")
+    request = fleet_pb2.ListEventsRequest(page_token=answer.next_page_token or "x", host="other")
+    code, details = await served.refusal("ListEvents", request)
+    assert code == "INVALID_ARGUMENT"
+    assert "begin again without it" in details
+    status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
+    assert status.accepted_events == 5
