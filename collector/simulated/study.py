@@ -237,11 +237,9 @@ def host_metrics(machine: Machine, counted: Counted) -> dict[str, Array]:
     }
 
 
-def _runs(vm: StudyVm) -> list[tuple[str, None]]:
+def _runs(vm: StudyVm) -> list[str]:
     """Name what a VM ever runs, each once, its baseline's first."""
-    return list(
-        dict.fromkeys((name, None) for name in (vm.profile, *(profile for _, profile in vm.switches)))
-    )
+    return list(dict.fromkeys([vm.profile, *(profile for _, profile in vm.switches)]))
 
 
 def _guest(vm: StudyVm) -> Guest:
