@@ -143,6 +143,7 @@ class _Growth(NamedTuple):
     share: Floats
     usual: Floats
     enough: Floats
+    growing: Bools
 
 
 class Detector:
@@ -236,6 +237,7 @@ class Detector:
             amount=grow.share,
             usual=grow.usual,
             enough=grow.enough,
+            growing=grow.growing,
             load=growth[:, _GIPS],
             shift=shift,
             window=window[:, _SYMPTOMS],
@@ -278,7 +280,10 @@ class Detector:
             self._since_change += 1
         rows.grown = grown
         share = np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
-        return _Growth(growth, share, usual, np.where(rows.grown, settings.hysteresis, 1.0) * least)
+        enough = np.where(rows.grown, settings.hysteresis, 1.0) * least
+        # On the way up nothing is learnt: a ramp would be taken for noise, and pass below a threshold that it raises.
+        growing = (latest > settings.hysteresis * least).any(axis=1)
+        return _Growth(growth, share, usual, enough, growing)
 
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""
@@ -346,7 +351,7 @@ class Detector:
         anyone = bool((rows.inflicts & judged.hurting).any())
         odd = judged.odd
         # Somebody does more and nobody suffers: it may yet turn out that somebody does.
-        suspicious = (grown.any() | odd) & judged.ready | grown
+        suspicious = (grown.any() | odd | judged.growing) & judged.ready | grown
         rows.suspect_s = np.where(suspicious, rows.suspect_s + elapsed_s, 0.0)
         held = suffering | rows.inflicts & (judged.hurting | anyone) | (anyone & judged.ready)
         quiet = ~held & (~suspicious | (rows.suspect_s > settings.suspicion_s))

@@ -27,8 +27,8 @@ _LOAD_CHANGE = 0.2
 class Judged:
     """A tick compared with the baselines; one row per VM, in columns what the name after the comma says.
 
-    `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown. `amount`: share of the growth
-    of the VM that grew most.
+    `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown; `growing`: some act is on the
+    way there. `amount`: share of the growth of the VM that grew most.
     `load`, `shift`: change of the own load's logarithm, NaN where it cannot be told from suffering; what it adds.
     `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
@@ -43,6 +43,7 @@ class Judged:
     amount: Floats
     usual: Floats
     enough: Floats
+    growing: Bools
     load: Floats
     shift: Floats
     window: Floats
