@@ -112,9 +112,10 @@ class Intervals:
             ValueError: something is missing or wrong; says what.
 
         """
+        kind = data.get("kind")
+        if kind != "conformal":
+            raise ValueError(f"intervals: of unknown kind {kind}")
         try:
-            if data["kind"] != "conformal":
-                raise ValueError(f"of unknown kind {data['kind']}")
             result = cls(
                 nominal=float(data["nominal"]),
                 quantile=float(data["quantile"]),

@@ -200,7 +200,8 @@ class Trees:
             arrived[places[done]] = at[done]
             on = ~done
             at, offset, places = at[on], offset[on], places[on]
-        return self.base + self.factor * self.leaves[arrived].reshape(rows, trees).sum(axis=1)
+        sums = self.leaves[arrived].reshape(rows, trees).sum(axis=1)
+        return np.asarray(self.base + self.factor * sums)
 
 
 def degradation_of(sums: Floats, link: str) -> Floats:
@@ -209,7 +210,7 @@ def degradation_of(sums: Floats, link: str) -> Floats:
         return sums
     if link == "log":
         return np.exp(np.minimum(sums, _LARGEST_EXPONENT))
-    inverse = np.divide(1.0, sums, out=np.full(len(sums), math.nan), where=sums > 0)
+    inverse: Floats = np.divide(1.0, sums, out=np.full(len(sums), math.nan), where=sums > 0)
     return inverse if link == "inverse" else inverse * inverse
 
 

@@ -49,7 +49,7 @@ _BOOSTING = {
 }
 METHODS = ("extra-trees", "boosting", "boosting-monotone")
 
-#: Where more of a feature cannot make a VM faster (1) or slower (-1). Occupancy is not here: a full cache need not hurt.
+#: Where more of a feature cannot make a VM faster (1) or slower (-1). Not occupancy: a full cache need not hurt.
 _DIRECTIONS: Mapping[str, int] = {
     "run_queue_wait_ratio": 1,
     "pressure_cpu_some_ratio": 1,
