@@ -18,6 +18,14 @@ from agent.config import AnalysisSection  # noqa: E402 - after the path is set
 from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.local_api import LocalApi  # noqa: E402 - after the path is set
 from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402 - after the path is set
+from agent.verdicts import (  # noqa: E402 - after the path is set
+    Degradation,
+    Reasoning,
+    Shown,
+    SignalView,
+    Verdict,
+    VmEvent,
+)
 from agent.windows import CpiWindow  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
@@ -140,6 +148,49 @@ def analysis(folder, *, coefficients=True, slot_s=10):
     return found
 
 
+class _Told:
+    """As much of `agent.cloud_white.CloudWhite` as the local API asks for."""
+
+    def __init__(self, verdicts, estimate):
+        self._verdicts, self._estimate = verdicts, estimate
+
+    def verdict(self, uuid):
+        return self._verdicts.get(uuid, Verdict("unknown", "its baseline is not ready: 3 of 30 ticks", 0))
+
+    def since_ns(self, verdict):
+        return 95 * S if verdict.since_ns else 0
+
+    def explain(self, uuid):
+        verdict = self.verdict(uuid)
+        signals = (SignalView("gips", 3.412, 4.1), SignalView("ipc", 0.61, 1.02))
+        event = VmEvent(
+            uuid, "e1", "web", "web", True, NOW, "victim", "steady", 600 * S, "why", (), self._estimate
+        )
+        events = (event,) if verdict.behaviour == "victim" else ()
+        verdict = replace(verdict, degradation=verdict.degradation or self._estimate)
+        return Reasoning("noise_scaled", verdict, signals, events)
+
+
+def suffering(*, model=True):
+    """One VM suffers from another."""
+    estimate = Degradation(1.42, 1.3, 1.58, "", "default: gamma-log")
+    if not model:
+        estimate = Degradation(cannot_tell="no_model")
+    evidence = (Shown("ipc", 0.61, 1.02, 0.95),)
+    culprits = ("uuid-batch-0001", "uuid-new-1")
+    return _Told(
+        {
+            "uuid-instance-0000a1f3": Verdict(
+                "victim", "ipc 0.61 is below 0.95", 5, evidence, culprits, 812, True, estimate
+            ),
+            "uuid-batch-0001": Verdict("inflicting", "memory traffic is 3.1 times its baseline", 5),
+            "uuid-instance-0000a1f4": Verdict("steady", "as at its baseline", 5, (), (), 812, True),
+            "uuid-paused-1": Verdict("steady", "as at its baseline", 5, (), (), 812, True),
+        },
+        estimate,
+    )
+
+
 def without_pmu():
     sources = (SourceView("perf", "unavailable", NO_PMU_DETAIL),)
     lacking = metrics(guest=0.5, gips=0, cpi=0, wait=0.01, disk=1e6, net=1e3, perf=Reason.NO_PMU)
@@ -193,6 +244,8 @@ def states(folder):
         "no_uplink": State(replace(HOST, uplink=UplinkView()), (), None),
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
+        "suffering": State(HOST, FULL, analysis(f"{folder}/suffering", coefficients=False), suffering()),
+        "no_model": State(HOST, FULL, None, suffering(model=False)),
     }
 
 

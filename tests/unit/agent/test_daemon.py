@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,16 @@ import msgspec
 import pytest
 import structlog
 
-from agent.config import AgentConfig, AgentSection, JobRule, SimulatedSection, Sources, UplinkSection
+from agent.cloud_white import CloudWhite
+from agent.config import (
+    AgentConfig,
+    AgentSection,
+    CloudWhiteSection,
+    JobRule,
+    SimulatedSection,
+    Sources,
+    UplinkSection,
+)
 from agent.daemon import Daemon, make_plans
 from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
@@ -22,7 +32,9 @@ from agent.slots import SourcePlan
 from agent.uplink import Uplink
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
+from tests.unit.agent.cloud_white_fakes import SUFFERS, ToldDetector
 from whitepanda.common.errors import ConfigError, UnavailableError
+from whitepanda.v1 import agent_pb2
 
 ROOT = Path(__file__).parents[3]
 WORKS = Probe(available=True, detail="")
@@ -373,3 +385,73 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(tmp_path):
     assert done.returncode == 2
     assert "unknown key 'agent.tick' (value 1)" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+class _Suffers(ToldDetector):
+    def __init__(self, *_):
+        super().__init__()
+        self.says["u1"] = SUFFERS
+        self.learnt = {"vms": []}
+
+
+async def test_verdicts_become_events_in_the_next_batch_and_baselines_are_kept(config, monkeypatch):
+    made = []
+
+    def make(_name):
+        made.append(_Suffers())
+        return made[-1]
+
+    monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (make,))
+    config = msgspec.structs.replace(config, uplink=UplinkSection(address="127.0.0.1:9"))
+    async with Running(config) as daemon:
+        await until(lambda: daemon.state.pipeline.windows.closed >= 2)
+        assert daemon.state.cloud_white.verdict("u1").behaviour == "victim"
+        assert daemon.state.snapshot().vms[0].suffering.behaviour == "victim"
+        assert daemon.state.counters.analysis_ns > 0
+        assert not daemon.state.cloud_white.has_events
+        await until(lambda: daemon.state.uplink().spooled_batches > 0)
+    state = Path(config.agent.state_dir)
+    with sqlite3.connect(state / "spool.db") as spool:
+        batches = [
+            agent_pb2.CpiBatch.FromString(row[0])
+            for row in spool.execute("SELECT payload FROM batches ORDER BY id")
+        ]
+    spool.close()
+    events = [event for batch in batches for event in batch.events]
+    assert [(e.vm, e.behaviour, e.reason) for e in events] == [("u1", agent_pb2.BEHAVIOUR_VICTIM, SUFFERS[1])]
+    assert len(batches[0].events) == 1  # with the first windows
+    assert json.loads((state / "baselines.json").read_text())["state"] == {"vms": []}
+    async with Running(config):
+        pass
+    assert made[-1].learnt["vms"] == []
+    assert "now_unix_s" in made[-1].learnt  # restored
+
+
+async def test_a_detector_that_fails_is_counted_told_once_and_stops_no_tick(config, monkeypatch):
+    class Fails(ToldDetector):
+        def step(self, tick):
+            raise ZeroDivisionError("x")
+
+    monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (Fails,))
+    with structlog.testing.capture_logs() as logs:
+        async with Running(config) as daemon:
+            await until(lambda: daemon.state.counters.sink_errors >= 5)
+            assert daemon.state.pipeline.windows.closed >= 0
+            assert daemon.state.cloud_white.verdict("u1").behaviour == "unknown"
+    told = [line for line in logs if line["event"].startswith("Cloud White failed")]
+    assert len(told) == 1
+
+
+async def test_damaged_baselines_are_set_aside_and_off_is_off(config, monkeypatch):
+    monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (_Suffers,))
+    state = Path(config.agent.state_dir)
+    state.mkdir()  # noqa: ASYNC240 - a folder of a test
+    broken = {"format": 1, "detector": "noise_scaled", "saved_unix_ns": 1, "state": {"broken": 1}}
+    (state / "baselines.json").write_text(json.dumps(broken))
+    async with Running(config) as daemon:
+        assert daemon.state.cloud_white is not None or await until(lambda: daemon.state.cloud_white) is None
+    assert json.loads((state / "baselines.json.damaged").read_text()) == broken
+    off = msgspec.structs.replace(config, cloud_white=CloudWhiteSection(detector="off"))
+    async with Running(off) as daemon:
+        await until(lambda: daemon.state.pipeline.windows.closed >= 1)
+        assert daemon.state.cloud_white is None

@@ -488,3 +488,58 @@ def test_status_tells_threads_and_open_files_where_the_agent_does():
     answer.host_metrics.add(name="agent_open_fds", value=1234)
     answer.host_metrics.add(name="agent_threads", value=14)
     assert agent_status._size(answer) == "60 MiB, 14 threads, 1,234 open files"
+
+
+VMS_SUFFERING = """\
+NAME     JOB      vCPU GUEST%  CPI RUNQ%  BEHAVIOUR          SLOW-DOWN BY
+inst…1f3 web         4   78.5 3.10  5.20     victim 1.42x [1.30, 1.58] batc…1 +1
+batc…001 scan        4   99.0 2.00     0 inflicting                  - -
+inst…1f4 web         4   50.0 1.30  0.10     steady                  - -
+new-1    bran…new    4   10.0    -     -          -                  - -
+paused-1 web         4      0    -     0     paused                  - -
+contention on this host now; `whitepanda explain VM` shows the evidence
+behaviour not known of 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
+no room for NET, DISK, GIPS: widen the terminal
+"""
+
+
+def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
+    code, out, err = run("vms", "--socket", str(agents / "suffering.sock"))
+    assert (code, err) == (0, "")
+    assert "".join(f"{line.rstrip()}\n" for line in out.splitlines()) == VMS_SUFFERING
+    _, out, _ = run("vms", "--socket", str(agents / "no_model.sock"))
+    assert "SLOW-DOWN" not in out
+    assert "no slow-down of 1 of 1 victim: no_model: no model of degradation; make one with" in out
+
+
+def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agents):
+    _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
+    assert "\n".join(out.splitlines()[5:12]) == (
+        "victim for 95 s: ipc 0.61 is below 0.95\n"
+        "inflicted by batch-0001, new-1\n"
+        "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
+        "baseline of 812 ticks (ready), detector noise_scaled\n"
+        "SIGNAL   NOW BASELINE THRESHOLD\n"
+        "ipc     0.61     1.02      0.95\n"
+        "gips   3.412      4.1         -"
+    )
+    assert "web: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
+    _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
+    assert "latency against undisturbed -: no_model: no model of degradation" in out
+
+
+def test_who_suffers_for_programs(run, agents):
+    _, out, _ = run("explain", "instance-0000a1f3", "--json", "--socket", str(agents / "suffering.sock"))
+    answer = json.loads(out)
+    assert answer["cloud_white"]["degradation"] == {
+        "ratio": 1.42, "low": 1.3, "high": 1.58, "cannot_tell": None, "model": "default: gamma-log",
+    }  # fmt: skip
+    assert (answer["cloud_white"]["behaviour"], answer["cloud_white"]["since_s"]) == ("victim", 95.0)
+    assert answer["cloud_white"]["culprits"] == ["batch-0001", "new-1"]
+    assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "baseline": 1.02, "threshold": 0.95}]
+    assert answer["signals"]["gips"] == {"value": 3.412, "baseline": 4.1}
+    assert [(e["before"], e["behaviour"], e["lasted_s"]) for e in answer["events"]] == [
+        ("steady", "victim", 600.0)
+    ]
+    _, out, _ = run("vms", "--json", "--socket", str(agents / "full.sock"))
+    assert {vm["cloud_white"] for vm in json.loads(out)["vms"]} == {None}  # it is off there
