@@ -164,7 +164,7 @@ class CloudWhite:
         rows = {key.uuid: row for row, key in enumerate(keys)}
         self._last = last = _Last(mono_ns, unix_ns, rows, values, detection)
         failures: list[Exception] = []
-        wanted = np.flatnonzero(detection.estimate).tolist()
+        wanted = _wanted(detection)
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
@@ -301,6 +301,13 @@ class CloudWhite:
         detector = self._make(self._section.detector)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
+
+
+def _wanted(detection: Detection) -> list[int]:
+    """Return the rows of the VMs whose degradation is worth an estimate at each tick: victims, unless told otherwise."""
+    if detection.estimate is None:
+        return [row for row, state in enumerate(detection.states) if state.behaviour == "victim"]
+    return [int(row) for row in np.flatnonzero(detection.estimate)]
 
 
 def _word(state: VmState) -> Behaviour:
