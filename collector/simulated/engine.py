@@ -89,6 +89,7 @@ class Expected(NamedTuple):
 
     p95_s: Array  # NaN without requests
     degradation: Array  # of p95_s, of CPI without requests: over the same with all others at their baselines
+    cpi_degradation: Array  # of CPI, of all VMs
 
 
 class Block(NamedTuple):
@@ -189,9 +190,10 @@ class Engine:
             p95_s[:, vm] = self._tail(now, index, vm)
             quiet_p95_s[:, vm] = self._tail(alone, index, vm)
             quiet_cpi[:, vm] = alone.cpi[:, vm]
-        degradation = np.where(self.serves, p95_s / quiet_p95_s, now.cpi / quiet_cpi)
         # Who does nothing suffers from nothing.
-        return Expected(p95_s, np.where(moments.load > 0, degradation, 1.0))
+        there = moments.load > 0
+        cpi = np.where(there, now.cpi / quiet_cpi, 1.0)
+        return Expected(p95_s, np.where(self.serves & there, p95_s / quiet_p95_s, cpi), cpi)
 
     def roles(self, tracker: RoleTracker, moments: Moments, expected: Expected) -> list[list[Role]]:
         """Tell the roles of moments, in order, by `tracker`, which remembers those before."""

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from collector.simulated.model import Host
+from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario
 
 __all__ = ["History", "HistoryTask", "simulate_days"]
@@ -132,5 +132,14 @@ def _window(host: Host, history: History, grid: _Grid, at_s: float, unix_s: floa
         history.instructions.append(int(work[index] / steps * window_ns * ghz))
         history.running_ratio.append(spec.multiplexing_ratio)
         history.run_queue_wait_ratio.append(wait[index] / steps / spec.vcpus)
-        history.disk_bytes_per_s.append(cores * spec.disk_mib_per_s_per_core * _MIB)
-        history.network_bytes_per_s.append(cores * spec.network_mib_per_s_per_core * _MIB)
+        disk, network = _traffic(vm, cores)
+        history.disk_bytes_per_s.append(disk)
+        history.network_bytes_per_s.append(network)
+
+
+def _traffic(vm: Vm, cores: float) -> tuple[float, float]:
+    """Return bytes per second of disk and network."""
+    if vm.step is not None:
+        return vm.step.disk_bytes_per_s, vm.step.network_bytes_per_s
+    spec = vm.spec
+    return cores * spec.disk_mib_per_s_per_core * _MIB, cores * spec.network_mib_per_s_per_core * _MIB

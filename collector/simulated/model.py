@@ -12,6 +12,8 @@ It is simple and has a physical reading; it is nobody's measured machine. Per VM
 - CPI_i = cpi_i * noise_i * (1 + sensitivity_i * p_i): the bracket is the true degradation, 1 for a VM alone;
 - CPUs: where the demand for cores exceeds the host's, everyone gets the same fraction of its demand and waits
   in run queues for the rest; that slow-down is told apart from the CPI's.
+
+Where the VMs have profiles it is the study's model instead: `collector.simulated.contention`.
 """
 
 from __future__ import annotations
@@ -20,8 +22,12 @@ import math
 import random
 from bisect import bisect_right
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from collector.simulated.scenario import Antagonist, Profile, Scenario, VmSpec, vm_uuid
+
+if TYPE_CHECKING:
+    from collector.simulated.profiled import ProfiledHost, VmStep, VmTruth
 
 __all__ = ["Host", "Vm", "cores_at"]
 
@@ -48,6 +54,24 @@ def cores_at(profile: Profile, at_s: float, unix_s: float) -> float:
     return cores
 
 
+def _wanted(vm: Vm, at_s: float, unix_s: float, *, active: bool) -> tuple[float, float, str]:
+    """Return the load of a VM with a profile, that at its baseline, and the profile that it runs now."""
+    spec, antagonist = vm.spec, vm.antagonist
+    profile = spec.profile
+    for switch_s, name in spec.switches:
+        if at_s >= switch_s:
+            profile = name
+    if antagonist is not None:
+        idle = antagonist.idle_cores / spec.vcpus
+        if not active:
+            return idle, idle, profile
+        return antagonist.cores / spec.vcpus, idle, antagonist.profile or profile
+    ratio = spec.load_ratio
+    calm = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour)
+    now = Profile(ratio.ratio, ratio.diurnal, ratio.peak_hour, ratio.shape, ratio.points, ratio.repeat_s)
+    return cores_at(now, at_s, unix_s), cores_at(calm, at_s, unix_s), profile
+
+
 def _queueing(utilisation: float) -> float:
     """Growth of memory latency over the unloaded one: r^2 / (2 (1 - r))."""
     r = min(utilisation, _MAX_UTILISATION)
@@ -70,6 +94,8 @@ class Vm:
         "demand_cores",
         "llc_mib",
         "spec",
+        "step",
+        "truth",
         "usage_cores",
         "uuid",
     )
@@ -90,6 +116,8 @@ class Vm:
         self.cpi = spec.cpi
         self.cpu_slowdown = 1.0  # demand / usage
         self.llc_mib = 0.0  # what it holds of the last-level cache
+        self.step: VmStep | None = None  # only of a VM with a profile
+        self.truth: VmTruth | None = None  # likewise, where it is asked for
 
     def draw(self, decay: float, innovation: float, load_std: float) -> float:
         """Advance both noises (x' = decay x + innovation e, variance 1); return the load's factor."""
@@ -116,8 +144,14 @@ class Vm:
 class Host:
     """All VMs of a scenario and what they do to each other. Deterministic by seed and sequence of steps."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, truth: bool = False) -> None:
         self.scenario = scenario
+        self.profiled: ProfiledHost | None = None
+        if scenario.profiled:
+            # numpy is only loaded where it is needed.
+            from collector.simulated.profiled import ProfiledHost  # noqa: PLC0415
+
+            self.profiled = ProfiledHost(scenario, truth=truth)
         by_name = {antagonist.vm: antagonist for antagonist in scenario.antagonists}
         self.vms = tuple(
             Vm(spec, vm_uuid(scenario, spec.name), scenario.seed, by_name.get(spec.name))
@@ -138,6 +172,9 @@ class Host:
         """
         self._activate(at_s)
         self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
+        if self.profiled is not None:
+            self._step_profiled(self.profiled, at_s, unix_s, elapsed_s)
+            return
         decay, innovation = self._ar1(elapsed_s)
         load_std = self.scenario.noise.load_std
         active = self.active_antagonists
@@ -152,6 +189,30 @@ class Host:
             vm.demand_cores = min(cores * factor, vm.spec.vcpus)
             demand += vm.demand_cores
         self._contend(demand)
+
+    def _step_profiled(self, host: ProfiledHost, at_s: float, unix_s: float, elapsed_s: float) -> None:
+        """Let the study's engine say what the VMs do; see `collector.simulated.contention`."""
+        running = set(self.running)
+        loads, baselines, runs = [], [], []
+        for vm in self.vms:
+            load, baseline, profile = _wanted(
+                vm, at_s, unix_s, active=vm.spec.name in self.active_antagonists
+            )
+            there = vm in running
+            loads.append(load if there else 0.0)
+            baselines.append(baseline if there else 0.0)
+            runs.append(profile)
+        steps = host.step(elapsed_s, loads, baselines, runs)
+        for index, (vm, step) in enumerate(zip(self.vms, steps, strict=True)):
+            vm.step = step
+            vm.truth = host.truths[index] if host.truths else None
+            vm.usage_cores = step.usage_cores
+            vm.demand_cores = step.usage_cores + step.wait_cores
+            vm.cpu_slowdown = step.stretch
+            vm.cpi = step.cpi
+            vm.cpi_multiplier = vm.truth.cpi_degradation if vm.truth is not None else 1.0
+            vm.cpi_uncontended = vm.cpi / vm.cpi_multiplier
+            vm.llc_mib = step.llc_mib
 
     def _activate(self, at_s: float) -> None:
         active = []

@@ -9,10 +9,22 @@ from typing import Literal
 
 import msgspec
 
+from collector.simulated.profiles import PROFILES
 from whitepanda.common.config import convert, load_toml
 from whitepanda.common.errors import ConfigError
 
-__all__ = ["Antagonist", "HostSpec", "NoiseSpec", "Profile", "Scenario", "VmSpec", "load", "parse", "vm_uuid"]
+__all__ = [
+    "Antagonist",
+    "HostSpec",
+    "LoadRatio",
+    "NoiseSpec",
+    "Profile",
+    "Scenario",
+    "VmSpec",
+    "load",
+    "parse",
+    "vm_uuid",
+]
 
 #: UUIDs of simulated VMs are made in this name space, so that the same scenario always has the same ones.
 _NAMESPACE = uuid.UUID("6f0a6f2c-6a4c-5d6e-9a2b-77686974651a")
@@ -29,6 +41,10 @@ class HostSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     llc_mib: float = 36.0  # last-level cache, shared by all VMs
     memory_gib_per_s: float = 100.0  # bandwidth of the memory, shared by all VMs
     step_s: float = 1.0  # the model's rates are constant over a step
+    # Only where the VMs have profiles:
+    vm_cpus: int = 0  # how many of the CPUs VMs run on; 0 = all
+    system_cores: float = 0.25  # what the host itself uses of the CPUs
+    disk_mb_per_s: float = 200.0  # what the disk that all share can do, MB = 1e6 bytes
 
 
 class NoiseSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +63,17 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: Literal["step", "ramp"] = "step"
     points: tuple[tuple[float, float], ...] = ()
     repeat_s: float = 0.0  # the points start again after this time; 0 = never
+
+
+class LoadRatio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Load of a VM with a profile, over time: how busy its vCPUs would be undisturbed. Else as `Profile`."""
+
+    ratio: float = 0.2  # its baseline
+    diurnal: float = 0.0
+    peak_hour: float = 15.0
+    shape: Literal["step", "ramp"] = "step"
+    points: tuple[tuple[float, float], ...] = ()  # [at_s, ratio]; before the first one the baseline holds
+    repeat_s: float = 0.0
 
 
 class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +97,11 @@ class VmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_gap_s: float = 2.0  # how long it is away then
     pmu: bool = True  # False: its hardware counters are absent with the reason no_pmu
     multiplexing_ratio: float = 1.0  # time_running / time_enabled of its counters
+    # With a profile (docs/simulated.md has their names) contention is the study's, and cpi, sensitivity, load and what
+    # it uses per core do not count. All VMs of a host have one, or none has.
+    profile: str = ""
+    load_ratio: LoadRatio = LoadRatio()
+    switches: tuple[tuple[float, str], ...] = ()  # [at_s, profile]: what it runs from there on
 
 
 class Antagonist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +119,7 @@ class Antagonist(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_file: str = ""
     idle_cores: float = 0.05
     boots: bool = False
+    profile: str = ""  # what a VM with a profile runs while it is active; "" = the same as else
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,6 +131,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise: NoiseSpec = NoiseSpec()
     vms: tuple[VmSpec, ...] = ()
     antagonists: tuple[Antagonist, ...] = ()
+
+    @property
+    def profiled(self) -> bool:
+        """Whether its VMs have profiles."""
+        return any(vm.profile for vm in self.vms)
 
 
 def vm_uuid(scenario: Scenario, name: str) -> str:
@@ -142,6 +180,9 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     yield from _between("host.step_s", host.step_s, 0.01, 60)
     yield from _between("noise.load_std", noise.load_std, 0, 2)
     yield from _between("noise.correlation_s", noise.correlation_s, 0, 1e6, above=True)
+    yield from _between("host.vm_cpus", host.vm_cpus, 0, host.cpus)
+    yield from _between("host.system_cores", host.system_cores, 0, host.cpus)
+    yield from _between("host.disk_mb_per_s", host.disk_mb_per_s, 0, 1e6, above=True)
     if not scenario.vms:
         yield "vms: a scenario needs at least one [[vms]] table"
     seen: set[str] = set()
@@ -159,6 +200,8 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         yield from _between(f"{key}.start_s", antagonist.start_s, 0, float("inf"))
         yield from _between(f"{key}.stop_s", antagonist.stop_s, antagonist.start_s, float("inf"), above=True)
         yield from _between(f"{key}.repeat_s", antagonist.repeat_s, 0, float("inf"))
+    if scenario.profiled:
+        yield from _profile_problems(scenario)
 
 
 def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
@@ -188,3 +231,30 @@ def _vm_problems(key: str, vm: VmSpec) -> Iterator[str]:
         yield from _between(f"{key}.load.points[{at_s:g} s]", cores, 0, _MAX_VCPUS)
     if load.repeat_s and times and times[-1] >= load.repeat_s:
         yield f"{key}.load.repeat_s must be later than the last of points (value {load.repeat_s})"
+
+
+def _profile_problems(scenario: Scenario) -> Iterator[str]:
+    """Complain about profiles: of some VMs only, unknown ones, changed ones of a VM that serves requests."""
+    active = {antagonist.vm: antagonist.profile for antagonist in scenario.antagonists if antagonist.profile}
+    for index, vm in enumerate(scenario.vms):
+        key = f"vms[{index}]"
+        switched = [(f"{key}.switches", name) for _, name in vm.switches]
+        if vm.name in active:
+            switched.append((f"the profile of {vm.name}'s antagonist", active[vm.name]))
+        for where, name in ((f"{key}.profile", vm.profile), *switched):
+            if name not in PROFILES:
+                yield f"{where} must be one of {', '.join(PROFILES)}; all VMs have one, or none has (value {name!r})"
+                return
+        if any(PROFILES[name].service_ms for _, name in (*switched, ("", vm.profile)) if switched):
+            yield f"{key}: a VM that serves requests cannot change its profile (value {vm.profile!r})"
+        load = vm.load_ratio
+        yield from _between(f"{key}.load_ratio.ratio", load.ratio, 0, 2)
+        yield from _between(f"{key}.load_ratio.diurnal", load.diurnal, 0, 0.95)
+        yield from _between(f"{key}.load_ratio.peak_hour", load.peak_hour, 0, 24)
+        yield from _between(f"{key}.load_ratio.repeat_s", load.repeat_s, 0, float("inf"))
+        for at_s, ratio in load.points:
+            yield from _between(f"{key}.load_ratio.points[{at_s:g} s]", ratio, 0, 2)
+        for name, times in (("load_ratio.points", load.points), ("switches", vm.switches)):
+            at = [point[0] for point in times]
+            if at != sorted(set(at)) or any(not value >= 0 for value in at):
+                yield f"{key}.{name} must have rising times from 0 on (value {at})"

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from collector.base import (
     DiskCounters,
@@ -28,6 +28,9 @@ from collector.base import (
 from collector.simulated.model import Host, Vm
 from collector.simulated.scenario import Scenario, load
 from whitepanda.common.errors import WhitepandaError
+
+if TYPE_CHECKING:
+    from collector.simulated.meter import ProfileMeter
 
 __all__ = ["SimulatedSource"]
 
@@ -277,14 +280,21 @@ class SimulatedSource:
         self._start(scenario)
 
     def _start(self, scenario: Scenario) -> None:
-        self._host = Host(scenario)
-        self._meters: dict[str, _Meter] = {}
+        self._host = host = Host(scenario, truth=self._truth is not None)
+        self._make_meter: type[_Meter | ProfileMeter] = _Meter
+        if host.profiled is not None:
+            # numpy is only loaded where it is needed.
+            from collector.simulated.meter import ProfileMeter  # noqa: PLC0415
+
+            self._make_meter = ProfileMeter
+        self._meters: dict[str, _Meter | ProfileMeter] = {}
         self._opened_mono_ns = self._mono_clock()
         self._opened_unix_ns = self._unix_clock()
         self._now_ns = 0  # wall time since then
         self._step_ns = round(scenario.host.step_s * 1e9)
         self._step_end_ns = 0
         self._guest_ns = 0.0
+        self._iowait_ns = self._io_pressure_ns = 0.0
         self._truth_ns = 0
 
     def sample(self) -> SourceSample:
@@ -328,6 +338,9 @@ class SimulatedSource:
                 passed = until_ns - self._now_ns
                 for meter in self._meters.values():
                     self._guest_ns += meter.integrate(passed, ghz)
+                if host.profiled is not None:
+                    self._iowait_ns += passed * host.profiled.iowait_cores
+                    self._io_pressure_ns += passed * host.profiled.io_pressure
                 self._now_ns = until_ns
             if to_ns < self._step_end_ns:
                 return
@@ -343,12 +356,12 @@ class SimulatedSource:
 
     def _keep_meters(self, host: Host, at_s: float) -> None:
         """One meter per running VM and epoch: VMs that are away have none, those that return begin at 0."""
-        kept: dict[str, _Meter] = {}
+        kept: dict[str, _Meter | ProfileMeter] = {}
         for vm in host.running:
             generation = vm.generation_at(at_s) + 1
             meter = self._meters.get(vm.uuid)
             if meter is None or meter.opened != generation:
-                meter = _Meter(vm, self._identity(host, vm, generation), at_s, generation)
+                meter = self._make_meter(vm, self._identity(host, vm, generation), at_s, generation)
             kept[vm.uuid] = meter
         self._meters = kept
 
@@ -371,6 +384,18 @@ class SimulatedSource:
         now = self._now_ns
         user, system = int(now * _HOST_USER_CORES), int(now * _HOST_SYSTEM_CORES)
         guest = int(self._guest_ns)
+        if host.profiled is not None:
+            system, iowait = int(now * host.scenario.host.system_cores), int(self._iowait_ns)
+            return HostCounters(
+                cpus=cpus,
+                user_ns=0,
+                system_ns=system,
+                idle_ns=max(0, cpus * now - system - guest - iowait),
+                iowait_ns=iowait,
+                guest_ns=guest,
+                steal_ns=0,
+                io_some_ns=int(self._io_pressure_ns),
+            )
         return HostCounters(
             cpus=cpus,
             user_ns=user,

@@ -1,0 +1,129 @@
+"""Cumulative counters of a VM with a profile, as the sources of a real host tell them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collector.base import (
+    CgroupCounters,
+    DiskCounters,
+    InterfaceCounters,
+    PerfCounters,
+    PerfGroup,
+    ProcessCounters,
+    RdtCounters,
+    RdtDomain,
+    Reason,
+    ThreadCounters,
+    VmIdentity,
+    VmSample,
+)
+from collector.simulated.engine import Counted
+from collector.simulated.model import Vm
+
+__all__ = ["ProfileMeter"]
+
+_EVENTS = (
+    "cycles",
+    "instructions",
+    "reference_cycles",
+    "l2_misses",
+    "llc_misses",
+    "memory_stall_cycles",
+    "total_stall_cycles",
+    "core_stall_cycles",
+)
+_AT = {name: index for index, name in enumerate(Counted._fields)}
+_S = 1_000_000_000
+
+
+class ProfileMeter:
+    """One VM's counters in one epoch. Its vCPUs share the work evenly."""
+
+    __slots__ = ("_sums", "_vcpus", "identity", "opened", "started_s", "vm")
+
+    def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
+        self.vm = vm
+        self.identity = identity
+        self.started_s = started_s
+        self.opened = opened
+        self._vcpus = len(identity.vcpu_tids)
+        # In seconds or pieces, as `Counted` has them per second.
+        self._sums = [0.0] * len(Counted._fields)
+
+    def integrate(self, wall_ns: float, ghz: float) -> float:  # noqa: ARG002 - as the other meter
+        """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
+        step = self.vm.step
+        if step is None:
+            return 0.0
+        wall_s = wall_ns / _S
+        sums = self._sums
+        for index, rate in enumerate(step.counted):
+            sums[index] += rate * wall_s
+        return wall_ns * step.usage_cores
+
+    def sample(self, ghz: float) -> VmSample:  # noqa: ARG002 - as the other meter
+        """Make the counters as sources tell them: whole numbers that never fall."""
+        sums, vcpus, pmu = self._sums, self._vcpus, self.vm.spec.pmu
+        start_ticks = int(self.started_s * 100) + 1
+
+        def ns(name: str, share: int = 1) -> int:
+            return int(sums[_AT[name]] * _S / share)
+
+        cpu_ns = ns("cpu_cores", vcpus)
+        thread = ThreadCounters(ns("guest_cores", vcpus), cpu_ns, ns("wait_cores", vcpus), start_ticks)
+        perf = None
+        if pmu:
+            ratio = self.vm.spec.multiplexing_ratio
+            # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
+            counts = tuple(int(sums[_AT[name]] / vcpus * ratio) for name in _EVENTS)
+            group = PerfGroup(self.opened, cpu_ns, int(cpu_ns * ratio), counts)
+            perf = PerfCounters((_EVENTS,), dict.fromkeys(self.identity.vcpu_tids, (group,)))
+        return VmSample(
+            self.identity.epoch,
+            dict.fromkeys(self.identity.vcpu_tids, thread),
+            perf,
+            {"vda": self._disk()},
+            {"vnet0": self._interface()},
+            {} if pmu else {"perf": Reason.NO_PMU},
+            process=ProcessCounters(
+                cpu_ns * vcpus + ns("emulator_cores"),
+                start_ticks,
+                storage_read_bytes=int(sums[_AT["disk_read_bytes"]]),
+                storage_write_bytes=int(sums[_AT["disk_write_bytes"]]),
+            ),
+            cgroup=CgroupCounters(self.opened, ns("cpu_pressure"), 0, 0, ns("io_pressure")),
+            rdt=self._rdt(),
+        )
+
+    def truth(self, ghz: float, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
+        """Tell what really happens in the current step."""
+        vm = self.vm
+        truth = vm.truth
+        told = {
+            "job": vm.spec.job,
+            "latency_sensitive": vm.spec.latency_sensitive,
+            "true_degradation": vm.cpi_multiplier,
+            "cpi_uncontended": vm.cpi_uncontended,
+            "cpi": vm.cpi,
+            "cpu_slowdown": vm.cpu_slowdown,
+            "cpu_usage_cores": vm.usage_cores,
+        }
+        return told if truth is None else {**told, **truth._asdict()}
+
+    def _disk(self) -> DiskCounters:
+        names = ("disk_read_bytes", "disk_write_bytes", "disk_read_ops", "disk_write_ops")
+        return DiskCounters(*(int(self._sums[_AT[name]]) for name in names))
+
+    def _interface(self) -> InterfaceCounters:
+        receive, transmit, *packets = (
+            int(self._sums[_AT[name]])
+            for name in ("receive_bytes", "transmit_bytes", "receive_packets", "transmit_packets")
+        )
+        return InterfaceCounters(receive, transmit, packets[0], packets[1], 0, 0)
+
+    def _rdt(self) -> RdtCounters:
+        moved = int(self._sums[_AT["memory_bytes"]])
+        step = self.vm.step
+        occupied = 0 if step is None else int(step.counted[_AT["llc_bytes"]])
+        return RdtCounters(self.opened, {"00": RdtDomain(occupied, moved, moved)}, owner="simulated")
