@@ -98,8 +98,7 @@ class Terms:
                     if numbers is not None
                     else relative(raw[:, places], base[:, places], self.scales[places])
                 )
-        largest = float(np.finfo(np.float32).max)
-        return np.clip(result, -largest, largest).astype(np.float32).astype(np.float64)
+        return _single(result)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +158,8 @@ class Trees:
             terms=terms,
             roots=roots,
             columns=np.where(is_leaf, 0, columns),
-            thresholds=numbers,
+            # In its shortest form a number of single precision is written as "0.1", which is not 0.1.
+            thresholds=_single(numbers),
             children=children.ravel(),
             leaves=np.where(is_leaf, numbers, 0.0),
             is_leaf=is_leaf,
@@ -212,6 +212,12 @@ def degradation_of(sums: Floats, link: str) -> Floats:
         return np.exp(np.minimum(sums, _LARGEST_EXPONENT))
     inverse: Floats = np.divide(1.0, sums, out=np.full(len(sums), math.nan), where=sums > 0)
     return inverse if link == "inverse" else inverse * inverse
+
+
+def _single(numbers: Floats) -> Floats:
+    """Round to single precision."""
+    largest = float(np.finfo(np.float32).max)
+    return np.clip(numbers, -largest, largest).astype(np.float32).astype(np.float64)
 
 
 def numbers_of(text: Any, name: str, kind: type[np.generic]) -> NDArray[Any]:
