@@ -304,7 +304,7 @@ class CloudWhite:
 
 
 def _wanted(detection: Detection) -> list[int]:
-    """Return the rows of the VMs whose degradation is worth an estimate at each tick: victims, unless told otherwise."""
+    """Return the rows of the VMs to estimate at each tick: victims, unless the detector says otherwise."""
     if detection.estimate is None:
         return [row for row, state in enumerate(detection.states) if state.behaviour == "victim"]
     return [int(row) for row in np.flatnonzero(detection.estimate)]

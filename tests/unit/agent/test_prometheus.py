@@ -28,6 +28,8 @@ from agent.prometheus import MetricsServer, family_name, render
 from agent.rates import VmRates
 from agent.slots import SourcePlan
 from agent.state import HostView, MetricView, SourceView, UplinkView
+from agent.verdicts import Degradation
+from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from central.pki import issue, make_ca
 from collector.base import Reason, SourceSample
@@ -570,3 +572,30 @@ def test_beyond_this_host_only_over_tls(tmp_path, listen):
 def test_what_is_no_address_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"metrics\.listen must be host:port \(value '9747'\)"):
         loaded(tmp_path, "listen = '9747'")
+
+
+def test_behaviour_and_latency_of_the_hosts_own_analysis() -> None:
+    told = {
+        "u1": Suffering("victim", "", 5, (), (), 60, True, Degradation(1.4, 1.3, 1.6)),
+        "u2": Suffering("unknown", "", 5, (), (), 3, False),
+        "u3": Suffering("victim", "", 5, (), (), 60, True, Degradation(cannot_tell="no_model")),
+        "u4": None,  # it is off
+    }
+    vms = [VmSnapshot(uuid, uuid, "job", RATES, suffering=verdict) for uuid, verdict in told.items()]
+    page = page_of(snapshot(*vms))
+
+    def values(name: str, *more: str) -> list:
+        return [(labels["vm"], *(labels[key] for key in more), value) for labels, value in page[name]]
+
+    assert values("whitepanda_vm_behaviour", "behaviour")[:3] == [
+        ("u1", "steady", 0),
+        ("u1", "inflicting", 0),
+        ("u1", "victim", 1),
+    ]
+    assert {vm for vm, *_ in values("whitepanda_vm_behaviour")} == {"u1", "u3"}
+    assert values("whitepanda_vm_latency_degradation_ratio") == [("u1", 1.4)]
+    assert values("whitepanda_vm_latency_degradation_low_ratio") == [("u1", 1.3)]
+    assert values("whitepanda_vm_latency_degradation_high_ratio") == [("u1", 1.6)]
+    assert values("whitepanda_vm_latency_degradation_absent", "reason") == [("u3", "no_model", 1)]
+    assert values("whitepanda_vm_baseline_ticks") == [("u1", 60), ("u2", 3), ("u3", 60)]
+    assert values("whitepanda_vm_baseline_ready") == [("u1", 1), ("u2", 0), ("u3", 1)]
