@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
-from agent.analysis.detector_words import Judged, evidence_of, reason_of
+from agent.analysis.detector_words import AS_USUAL, Judged, evidence_of, reason_of, remarkable
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values
 from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 
@@ -282,7 +282,7 @@ class Detector:
         share = np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
         enough = np.where(rows.grown, settings.hysteresis, 1.0) * least
         # On the way up nothing is learnt: a ramp would be taken for noise, and pass below a threshold that it raises.
-        growing = (latest > settings.hysteresis * least).any(axis=1)
+        growing = np.any(latest > settings.hysteresis * least, axis=1)
         return _Growth(growth, share, usual, enough, growing)
 
     def _decide(self, judged: Judged, at_s: float) -> None:
@@ -309,6 +309,7 @@ class Detector:
         rows.since_s[behaviour != rows.behaviour] = at_s
         rows.behaviour = behaviour
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
+        judged.movers = int(rows.grown.any(axis=1).sum())
 
     def _states(self, tick: Tick, judged: Judged) -> tuple[VmState, ...]:
         rows, ticks = self._rows, self._baselines.ticks
@@ -316,6 +317,8 @@ class Detector:
         inflicting = [int(row) for row in strongest if rows.inflicts[row]]
         since, ready, counts = rows.since_s.tolist(), judged.ready.tolist(), ticks.astype(int).tolist()
         min_ticks = self._settings.baseline.min_ticks
+        told = remarkable(judged).tolist()
+        evidence: tuple[Evidence, ...]
         states = []
         for row, (key, place) in enumerate(zip(tick.vms, rows.behaviour.tolist(), strict=True)):
             behaviour = _BEHAVIOURS[place]
@@ -324,8 +327,11 @@ class Detector:
                 kinds = judged.suffers[row]
                 causes = (one for one in inflicting if one != row and (judged.can[one] & kinds).any())
                 culprits = tuple(tick.vms[one].uuid for one in causes)
-            evidence = evidence_of(behaviour, row, judged, tick)
-            reason = reason_of(behaviour, row, judged, evidence, counts[row], min_ticks)
+            if behaviour is Behaviour.STEADY and not told[row]:
+                evidence, reason = (), AS_USUAL
+            else:
+                evidence = evidence_of(behaviour, row, judged, tick)
+                reason = reason_of(behaviour, row, judged, evidence, counts[row], min_ticks)
             states.append(
                 VmState(key, behaviour, reason, evidence, since[row], culprits, counts[row], ready[row])
             )

@@ -12,15 +12,18 @@ from agent.analysis.behaviour import Behaviour, Evidence
 from agent.analysis.signals import Tick
 from agent.analysis.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 
-__all__ = ["Judged", "evidence_of", "reason_of"]
+__all__ = ["AS_USUAL", "Judged", "evidence_of", "reason_of", "remarkable"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _NO_FLOATS: Floats = np.zeros((0, 0))
 _NO_BOOLS: Bools = np.zeros((0, 0), bool)
+AS_USUAL = "as usual"
 _CLOCK_CHANGE = 0.05
 _LOAD_CHANGE = 0.2
+_MOST_EVIDENCE = 3
+_KIND_OF = [KINDS.index(symptom.kind) for symptom in SYMPTOMS]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +38,7 @@ class Judged:
     are large, whatever the cause.
     `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`: symptoms but for the load's part.
     `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
+    `movers`: how many VMs have grown.
     """
 
     ready: Bools
@@ -60,6 +64,7 @@ class Judged:
     grown: Bools = field(default_factory=lambda: _NO_BOOLS)
     suffers: Bools = field(default_factory=lambda: _NO_BOOLS)
     can: Bools = field(default_factory=lambda: _NO_BOOLS)
+    movers: int = 0
     hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
 
 
@@ -73,20 +78,21 @@ def evidence_of(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> t
 
 
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
+    # Plain numbers: on a bad day nearly every VM of a host comes by here each second.
+    window, expected = judged.window[row].tolist(), judged.expected[row].tolist()
+    std, factor, suffers = judged.std[row].tolist(), judged.factor[row].tolist(), judged.suffers[row].tolist()
     found = []
-    for place, symptom in enumerate(SYMPTOMS):
-        kind = KINDS.index(symptom.kind)
-        deviation = judged.window[row, place] - judged.expected[row, place]
-        if not judged.suffers[row, kind] or not deviation > 0:
-            continue
-        score = deviation / judged.std[row, place]
-        least = judged.expected[row, place] + judged.factor[row, kind] * judged.std[row, place]
-        numbers = [
-            in_unit(symptom.name, value, row, tick)
-            for value in (judged.window[row, place], judged.expected[row, place], least)
-        ]
-        found.append((score, Evidence(symptom.signal, *numbers)))
-    return tuple(evidence for _, evidence in sorted(found, key=lambda pair: -pair[0]))
+    for place, kind in enumerate(_KIND_OF):
+        if suffers[kind] and window[place] > expected[place]:
+            found.append(((window[place] - expected[place]) / std[place], place))
+    found.sort(reverse=True)
+    evidence = []
+    for _, place in found[:_MOST_EVIDENCE]:
+        symptom, usual = SYMPTOMS[place], expected[place]
+        least = usual + factor[_KIND_OF[place]] * std[place]
+        numbers = in_unit(symptom.name, (window[place], usual, least), row, tick)
+        evidence.append(Evidence(symptom.signal, *numbers))
+    return tuple(evidence)
 
 
 def _acts_of(row: int, judged: Judged) -> tuple[Evidence, ...]:
@@ -104,23 +110,23 @@ def reason_of(
     behaviour: Behaviour, row: int, judged: Judged, evidence: tuple[Evidence, ...], ticks: int, min_ticks: int
 ) -> str:
     """Say in one line, with numbers, why a VM is what it is."""
+    if behaviour is Behaviour.STEADY:
+        return _steady(row, judged)
     if behaviour is Behaviour.UNKNOWN:
         if judged.known[row]:
             return f"no baseline yet: {ticks} of {min_ticks} quiet ticks"
         return "none of its signals is known now"
     if behaviour is Behaviour.VICTIM:
         return _victim(row, judged, evidence)
-    if behaviour is Behaviour.INFLICTING:
-        return f"{_more(evidence)}; {'others suffer meanwhile' if judged.hurting[row] else 'nobody is seen to suffer'}"
-    return _steady(row, judged)
+    return f"{_more(evidence)}; {'others suffer meanwhile' if judged.hurting[row] else 'nobody is seen to suffer'}"
 
 
 def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
     signs = ", ".join(
         f"{_WORDS[one.signal]} {one.value:.3g} instead of {one.baseline:.3g} (limit {one.threshold:.3g})"
-        for one in evidence[:3]
+        for one in evidence
     )
-    others = int(judged.can.any(axis=1).sum() - judged.can[row].any())
+    others = judged.movers - bool(judged.grown[row].any())
     if not others:
         return f"{signs}; no VM does more than usual: the host's own work, or a device"
     return f"{signs}, while {others} other {'VM does' if others == 1 else 'VMs do'} more than usual"
@@ -140,8 +146,14 @@ def _amount(value: float) -> str:
     return f"{value:.3g}"
 
 
+def remarkable(judged: Judged) -> Bools:
+    """Return which rows have something to tell even where they are steady; the others' line is a constant."""
+    with np.errstate(invalid="ignore"):
+        clock = np.abs(judged.clock) > _CLOCK_CHANGE
+    return judged.own_clock | judged.odd | clock | (judged.shift > _LOAD_CHANGE)
+
+
 def _steady(row: int, judged: Judged) -> str:
-    """Almost every VM in almost every tick: the common line is a constant."""
     if judged.own_clock[row]:
         lower = -100 * math.expm1(judged.clock[row])
         return f"its clock is {lower:.0f} % lower than usual, the others' is not: its own doing"
@@ -151,7 +163,7 @@ def _steady(row: int, judged: Judged) -> str:
         return f"the clock is {100 * math.expm1(judged.clock[row]):+.0f} % against usual, which explains what changed"
     if judged.odd[row]:
         return "slower than usual, but no other VM does more: its own doing"
-    return "as usual"
+    return AS_USUAL
 
 
 _WORDS = {symptom.signal: symptom.words for symptom in SYMPTOMS}

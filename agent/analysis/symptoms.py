@@ -160,20 +160,21 @@ def clock_effect(clock: Floats, memory_stalls: Floats) -> Floats:
     return result
 
 
-def in_unit(name: str, value: float, row: int, tick: Tick) -> float:
-    """Return a symptom's column as the value of its signal, at the VM's present use of CPU and network."""
+def in_unit(name: str, values: tuple[float, ...], row: int, tick: Tick) -> list[float]:
+    """Return values of a symptom's column in its signal's unit, at the VM's present use of CPU and network."""
     if name == "log_cpi":
-        return math.exp(-value)
+        return [math.exp(-value) for value in values]
     if name in {"log_memory_stalls", "log_total_stalls"}:
-        return -math.expm1(-value)
+        return [-math.expm1(-value) for value in values]
     if name == "log_llc_mpki":
-        return max(math.exp(value) - _MISSES_FLOOR, 0.0)
+        return [max(math.exp(value) - _MISSES_FLOOR, 0.0) for value in values]
     if name == "log_waiting":
-        cores = max(_known(tick.values[row, _CPU_CORES]), _IDLE_CORES)
-        return math.expm1(value) * cores / tick.vms[row].vcpus
+        share = max(_known(tick.values[row, _CPU_CORES]), _IDLE_CORES) / tick.vms[row].vcpus
+        return [math.expm1(value) * share for value in values]
     if name == "log_cpu_per_byte":
-        return math.exp(value) * _known(tick.values[row, INDEX["network_bytes_per_s"]])
-    return value
+        network = _known(tick.values[row, INDEX["network_bytes_per_s"]])
+        return [math.exp(value) * network for value in values]
+    return list(values)
 
 
 def _known(value: float) -> float:
