@@ -40,7 +40,7 @@ _S = 1_000_000_000
 class ProfileMeter:
     """One VM's counters in one epoch. Its vCPUs share the work evenly."""
 
-    __slots__ = ("_sums", "_vcpus", "identity", "opened", "started_s", "vm")
+    __slots__ = ("_step", "_sums", "_truth", "_vcpus", "identity", "opened", "started_s", "vm")
 
     def __init__(self, vm: Vm, identity: VmIdentity, started_s: float, opened: int) -> None:
         self.vm = vm
@@ -50,12 +50,16 @@ class ProfileMeter:
         self._vcpus = len(identity.vcpu_tids)
         # In seconds or pieces, as `Counted` has them per second.
         self._sums = [0.0] * len(Counted._fields)
+        # Of the step that counted last: at its end the VM's own is already the next one's.
+        self._step = vm.step
+        self._truth = vm.truth
 
     def integrate(self, wall_ns: float, ghz: float) -> float:  # noqa: ARG002 - as the other meter
         """Let `wall_ns` pass at the VM's current rates; return the CPU time of the whole VM in ns."""
         step = self.vm.step
         if step is None:
             return 0.0
+        self._step, self._truth = step, self.vm.truth
         wall_s = wall_ns / _S
         sums = self._sums
         for index, rate in enumerate(step.counted):
@@ -97,17 +101,18 @@ class ProfileMeter:
         )
 
     def truth(self, ghz: float, elapsed_ns: int) -> dict[str, Any]:  # noqa: ARG002 - as the other meter
-        """Tell what really happens in the current step."""
-        vm = self.vm
-        truth = vm.truth
+        """Tell what really happened in the last step."""
+        vm, step, truth = self.vm, self._step, self._truth
+        assert step is not None  # noqa: S101 - a host with profiles has stepped before it has meters
+        slower = 1.0 if truth is None else truth.cpi_degradation
         told = {
             "job": vm.spec.job,
             "latency_sensitive": vm.spec.latency_sensitive,
-            "true_degradation": vm.cpi_multiplier,
-            "cpi_uncontended": vm.cpi_uncontended,
-            "cpi": vm.cpi,
-            "cpu_slowdown": vm.cpu_slowdown,
-            "cpu_usage_cores": vm.usage_cores,
+            "true_degradation": slower,
+            "cpi_uncontended": step.cpi / slower,
+            "cpi": step.cpi,
+            "cpu_slowdown": step.stretch,
+            "cpu_usage_cores": step.usage_cores,
         }
         return told if truth is None else {**told, **truth._asdict()}
 
@@ -124,6 +129,6 @@ class ProfileMeter:
 
     def _rdt(self) -> RdtCounters:
         moved = int(self._sums[_AT["memory_bytes"]])
-        step = self.vm.step
+        step = self._step
         occupied = 0 if step is None else int(step.counted[_AT["llc_bytes"]])
         return RdtCounters(self.opened, {"00": RdtDomain(occupied, moved, moved)}, owner="simulated")
