@@ -248,7 +248,7 @@ class Baselines:
 
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
-        self.count[rows] = np.minimum(self.count[rows], _PLAIN_TICKS)
+        self.count[rows] = np.minimum(self.count[rows], _PLAIN_TICKS / 2)
 
     # --- on disk ---
 

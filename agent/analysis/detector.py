@@ -79,6 +79,7 @@ _ELASTIC = [
 ]
 _MAX_GUEST_RATIO = 0.9
 _MOST_SCORE = 20.0
+_MOST_SLOWING = 3.0  # a logarithm: beyond, a number tells no more
 _SLOWING = 2  # the first symptoms of kind "core": logarithms of the slow-down
 _CORRELATION = 0.6  # of symptoms of one kind: they are seldom independent
 _NEWCOMER_GROWTH = math.log(
@@ -88,7 +89,7 @@ _LEAST_SHARE = 0.1  # of the growth of the VM that has grown most: below, it is 
 _DOMINANT_SHARE = (
     0.6  # of all growth: memory bandwidth that grew alone, as lost cache makes a victim's grow too
 )
-_LOAD_NOISE = 0.1  # changes of the load's logarithm up to this are noise rather than load
+_LOAD_NOISE = 0.05  # changes of the load's logarithm up to this are noise rather than load
 _OWN_CLOCK = (
     0.05  # a clock so much lower than the other VMs' is the VM's own doing (wide vector instructions)
 )
@@ -238,7 +239,7 @@ class Detector:
             usual=grow.usual,
             enough=grow.enough,
             growing=grow.growing,
-            load=growth[:, _GIPS],
+            load=_without_floor(short[:, _ACTS][:, _GIPS]) - _without_floor(mean[:, _ACTS][:, _GIPS]),
             shift=shift,
             window=window[:, _SYMPTOMS],
             expected=expected,
@@ -344,7 +345,7 @@ class Detector:
         load = judged.load
         # Small shifts are mostly noise of one tick; a real change of load is followed in full.
         load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
-        baseline[:, _ELASTIC] *= np.exp(load)[:, None]
+        baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
         baseline[~judged.ready] = math.nan
         return baseline
 
@@ -381,6 +382,12 @@ class Detector:
         return full & ((change < -settings.better_factor * std) & (change < -least)).any(axis=1)
 
 
+def _without_floor(log_gips: Floats) -> Floats:
+    """Return log(GIPS) from log(GIPS + floor)."""
+    floor = ACTS[_GIPS].floor
+    return np.log(np.maximum(np.exp(log_gips) - floor, 1e-3 * floor))
+
+
 def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Floats, Floats]:
     """Weigh symptoms by kind: score in standard deviations and effect as the delay it means, (VMs, KINDS) each.
 
@@ -407,10 +414,14 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
             weight = np.where(known[:, :_SLOWING], 1 / np.square(std[:, slowing]), 0.0)
             weighed = np.where(known[:, :_SLOWING], weight * deviation[:, slowing], 0.0)
             slower = weighed.sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
-            effect[:, kind] = np.where(some, np.expm1(slower) / (1 - busy), math.nan)
+            effect[:, kind] = np.where(
+                some, np.expm1(np.minimum(slower, _MOST_SLOWING)) / (1 - busy), math.nan
+            )
         else:
             largest = np.where(known, z[:, places], -math.inf)
             score[:, kind] = np.where(some, largest.max(axis=1), math.nan)
             change = np.where(known, deviation[:, places], -math.inf).max(axis=1)
-            effect[:, kind] = np.where(some, np.expm1(change) / (1 - busy), math.nan)
+            effect[:, kind] = np.where(
+                some, np.expm1(np.minimum(change, _MOST_SLOWING)) / (1 - busy), math.nan
+            )
     return score, effect

@@ -87,7 +87,10 @@ def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
             found.append(((window[place] - expected[place]) / std[place], place))
     found.sort(reverse=True)
     evidence = []
-    for _, place in found[:_MOST_EVIDENCE]:
+    told = [place for _, place in found[:_MOST_EVIDENCE]]
+    if any(place == 0 for _, place in found[_MOST_EVIDENCE:]):
+        told[-1] = 0  # IPC is what people know
+    for place in told:
         symptom, usual = SYMPTOMS[place], expected[place]
         least = usual + factor[_KIND_OF[place]] * std[place]
         numbers = in_unit(symptom.name, (window[place], usual, least), row, tick)
