@@ -263,7 +263,8 @@ def _rates(
         llc_misses_per_s=llc_misses,
         memory_stall_per_s=instructions * waiting,
         core_stall_per_s=instructions * (p.core_stall * core + _BUFFERS_FULL * for_memory),
-        total_stall_per_s=instructions * (p.core_stall * core + waiting),
+        # Stalls on itself that fall into a wait for memory are not counted twice.
+        total_stall_per_s=instructions * (p.core_stall * core * core / cpi + waiting),
         memory_bytes_per_s=llc_misses * LINE_BYTES * (1 + machine.write_back),
         llc_bytes=shares.held_mib * _MIB,
         wait_cores=usage * (stretch - 1),

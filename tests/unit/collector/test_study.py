@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.simulated import contention
+from collector.simulated import study as study_module
+from collector.simulated.contention import Rates, contend, parameters, workers_of
+from collector.simulated.history import simulate_days
+from collector.simulated.paper import alita, clock_change, load_growth, quiet_day, single, singles, three_vms
+from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, PROFILES, STRESSORS
+from collector.simulated.requests import RequestQueue, expected_tail
+from collector.simulated.runs import KEYS, cpu_level, write
+from collector.simulated.scenario import parse
+from collector.simulated.study import Study, StudyVm, blocks, simulate
+from collector.simulated.truth import Role, RoleTracker
+from whitepanda.common.errors import ConfigError
+
+MIB = 1 << 20
+CALM = replace(
+    NOISE, load_std=0.0, ipc_std=0.0, counter_std=0.0, bandwidth_std=0.0, occupancy_std=0.0, wait_std=0.0
+)
+
+
+def together(*vms: tuple[str, int, float]) -> Rates:
+    p = parameters(HOST, [(PROFILES[name], vcpus) for name, vcpus, _ in vms])
+    return contend(HOST, p, np.array([load for _, _, load in vms]))
+
+
+# --- contention ---
+
+
+@pytest.mark.parametrize("name", [name for name, app in APPLICATIONS.items() if app.working_set_mib <= 14.7])
+def test_alone_an_application_is_what_its_parameters_say(name: str) -> None:
+    rates = together((name, 2, 0.2))
+    app = APPLICATIONS[name]
+    assert 1 / rates.cpi[0] == pytest.approx(app.ipc, rel=1e-3)
+    assert rates.usage_cores[0] == pytest.approx(0.4, rel=1e-3)
+    assert rates.requests_per_s[0] == pytest.approx(0.4 / app.service_ms * 1e3)
+    assert rates.llc_bytes[0] == pytest.approx(app.working_set_mib * MIB, rel=1e-3)
+
+
+def test_a_victims_instructions_follow_its_load_and_its_cpu_time_the_contention() -> None:
+    """Cloud White, section 4.1; figure 4: from 11 to 15 % of CPU beside a heavy neighbour, IPC from 1.78 down."""
+    calm = together(("img-dnn", 2, 0.1), ("no-interference", 8, 0.1))
+    hurt = together(("img-dnn", 2, 0.1), ("cache-memory-3", 8, 0.95))
+    assert hurt.instructions_per_s[0] == pytest.approx(calm.instructions_per_s[0], rel=1e-9)
+    assert calm.usage_cores[0] / 2 == pytest.approx(0.10, abs=0.001)
+    assert 0.13 < hurt.usage_cores[0] / 2 < 0.17
+    assert hurt.llc_misses_per_s[0] > 3 * calm.llc_misses_per_s[0]
+    # A closed loop keeps its CPU time and gets less done.
+    assert hurt.usage_cores[1] == pytest.approx(0.95 * 8)
+    alone = together(("cache-memory-3", 8, 0.95))
+    assert hurt.instructions_per_s[1] < alone.instructions_per_s[0]
+
+
+def test_stressors_do_what_the_paper_says() -> None:
+    """Section 5: 1.9 to 5.5 GB/s of memory, 12.5 to 14.7 MB of cache; 45 to over 100 MB/s of disk."""
+    held, moved, disk = [], [], []
+    for level in (1, 2, 3):
+        cache, load = STRESSORS[f"cache-memory-{level}"]
+        rates = together(("silo", 2, 0.1), (cache.name, 8, load), ("no-interference", 6, 0.1))
+        held.append(rates.llc_bytes[1] / MIB)
+        moved.append(rates.memory_bytes_per_s[1] / 1e9)
+        name = f"disk-{level}"
+        disk.append(together((name, 8, STRESSORS[name][1])).disk_bytes_per_s[0] / 1e6)
+    assert held == pytest.approx([12.5, 13.6, 14.7], abs=0.2)
+    assert moved == pytest.approx([1.9, 3.6, 5.5], abs=0.25)
+    assert disk == pytest.approx([45, 75, 105])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from(sorted(PROFILES)), st.floats(0.01, 1.2)), min_size=1, max_size=6))
+def test_nobody_gets_more_than_there_is(vms: list[tuple[str, float]]) -> None:
+    rates = together(*((name, 4, load) for name, load in vms))
+    assert rates.llc_bytes.sum() <= HOST.llc_mib * MIB * (1 + 1e-6)
+    limits = np.array([PROFILES[name].working_set_mib for name, _ in vms])
+    assert (rates.llc_bytes <= limits * MIB * (1 + 1e-9)).all()
+    assert rates.usage_cores.sum() <= HOST.vm_cpus * (1 + 1e-9)
+    assert (rates.stretch >= 1).all()
+    assert (rates.total_stall_per_s <= rates.cycles_per_s).all()
+    for column in rates:
+        assert np.isfinite(column).all()
+        assert (column >= 0).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(sorted(APPLICATIONS)), st.floats(0.05, 0.5), st.floats(0.05, 0.85))
+def test_more_of_a_stressor_never_helps(name: str, own: float, stress: float) -> None:
+    less, more = (together((name, 2, own), ("cache-memory-2", 8, load)) for load in (stress, stress + 0.1))
+    assert more.cpi[0] >= less.cpi[0] * (1 - 1e-3)
+
+
+def test_the_fixed_point_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    vms = (("moses", 2, 0.5), ("specjbb", 4, 0.6), ("cache-memory-3", 8, 0.95), ("disk-3", 8, 0.3))
+    usual = together(*vms)
+    monkeypatch.setattr(contention, "_ROUNDS", 400)
+    assert together(*vms).cpi == pytest.approx(usual.cpi, rel=1e-3)
+
+
+def test_moments_do_not_depend_on_each_other() -> None:
+    p = parameters(HOST, [(PROFILES["moses"], 2), (PROFILES["cache-memory-3"], 8)])
+    loads = np.array([[0.2, 0.1], [0.2, 0.9], [0.5, 0.9]])
+    at_once = contend(HOST, p, loads)
+    for row, load in enumerate(loads):
+        assert at_once.cpi[row] == pytest.approx(contend(HOST, p, load).cpi, rel=1e-12)
+
+
+def test_too_many_cores_wanted_are_shared_and_waited_for() -> None:
+    rates = together(("cache-memory-1", 16, 1.0), ("no-interference", 16, 1.0), ("silo", 2, 0.2))
+    assert rates.usage_cores.sum() == pytest.approx(16.0)
+    assert rates.stretch[2] > 2.0
+    assert rates.wait_cores[0] == pytest.approx(rates.usage_cores[0] * (rates.stretch[0] - 1))
+    assert together(("silo", 2, 0.2)).stretch[0] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_busy_disk_delays_operations_and_nobodys_cpu() -> None:
+    calm, busy = (together(("specjbb", 2, 0.3), ("disk-3", 8, load)) for load in (1e-6, 0.35))
+    assert calm.disk_op_s[0] == pytest.approx(0.5e-3, rel=0.05)
+    # 105 of 200 MB/s: an operation takes 1 / (1 - 0.525) times as long.
+    assert busy.disk_op_s[0] == pytest.approx(0.5e-3 / (1 - 0.535), rel=0.03)
+    assert busy.cpi[0] == pytest.approx(calm.cpi[0], rel=0.01)
+
+
+def test_the_three_stalls_are_not_multiples_of_each_other() -> None:
+    ratios = []
+    for name, load in (
+        ("cache-memory-1", 0.33),
+        ("cache-memory-3", 0.95),
+        ("disk-3", 0.35),
+        ("specjbb", 0.5),
+    ):
+        for own in (0.1, 0.5):
+            r = together(("img-dnn", 2, own), (name, 8, load))
+            cycles = r.cycles_per_s[0]
+            ratios.append(
+                [v[0] / cycles for v in (r.memory_stall_per_s, r.core_stall_per_s, r.total_stall_per_s)]
+            )
+    values = np.array(ratios)
+    # None is a sum of the others and a constant: what an estimator with an intercept would see.
+    assert np.linalg.matrix_rank(values - values.mean(axis=0), tol=1e-5) == 3
+
+
+def test_an_impossible_ipc_is_refused() -> None:
+    with pytest.raises(ValueError, match="img-dnn: an IPC of 6 leaves no cycles"):
+        parameters(HOST, [(replace(APPLICATIONS["img-dnn"], ipc=6), 2)])
+
+
+# --- requests ---
+
+
+def deterministic_p95(load: float) -> float:
+    """The 95th percentile of the time in an M/D/1 queue with service time 1 (Erlang's formula)."""
+
+    def below(t: float) -> float:
+        return (1 - load) * sum(
+            (-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k))
+            for k in range(math.floor(t) + 1)
+        )
+
+    low, high = 0.0, 20.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) < 0.95 else (low, middle)
+    return low + 1
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.7])
+def test_the_expected_tail_is_that_of_a_queue_known_exactly(load: float) -> None:
+    app = replace(APPLICATIONS["silo"], service_cv=1e-6, disk_ops_per_request=0.0)
+    tail = expected_tail(app, 1)(np.array([load]), np.array([0.0]))
+    assert tail[0] == pytest.approx(deterministic_p95(load), rel=0.02)
+
+
+def test_tails_grow_with_load_and_disk() -> None:
+    tail = expected_tail(APPLICATIONS["specjbb"], 2)
+    loads = np.linspace(0.05, 0.95, 40)
+    values = tail(loads, np.zeros(40))
+    assert (np.diff(values) >= 0).all()
+    assert values[-1] > 3 * values[0]
+    assert (tail(loads, np.full(40, 16.0)) > values).all()
+    assert tail(np.array([5.0]), np.array([0.0])) == tail(np.array([0.97]), np.array([0.0]))
+
+
+@pytest.mark.parametrize(("name", "vcpus"), [("silo", 2), ("masstree", 2), ("masstree", 4)])
+def test_requests_one_by_one_have_the_expected_tail(name: str, vcpus: int) -> None:
+    app = APPLICATIONS[name]
+    workers = workers_of(app, vcpus)
+    queue = RequestQueue(app, workers, np.random.default_rng(3))
+    rng = np.random.default_rng(4)
+    service_s = app.service_ms / 1e3
+    rate = 0.6 * workers / service_s
+    measured = [
+        queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3)[0] for second in range(60)
+    ]
+    expected = service_s * expected_tail(app, workers)(np.array([0.6]), np.array([0.5e-3 / service_s]))[0]
+    assert np.mean(measured) == pytest.approx(expected, rel=0.04)
+    assert 0.01 < np.std(measured) / expected < 0.25
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None:
+    app = APPLICATIONS["moses"]
+    queue = RequestQueue(app, workers, np.random.default_rng(9))
+    seen: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    usual = queue._ends
+
+    def spy(arrivals, services):
+        ends = usual(arrivals, services)
+        seen.append((arrivals, services, ends))
+        return ends
+
+    queue._ends = spy
+    ended = sum(queue.serve(second, 1.0, 30 * workers, 0.04, 1e-3)[1] for second in range(5))
+    free = [0.0] * workers
+    for arrivals, services, ends in seen:
+        for arrival, service, end in zip(arrivals, services, ends, strict=True):
+            wanted = max(arrival, free[0]) + service
+            heapq.heapreplace(free, wanted)
+            assert end == pytest.approx(wanted)
+    # Overloaded: what has not ended in its tick ends in a later one, or not yet.
+    assert ended < 5 * 30 * workers
+    assert ended == sum(int((ends <= 5).sum()) for _, _, ends in seen)
+
+
+def test_a_tick_without_requests_has_no_tail() -> None:
+    queue = RequestQueue(APPLICATIONS["silo"], 1, np.random.default_rng(1))
+    p95, count = queue.serve(0.0, 1.0, 0, 1e-3, 1e-3)
+    assert math.isnan(p95)
+    assert count == 0
+
+
+# --- truth ---
+
+
+def roles(*steps: tuple[float, float], serves: bool = True) -> list[Role]:
+    tracker = RoleTracker(np.array([serves]))
+    return [
+        tracker.step(float(t), np.array([ratio]), np.zeros(1, dtype=np.intp), np.array([degradation]))[0]
+        for t, (ratio, degradation) in enumerate(steps)
+    ]
+
+
+def test_roles_are_as_the_page_defines_them() -> None:
+    calm, grown, hurt, between = (1.0, 1.0), (1.7, 1.0), (1.0, 1.2), (1.0, 1.05)
+    assert roles(*[calm] * 8) == [Role.STEADY] * 8
+    # 5 s after the change nobody asks.
+    assert roles(calm, *[grown] * 8)[1:] == [Role.UNSCORED] * 5 + [Role.INFLICTING] * 3
+    assert roles(calm, *[hurt] * 8)[1:] == [Role.UNSCORED] * 5 + [Role.VICTIM] * 3
+    assert roles(calm, *[hurt] * 8, serves=False)[1:] == [Role.UNSCORED] * 8
+    assert roles(calm, *[between] * 8)[1:] == [Role.UNSCORED] * 8
+    # Grown, but by less than half: neither.
+    assert roles(calm, *[(1.4, 1.0)] * 8)[1:] == [Role.UNSCORED] * 8
+    # Until it is back: 1.3 is not.
+    assert roles(*[grown] * 6, *[(1.3, 1.0)] * 8)[6:] == [Role.INFLICTING] * 8
+    assert roles(*[grown] * 6, *[(1.05, 1.0)] * 8)[6:] == [Role.UNSCORED] * 5 + [Role.STEADY] * 3
+
+
+def test_a_step_of_one_vm_leaves_all_unscored() -> None:
+    tracker = RoleTracker(np.array([True, False]))
+    told = [
+        tracker.step(float(t), np.array([1.0, 4.0 if t else 1.0]), np.zeros(2, dtype=np.intp), np.ones(2))
+        for t in range(8)
+    ]
+    assert [row[0] for row in told] == [Role.STEADY] + [Role.UNSCORED] * 5 + [Role.STEADY] * 2
+
+
+# --- studies ---
+
+
+def test_a_stressed_victim_is_one_and_measures_what_is_expected() -> None:
+    ticks = list(simulate(single("img-dnn", 0.2, "cache-memory-3")))
+    assert [tick.at_s for tick in ticks] == list(range(1, 171))
+    assert [sum(tick.phase == phase for tick in ticks) for phase in ("quiet", "stress", "after")] == [
+        60,
+        50,
+        60,
+    ]
+    quiet, stress = ticks[5:60], ticks[70:110]
+    base = np.mean([tick.truths[0].p95_latency_s for tick in quiet])
+    measured = np.mean([tick.truths[0].p95_latency_s for tick in stress]) / base
+    expected = stress[-1].truths[0].expected_degradation
+    assert 1.4 < expected < 1.7
+    assert measured == pytest.approx(expected, rel=0.06)
+    assert {tick.truths[0].role for tick in stress} == {Role.VICTIM}
+    assert {tick.truths[1].role for tick in stress} == {Role.INFLICTING}
+    assert {tick.truths[2].role for tick in ticks if tick.truths[2].role is not Role.UNSCORED} == {
+        Role.STEADY
+    }
+    assert ticks[80].vms[0]["ipc"] < 0.8 * ticks[30].vms[0]["ipc"]
+    assert ticks[80].vms[0]["gips"] == pytest.approx(ticks[30].vms[0]["gips"], rel=0.3)
+    assert math.isnan(ticks[80].truths[1].p95_latency_s)
+
+
+def test_a_study_repeats_and_its_repetitions_differ() -> None:
+    study = replace(single("silo", 0.2, "disk-1"), duration_s=20)
+    first, again = (list(simulate(study)) for _ in range(2))
+    other = list(simulate(replace(study, repetition=2)))
+    assert repr(first) == repr(again)
+    assert first[7].vms != other[7].vms
+    assert first[7].truths[0].p95_latency_s != other[7].truths[0].p95_latency_s
+
+
+def test_blocks_of_any_length_are_the_same_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = replace(three_vms("silo", 0.2, ("img-dnn", "specjbb")), duration_s=80)
+    at_once = list(simulate(study))
+    monkeypatch.setattr(study_module, "_BLOCK_TICKS", 7)
+    piecewise = list(simulate(study))
+    for one, other in zip(at_once, piecewise, strict=True):
+        assert one.vms == tuple(pytest.approx(vm, rel=1e-9) for vm in other.vms)
+        assert [truth.role for truth in one.truths] == [truth.role for truth in other.truths]
+        for mine, its in zip(one.truths, other.truths, strict=True):
+            assert mine.p95_latency_s == pytest.approx(its.p95_latency_s, nan_ok=True)
+
+
+def test_expectations_of_long_studies_are_interpolated_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = replace(quiet_day(hours=0.5), start_unix_s=9 * 3600.0)
+    exact = [block.expected.p95_s for block in blocks(study, requests=False)]
+    monkeypatch.setattr(study_module, "_COARSE_ABOVE_TICKS", 100)
+    coarse = [block.expected.p95_s for block in blocks(study, requests=False)]
+    assert np.concatenate(coarse) == pytest.approx(np.concatenate(exact), rel=2e-3, nan_ok=True)
+
+
+def test_a_quiet_hour_has_only_steady_vms_and_noise_that_lasts() -> None:
+    study = quiet_day(hours=1.0)
+    told = list(blocks(study, requests=False))
+    assert {role for block in told for row in block.roles for role in row} == {Role.STEADY}
+    load = np.concatenate([block.metrics["guest_ratio"][:, 0] for block in told])
+    log = np.log(load) - np.log(load).mean()
+    assert 0.06 < log.std() < 0.2
+    assert np.corrcoef(log[:-20], log[20:])[0, 1] > 0.1
+    assert all(np.isnan(block.p95_latency_s).all() for block in told)
+
+
+def test_loads_follow_the_day() -> None:
+    vm = StudyVm("a", "silo", load=0.2, diurnal=0.5, peak_hour=12.0)
+    for start_h, wanted in ((12, 0.3), (0, 0.1), (6, 0.2)):
+        study = Study("day", (vm,), 2, start_unix_s=start_h * 3600.0, noise=CALM)
+        assert next(iter(simulate(study))).truths[0].load_ratio == pytest.approx(wanted, abs=1e-3)
+
+
+def test_alitas_counter_example() -> None:
+    """Figure 13: img-dnn holds over 10 MB, above its quota of 5.5, and hurts nobody; the stream hurts it."""
+    ticks = list(simulate(alita()))
+    quiet, stress = ticks[30], ticks[90]
+    assert quiet.vms[0]["llc_occupancy_bytes"] > 10e6
+    assert quiet.vms[1]["llc_occupancy_bytes"] < 1.1e6
+    assert quiet.truths[1].role is Role.STEADY
+    assert 0.4 < stress.vms[0]["llc_occupancy_bytes"] / stress.vms[1]["llc_occupancy_bytes"] < 1.6
+    assert [truth.role for truth in stress.truths] == [Role.VICTIM, Role.INFLICTING]
+
+
+def test_a_lower_clock_shows_in_reference_cycles_and_is_nobodys_doing() -> None:
+    ticks = list(simulate(replace(clock_change("moses", 0.3, 0.8), noise=CALM)))
+    before, during = ticks[30].vms[0], ticks[80].vms[0]
+    assert before["frequency_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert during["frequency_ratio"] == pytest.approx(0.8, abs=1e-6)
+    # Memory is as many nanoseconds away as before, so it takes fewer cycles.
+    assert during["ipc"] > before["ipc"] * 1.02
+    assert np.mean([t.vms[0]["guest_ratio"] for t in ticks[65:105]]) > 1.1 * np.mean(
+        [t.vms[0]["guest_ratio"] for t in ticks[10:55]]
+    )
+    assert {truth.role for tick in ticks for truth in tick.truths} == {Role.STEADY}
+    assert ticks[80].truths[0].expected_p95_s > 1.15 * ticks[30].truths[0].expected_p95_s
+
+
+def test_a_vms_own_growth_raises_gips_and_degrades_it_by_nobodys_doing() -> None:
+    ticks = list(simulate(load_growth("masstree", 0.2, 0.4)))
+    assert ticks[80].vms[0]["gips"] == pytest.approx(2 * ticks[30].vms[0]["gips"], rel=0.25)
+    assert ticks[80].truths[0].role is Role.INFLICTING
+    assert ticks[80].truths[0].expected_degradation == pytest.approx(1.0, abs=1e-6)
+
+
+def test_all_the_papers_single_scenarios() -> None:
+    studies = list(singles(repetitions=2))
+    assert len(studies) == len({(study.name, study.repetition) for study in studies})
+    # Five loads, silo saturates before the last; eleven stressors.
+    assert len(studies) == 2 * (4 * 5 + 4) * len(STRESSORS)
+    assert len(STRESSORS) == 11
+
+
+@pytest.mark.parametrize(
+    ("vm", "message"),
+    [
+        (StudyVm("a", "redis"), "a: no profile 'redis'; there are img-dnn"),
+        (StudyVm("a", "silo", switches=((5.0, "moses"),)), "a: a VM that serves requests cannot change"),
+    ],
+)
+def test_impossible_vms_are_refused(vm: StudyVm, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        next(iter(simulate(Study("x", (vm,)))))
+
+
+# --- RUNS files ---
+
+
+def test_runs_files_have_a_row_per_tick_of_each_vm_that_serves(tmp_path: Path) -> None:
+    study = replace(three_vms("silo", 0.2, ("img-dnn", "specjbb")), duration_s=12, quiet_s=10.0)
+
+    def matrix(vms, host):
+        return np.array([[vm["ipc"], host["host_cpu_idle_ratio"], math.nan] for vm in vms])
+
+    path = tmp_path / "runs.csv"
+    assert (
+        write(path, [study, replace(study, repetition=2)], ("ipc", "idle", "nothing"), matrix) == 2 * 3 * 12
+    )
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == (*KEYS, "ipc", "idle", "nothing")
+    assert {row["vm"] for row in rows} == {"silo", "img-dnn-inflicting", "specjbb-inflicting"}
+    first = rows[0]
+    assert (first["scenario"], first["repetition"], first["phase"], first["at_s"]) == (
+        "three-silo-20-img-dnn-specjbb",
+        "1",
+        "quiet",
+        "1.0",
+    )
+    assert (first["load_ratio"], first["cpu_level"], first["nothing"]) == ("0.2", "0.2", "")
+    assert float(first["p95_latency_s"]) == pytest.approx(float(first["expected_p95_s"]), rel=0.5)
+    assert float(first["ipc"]) == pytest.approx(next(iter(simulate(study))).vms[0]["ipc"])
+
+
+def test_cpu_levels_are_the_papers() -> None:
+    assert [cpu_level(value) for value in (0.0, 0.14, 0.16, 0.34, 0.48, 0.9)] == [
+        0.1,
+        0.1,
+        0.2,
+        0.3,
+        0.5,
+        0.5,
+    ]
+
+
+# --- scenarios of the live source ---
+
+
+def profiled(**changes: object) -> dict[str, object]:
+    vm = {"name": "a", "job": "a", "profile": "silo", **changes}
+    return {"vms": [vm, {"name": "b", "job": "b", "vcpus": 8, "profile": "no-interference"}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"profile": "redis"}, "vms[0].profile must be one of img-dnn, masstree"),
+        ({"profile": ""}, "all VMs have one, or none has (value '')"),
+        ({"switches": [[5, "moses"]]}, "vms[0]: a VM that serves requests cannot change its profile"),
+        ({"switches": [[5, "redis"]]}, "vms[0].switches must be one of"),
+        ({"load_ratio": {"ratio": 3}}, "vms[0].load_ratio.ratio must be at least 0 and at most 2"),
+        ({"load_ratio": {"points": [[5, 0.1], [2, 0.2]]}}, "vms[0].load_ratio.points must have rising times"),
+        ({"load_ratio": {"points": [[5, 9]]}}, "vms[0].load_ratio.points[5 s] must be at least 0"),
+    ],
+)
+def test_wrong_profiles_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(profiled(**changes), "test.toml")
+    assert message in str(error.value)
+
+
+def test_days_of_profiled_vms_are_windows_too() -> None:
+    scenario = parse({"noise": {"load_std": 0.0}, **profiled(load_ratio={"ratio": 0.3})}, "test.toml")
+    history = simulate_days(scenario, start_unix_s=0.0, end_unix_s=600.0, every_s=60.0, window_s=10.0)
+    assert len(history) == 2 * 10
+    usage = [
+        cores for cores, task in zip(history.cpu_usage_cores, history.task_index, strict=True) if task == 0
+    ]
+    assert np.mean(usage) == pytest.approx(2 * 2 * 0.3, rel=0.05)
+    assert np.nanmean(history.cpi[::2]) == pytest.approx(1 / 1.4, rel=0.02)
+    assert min(history.network_bytes_per_s[::2]) > 0
