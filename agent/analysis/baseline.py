@@ -197,7 +197,7 @@ class Baselines:
         plain = self.count < _PLAIN_TICKS
         limit = np.where(plain, np.inf, _CLIP * _TO_STD * self._spread)
         # Where values never varied a limit of 0 would freeze the mean for ever: a first change counts a little.
-        limit = np.maximum(limit, 1e-3 * np.abs(self.mean) + 1e-9)
+        limit = np.fmax(limit, 1e-3 * np.abs(np.nan_to_num(self.mean)) + 1e-9)
         limit[held] = np.inf
         clipped = np.clip(deviation, -limit, limit)
         self.mean += gain * clipped
@@ -248,7 +248,7 @@ class Baselines:
 
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
-        self.count[rows] = np.minimum(self.count[rows], _PLAIN_TICKS / 2)
+        self.count[rows] = np.minimum(self.count[rows], 1.0)
 
     # --- on disk ---
 

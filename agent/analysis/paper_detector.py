@@ -97,7 +97,7 @@ class PaperDetector:
         self._loaded = inflicts | (self._loaded & (off[:, 1] > settings.gips_change))
         others = self._loaded.sum() - self._loaded > 0
         goes_on = self._estimating & (others | (off[:, 0] > settings.load_change))
-        self._estimating = (victim | goes_on) & ~inflicts
+        self._estimating = (victim | goes_on) & ~self._loaded
         return self._estimating.copy()
 
     def _baseline(self) -> Values:

