@@ -47,7 +47,7 @@ protos: setup-dev
 
 ## make bench       the hot paths, with ratios
 bench: setup-dev
-	@$(PY) bench/tick.py && $(PY) bench/ingest.py && $(PY) bench/proc_cost.py
+	@$(PY) bench/tick.py && $(PY) bench/ingest.py && $(PY) bench/proc_cost.py && $(PY) bench/analysis.py
 
 ## make bench-host  what watching 43 real VMs costs, beside collectd (root, the lab's packages, collectd-core, libyajl2)
 bench-host: setup-dev setup-lab
