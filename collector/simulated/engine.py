@@ -181,15 +181,17 @@ class Engine:
         frequency = moments.frequency[:, None]
         now = contend(self.machine, p, moments.load, frequency=frequency)
         calm, _ = self._running(np.zeros_like(moments.running))
-        p95_s, quiet_p95_s, quiet_cpi = (np.full(moments.load.shape, math.nan) for _ in range(3))
+        # Once more for each VM, all others at their baselines: (VMs, T, VMs).
+        own = np.eye(len(self.guests), dtype=bool)[:, None, :]
+        mixed = Parameters._make(np.where(own, a, b) for a, b in zip(p, calm, strict=True))
+        quiet = contend(
+            self.machine, mixed, np.where(own, moments.load, moments.baseline), frequency=frequency
+        )
+        quiet_cpi = np.diagonal(quiet.cpi, axis1=0, axis2=2)
+        p95_s, quiet_p95_s = (np.empty(moments.load.shape) for _ in range(2))
         for vm in range(len(self.guests)):
-            own = np.arange(len(self.guests)) == vm
-            mixed = Parameters._make(np.where(own, a, b) for a, b in zip(p, calm, strict=True))
-            load = np.where(own, moments.load, moments.baseline)
-            alone = contend(self.machine, mixed, load, frequency=frequency)
             p95_s[:, vm] = self._tail(now, index, vm)
-            quiet_p95_s[:, vm] = self._tail(alone, index, vm)
-            quiet_cpi[:, vm] = alone.cpi[:, vm]
+            quiet_p95_s[:, vm] = self._tail(Rates._make(column[vm] for column in quiet), index, vm)
         # Who does nothing suffers from nothing.
         there = moments.load > 0
         cpi = np.where(there, now.cpi / quiet_cpi, 1.0)

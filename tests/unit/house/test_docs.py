@@ -80,13 +80,14 @@ def test_every_setting_has_a_meaning() -> None:
 def test_examples_of_the_simulated_hypervisor_are_taken(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "simulated.md").read_text(encoding="utf-8")
     examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    for name, text in zip(("agent.toml", "scenario.toml"), examples, strict=True):
+    for name, text in zip(("agent.toml", "scenario.toml", "profiles.toml"), examples, strict=True):
         (tmp_path / name).write_text(text, encoding="utf-8")
     sources = load_agent(tmp_path / "agent.toml").sources
     modes = {name: getattr(sources, name).mode for name in sources.__struct_fields__}
     assert modes.pop("simulated") == "required"
     assert set(modes.values()) == {"off"}
     assert len(load_scenario(tmp_path / "scenario.toml").vms) == 3
+    assert [vm.profile for vm in load_scenario(tmp_path / "profiles.toml").vms] == ["masstree", "no-interference"]
 
 
 def test_make_targets_of_the_docs_exist() -> None:
