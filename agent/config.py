@@ -219,12 +219,8 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline."""
 
-    detector: Literal["noise_scaled", "paper", "off"] = (
-        "noise_scaled"  # thresholds by noise, or the paper's rules
-    )
-    models: tuple[
-        str, ...
-    ] = ()  # JSON files of `degradation fit`; the first that can tell counts, ours come last
+    detector: Literal["noise_scaled", "paper", "off"] = "noise_scaled"  # by noise, or the paper's rules
+    models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
     event_interval_s: float = 10.0  # a VM's next change is told to central no sooner than this after its last
     recent_events: int = 500  # changes of all VMs that are kept in memory for `whitepanda explain`
     save_interval_s: float = 60.0  # how often the baselines are written to state_dir; and at the end
