@@ -99,6 +99,7 @@ class Block(NamedTuple):
     rates: Rates
     counted: Counted
     p95_s: Array  # measured over the requests that ended in the step; NaN: none, or not asked for
+    p95_5s_s: Array  # of the last 5 steps
     requests: Array  # that ended
 
 
@@ -172,8 +173,7 @@ class Engine:
         frequency = moments.frequency[:, None]
         rates = contend(self.machine, p, load, core_noise=1 / ipc_noise, frequency=frequency)
         counted = _count(self.machine, noise, p, rates, normals)
-        p95_s, requests = self._serve(moments.at_s, arriving, rates, work)
-        return Block(moments, rates, counted, p95_s, requests)
+        return Block(moments, rates, counted, *self._serve(moments.at_s, arriving, rates, work))
 
     def expect(self, moments: Moments) -> Expected:
         """Tell what is expected of moments, independent of any noise and of the steps so far."""
@@ -252,21 +252,22 @@ class Engine:
         )
         return np.minimum(offered, _MAX_LOAD), work, arriving
 
-    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, Array]:
-        p95_s, ended = np.full(arriving.shape, math.nan), np.zeros(arriving.shape)
+    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, Array, Array]:
+        tails = np.full((3, *arriving.shape), math.nan)
+        tails[2] = 0
         for vm, queue in enumerate(self._queues):
             if queue is None:
                 continue
             service_s = rates.service_s[:, vm] * work[:, vm]
             for t, begin_s in enumerate(at_s.tolist()):
-                p95_s[t, vm], ended[t, vm] = queue.serve(
+                tails[:, t, vm] = queue.serve(
                     begin_s,
                     self._step_s,
                     int(arriving[t, vm]),
                     float(service_s[t]),
                     float(rates.disk_op_s[t, 0]),
                 )
-        return p95_s, ended
+        return tails[0], tails[1], tails[2]
 
 
 def _count(machine: Machine, noise: Noise, p: Parameters, rates: Rates, normals: Array) -> Counted:

@@ -85,6 +85,7 @@ class Truth(NamedTuple):
     role: Role
     load_ratio: float  # offered, without noise
     p95_latency_s: float  # over the requests that ended in the tick; NaN: none
+    p95_5s_latency_s: float  # over those of this tick and the four before
     requests: int  # how many ended
     expected_p95_s: float  # NaN for VMs without requests
     expected_degradation: float
@@ -99,6 +100,7 @@ class StudyBlock(NamedTuple):
     host: Mapping[str, Array]  # (T,)
     load_ratio: Array
     p95_latency_s: Array
+    p95_5s_latency_s: Array
     requests: Array
     expected: Expected
     roles: list[list[Role]]
@@ -149,6 +151,7 @@ def blocks(study: Study, *, requests: bool = True) -> Iterator[StudyBlock]:
             host_metrics(study.machine, block.counted),
             moments.load,
             block.p95_s,
+            block.p95_5s_s,
             block.requests,
             expected,
             engine.roles(tracker, moments, expected),
@@ -296,6 +299,7 @@ def _ticks(block: StudyBlock) -> Iterator[StudyTick]:
                 block.roles[t][vm],
                 float(block.load_ratio[t, vm]),
                 float(block.p95_latency_s[t, vm]),
+                float(block.p95_5s_latency_s[t, vm]),
                 int(block.requests[t, vm]),
                 float(block.expected.p95_s[t, vm]),
                 float(block.expected.degradation[t, vm]),

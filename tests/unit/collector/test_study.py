@@ -199,7 +199,7 @@ def test_requests_one_by_one_have_the_expected_tail(name: str, vcpus: int) -> No
     service_s = app.service_ms / 1e3
     rate = 0.6 * workers / service_s
     measured = [
-        queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3)[0] for second in range(60)
+        queue.serve(second, 1.0, int(rng.poisson(rate)), service_s, 0.5e-3).p95_s for second in range(60)
     ]
     expected = service_s * expected_tail(app, workers)(np.array([0.6]), np.array([0.5e-3 / service_s]))[0]
     assert np.mean(measured) == pytest.approx(expected, rel=0.04)
@@ -219,7 +219,7 @@ def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None
         return ends
 
     queue._ends = spy
-    ended = sum(queue.serve(second, 1.0, 30 * workers, 0.04, 1e-3)[1] for second in range(5))
+    ended = sum(queue.serve(second, 1.0, 30 * workers, 0.04, 1e-3).ended for second in range(5))
     free = [0.0] * workers
     for arrivals, services, ends in seen:
         for arrival, service, end in zip(arrivals, services, ends, strict=True):
@@ -231,11 +231,23 @@ def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None
     assert ended == sum(int((ends <= 5).sum()) for _, _, ends in seen)
 
 
+def test_the_tail_of_five_ticks_is_over_all_their_requests() -> None:
+    app = replace(APPLICATIONS["masstree"], disk_ops_per_request=0.0)
+    queue = RequestQueue(app, 2, np.random.default_rng(5))
+    # A slow tick, and four fast ones: it is in the window for five ticks and not for a sixth.
+    tails = [queue.serve(float(t), 1.0, 400, 1e-3 if t else 2e-3, 1e-3) for t in range(7)]
+    assert tails[0].p95_5s_s == tails[0].p95_s
+    assert tails[3].p95_5s_s > 1.3 * tails[3].p95_s
+    assert tails[4].p95_5s_s > 1.3 * tails[4].p95_s
+    assert tails[5].p95_5s_s == pytest.approx(tails[5].p95_s, rel=0.1)
+
+
 def test_a_tick_without_requests_has_no_tail() -> None:
     queue = RequestQueue(APPLICATIONS["silo"], 1, np.random.default_rng(1))
-    p95, count = queue.serve(0.0, 1.0, 0, 1e-3, 1e-3)
-    assert math.isnan(p95)
-    assert count == 0
+    tail = queue.serve(0.0, 1.0, 0, 1e-3, 1e-3)
+    assert math.isnan(tail.p95_s)
+    assert math.isnan(tail.p95_5s_s)
+    assert tail.ended == 0
 
 
 # --- truth ---
