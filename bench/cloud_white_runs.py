@@ -1,0 +1,282 @@
+"""One run of the simulated study: simulated, judged by both detectors, estimated, and scored. See cloud_white.py."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.alita import polluters
+from agent.analysis.behaviour import AnyDetector, Behaviour
+from agent.analysis.degradation import Model
+from agent.analysis.detector import Detector, DetectorSettings
+from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, set_others
+from collector.simulated.study import Study, StudyBlock, blocks
+from collector.simulated.truth import Role
+
+__all__ = [
+    "METHODS",
+    "Errors",
+    "Run",
+    "Watched",
+    "alita_shares",
+    "errors_of",
+    "evaluate",
+    "quiet_day_of",
+    "seeded",
+]
+
+Floats = NDArray[np.float64]
+
+PERCENTILE = 95.0
+#: What is compared: ours, the paper's plain rules, and what needs neither a detector nor a model, or no model.
+METHODS = ("ours", "paper", "constant 1", "constant", "our detector, constant", "expected")
+DETECTORS = ("ours", "paper")
+
+
+class Errors(NamedTuple):
+    """Of one run, ratios. Overall: of the whole run. Dynamic: of the ticks after the quiet phase, and others beside."""
+
+    overall: float
+    dynamic: float
+    dynamic_whole: float
+    dynamic_stress: float
+
+
+class Watched(NamedTuple):
+    """What a detector said in a run."""
+
+    behaviours: NDArray[np.str_]  # (T, VMs)
+    baseline: Floats  # (T, VMs, signals)
+    baseline_ticks: NDArray[np.int64]  # (T, VMs)
+    estimate: NDArray[np.bool_]  # (T, VMs), whose degradation is worth an estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The scores of one run.
+
+    `errors`: per method of `METHODS`. `roles`: per detector how often a role was told as which behaviour, after the
+    quiet phase, and in it as `quiet <role>`. `covered`, `widths`: of the victim's estimates with intervals.
+    `reasons`: why ours could not tell. `series`: for figures.
+    """
+
+    name: str
+    repetition: int
+    errors: Mapping[str, Errors]
+    roles: Mapping[str, Mapping[tuple[str, str], int]]
+    covered: NDArray[np.bool_]
+    widths: Floats
+    reasons: Mapping[str, int]
+    p95: Mapping[str, float]
+    series: Mapping[str, Floats]
+
+
+def seeded(study: Study, purpose: str) -> Study:
+    """Give a study random numbers of its own: scenarios would share those of the same VM otherwise."""
+    return replace(study, seed=zlib.crc32(f"{purpose}/{study.name}".encode()))
+
+
+def errors_of(measured: Floats, estimated: Floats, quiet_ticks: int, stress_ticks: int) -> Errors:
+    """Compare a run's estimates with what was measured, degradation per second of both; seconds without are left out.
+
+    Args:
+        measured: shape (T,), NaN where no request ended.
+        estimated: shape (T,).
+        quiet_ticks: how many ticks the quiet phase has.
+        stress_ticks: how many ticks the quiet and the stressed phases have.
+
+    """
+    known = ~np.isnan(measured)
+    ape = np.abs(estimated - measured) / measured
+    real, said = (float(np.percentile(values[known], PERCENTILE)) for values in (measured, estimated))
+
+    def mean(begin: int, end: int | None) -> float:
+        return float(ape[begin:end][known[begin:end]].mean())
+
+    return Errors(
+        abs(said - real) / real, mean(quiet_ticks, None), mean(0, None), mean(quiet_ticks, stress_ticks)
+    )
+
+
+def signals_of_block(block: StudyBlock) -> Floats:
+    """Make the signals of a block, shape (T, VMs, signals), as `agent.analysis.signals.signals_of` does for a tick."""
+    shape = block.load_ratio.shape
+    values = np.full((*shape, len(SIGNALS)), np.nan)
+    for name, column in INDEX.items():
+        if name in OTHERS:
+            continue
+        if name in SUMS:
+            first, second = SUMS[name]
+            values[..., column] = block.metrics[first] + block.metrics[second]
+        elif name in block.metrics:
+            values[..., column] = block.metrics[name]
+        elif name in block.host:
+            values[..., column] = block.host[name][:, None]
+    for row in values:
+        set_others(row)
+    return values
+
+
+def detector_of(name: str) -> AnyDetector:
+    return Detector(DetectorSettings()) if name == "ours" else PaperDetector(PaperSettings())
+
+
+def watch(detector: AnyDetector, keys: tuple[VmKey, ...], at_s: Floats, values: Floats) -> Watched:
+    """Let a detector see ticks, in order."""
+    count = (len(at_s), len(keys))
+    behaviours = np.empty(count, dtype="<U10")
+    baseline = np.empty(values.shape)
+    ticks = np.zeros(count, dtype=np.int64)
+    estimate = np.zeros(count, dtype=np.bool_)
+    for t, now in enumerate(at_s.tolist()):
+        found = detector.step(Tick(now, keys, values[t]))
+        behaviours[t] = [str(state.behaviour) for state in found.states]
+        ticks[t] = [state.baseline_ticks for state in found.states]
+        baseline[t] = found.baseline
+        victim = behaviours[t] == str(Behaviour.VICTIM)
+        estimate[t] = victim if found.estimate is None else found.estimate
+    return Watched(behaviours, baseline, ticks, estimate)
+
+
+def keys_of(study: Study) -> tuple[VmKey, ...]:
+    return tuple(VmKey(study.uuid_of(vm), "1", vm.vcpus) for vm in study.vms)
+
+
+def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tuple[Floats, list[str]]:
+    """Return a VM's degradation, low and high per tick, shape (3, T), NaN where none was asked for; and reasons."""
+    columns = [INDEX[name] for name in model.inputs]
+    asked = np.flatnonzero(watched.estimate[:, vm])
+    numbers = np.full((3, len(values)), np.nan)
+    told = model.predict(
+        values[asked, vm][:, columns],
+        watched.baseline[asked, vm][:, columns],
+        watched.baseline_ticks[asked, vm],
+    )
+    numbers[:, asked] = np.stack((told.degradation, told.low, told.high))
+    return numbers, [reason for reason in told.reasons if reason]
+
+
+def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
+    """Run a study, and score its first VM's degradation and all VMs' roles."""
+    block = _one_block(study)
+    values, keys, vm = signals_of_block(block), keys_of(study), 0
+    watched = {name: watch(detector_of(name), keys, block.at_s, values) for name in DETECTORS}
+    quiet, stressed = (int((block.at_s <= end).sum()) for end in (study.quiet_s, study.stress_s))
+    p95 = block.p95_latency_s[:, vm]
+    measured = p95 / np.nanmean(p95[:quiet])
+    numbers, reasons = estimates_of(ours, watched["ours"], values, vm)
+    papers, _ = estimates_of(paper, watched["paper"], values, vm)
+    suffers = watched["ours"].behaviours[:, vm] == str(Behaviour.VICTIM)
+    stress = (np.arange(len(p95)) >= quiet) & (np.arange(len(p95)) < stressed)
+    estimates = {
+        # What cannot be told counts as no degradation.
+        "ours": np.where(np.isnan(numbers[0]), 1.0, numbers[0]),
+        "paper": np.where(np.isnan(papers[0]), 1.0, papers[0]),
+        "constant 1": np.ones(len(p95)),
+        "constant": np.full(len(p95), constant),
+        "our detector, constant": np.where(suffers, constant, 1.0),
+        # Not a method: what the truth itself expects, without the noise of one second's requests.
+        "expected": block.expected.degradation[:, vm],
+    }
+    bounded = ~np.isnan(numbers[1]) & ~np.isnan(measured)
+    is_covered = (numbers[1] <= measured) & (measured <= numbers[2])
+    width = (numbers[2] - numbers[1]) / numbers[0]
+    return Run(
+        name=study.name,
+        repetition=study.repetition,
+        errors={name: errors_of(measured, one, quiet, stressed) for name, one in estimates.items()},
+        roles={name: _confusion(block, one.behaviours, quiet) for name, one in watched.items()},
+        covered=is_covered[bounded],
+        widths=width[bounded],
+        reasons=Counter(reasons),
+        p95={
+            "measured": float(np.nanpercentile(measured, PERCENTILE)),
+            "std": float(np.nanstd(measured[stress])),
+            **{name: float(np.percentile(one, PERCENTILE)) for name, one in estimates.items()},
+        },
+        series={
+            "at_s": block.at_s,
+            "measured": measured,
+            "ours": estimates["ours"],
+            "paper": estimates["paper"],
+            "low": numbers[1],
+            "high": numbers[2],
+            "expected": estimates["expected"],
+            "gips": values[:, :, INDEX["gips"]] / values[:quiet, :, INDEX["gips"]].mean(axis=0),
+        },
+    )
+
+
+def _one_block(study: Study) -> StudyBlock:
+    (block,) = blocks(study)
+    return block
+
+
+def _confusion(block: StudyBlock, behaviours: NDArray[np.str_], quiet: int) -> Mapping[tuple[str, str], int]:
+    found: Counter[tuple[str, str]] = Counter()
+    for t, row in enumerate(block.roles):
+        for role, behaviour in zip(row, behaviours[t].tolist(), strict=True):
+            if role is not Role.UNSCORED:
+                found[str(role) if t >= quiet else f"quiet {role}", behaviour] += 1
+    return found
+
+
+def quiet_day_of(study: Study, name: str) -> dict[str, int]:
+    """Let a detector see a day on which nothing happens; count what it says that is not true.
+
+    Returns:
+        VM ticks, those in which a VM was called a victim or inflicting, and how often a VM became a victim.
+
+    """
+    detector, keys = detector_of(name), keys_of(study)
+    found: Counter[str] = Counter()
+    before = np.zeros(len(keys), dtype=np.bool_)
+    for block in blocks(study, requests=False):
+        watched = watch(detector, keys, block.at_s, signals_of_block(block))
+        victim = watched.behaviours == str(Behaviour.VICTIM)
+        found["vm_ticks"] += victim.size
+        found["victim_ticks"] += int(victim.sum())
+        found["inflicting_ticks"] += int((watched.behaviours == str(Behaviour.INFLICTING)).sum())
+        began = victim & ~np.concatenate([before[None], victim[:-1]])
+        found["false_victims"] += int(began.sum())
+        before = victim[-1]
+    names = ("vm_ticks", "victim_ticks", "inflicting_ticks", "false_victims")
+    return {name: found[name] for name in names}
+
+
+def alita_shares(study: Study) -> dict[str, dict[str, dict[str, float]]]:
+    """Per phase and VM, the share of scored ticks in which each rule calls it the one that does harm, and the truth."""
+    block = _one_block(study)
+    values, keys = signals_of_block(block), keys_of(study)
+    machine = study.machine
+    vcpus = [vm.vcpus for vm in study.vms]
+    accused = {
+        "alita": np.array([
+            polluters(row, vcpus, llc_bytes=machine.llc_mib * 2**20, host_cpus=machine.cpus)
+            for row in values[:, :, INDEX["llc_occupancy_bytes"]]
+        ]),
+        "truth": np.array([[role is Role.INFLICTING for role in row] for row in block.roles]),
+    }  # fmt: skip
+    for name in DETECTORS:
+        said = watch(detector_of(name), keys, block.at_s, values).behaviours
+        accused[name] = said == str(Behaviour.INFLICTING)
+    scored = np.array([[role is not Role.UNSCORED for role in row] for row in block.roles]).all(axis=1)
+    phases = {
+        "quiet": block.at_s <= study.quiet_s,
+        "stress": (block.at_s > study.quiet_s) & (block.at_s <= study.stress_s),
+        "after": block.at_s > study.stress_s,
+    }
+    return {
+        phase: {
+            vm.name: {name: float(one[ticks & scored, place].mean()) for name, one in accused.items()}
+            for place, vm in enumerate(study.vms)
+        }
+        for phase, ticks in phases.items()
+    }
