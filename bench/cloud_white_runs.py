@@ -26,8 +26,10 @@ __all__ = [
     "Run",
     "Watched",
     "alita_shares",
+    "dynamic_error",
     "errors_of",
     "evaluate",
+    "overall_error",
     "quiet_day_of",
     "seeded",
 ]
@@ -41,12 +43,17 @@ DETECTORS = ("ours", "paper")
 
 
 class Errors(NamedTuple):
-    """Of one run, ratios. Overall: of the whole run. Dynamic: of the ticks after the quiet phase, and others beside."""
+    """Of one run, ratios. Overall: of the whole run. Dynamic: of the ticks after the quiet phase, and others beside.
+
+    `*_5s`: of tails measured over 5 s each, and estimates averaged over as much.
+    """
 
     overall: float
     dynamic: float
     dynamic_whole: float
     dynamic_stress: float
+    overall_5s: float
+    dynamic_5s: float
 
 
 class Watched(NamedTuple):
@@ -83,25 +90,38 @@ def seeded(study: Study, purpose: str) -> Study:
     return replace(study, seed=zlib.crc32(f"{purpose}/{study.name}".encode()))
 
 
-def errors_of(measured: Floats, estimated: Floats, quiet_ticks: int, stress_ticks: int) -> Errors:
-    """Compare a run's estimates with what was measured, degradation per second of both; seconds without are left out.
+def overall_error(measured: Floats, estimated: Floats) -> float:
+    """Compare the 95th percentiles of a run's measured and estimated degradation, shape (T,) each; NaN is left out."""
+    known = ~np.isnan(measured)
+    real, said = (float(np.percentile(values[known], PERCENTILE)) for values in (measured, estimated))
+    return abs(said - real) / real
+
+
+def dynamic_error(measured: Floats, estimated: Floats) -> float:
+    """Return the mean over seconds of the estimate's error, of what was measured then, shape (T,); NaN is left out."""
+    return float(np.nanmean(np.abs(estimated - measured) / measured))
+
+
+def errors_of(measured: Floats, measured_5s: Floats, estimated: Floats, quiet: int, stressed: int) -> Errors:
+    """Compare a run's estimates with what was measured.
 
     Args:
-        measured: shape (T,), NaN where no request ended.
+        measured: shape (T,), degradation of the p95 of each second, NaN where no request ended.
+        measured_5s: likewise, of the 5 s that end then.
         estimated: shape (T,).
-        quiet_ticks: how many ticks the quiet phase has.
-        stress_ticks: how many ticks the quiet and the stressed phases have.
+        quiet: how many ticks the quiet phase has.
+        stressed: how many ticks the quiet and the stressed phases have.
 
     """
-    known = ~np.isnan(measured)
-    ape = np.abs(estimated - measured) / measured
-    real, said = (float(np.percentile(values[known], PERCENTILE)) for values in (measured, estimated))
-
-    def mean(begin: int, end: int | None) -> float:
-        return float(ape[begin:end][known[begin:end]].mean())
-
+    sums = np.convolve(estimated, np.ones(5))[: len(estimated)]
+    smooth = sums / np.minimum(np.arange(len(estimated)) + 1, 5)
     return Errors(
-        abs(said - real) / real, mean(quiet_ticks, None), mean(0, None), mean(quiet_ticks, stress_ticks)
+        overall_error(measured, estimated),
+        dynamic_error(measured[quiet:], estimated[quiet:]),
+        dynamic_error(measured, estimated),
+        dynamic_error(measured[quiet:stressed], estimated[quiet:stressed]),
+        overall_error(measured_5s, smooth),
+        dynamic_error(measured_5s[quiet:], smooth[quiet:]),
     )
 
 
@@ -171,6 +191,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     quiet, stressed = (int((block.at_s <= end).sum()) for end in (study.quiet_s, study.stress_s))
     p95 = block.p95_latency_s[:, vm]
     measured = p95 / np.nanmean(p95[:quiet])
+    measured_5s = block.p95_5s_latency_s[:, vm] / np.nanmean(block.p95_5s_latency_s[:quiet, vm])
     numbers, reasons = estimates_of(ours, watched["ours"], values, vm)
     papers, _ = estimates_of(paper, watched["paper"], values, vm)
     suffers = watched["ours"].behaviours[:, vm] == str(Behaviour.VICTIM)
@@ -191,7 +212,9 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     return Run(
         name=study.name,
         repetition=study.repetition,
-        errors={name: errors_of(measured, one, quiet, stressed) for name, one in estimates.items()},
+        errors={
+            name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()
+        },
         roles={name: _confusion(block, one.behaviours, quiet) for name, one in watched.items()},
         covered=is_covered[bounded],
         widths=width[bounded],

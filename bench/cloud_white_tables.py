@@ -253,6 +253,11 @@ def print_errors(numbers: Mapping[str, Any]) -> None:
             beside = f"{percent(e['dynamic_whole'])}, {percent(e['dynamic_stress'])}"
             cells.append(f"{percent(e['overall'])} / {percent(e['dynamic'])} ({beside})")
         row(method, *cells)
+    print("\nThe same with tails measured over 5 s each: overall / dynamic after the quiet phase.")
+    head("", *(GROUPS[name] for name in GROUPS))
+    for method in METHODS:
+        errors = [numbers["groups"][group]["errors"][method] for group in GROUPS]
+        row(method, *(f"{percent(e['overall_5s'])} / {percent(e['dynamic_5s'])}" for e in errors))
 
 
 def print_cells(numbers: Mapping[str, Any]) -> None:

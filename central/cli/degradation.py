@@ -59,6 +59,9 @@ def fit(
     min_baseline_rows: Annotated[
         int, typer.Option(min=0, help="Fewer make a baseline too young; 0: from the runs.")
     ] = 0,
+    calibrate_by: Annotated[
+        str, typer.Option(metavar="run|scenario", help="Intervals cover new runs, or new scenarios.")
+    ] = "run",
     baseline_rows: Annotated[  # noqa: FBT002 - a flag of typer's
         bool, typer.Option(help="Fit to the baseline rows too, whose degradation is about 1.")
     ] = True,
@@ -72,6 +75,8 @@ def fit(
     Degradation = target / mean target of the baseline rows of the same group. Gamma regressions and trees are fitted
     without each scenario in turn; the one with the least error there is written, with the errors of all.
     """
+    if calibrate_by not in ("run", "scenario"):
+        raise InputError(f"--calibrate-by: must be run or scenario (value {calibrate_by})")
     table = Table(runs)
     columns = Columns(
         target=target,
@@ -91,6 +96,7 @@ def fit(
         memory_bound_from=memory_bound_from,
         baseline_rows=baseline_rows,
         min_baseline_rows=min_baseline_rows,
+        calibrate_by=calibrate_by,
         provenance=_provenance(runs),
     )
     with errors.status("fitting") as status:

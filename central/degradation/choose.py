@@ -93,9 +93,12 @@ def fit_model(
 def with_intervals(
     parts: list[dict[str, Any]], runs: Runs, held: Held, criterion: str, options: FitOptions
 ) -> list[dict[str, Any]]:
-    """Return the parts with intervals, calibrated with estimates of runs, and of scenarios, that were held out."""
+    """Return the parts with intervals, calibrated with estimates of runs, and of scenarios, that were held out.
+
+    By runs: rows like those of training are covered, and novelty widens the rest. By scenarios: whole scenarios are.
+    """
     sets, by_scenario = scenario_sets(runs, options)[0], None
-    if criterion == "scenario":
+    if criterion == "scenario" and options.calibrate_by == "run":
         by_scenario = held.estimated
         folds = _INTERVAL_FOLDS if len(runs.degradation) <= _MANY_ROWS else _GROUP_FOLDS
         sets = list(folds_of(runs, folds, options.seed, by_run=True))

@@ -62,7 +62,8 @@ class FitOptions:
     """How a model is fitted.
 
     `methods`: names of rivals, empty for all. `baseline_rows`: fit to baseline rows too (their degradation is about 1).
-    `min_baseline_rows` 0: half the median number of baseline rows per group, at most 10.
+    `min_baseline_rows` 0: half the median number of baseline rows per group, at most 10. `calibrate_by`: "run" or
+    "scenario", what intervals are to cover: runs of training's scenarios, or scenarios that training has not.
     """
 
     methods: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class FitOptions:
     baseline_rows: bool = True
     min_baseline_rows: int = 0
     held_out_sets: int = 8
+    calibrate_by: str = "run"
     provenance: dict[str, Any] = field(default_factory=dict)
 
 

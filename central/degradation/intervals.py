@@ -91,7 +91,7 @@ def fit(
 
     errors = np.abs(np.log(estimated / degradation))
     wide, wide_baseline = with_log(values, baseline, estimated)
-    terms = _difficulty_terms(wide, wide_baseline, columns)
+    terms = _difficulty_terms(wide, wide_baseline, columns, is_relative)
     floor = max(_FLOOR * float(errors.mean()), _LEAST_FLOOR)
     folds = _folds(rows, rng)
     expected = np.empty(len(errors))
@@ -133,11 +133,24 @@ def _folds(units: NDArray[np.str_], rng: np.random.Generator) -> list[NDArray[np
     return [np.isin(place, order[fold::_FOLDS]) for fold in range(_FOLDS)]
 
 
-def _difficulty_terms(values: Floats, baseline: Floats, columns: list[int]) -> Terms:
-    """Return the terms of the used columns, and the log of the estimate."""
+def _difficulty_terms(
+    values: Floats,
+    baseline: Floats,
+    columns: list[int],
+    is_relative: bool,  # noqa: FBT001 - private
+) -> Terms:
+    """Return the terms of the used columns, and the log of the estimate; what the model sees alone, if relative."""
     places = [*columns, values.shape[1] - 1]
     terms = trees.terms_of(values[:, places], baseline[:, places])
-    return Terms(np.array(places, dtype=np.int64)[terms.columns], terms.forms, terms.scales)
+    log = len(places) - 1
+    kept = [
+        i
+        for i, (column, form) in enumerate(zip(terms.columns.tolist(), terms.forms, strict=True))
+        if not is_relative or column == log or form == "relative"
+    ]
+    kept = kept or list(range(len(terms.forms)))
+    chosen = np.array(places, dtype=np.int64)[terms.columns[kept]]
+    return Terms(chosen, tuple(terms.forms[i] for i in kept), terms.scales[kept])
 
 
 def _difficulty(values: Floats, baseline: Floats, errors: Floats, terms: Terms, seed: int) -> dict[str, Any]:
