@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -327,6 +328,15 @@ def study(
     return numbers, runs
 
 
+def without_nan(numbers: Any) -> Any:
+    """Replace what is not known by None: JSON has no NaN."""
+    if isinstance(numbers, dict):
+        return {key: without_nan(value) for key, value in numbers.items()}
+    if isinstance(numbers, list | tuple):
+        return [without_nan(value) for value in numbers]
+    return None if isinstance(numbers, float) and math.isnan(numbers) else numbers
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -350,7 +360,7 @@ def main() -> int:
     print(f"\nTraining took {trained_s:.0f} s, all {time.monotonic() - began:.0f} s.")
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(numbers, indent=1)
+        text = json.dumps(without_nan(numbers), indent=1, allow_nan=False)
         (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
         figures.write_all(arguments.out, runs, PAPERS_STRESSORS[-1])
     return 0 if all(bar["met"] for bar in numbers["bars"]) else 1

@@ -140,6 +140,7 @@ def _calibrated(
         by_scenario=None if by_scenario is None else by_scenario[rows],
         uses=part.get("uses", ()),
         is_relative=part["estimator"]["kind"] == "glm",
+        each_scenario=options.calibrate_by == "scenario",
         seed=options.seed,
     )
 

@@ -53,6 +53,7 @@ def fit(
     by_scenario: Floats | None = None,
     uses: Sequence[int] = (),
     is_relative: bool = False,
+    each_scenario: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Calibrate intervals.
@@ -68,6 +69,8 @@ def fit(
         by_scenario: shape (n,): estimates by models that were not fitted to the row's scenario; None: there are none.
         uses: columns that the model uses; empty: all.
         is_relative: whether the model sees features relative to their baseline only, so that nothing else is novel.
+        each_scenario: the nominal share is to be covered of each scenario, so the worst one says how wide: of a few
+            scenarios, and for one more, that is what conformal prediction over scenarios comes to.
         seed: of the folds, prototypes and trees.
 
     Returns:
@@ -104,10 +107,12 @@ def fit(
         quantile = _quantile(errors / (difficulty * novelty.factor(usual)), nominal)
         held = np.abs(np.log(others / degradation)) / (quantile * difficulty)
         novelty = _with_slope(novelty, held, unusual, nominal)
+    scores = errors / (difficulty * novelty.factor(usual))
+    parts = [scores[scenarios == name] for name in np.unique(scenarios)] if each_scenario else [scores]
     block = {
         "kind": "conformal",
         "nominal": nominal,
-        "quantile": max(_quantile(errors / (difficulty * novelty.factor(usual)), nominal), _LEAST_FLOOR),
+        "quantile": max(*(_quantile(part, nominal) for part in parts), _LEAST_FLOOR),
         "floor": floor,
         "rows": len(errors),
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),

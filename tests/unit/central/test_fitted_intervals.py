@@ -138,3 +138,24 @@ def test_the_same_seed_gives_the_same_block_and_it_stays_small():
     assert first == again
     assert first != other
     assert len(json.dumps(first, indent=1)) < 3e5
+
+
+def test_where_each_scenario_is_to_be_covered_the_worst_one_says_how_wide():
+    count = 3000
+    values, baseline, _, estimated = rows(count, 1)
+    names = scenarios(count)
+    rng = np.random.default_rng(4)
+    # "c" is noisier than the others, and no feature tells.
+    degradation = estimated * np.exp(rng.normal(0.0, np.where(names == "c", 0.15, 0.03)))
+    covered = {}
+    for each in (False, True):
+        block = intervals.fit(
+            values, baseline, degradation, estimated, names, nominal=0.9, each_scenario=each
+        )
+        low, high, _ = Intervals.from_json(block).bounds(values, baseline, estimated)
+        inside = (low <= degradation) & (degradation <= high)
+        covered[each] = [inside[names == name].mean() for name in ("a", "b", "c")]
+    assert covered[False][2] < 0.8
+    # Their difficulty is fitted to these very rows, so a little more than nominal.
+    assert covered[True][2] == pytest.approx(0.93, abs=0.03)
+    assert min(covered[True][:2]) > 0.97

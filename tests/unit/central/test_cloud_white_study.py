@@ -1,0 +1,214 @@
+"""bench/cloud_white.py: its definitions on numbers made by hand, and a tiny form of the study from end to end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from agent.analysis.degradation import parse
+from agent.analysis.signals import signals_of
+from agent.degradation_models import load
+from central.cli.degradation import app as degradation_app
+from collector.simulated import paper
+from collector.simulated.study import blocks, simulate
+from tests.support.central_process import ROOT
+from whitepanda.common.errors import InputError
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import cloud_white
+import cloud_white_runs
+import cloud_white_tables
+from cloud_white_runs import dynamic_error, errors_of, overall_error, with_spread
+
+TINY = replace(
+    cloud_white.QUICK,
+    loads=(0.2,),
+    training_loads=(0.2, 0.3),
+    training_stressors=("no-interference", "cache-memory-disk-2"),
+    quiet_hours=0.05,
+)
+
+
+def test_the_overall_error_compares_percentiles_of_the_run():
+    measured = np.array([1.0] * 90 + [2.0] * 10)
+    estimated = np.array([1.5] * 10 + [1.0] * 90)  # at other moments: it does not matter
+    assert overall_error(measured, estimated) == pytest.approx(0.25)
+    measured[0] = np.nan
+    assert overall_error(measured, estimated) == pytest.approx(0.25)
+
+
+def test_the_dynamic_error_is_of_each_second():
+    assert dynamic_error(np.array([1.0, 2.0, np.nan]), np.array([1.1, 1.0, 9.0])) == pytest.approx(0.3)
+
+
+def test_errors_of_a_run_by_phase():
+    measured = np.array([1.0, 1.0, 2.0, 2.0, 1.0, 1.0])
+    errors = errors_of(measured, measured, np.ones(6), 2, 4)
+    assert errors.dynamic == pytest.approx(0.25)
+    assert errors.dynamic_whole == pytest.approx(1 / 6)
+    assert errors.dynamic_stress == pytest.approx(0.5)
+    assert errors.overall == pytest.approx(0.5)
+
+
+def test_estimates_are_averaged_over_as_long_as_tails_of_five_seconds():
+    estimated = np.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0])
+    measured_5s = np.array([1.0, 1.0, 1.0, 1.0, 1.2, 1.4])
+    assert errors_of(estimated, measured_5s, estimated, 0, 6).dynamic_5s == pytest.approx(0.0)
+
+
+def test_a_spread_run_has_the_spread_that_its_intervals_say():
+    estimated = np.full(1000, 2.0)
+    low, high = np.full(1000, 2.0 * np.exp(-0.1645)), np.full(1000, 2.0 * np.exp(0.1645))
+    low[:500], high[:500] = np.nan, np.nan  # as wide as the others
+    spread = with_spread(estimated, low, high, 0.9)
+    assert np.log(spread).std() == pytest.approx(0.1, rel=0.05)
+    assert np.exp(np.log(spread).mean()) == pytest.approx(2.0)
+
+
+def test_without_any_interval_nothing_spreads():
+    nothing = np.full(3, np.nan)
+    assert set(with_spread(np.ones(3), nothing, nothing, 0.9)) == {1.0}
+
+
+def test_signals_are_those_that_the_agent_makes():
+    study = replace(paper.single("silo", 0.2, "disk-1"), duration_s=5, quiet_s=2, stress_s=4)
+    (block,) = blocks(study)
+    expected = np.array([signals_of(tick.vms, tick.host) for tick in simulate(study)])
+    np.testing.assert_allclose(cloud_white_runs.signals_of_block(block), expected, rtol=1e-12)
+
+
+def test_scenarios_have_random_numbers_of_their_own():
+    one, other = (
+        cloud_white_runs.seeded(paper.single("silo", 0.2, stressor), "training")
+        for stressor in ("disk-1", "disk-2")
+    )
+    assert one.seed != other.seed
+    assert cloud_white_runs.seeded(one, "evaluation").seed != one.seed
+
+
+def test_training_and_evaluation_share_no_application():
+    trained = {vm.profile for study in cloud_white.training_studies(TINY) for vm in study.vms}
+    assert not trained & set(cloud_white.TESTED_ON)
+    victims = {study.vms[0].profile for study in cloud_white.evaluation_studies(TINY)["single"]}
+    assert victims == set(cloud_white.TESTED_ON)
+
+
+def detection(*counts):
+    run = type("Run", (), {"roles": {"ours": dict(counts)}})
+    return cloud_white_tables.detection_over([run], "ours")
+
+
+def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
+    found = detection(
+        (("victim", "victim"), 80),
+        (("victim", "steady"), 20),
+        (("inflicting", "inflicting"), 100),
+        (("steady", "unknown"), 50),
+        (("steady", "victim"), 50),
+        (("quiet steady", "victim"), 1),
+        (("quiet steady", "steady"), 9),
+    )
+    assert found["apart"] == pytest.approx(0.9)
+    assert found["all"] == pytest.approx(230 / 300)
+    assert found["victim"] == pytest.approx(0.8)
+    assert found["quiet_alarms"] == pytest.approx(0.1)
+
+
+def numbers(ours, constant):
+    fields = {"overall": 0.04, "dynamic": 0.09}
+    errors = {name: dict.fromkeys(fields, ours) for name in ("ours", "paper", "expected")}
+    errors |= {name: dict.fromkeys(fields, constant) for name in cloud_white_tables.CONSTANTS}
+    told = {"apart": 0.96, "all": 0.97}
+    group = {"errors": errors, "detection": {"ours": told, "paper": told}}
+    return {
+        "groups": dict.fromkeys(("single", "two", "three"), group),
+        "quiet day": {"hours": 24, "ours": {"false_victims": 0}, "paper": {"false_victims": 3}},
+        "intervals": {"all": {"covered": 0.95}},
+    }
+
+
+@pytest.mark.parametrize(("constant", "void"), [(0.11, False), (0.10, True)])
+def test_a_bar_is_void_where_a_constant_comes_within_twice_of_it(constant, void):
+    bars = cloud_white_tables.bars_of(numbers(0.05, constant))
+    (overall,) = (bar for bar in bars if bar["bar"].startswith("overall error, one"))
+    assert overall["met"] and overall["void"] is void
+    (covered,) = (bar for bar in bars if bar["bar"].startswith("intervals"))
+    assert not covered["met"]
+
+
+def test_a_run_of_one_vm_says_what_it_was():
+    run = type("Run", (), {"name": "img-dnn-20-cache-memory-disk-3"})
+    assert cloud_white_tables.parts(run) == {
+        "application": "img-dnn",
+        "load": "20",
+        "stressor": "cache-memory-disk-3",
+    }
+
+
+def test_a_tiny_study_from_end_to_end(tmp_path, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models = cloud_white.train(TINY, processes=1)
+    found, runs = cloud_white.study(TINY, models, processes=1)
+    single = found["groups"]["single"]
+    assert single["runs"] == 3
+    assert {cell["application"] for cell in single["cells"]} == set(cloud_white.TESTED_ON)
+    # What the truth expects is better than a constant, and so are estimates.
+    assert single["errors"]["expected"]["overall"] < single["errors"]["constant 1"]["overall"]
+    assert single["errors"]["ours"]["overall"] < single["errors"]["constant 1"]["overall"]
+    assert single["detection"]["ours"]["apart"] > 0.9
+    assert found["quiet day"]["ours"] == {
+        "vm_ticks": 20 * 180,
+        "victim_ticks": 0,
+        "inflicting_ticks": 0,
+        "false_victims": 0,
+    }
+    assert found["alita"]["quiet"]["img-dnn"]["alita"] == 1.0
+    assert found["alita"]["quiet"]["img-dnn"]["ours"] == 0.0
+    assert found["alita"]["stress"]["stress-ng"]["ours"] > 0.9
+    json.dumps(cloud_white.without_nan(found), allow_nan=False)
+    cloud_white_tables.print_all(found)
+    assert "overall error, one VM beside a microbenchmark" in capsys.readouterr().out
+    cloud_white.figures.write_all(tmp_path, runs, cloud_white.PAPERS_STRESSORS[-1])
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png"}
+    written = cloud_white.packaged(models["ours"], TINY)
+    assert parse(written).features == ("ipc", "guest_ratio")
+    assert "simulated" in written["provenance"]["trained_on"]
+
+
+def test_the_model_that_comes_with_whitepanda_says_what_it_is_and_is_small():
+    file = ROOT / "agent" / "models" / "cloud_white.json"
+    assert file.stat().st_size < 1_000_000
+    provenance = json.loads(file.read_text(encoding="utf-8"))["provenance"]
+    assert provenance["applications"] == ["img-dnn", "specjbb"]
+    assert "not real ones" in provenance["trained_on"]
+    assert load(()).names == ("cloud_white",)
+
+
+def test_intervals_are_calibrated_by_runs_or_by_scenarios_as_asked(tmp_path):
+    runs = cloud_white.runs_of(
+        cloud_white.Table(cloud_white.training_table(tmp_path, TINY, 1)), ("ipc", "guest_ratio"), "vm"
+    )
+    quantiles = {}
+    for by in ("run", "scenario"):
+        options = cloud_white.FitOptions(methods=("gamma-log",), calibrate_by=by)
+        (part,) = cloud_white.fit_model(runs, options)["models"]
+        quantiles[by] = part["intervals"]["quantile"] * part["intervals"]["floor"]
+    # An application that was not fitted to is estimated worse than another run of the same.
+    assert quantiles["scenario"] > quantiles["run"]
+
+
+def test_what_intervals_are_calibrated_by_is_checked():
+    result = CliRunner().invoke(
+        degradation_app,
+        "fit none.csv --target a --baseline-where b --group-by c --features d --out e --calibrate-by day",
+    )
+    assert isinstance(result.exception, InputError)
+    assert "--calibrate-by: must be run or scenario (value day)" in str(result.exception)
