@@ -42,10 +42,11 @@ def overall(path: Path, runs: Sequence[Run]) -> None:
             values = [[run.p95[name] for run in own if parts(run)["load"] == load] for load in loads]
             places = np.arange(len(loads)) + shift
             axis.bar(places, [np.mean(v) for v in values], 0.27, yerr=[np.std(v) for v in values], label=name)
-        axis.set(title=application, xlabel="CPU load, %", ylim=(0.8, None))
+        axis.set(title=application, xlabel="CPU load, %")
         axis.set_xticks(range(len(loads)), loads)
     axes = np.atleast_1d(axes)
     axes[0].set_ylabel("degradation, p95 of a run")
+    axes[0].set_ylim(bottom=0.8)
     axes[0].legend(fontsize=8)
     _save(figure, path)
 
