@@ -3,6 +3,9 @@
 A source gives raw cumulative counters with both clocks; rates are made elsewhere (`agent.rates`). A value that is not
 known is absent and has a `Reason`, never a zero. Only the standard library is imported here: samples are also taken
 inside bare guests.
+
+Counters and samples are not to be changed once made. Those of every VM and tick are not declared frozen, because that
+makes each four to six times as dear to make.
 """
 
 from __future__ import annotations
@@ -163,7 +166,7 @@ class VmIdentity:
         return len(self.vcpu_tids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ThreadCounters:
     """One vCPU thread, cumulative since it started.
 
@@ -178,7 +181,7 @@ class ThreadCounters:
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProcessCounters:
     """The VM's process as a whole, cumulative: vCPU threads and all that QEMU does beside them.
 
@@ -195,7 +198,7 @@ class ProcessCounters:
     storage_reason: Reason = Reason.UNSPECIFIED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PerfGroup:
     """One group of hardware counters, cumulative and raw: not scaled for multiplexing.
 
@@ -209,7 +212,7 @@ class PerfGroup:
     counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PerfCounters:
     """One VM's hardware counters.
 
@@ -225,7 +228,7 @@ class PerfCounters:
     missing: Mapping[str, Reason] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DiskCounters:
     """One block device of a VM, cumulative, as the guest sees it."""
 
@@ -235,7 +238,7 @@ class DiskCounters:
     write_ops: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InterfaceCounters:
     """One network interface of a VM, cumulative; receive and transmit as the guest sees them.
 
@@ -252,7 +255,7 @@ class InterfaceCounters:
     opened: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CgroupCounters:
     """The VM's control group. None: this kernel or hierarchy does not tell.
 
@@ -272,7 +275,7 @@ class CgroupCounters:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RdtDomain:
     """What resctrl (Intel RDT, AMD QoS) tells of one VM in one cache domain.
 
@@ -285,7 +288,7 @@ class RdtDomain:
     reason: Reason = Reason.UNSPECIFIED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RdtCounters:
     """One VM's monitoring group. `opened` numbers the assignment: counters of another one are another epoch.
 
@@ -313,7 +316,7 @@ class Stamp(NamedTuple):
     unix_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VmSample:
     """What one source knows of one VM. None: not this source's to tell. `absent` has a reason per part.
 

@@ -94,6 +94,9 @@ class Baselines:
         self._load_response: Floats = np.zeros((0, noisy))
         self._ring: Floats = np.zeros((long, 0, noisy))
         self._known: Floats = np.zeros((long, 0, noisy))
+        # Of the present tick, made when first asked for.
+        self._windows: dict[int, Floats] = {}
+        self._noise_now: tuple[Floats, Floats] | None = None
 
     # --- rows ---
 
@@ -109,6 +112,7 @@ class Baselines:
         old = {key: row for row, key in enumerate(self.keys)}
         source = np.array([old.get(key, -1) for key in keys], np.int64)
         new = source < 0
+        self._noise_now = None
         self.ticks = taken(self.ticks, source, 0.0)
         self.first_seen_s = taken(self.first_seen_s, source, at_s)
         self.seen = taken(self.seen, source, 0)
@@ -135,6 +139,7 @@ class Baselines:
         """Take a tick's values, shape (VMs, columns), into the windows; nothing is learnt yet."""
         noisy = values[:, self._noisy]
         known = ~np.isnan(noisy)
+        self._windows.clear()
         self.seen += 1
         self._cursor = (self._cursor + 1) % len(self._ring)
         self._known[self._cursor] = known
@@ -142,10 +147,13 @@ class Baselines:
 
     def window(self, ticks: int) -> Floats:
         """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""
-        rows = np.arange(self._cursor - ticks + 1, self._cursor + 1) % len(self._ring)
-        total = self._ring[rows].sum(axis=0)
-        known = self._known[rows].sum(axis=0)
-        return np.where(known > 0, total / np.maximum(known, 1.0), _NAN)
+        found = self._windows.get(ticks)
+        if found is None:
+            rows = np.arange(self._cursor - ticks + 1, self._cursor + 1) % len(self._ring)
+            total = self._ring[rows].sum(axis=0)
+            known = self._known[rows].sum(axis=0)
+            found = self._windows[ticks] = np.where(known > 0, total / np.maximum(known, 1.0), _NAN)
+        return found
 
     def variance(self, ticks: int) -> Floats:
         """Return the variance of the difference between a window of `ticks` and the baseline in quiet.
@@ -165,6 +173,11 @@ class Baselines:
         )
 
     def _noise(self) -> tuple[Floats, Floats]:
+        if self._noise_now is None:
+            self._noise_now = self._make_noise()
+        return self._noise_now
+
+    def _make_noise(self) -> tuple[Floats, Floats]:
         weight = self._settings.prior_ticks / (self._settings.prior_ticks + self._noise_count)
         short = np.maximum(self._prior * weight + self._short * (1 - weight), self._floor)
         # Before it is known the long window is taken for hardly quieter: as if the noise were slow.
@@ -210,6 +223,7 @@ class Baselines:
         settings = self._settings
         learning = (gain > 0) & (self.count[:, self._noisy] >= _PLAIN_TICKS)
         self._noise_count = np.where(learning, self._noise_count + 1, self._noise_count)
+        self._noise_now = None
         # Noise is learnt more slowly than the mean: a variance needs more ticks.
         step = np.where(learning, np.maximum(gain / 4, 1.0 / np.maximum(self._noise_count, 1.0)), 0.0)
         mean = self.mean[:, self._noisy]
@@ -221,6 +235,7 @@ class Baselines:
             square = np.square(self.window(ticks) - mean)
             more = np.minimum(square, _NOISE_CLIP * now) - kept
             np.add(kept, step * more, out=kept, where=~np.isnan(more))
+        self._noise_now = None
 
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
         """Learn what the VM's own load does to its noisy columns: least squares through the origin.
@@ -327,6 +342,7 @@ class Baselines:
 
     def _take_back(self, row: int, held: Mapping[str, Any]) -> None:
         start = self._noisy.start
+        self._noise_now = None
         self.ticks[row] = held["ticks"]
         self._load_weight[row] = held["load"]["weight"]
         for column, name in enumerate(self.columns[start:]):
