@@ -58,12 +58,19 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
             groups[group]["cells"] = [
                 {"name": name, **cell([run for run in every if run.name == name])} for name in names
             ]
-    unseen = [run for group in ("single", "two", "three") for run in runs[group]]
-    per = {
-        application: intervals_over([run for run in unseen if application in victim_of(run)])
+    victims = {
+        application: [
+            run
+            for group in ("single", "two", "three")
+            for run in runs[group]
+            if application in victim_of(run)
+        ]
         for application in ("masstree", "moses", "silo", "img-dnn")
     }
-    return {"groups": groups, "intervals": {"all": intervals_over(unseen), **per}}
+    # img-dnn is the victim of some ramps, but no application that the model has not seen.
+    unseen = [run for application, some in victims.items() if application != "img-dnn" for run in some]
+    per = {application: intervals_over(some) for application, some in victims.items()}
+    return {"groups": groups, "intervals": {"all unseen": intervals_over(unseen), **per}}
 
 
 def parts(run: Run) -> Mapping[str, str]:
@@ -187,7 +194,7 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
             "met": least["ours"] >= TOLD_APART,
             "void": False,
         })  # fmt: skip
-    quiet, covered = numbers["quiet day"], numbers["intervals"]["all"]["covered"]
+    quiet, covered = numbers["quiet day"], numbers["intervals"]["all unseen"]["covered"]
     bars.append({
         "bar": f"false victims in {quiet['hours']:g} quiet hours of 20 VMs: 0",
         **{name: quiet[name]["false_victims"] for name in DETECTORS},
