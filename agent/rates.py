@@ -242,7 +242,15 @@ def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
     if isinstance(network, Reason):
         return (network,) * 6
     per_s = _S / network.dt_ns
-    return tuple(count if isinstance(count, Reason) else count * per_s for count in network[3:])
+    received, sent = network.receive_drops, network.transmit_drops
+    return (
+        network.receive_bytes * per_s,
+        network.transmit_bytes * per_s,
+        network.receive_packets * per_s,
+        network.transmit_packets * per_s,
+        received if isinstance(received, Reason) else received * per_s,
+        sent if isinstance(sent, Reason) else sent * per_s,
+    )
 
 
 def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:

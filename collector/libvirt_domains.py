@@ -116,6 +116,8 @@ class LibvirtSource:
         self._unknown = 0
         self._phase = 0.0
         self._polls: dict[str, _DiskPoll] = {}
+        # Of VMs that nothing was asked of since: what they were made from, and what was made.
+        self._made: dict[str, tuple[tuple[object, ...], VmSample]] = {}
         self._moments = Moments()
 
     def probe(self) -> Probe:
@@ -156,6 +158,8 @@ class LibvirtSource:
             mine = [vm for vm in inventory if vm.manager == "libvirt"]
             gone = {vm.uuid for vm in mine if before.get(vm.uuid) != vm.epoch}
         self._moments.keep({vm.uuid for vm in mine})
+        if len(self._made) > len(mine):
+            self._made.clear()
         vms = {
             vm.uuid: _starting(vm.epoch) if vm.uuid in gone else self._vm(vm, interfaces, now.mono_ns)
             for vm in mine
@@ -291,6 +295,20 @@ class LibvirtSource:
         return True
 
     def _vm(self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int) -> VmSample:
+        """Make a VM's sample, or give the last one again where all that it is made of is the same."""
+        poll = self._polls[vm.uuid]
+        is_told = self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns)
+        if answers or poll.is_old(mono_ns, self._stale_ns):
+            return self._make(vm, answers, mono_ns, is_told=is_told)
+        parts = (vm, poll, poll.disks, poll.stamp, poll.reason, is_told)
+        made = self._made.get(vm.uuid)
+        if made is None or made[0] != parts:
+            made = self._made[vm.uuid] = (parts, self._make(vm, answers, mono_ns, is_told=is_told))
+        return made[1]
+
+    def _make(
+        self, vm: VmIdentity, answers: Mapping[str, Answer | None], mono_ns: int, *, is_told: bool
+    ) -> VmSample:
         absent: dict[str, Reason] = {}
         stamps: dict[str, Stamp] = {}
         disks = self._disks(vm, mono_ns)
@@ -305,7 +323,7 @@ class LibvirtSource:
                 stamps["interfaces"] = answer.stamp
             else:
                 interfaces = Reason.STALE
-        if interfaces is None and not self._inventory.interfaces_told.covers(vm.uuid, vm.epoch, mono_ns):
+        if interfaces is None and not is_told:
             absent["interfaces"] = Reason.VM_STARTING
         elif isinstance(interfaces, Reason):
             absent["interfaces"] = interfaces

@@ -28,6 +28,7 @@ _S = 1_000_000_000
 _SLOW_NS = 60 * _S
 _MAX_BACKOFF_NS = 300 * _S
 _MAX_PAUSE_NS = _S // 2
+_IDLE_NS = 60 * _S  # without VMs; one that comes wakes the thread
 
 
 class DiskReading(NamedTuple):
@@ -147,7 +148,7 @@ class Poller:
             vms = list(self._vms.values())
         vm = min(vms, key=lambda vm: vm.due_ns, default=None)
         if vm is None:
-            return _S
+            return _IDLE_NS
         if vm.due_ns > now.mono_ns:
             return vm.due_ns - now.mono_ns
         self._poll(vm, now)

@@ -107,8 +107,10 @@ class QemuSource:
         inventory = self._inventory.vms()
         mine = [vm for vm in inventory if vm.manager in _MANAGERS]
         self._poller.watch(mine)
-        taps = _Taps(self._proc, self._clocks)
-        vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
+        vms = {}
+        if mine:
+            taps = _Taps(self._proc, self._clocks)
+            vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
         self._untold &= {vm.epoch for vm in mine}
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
