@@ -87,7 +87,10 @@ def test_examples_of_the_simulated_hypervisor_are_taken(tmp_path: Path) -> None:
     assert modes.pop("simulated") == "required"
     assert set(modes.values()) == {"off"}
     assert len(load_scenario(tmp_path / "scenario.toml").vms) == 3
-    assert [vm.profile for vm in load_scenario(tmp_path / "profiles.toml").vms] == ["masstree", "no-interference"]
+    assert [vm.profile for vm in load_scenario(tmp_path / "profiles.toml").vms] == [
+        "masstree",
+        "no-interference",
+    ]
 
 
 def test_make_targets_of_the_docs_exist() -> None:
