@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.central_process import MAIN, ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 FEATURES = (
     "qps,load_qps,be_cores,be_llc_ways,victim_llc_occupancy_bytes,victim_mem_bandwidth_bytes,"

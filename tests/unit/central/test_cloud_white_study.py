@@ -152,6 +152,7 @@ def test_a_run_of_one_vm_says_what_it_was():
     }
 
 
+@pytest.mark.long
 def test_a_tiny_study_from_end_to_end(tmp_path, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
