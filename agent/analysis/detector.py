@@ -126,6 +126,7 @@ class _Rows:
         self.suspect_s: Floats = np.zeros(0)
         self.inflicts: Bools = np.zeros(0, bool)
         self.since_s: Floats = np.zeros(0)
+        self.ready_since_s: Floats = np.zeros(0)  # NaN: its baseline is not ready yet
         self.behaviour: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def match(self, source: NDArray[np.int64], at_s: float) -> None:
@@ -134,6 +135,7 @@ class _Rows:
         self.suspect_s = taken(self.suspect_s, source, 0.0)
         self.inflicts = taken(self.inflicts, source, False)
         self.since_s = taken(self.since_s, source, at_s)
+        self.ready_since_s = taken(self.ready_since_s, source, math.nan)
         self.behaviour = taken(self.behaviour, source, 0)
 
 
@@ -160,7 +162,6 @@ class Detector:
         )
         self._rows = _Rows()
         self._last_s = math.nan
-        self._started_s = math.nan
         self._since_change = 0
 
     def step(self, tick: Tick) -> Detection:
@@ -168,8 +169,6 @@ class Detector:
         at_s = tick.at_s
         elapsed_s = min(max(at_s - self._last_s, 0.1), 10.0) if not math.isnan(self._last_s) else 1.0
         self._last_s = at_s
-        if math.isnan(self._started_s):
-            self._started_s = at_s
         source = self._baselines.match(tick.vms, at_s)
         if source is not None:
             self._rows.match(source, at_s)
@@ -255,9 +254,11 @@ class Detector:
     def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
         """Update who has grown, with hysteresis."""
         baselines, settings, rows = self._baselines, self._settings, self._rows
-        # A VM that comes when the others are long known does more than before it was there: nothing.
-        watched_s = baselines.first_seen_s - self._started_s
-        newcomer = ~ready & (watched_s > settings.baseline.min_ticks) & ready.any()
+        # A VM that comes when another is known (a restart of the agent keeps what was known) does more than before it
+        # was there: nothing.
+        rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
+        known_since_s = rows.ready_since_s[ready].min() if ready.any() else math.inf
+        newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
         usual = np.where(ready[:, None], mean[:, _ACTS], math.nan)
         usual = np.where(newcomer[:, None], _FLOORS, usual)
         now = short[:, _ACTS]

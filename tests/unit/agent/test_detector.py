@@ -256,6 +256,37 @@ def test_a_newcomer_that_floods_the_host_inflicts_without_a_baseline():
     assert not states[0].baseline_ready
 
 
+@pytest.mark.parametrize("tick_s", [0.25, 0.5, 2.0])
+def test_a_newcomer_is_one_whatever_the_tick(tick_s):
+    """It came after the others' baselines were ready, not after some number of seconds."""
+    detector = Detector(DetectorSettings())
+    for at, tick in enumerate(stressed(40, 170)):
+        vms, values = (tick.vms, tick.values) if at >= 40 else (tick.vms[1:], tick.values[1:])
+        states = detector.step(Tick(1000 + at * tick_s, vms, values)).states
+    assert [str(state.behaviour) for state in states] == [INFLICTING, VICTIM, VICTIM]
+
+
+@pytest.mark.parametrize("came", [0, 10])
+def test_one_that_came_while_the_agent_was_down_or_soon_after_is_a_newcomer(came):
+    ticks = list(stressed(50, 110))
+    first = Detector(DetectorSettings())
+    for tick in ticks[:50]:
+        first.step(Tick(tick.at_s, tick.vms[1:], tick.values[1:]))
+    second = Detector(DetectorSettings())
+    second.restore(first.dump(5000.0), 5060.0)
+    for at, tick in enumerate(ticks[50:80]):
+        vms, values = (tick.vms, tick.values) if at >= came else (tick.vms[1:], tick.values[1:])
+        states = second.step(Tick(tick.at_s, vms, values)).states
+    assert [str(state.behaviour) for state in states] == [INFLICTING, VICTIM, VICTIM]
+
+
+def test_vms_that_come_before_any_is_known_are_no_newcomers():
+    detector = Detector(DetectorSettings())
+    for at, tick in enumerate(world(ticks=90, load=lambda _at, vm: 0.6 if vm == 0 else 0.2)):
+        states = detector.step(tick if at >= 20 else Tick(tick.at_s, tick.vms[1:], tick.values[1:])).states
+        assert {str(state.behaviour) for state in states} <= {UNKNOWN, STEADY}, at
+
+
 def test_unknown_signals_cost_nobody_elses_verdict():
     detector = Detector(DetectorSettings())
     for at, tick in enumerate(stressed()):
