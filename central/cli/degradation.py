@@ -77,6 +77,7 @@ def fit(
     """
     if calibrate_by not in ("run", "scenario"):
         raise InputError(f"--calibrate-by: must be run or scenario (value {calibrate_by})")
+    _refuse_same(runs=runs, out=out, plot=plot)
     table = Table(runs)
     columns = Columns(
         target=target,
@@ -105,6 +106,7 @@ def fit(
     if plot is not None:
         _plot_fit(plot, measured, data, runs.name)
     counts = dict(measured.counts)
+    _warn_of_useless(data["choice"])
     if json:
         print_json({
             "out": str(out),
@@ -129,7 +131,10 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     baseline_where: Annotated[
         str,
-        typer.Option(metavar="EXPR", help="SQL condition: baselines of groups that the model does not have."),
+        typer.Option(
+            metavar="EXPR",
+            help="SQL condition: ROWS that are baselines; of their groups they count before the model's.",
+        ),
     ] = "",
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
@@ -295,6 +300,28 @@ def _print_choice(choice: dict[str, Any]) -> None:
     constant = choice["constant"]
     grid.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
     console.print(grid)
+
+
+def _refuse_same(**files: Path | None) -> None:
+    """Refuse to write over what is read, or two things into one file: measurements are dear."""
+    seen: dict[Path, str] = {}
+    for name, file in files.items():
+        if file is None:
+            continue
+        before = seen.setdefault(file.resolve(), name)
+        if before != name:
+            words = {"runs": "RUNS itself", "out": "--out too"}
+            raise InputError(f"{file}: --{name} is {words[before]}; give the name of another file")
+
+
+def _warn_of_useless(choice: dict[str, Any]) -> None:
+    chosen = next(row for row in choice["errors"] if row["method"] == choice["method"])
+    if chosen["mean_ape"] >= choice["constant"]["mean_ape"]:
+        errors.print(
+            "[bold yellow]warning:[/] held out, the model is no better than a constant: an agent should not use it",
+            soft_wrap=True,
+            markup=True,
+        )
 
 
 def _print_evaluation(result: dict[str, Any]) -> None:

@@ -80,10 +80,10 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
         model: as `read_model` reads it.
         out: CSV or Parquet by its name: the rows in their order, and the columns degradation, low, high, reason and
             predicted_<target>.
-        baseline_where: which rows are baselines of groups that the model does not know; "": none.
+        baseline_where: which rows are baselines, of their groups instead of what the model has for these; "": none.
 
     Raises:
-        InputError: a column is missing, not numeric or in the way, or `out` cannot be written.
+        InputError: a column is missing, not numeric or in the way, no row is a baseline, or `out` cannot be written.
 
     """
     table = Table(rows)
@@ -95,13 +95,15 @@ def predict_rows(rows: Path, model: Model, out: Path, baseline_where: str = "") 
             raise InputError(f"{rows}: has a column {name} already, which the estimates would be written to")
     values = np.column_stack([table.numbers(name) for name in model.inputs])
     keys = table.labels(model.group_by)
-    groups: dict[tuple[str, ...], GroupBaseline] = {}
+    groups = dict(model.groups)
     if baseline_where:
         is_baseline = table.where(baseline_where, "--baseline-where")
         has_target = model.target in table.columns
         target = table.numbers(model.target) if has_target else np.full(table.rows, math.nan)
-        groups = baselines_of(keys, is_baseline, target, values)
-    groups.update(model.groups)
+        if not is_baseline.any():
+            raise InputError(f"{rows}: no row is a baseline by --baseline-where {baseline_where!r}")
+        # A later campaign's groups may have the names of the fit's: what was measured beside these rows counts.
+        groups.update(baselines_of(keys, is_baseline, target, values))
     unknown = GroupBaseline(0, math.nan, np.full(len(model.inputs), math.nan))
     found = [groups.get(key, unknown) for key in keys]
     baseline = np.array([g.values for g in found]).reshape(values.shape)

@@ -197,6 +197,10 @@ def make_runs(table: Table, columns: Columns) -> Runs:
     table.require([columns.target], "--target")
     table.require(columns.group_by, "--group-by")
     table.require(columns.features, "--features")
+    if columns.target in columns.features:
+        raise InputError(
+            f"--features: {columns.target} is the target, which is not known where degradation is estimated"
+        )
     if columns.scenario:
         table.require([columns.scenario], "--scenario")
     if columns.time:

@@ -197,6 +197,68 @@ def test_predict_takes_baselines_of_unknown_groups_from_the_rows(tmp_path, capsy
     assert json.loads(text)["reasons"] == {"no_baseline": 288}
 
 
+def test_predict_takes_the_rows_baselines_before_those_of_the_fit(tmp_path, capsys, monkeypatch, fitted):
+    """A later campaign has the same names of groups, and another machine."""
+    runs, model, _, _ = fitted
+    other = tmp_path / "later.csv"
+    with runs.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        row["p95_latency_s"] = repr(10 * float(row["p95_latency_s"]))
+        row["ipc"] = repr(0.8 * float(row["ipc"]))
+    with other.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    written = {}
+    for name, file in (("then", runs), ("later", other)):
+        out = tmp_path / f"{name}.out.csv"
+        where = ("--baseline-where", "phase = 'quiet'")
+        code, _, _ = run(capsys, monkeypatch, "predict", file, "--model", model, "--out", out, *where)
+        assert code == 0
+        with out.open(newline="") as stream:
+            written[name] = [row for row in csv.DictReader(stream) if row["degradation"]]
+    assert len(written["then"]) == len(written["later"]) > 200
+    for then, later in zip(written["then"], written["later"], strict=True):
+        assert float(later["degradation"]) == pytest.approx(float(then["degradation"]), rel=1e-6)
+        ratio = float(later["predicted_p95_latency_s"]) / float(then["predicted_p95_latency_s"])
+        assert ratio == pytest.approx(10, rel=1e-6)
+    nobody = ("--baseline-where", "phase = 'calm'")
+    code, _, err = run(capsys, monkeypatch, "predict", other, "--model", model, "--out", out, *nobody)
+    assert (code, "no row is a baseline by --baseline-where" in err) == (3, True)
+
+
+def test_a_fit_does_not_write_over_what_it_reads(tmp_path, capsys, monkeypatch):
+    runs = study(tmp_path / "runs.csv", stress=20)
+    before = runs.read_bytes()
+    for more, message in (
+        (("--out", runs), "--out is RUNS itself"),
+        (("--out", tmp_path / "m.json", "--plot", runs), "--plot is RUNS itself"),
+        (("--out", tmp_path / "m.json", "--plot", tmp_path / "m.json"), "--plot is --out too"),
+    ):
+        options = dict(zip(FIT[::2], FIT[1::2], strict=True)) | dict(zip(more[::2], more[1::2], strict=True))
+        status, _, err = run(capsys, monkeypatch, "fit", runs, *(x for pair in options.items() for x in pair))
+        assert (status, message in err) == (3, True)
+        assert runs.read_bytes() == before
+
+
+def test_a_model_that_a_constant_beats_is_told(tmp_path, capsys, monkeypatch):
+    runs = study(tmp_path / "runs.csv", stress=20)
+    with runs.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for number, row in enumerate(rows):
+        row["ipc"] = repr(1 + 0.1 * ((number * 7919) % 13))  # says nothing
+    with runs.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    options = dict(zip(FIT[::2], FIT[1::2], strict=True))
+    options |= {"--out": tmp_path / "m.json", "--features": "ipc", "--methods": "extra-trees"}
+    status, _, err = run(capsys, monkeypatch, "fit", runs, *(x for pair in options.items() for x in pair))
+    assert status == 0
+    assert "warning: held out, the model is no better than a constant" in err
+
+
 def test_evaluate_as_it_is_on_runs_that_the_model_has_not_seen(tmp_path, capsys, monkeypatch, fitted):
     _, model, _, _ = fitted
     rows = study(tmp_path / "other.csv", seed=3, scenarios=("network", "all"))
@@ -260,6 +322,7 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
     [
         ({"--features": "ipc,nothing"}, "no column nothing (wanted by --features)", 3),
         ({"--features": "ipc,,x"}, "--features: must be names separated by commas, each once", 3),
+        ({"--features": "ipc,p95_latency_s"}, "--features: p95_latency_s is the target", 3),
         ({"--target": "phase"}, "column phase must be numbers (row 1: 'quiet')", 3),
         ({"--target": "p95"}, "no column p95 (wanted by --target)", 3),
         ({"--baseline-where": "phase = 'never'"}, "no row is a baseline", 3),
