@@ -32,6 +32,7 @@ Bools = NDArray[np.bool_]
 _CLIP = 3.0  # deviations beyond this many standard deviations count as this many
 _TO_STD = 1.2533  # mean absolute deviation -> standard deviation, of a normal distribution
 _PLAIN_TICKS = 8.0  # before that many ticks the spread is not known well enough to clip with
+_RESTORED_TICKS = 600  # a restored baseline whose VM is not seen for so long is of one that has gone
 _NOISE_CLIP = 12.0  # squares of means count at most this many times their variance
 _LOAD_RIDGE = 5.0  # squares of the load's logarithm, summed over ticks: ten ticks at twice the load
 _NAN = math.nan
@@ -79,6 +80,7 @@ class Baselines:
         self._floor = np.square(floor_std)
         self.keys: tuple[VmKey, ...] = ()
         self._restored: dict[tuple[str, str], dict[str, Any]] = {}
+        self._restored_ticks = 0
         self._cursor = 0
         width, noisy, long = len(columns), len(prior_std), settings.long_ticks
         self.ticks: Floats = np.zeros(0)
@@ -140,6 +142,9 @@ class Baselines:
         noisy = values[:, self._noisy]
         known = ~np.isnan(noisy)
         self._windows.clear()
+        self._restored_ticks += 1
+        if self._restored_ticks == _RESTORED_TICKS:
+            self._restored.clear()
         self.seen += 1
         self._cursor = (self._cursor + 1) % len(self._ring)
         self._known[self._cursor] = known
@@ -307,6 +312,7 @@ class Baselines:
         weight = 0.5 ** (max(age_s, 0.0) / settings.restored_half_life_s)
         checked = [self._checked(place, row, weight) for place, row in enumerate(rows)]
         self._restored = {(row["uuid"], row["epoch"]): row for row in checked}
+        self._restored_ticks = 0
 
     def _checked(self, place: int, row: Mapping[str, Any], weight: float) -> dict[str, Any]:
         try:

@@ -128,3 +128,16 @@ def test_rows_are_taken_by_their_old_places(places):
     result = taken(array, np.array(places, np.int64), -7.0)
     for place, row in zip(places, result, strict=True):
         assert row.tolist() == ([-7.0, -7.0] if place < 0 else array[place].tolist())
+
+
+def test_what_was_restored_of_vms_that_have_gone_is_forgotten():
+    made = baselines()
+    feed(made, np.full((40, 1), 5.0))
+    other = baselines()
+    other.restore(made.dump(), 0.0)
+    one = (KEYS[0],)
+    for at in range(baseline_module._RESTORED_TICKS):
+        other.match(one, float(at))
+        assert len(other.dump()) == 2, at
+        other.observe(np.full((1, 2), 5.0))
+    assert [row["uuid"] for row in other.dump()] == ["a"]
