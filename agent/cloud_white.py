@@ -202,13 +202,16 @@ class CloudWhite:
         return max(0, last.mono_ns - verdict.since_ns) if last and verdict.since_ns else 0
 
     def explain(self, uuid: str) -> Reasoning:
-        """Return all that the verdict was made of, with an estimate whether it is a victim or not."""
+        """Return all that the verdict was made of, with an estimate unless the VM inflicts.
+
+        Of a VM that does something else than at its baseline a model would take its own doing for what it suffers.
+        """
         verdict, last = self.verdict(uuid), self._last
         events = tuple(event for event in self._recent if event.vm == uuid)
         row = last.rows.get(uuid) if last else None
         if last is None or row is None:
             return Reasoning(self.detector, verdict, (), events)
-        if verdict.degradation is None:
+        if verdict.degradation is None and verdict.behaviour != "inflicting":
             failures: list[Exception] = []
             (found,) = self._estimate(last, [row], failures)
             verdict = replace(verdict, degradation=found)

@@ -110,6 +110,17 @@ def test_a_victim_has_an_estimate_and_others_only_when_asked():
     assert [one.signal for one in why.verdict.evidence] == ["ipc"]
 
 
+def test_of_a_vm_that_inflicts_nothing_is_estimated():
+    """It does something else than at its baseline: a model would take that for what it suffers."""
+    model = ToldModel("gips")
+    host = Host(model)
+    host.says.update({"web": SUFFERS, "bully": INFLICTS})
+    host.tick()
+    assert model.asked == [1]
+    assert host.it.explain("bully").verdict.degradation is None
+    assert model.asked == [1]
+
+
 def test_the_first_model_that_can_tell_counts_else_the_first_reason():
     host = Host(ToldModel("ipc"), ToldModel("gips", factor=2.0))
     host.says["web"] = SUFFERS
