@@ -389,6 +389,7 @@ def test_a_wedged_process_holds_up_nobody_and_costs_only_itself(qemu_host, wedge
     wait_until(lambda: seen() == ["before", "after"])
     qemu_host.end(490)
     assert seen() == ["after"]  # it is still seen who ends
+    wait_until(lambda: finder._current is None)  # else that look could find 500 let go, and hang there again
     go_on()
     wait_until(lambda: finder.probe().reason is Reason.UNSPECIFIED)
     (qemu_host.proc / "500/cmdline").unlink()
