@@ -26,6 +26,7 @@ _RANGES: tuple[Range, ...] = (
     ("phases.after_s", 0, _DAY_S),
 )
 _MAX_CONNECTIONS = 1000
+_MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 
 
 class Phases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +140,8 @@ def _problems(plan: Plan) -> Iterator[str]:
     yield from _served_problems(plan.served)
     for index, stressor in enumerate(plan.stressors):
         yield from _stressor_problems(f"stressors[{index}]", stressor)
+        if stressor.vm == plan.served.vm:
+            yield f"stressors[{index}].vm must not be the served VM (value {stressor.vm!r}): it would disturb itself"
     for key, names in (
         ("stressors", [stressor.name for stressor in plan.stressors]),
         ("scenarios", [scenario.name for scenario in plan.scenarios]),
@@ -182,8 +185,11 @@ def _load_problems(served: Served) -> Iterator[str]:
             yield f"served.loads[{index}].load_ratio must be more than 0, to 1 (value {level.load_ratio})"
         if served.requests is None:
             continue
-        if level.requests_per_s <= 0:
-            yield f"served.loads[{index}].requests_per_s must be more than 0 (value {level.requests_per_s})"
+        if not 0 < level.requests_per_s <= _MAX_REQUESTS_PER_S:
+            yield (
+                f"served.loads[{index}].requests_per_s must be more than 0, to {_MAX_REQUESTS_PER_S}"
+                f" (value {level.requests_per_s:g})"
+            )
         if level.arguments:
             yield f"served.loads[{index}].arguments is for served.command, which is not there"
 

@@ -98,6 +98,8 @@ def test_every_scenario_has_every_load_as_often_as_told_and_each_run_has_a_name_
         ("/search?q=1", "/a\\r\\nHost: x", "served.requests.send must be one line"),
         ("load_ratio = 0.4", "load_ratio = 40", "served.loads[1].load_ratio must be more than 0, to 1"),
         ("requests_per_s = 80", "requests_per_s = 0", "served.loads[1].requests_per_s must be more than 0"),
+        ('vm = "noise-2"', 'vm = "web-1"', "stressors[1].vm must not be the served VM (value 'web-1')"),
+        ("requests_per_s = 80", "requests_per_s = 1e12", "must be more than 0, to 100000 (value 1e+12)"),
         ("requests_per_s = 80", "requests_per_s = 8, arguments = ['-x']", "arguments is for served.command"),
         ('name = "iperf"', 'name = "burn"', "stressors[2].name 'burn' is there twice"),
         ('name = "none"', 'name = "memory"', "scenarios[1].name 'memory' is there twice"),
