@@ -1,4 +1,7 @@
-"""What the detector costs per tick for a host of 100 VMs, beside a plain loop, and how it grows with the VMs.
+"""What the analysis costs per tick for a host of 100 VMs, beside a plain loop, and how it grows with the VMs.
+
+`whole_*` is all that the daemon does of it each tick: from the VMs' rates to verdicts, estimates by the packaged model
+and events. `detector_*` is the detector alone.
 
 Three hosts: quiet, one where a VM disturbs all others (every one a victim with its reasons: the worst), and the quiet
 one with ten times the VMs. The yardstick is a loop in plain Python that only keeps, per VM and signal, the moving
@@ -17,16 +20,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "proto"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
-from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, set_others
+from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
+from agent.cloud_white import CloudWhite
+from agent.config import CloudWhiteSection
+from agent.degradation_models import load
+from agent.rates import VmRates
+from collector.base import Reason
 
-BAR_MS = 1.5
+BAR_MS = 3.0
 LEARNING_TICKS = 40
 
 
@@ -59,6 +70,34 @@ def plain_loop() -> Callable[[Tick], None]:
     return step
 
 
+def as_vms(tick: Tick) -> list[Any]:
+    """Make what the daemon has of VMs, with these signals as their rates."""
+    vms = []
+    for key, row in zip(tick.vms, tick.values.tolist(), strict=True):
+        known = {name: row[column] for name, column in INDEX.items() if name in VmRates._fields}
+        for name, parts in SUMS.items():
+            known |= dict.fromkeys(parts, row[INDEX[name]] / 2)
+        rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))
+        identity = SimpleNamespace(uuid=key.uuid, epoch=key.epoch, vcpus=key.vcpus, name=key.uuid)
+        vms.append(SimpleNamespace(identity=identity, job="job", latency_sensitive=True, rates=rates))
+    return vms
+
+
+def whole_ms(ticks: list[Tick]) -> float:
+    """Median CPU time of all that the daemon does of the analysis in a tick, after the learning."""
+    section = CloudWhiteSection()
+    analysis = CloudWhite(section, load(section.models))
+    spent = []
+    for at, tick in enumerate(ticks):
+        vms, now_ns = as_vms(tick), round(tick.at_s * 1e9) + 1
+        begun = time.process_time()
+        analysis.tick(vms, Reason.NOT_PRESENT, now_ns, now_ns)
+        analysis.take_events()
+        if at >= LEARNING_TICKS + 5:
+            spent.append(time.process_time() - begun)
+    return statistics.median(spent) * 1e3
+
+
 def cost_ms(step: Callable[[Tick], object], ticks: list[Tick]) -> float:
     """Median CPU time of a tick, after the learning."""
     spent = []
@@ -79,6 +118,8 @@ def main() -> None:
     quiet, disturbed = (host(given.vms, given.ticks, disturbed=flag) for flag in (False, True))
     many = host(given.vms * 10, given.ticks // 2, disturbed=False)
     numbers = {
+        "whole_quiet_ms": whole_ms(quiet),
+        "whole_all_victims_ms": whole_ms(disturbed),
         "detector_quiet_ms": cost_ms(Detector(DetectorSettings()).step, quiet),
         "detector_all_victims_ms": cost_ms(Detector(DetectorSettings()).step, disturbed),
         "paper_detector_ms": cost_ms(PaperDetector(PaperSettings(baseline_ticks=30)).step, quiet),
@@ -95,8 +136,9 @@ def main() -> None:
     print(f"{given.vms} VMs, {len(SIGNALS)} signals, CPU time per tick (median of {given.ticks - 5})")
     for name, value in numbers.items():
         print(f"  {name:34s} {value:8.2f}")
+    worst = numbers["whole_all_victims_ms"]
     print(
-        f"  bar for the detector: {BAR_MS} ms {'met' if numbers['detector_quiet_ms'] <= BAR_MS else 'MISSED'}"
+        f"  bar for the whole analysis, every VM a victim: {BAR_MS} ms {'met' if worst <= BAR_MS else 'MISSED'}"
     )
 
 
