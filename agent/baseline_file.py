@@ -77,7 +77,7 @@ class BaselineFile:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(handle, "wb") as file:  # noqa: PTH123 - a handle with its mode
+        with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from agent.analysis.behaviour import AnyDetector, Detection, VmState
-from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, Values, VmKey, set_others
+from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, set_others
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels
 from agent.rates import HostRates, VmRates
@@ -37,16 +37,15 @@ _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
 _OWN_COLUMNS = [INDEX[name] for name in _OWN]
 _SUM_COLUMNS = [INDEX[name] for name in SUMS]
 _HOST_COLUMNS = [INDEX[name] for name in _HOST]
-assert len(_OWN) + len(SUMS) + len(_HOST) + len(OTHERS) == len(SIGNALS)  # noqa: S101 - each column has its source
 
 
 def make_detector(name: str) -> AnyDetector:
     """Make a detector by its name in the configuration; only that one is loaded."""
     if name == "paper":
-        from agent.analysis.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - rarely wanted
+        from agent.analysis.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
-    from agent.analysis.detector import Detector, DetectorSettings  # noqa: PLC0415 - as the import above
+    from agent.analysis.detector import Detector, DetectorSettings  # noqa: PLC0415 - for memory, as above
 
     return Detector(DetectorSettings())
 

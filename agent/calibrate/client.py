@@ -60,8 +60,8 @@ class CommandLoad:
         """
         await self._command.start()
         try:
-            assert self._command.process is not None  # noqa: S101 - started
-            assert self._command.process.stdout is not None  # noqa: S101 - asked for
+            assert self._command.process is not None  # noqa: S101 - for the type checker: start() has returned
+            assert self._command.process.stdout is not None  # noqa: S101 - for the type checker: it was started with output=True
             await self._read(self._command.process.stdout)
             await self._command.wait()
             raise UnavailableError(f"served.command ended before the run did: {self._command.ended}")

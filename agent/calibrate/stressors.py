@@ -83,7 +83,7 @@ class Lasting:
 
     async def wait(self) -> int:
         """Wait for its end; return its status."""
-        assert self.process is not None  # noqa: S101 - started before
+        assert self.process is not None  # noqa: S101 - for the type checker: nobody ends what was not started
         status = await self.process.wait()
         if self._listener is not None:  # what a child of it holds open is not waited for
             await asyncio.wait([self._listener], timeout=0.2)
@@ -103,7 +103,7 @@ class Lasting:
             self._listener.cancel()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None  # noqa: S101 - asked for above
+        assert process.stderr is not None  # noqa: S101 - for the type checker: started with a pipe for it
         while some := await process.stderr.read(1 << 12):
             self._said += some
             del self._said[:-_KEPT_BYTES]
