@@ -16,10 +16,12 @@ and the normalisation of the whole is applied afterwards, linearly.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from central.models.colocation import pair_sums
+from central.models.groups import Column, Floats, Ints, concatenate, counts, find, group, sums
 
 __all__ = [
     "HISTOGRAM_BINS_PER_E",
@@ -45,10 +47,6 @@ MIN_RELATIVE_STD = 1e-12
 HISTOGRAM_BINS_PER_E = 16
 HISTOGRAM_MIN_BIN = -64
 HISTOGRAM_MAX_BIN = 95
-
-Column = npt.NDArray[Any]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +112,35 @@ class CpiMoments:
     mean: Floats
     m2: Floats
 
+    @classmethod
+    def of(cls, job: Column, platform: Column, cpi: Floats) -> CpiMoments:
+        """Compute the moments of samples in two passes: the mean, then what the centred values say.
+
+        Args:
+            job: of each sample, shape (n,).
+            platform: CPU model that each was taken on.
+            cpi: cycles per instruction; NaN where not known.
+
+        """
+        known = ~np.isnan(cpi)
+        keys, member = group(job[known], platform[known])
+        cpi, n = cpi[known], len(keys[0])
+        samples = np.bincount(member, minlength=n)
+        mean = sums(member, cpi, n) / samples
+        mean += sums(member, cpi - mean[member], n) / samples
+        return cls(keys[0], keys[1], samples, mean, sums(member, (cpi - mean[member]) ** 2, n))
+
+    def merge(self, other: CpiMoments) -> CpiMoments:
+        """Merge by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
+        keys, member = group(concatenate(self.job, other.job), concatenate(self.platform, other.platform))
+        count, means = np.concatenate([self.samples, other.samples]), np.concatenate([self.mean, other.mean])
+        n = len(keys[0])
+        samples = counts(member, count, n)
+        mean = sums(member, count * means, n) / samples
+        m2 = sums(member, np.concatenate([self.m2, other.m2]), n)
+        m2 += sums(member, count * (means - mean[member]) ** 2, n)
+        return CpiMoments(keys[0], keys[1], samples, mean, m2)
+
     def statistics(self) -> JobStatistics:
         """Mean and population standard deviation."""
         return JobStatistics(
@@ -169,21 +196,11 @@ class _Rows:
             raise ValueError(f"columns must be one-dimensional and of one length (shapes {sorted(shapes)})")
         return rows
 
-    def moments(self) -> CpiMoments:
-        """Two passes: the mean, then what the centred values say."""
-        known = ~np.isnan(self.cpi)
-        (job, platform), group = _group(self.job[known], self.platform[known])
-        cpi, n = self.cpi[known], len(job)
-        samples = np.bincount(group, minlength=n)
-        mean = _sum(group, cpi, n) / samples
-        mean += _sum(group, cpi - mean[group], n) / samples
-        return CpiMoments(job, platform, samples, mean, _sum(group, (cpi - mean[group]) ** 2, n))
-
     def histogram(self) -> CpiHistogram:
         known = ~np.isnan(self.cpi)
-        keys, group = _group(self.job[known], self.platform[known], histogram_bin(self.cpi[known]))
+        keys, member = group(self.job[known], self.platform[known], histogram_bin(self.cpi[known]))
         return CpiHistogram(
-            keys[0], keys[1], keys[2].astype(np.int64), np.bincount(group, minlength=len(keys[0]))
+            keys[0], keys[1], keys[2].astype(np.int64), np.bincount(member, minlength=len(keys[0]))
         )
 
 
@@ -215,24 +232,24 @@ def fit(
 
     """
     rows = _Rows.checked((machine, slot, job, platform, latency_sensitive, usage, cpi))
-    moments = rows.moments()
+    moments = CpiMoments.of(rows.job, rows.platform, rows.cpi)
     statistics = moments.statistics()
 
     sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
-    statistic = _find((statistics.job, statistics.platform), (rows.job[sensitive], rows.platform[sensitive]))
+    statistic = find((statistics.job, statistics.platform), (rows.job[sensitive], rows.platform[sensitive]))
     std = statistics.std_cpi[statistic]
     deviation = rows.cpi[sensitive] - statistics.mean_cpi[statistic]
     n_cpi = np.divide(deviation, std, out=np.zeros_like(deviation), where=std > 0)
 
-    place, group = _group(rows.machine[sensitive], rows.slot[sensitive])
-    tasks = np.bincount(group, minlength=len(place[0]))
-    machine_cpi = MachineCpi(place[0], place[1], _sum(group, n_cpi, len(tasks)) / tasks, tasks)
+    place, at = group(rows.machine[sensitive], rows.slot[sensitive])
+    tasks = np.bincount(at, minlength=len(place[0]))
+    machine_cpi = MachineCpi(place[0], place[1], sums(at, n_cpi, len(tasks)) / tasks, tasks)
 
     used = ~np.isnan(rows.usage)
-    where = _find(place, (rows.machine[used], rows.slot[used]))
+    where = find(place, (rows.machine[used], rows.slot[used]))
     beside = where >= 0
     u, y = rows.usage[used][beside], machine_cpi.mn_cpi[where[beside]]
-    (jobs,), member = _group(rows.job[used][beside])
+    (jobs,), member = group(rows.job[used][beside])
     return PandaFit(statistics, machine_cpi, _least_squares(jobs, member, u, y))
 
 
@@ -240,7 +257,7 @@ def _least_squares(jobs: Column, member: Ints, u: Floats, y: Floats) -> Coeffici
     """Fit y = A u without intercept per job, equation (3)."""
     n = len(jobs)
     samples = np.bincount(member, minlength=n)
-    uu, uy, yy = _sum(member, u * u, n), _sum(member, u * y, n), _sum(member, y * y, n)
+    uu, uy, yy = sums(member, u * u, n), sums(member, u * y, n), sums(member, y * y, n)
     has = uu > 0
     jobs, samples, uu, uy, yy = jobs[has], samples[has], uu[has], uy[has], yy[has]
     value = uy / uu
@@ -284,58 +301,49 @@ class PairState:
     ) -> PairState:
         """Make the state of a number of task slots; arguments and errors as of `fit`."""
         rows = _Rows.checked((machine, slot, job, platform, latency_sensitive, usage, cpi))
-        sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
-        place, at = _group(rows.machine[sensitive], rows.slot[sensitive])
-        share = 1.0 / np.bincount(at, minlength=len(place[0]))[at]
-        # First each side's sums per machine slot, then the pairs of those: far fewer than pairs of tasks.
-        (victim_at, victim_job, victim_platform), victim = _group(
-            at, rows.job[sensitive], rows.platform[sensitive]
+        found = pair_sums(
+            machine=rows.machine,
+            slot=rows.slot,
+            job=rows.job,
+            platform=rows.platform,
+            latency_sensitive=rows.latency_sensitive,
+            usage=rows.usage,
+            cpi=rows.cpi,
         )
-        victim_cpi = _sum(victim, rows.cpi[sensitive] * share, len(victim_at))
-        victim_share = _sum(victim, share, len(victim_at))
-
-        used = ~np.isnan(rows.usage)
-        where = _find(place, (rows.machine[used], rows.slot[used]))
-        beside = where >= 0
-        where, u, user = where[beside], rows.usage[used][beside], rows.job[used][beside]
-        (suspect_at, suspect_job), suspect = _group(where, user)
-        suspect_usage = _sum(suspect, u, len(suspect_at))
-        (jobs,), member = _group(user)
-
-        left, right = _pairs(suspect_at.astype(np.int64), victim_at.astype(np.int64), len(place[0]))
-        keys, pair = _group(suspect_job[left], victim_job[right], victim_platform[right])
+        keys, pair = group(found.job, found.sensitive_job, found.platform)
+        (jobs,), member = group(found.user_job)
         return cls(
             keys[0],
             keys[1],
             keys[2],
-            _sum(pair, suspect_usage[left] * victim_cpi[right], len(keys[0])),
-            _sum(pair, suspect_usage[left] * victim_share[right], len(keys[0])),
+            sums(pair, found.usage_cpi, len(keys[0])),
+            sums(pair, found.usage, len(keys[0])),
             jobs,
-            _sum(member, u * u, len(jobs)),
-            np.bincount(member, minlength=len(jobs)),
-            rows.moments(),
+            sums(member, found.sum_usage_squared, len(jobs)),
+            counts(member, found.samples, len(jobs)),
+            CpiMoments.of(rows.job, rows.platform, rows.cpi),
             rows.histogram(),
         )
 
     def merge(self, other: PairState) -> PairState:
         """Return the state of both parts together. Associative and commutative up to rounding."""
-        keys, pair = _group(
-            _concatenate(self.pair_job, other.pair_job),
-            _concatenate(self.pair_sensitive_job, other.pair_sensitive_job),
-            _concatenate(self.pair_platform, other.pair_platform),
+        keys, pair = group(
+            concatenate(self.pair_job, other.pair_job),
+            concatenate(self.pair_sensitive_job, other.pair_sensitive_job),
+            concatenate(self.pair_platform, other.pair_platform),
         )
-        (job,), member = _group(_concatenate(self.job, other.job))
+        (job,), member = group(concatenate(self.job, other.job))
         n, m = len(keys[0]), len(job)
         return PairState(
             keys[0],
             keys[1],
             keys[2],
-            _sum(pair, np.concatenate([self.usage_cpi, other.usage_cpi]), n),
-            _sum(pair, np.concatenate([self.usage, other.usage]), n),
+            sums(pair, np.concatenate([self.usage_cpi, other.usage_cpi]), n),
+            sums(pair, np.concatenate([self.usage, other.usage]), n),
             job,
-            _sum(member, np.concatenate([self.sum_usage_squared, other.sum_usage_squared]), m),
-            _count(member, np.concatenate([self.samples, other.samples]), m),
-            _merge_moments(self.cpi, other.cpi),
+            sums(member, np.concatenate([self.sum_usage_squared, other.sum_usage_squared]), m),
+            counts(member, np.concatenate([self.samples, other.samples]), m),
+            self.cpi.merge(other.cpi),
             _merge_histograms(self.histogram, other.histogram),
         )
 
@@ -346,11 +354,11 @@ class PairState:
     def coefficients(self) -> Coefficients:
         """Equation (3), equal to `fit` on all the rows (their standard errors are not known here: NaN)."""
         statistics = self.statistics()
-        found = _find((statistics.job, statistics.platform), (self.pair_sensitive_job, self.pair_platform))
+        found = find((statistics.job, statistics.platform), (self.pair_sensitive_job, self.pair_platform))
         mean, std = statistics.mean_cpi[found], statistics.std_cpi[found]
         deviation = self.usage_cpi - mean * self.usage
         share = np.divide(deviation, std, out=np.zeros_like(deviation), where=std > 0)
-        uy = _sum(_find((self.job,), (self.pair_job,)), share, len(self.job))
+        uy = sums(find((self.job,), (self.pair_job,)), share, len(self.job))
         has = self.sum_usage_squared > 0
         value = uy[has] / self.sum_usage_squared[has]
         return Coefficients(
@@ -358,71 +366,14 @@ class PairState:
         )
 
 
-def _merge_moments(a: CpiMoments, b: CpiMoments) -> CpiMoments:
-    """Merge by Chan, Golub and LeVeque (1979): M2 = sum M2_i + sum n_i (mean_i - mean)^2."""
-    (job, platform), group = _group(_concatenate(a.job, b.job), _concatenate(a.platform, b.platform))
-    count, means = np.concatenate([a.samples, b.samples]), np.concatenate([a.mean, b.mean])
-    n = len(job)
-    samples = _count(group, count, n)
-    mean = _sum(group, count * means, n) / samples
-    m2 = _sum(group, np.concatenate([a.m2, b.m2]), n) + _sum(group, count * (means - mean[group]) ** 2, n)
-    return CpiMoments(job, platform, samples, mean, m2)
-
-
 def _merge_histograms(a: CpiHistogram, b: CpiHistogram) -> CpiHistogram:
-    keys, group = _group(
-        _concatenate(a.job, b.job), _concatenate(a.platform, b.platform), np.concatenate([a.bin, b.bin])
+    keys, member = group(
+        concatenate(a.job, b.job), concatenate(a.platform, b.platform), np.concatenate([a.bin, b.bin])
     )
-    samples = _count(group, np.concatenate([a.samples, b.samples]), len(keys[0]))
+    samples = counts(member, np.concatenate([a.samples, b.samples]), len(keys[0]))
     return CpiHistogram(keys[0], keys[1], keys[2], samples)
 
 
 def _std(samples: Ints, mean: Floats, m2: Floats) -> Floats:
     std = np.sqrt(m2 / samples)
     return np.where(std <= MIN_RELATIVE_STD * np.abs(mean), 0.0, std)
-
-
-def _sum(group: Ints, values: Floats, groups: int) -> Floats:
-    return np.bincount(group, weights=values, minlength=groups).astype(np.float64, copy=False)
-
-
-def _count(group: Ints, values: Ints, groups: int) -> Ints:
-    total = np.zeros(groups, dtype=np.int64)
-    np.add.at(total, group, values)
-    return total
-
-
-def _concatenate(a: Column, b: Column) -> Column:
-    """Concatenate keys. An empty part has no say in the type, so that nothing becomes text or a float."""
-    if not len(a) or not len(b):
-        return a if len(a) else b
-    return np.concatenate([a, b])
-
-
-def _group(*columns: Column) -> tuple[list[Column], Ints]:
-    """Return the distinct keys (sorted, one array per column) and, per row, the number of its key."""
-    number = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        # Renumbered after each column, so the product never outgrows int64.
-        number = np.unique(number * max(len(values), 1) + code, return_inverse=True)[1]
-    _, first = np.unique(number, return_index=True)
-    return [column[first] for column in columns], number
-
-
-def _find(keys: tuple[Column, ...] | list[Column], wanted: tuple[Column, ...]) -> Ints:
-    """Return, per wanted row, its place in `keys` (distinct), or -1."""
-    n = len(keys[0])
-    _, number = _group(*(_concatenate(key, want) for key, want in zip(keys, wanted, strict=True)))
-    place = np.full(len(number), -1, dtype=np.int64)
-    place[number[:n]] = np.arange(n)
-    return place[number[n:]]
-
-
-def _pairs(left: Ints, right: Ints, places: int) -> tuple[Ints, Ints]:
-    """Return all pairs (i, j) with left[i] == right[j]; `right` is sorted, values are below `places`."""
-    start = np.searchsorted(right, np.arange(places))
-    size = np.bincount(right, minlength=places)[left]
-    i = np.repeat(np.arange(len(left)), size)
-    before = np.cumsum(size) - size
-    return i, start[left][i] + np.arange(len(i)) - before[i]

@@ -1,0 +1,140 @@
+"""CPI2: who suffers, and whose CPU usage went with it, from one machine's last minutes. Pure numpy.
+
+Source: Zhang et al., "CPI2: CPU performance isolation for shared compute clusters" (EuroSys 2013), sections 3
+and 4; the forms are those of the project's design. A job's spec is mean and standard deviation of its CPI per
+platform, of all days, where each past day weighs 0.9 of the next. A sample is an outlier above mean + 2 std
+unless the task hardly ran; a task with three outliers in five minutes is an anomaly. Its suspects are scored
+by how far their usage went with its CPI above, and against its CPI below, that threshold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from central.models.groups import Column, Floats, find
+from central.models.panda import MIN_RELATIVE_STD, CpiMoments
+
+__all__ = [
+    "AGEING",
+    "ANOMALY_OUTLIERS",
+    "ANOMALY_WINDOW_S",
+    "BLAMED_SCORE",
+    "MIN_USAGE_CORES",
+    "OUTLIER_STDS",
+    "Spec",
+    "anomalies",
+    "outliers",
+    "suspect_scores",
+]
+
+AGEING = 0.9
+OUTLIER_STDS = 2.0
+#: A task that used less CPU is no outlier. A setting: off (0) on traces of normalised usage.
+MIN_USAGE_CORES = 0.25
+ANOMALY_OUTLIERS = 3
+ANOMALY_WINDOW_S = 300.0
+#: A suspect is blamed from this score up.
+BLAMED_SCORE = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What CPI a job has on a platform; columns sorted by (job, platform). `weight` counts aged samples."""
+
+    job: Column
+    platform: Column
+    weight: Floats
+    mean: Floats
+    m2: Floats
+
+    @classmethod
+    def of(cls, day: CpiMoments) -> Spec:
+        """Make the spec of a first day."""
+        return cls(day.job, day.platform, day.samples.astype(np.float64), day.mean, day.m2)
+
+    def next_day(self, day: CpiMoments, ageing: float = AGEING) -> Spec:
+        """Age what is known by a day (counts and moments times `ageing`), then add a day's samples."""
+        new = Spec.of(day)
+        keys = (np.concatenate([self.job, new.job]), np.concatenate([self.platform, new.platform]))
+        known = find((self.job, self.platform), (new.job, new.platform))
+        fresh = known < 0
+        order = np.lexsort(
+            (np.append(self.platform, new.platform[fresh]), np.append(self.job, new.job[fresh]))
+        )
+        job = np.append(self.job, new.job[fresh])[order]
+        platform = np.append(self.platform, new.platform[fresh])[order]
+        at = find((job, platform), keys)
+        weights = np.concatenate([self.weight * ageing, new.weight])
+        means = np.concatenate([self.mean, new.mean])
+        squares = np.concatenate([self.m2 * ageing, new.m2])
+        weight = np.bincount(at, weights)
+        mean = np.bincount(at, weights * means) / weight
+        m2 = np.bincount(at, squares + weights * (means - mean[at]) ** 2)
+        return Spec(job, platform, weight, mean, m2)
+
+    def threshold(self, stds: float = OUTLIER_STDS) -> Floats:
+        """CPI above which a sample is an outlier: mean + 2 std."""
+        std = np.sqrt(self.m2 / self.weight)
+        threshold: Floats = self.mean + stds * np.where(std <= MIN_RELATIVE_STD * self.mean, 0.0, std)
+        return threshold
+
+
+def outliers(
+    cpi: Floats, usage: Floats, threshold: npt.ArrayLike, *, min_usage: float = MIN_USAGE_CORES
+) -> npt.NDArray[np.bool_]:
+    """Whether samples are outliers: c above its threshold, from a task that used at least `min_usage`.
+
+    Args:
+        cpi: cycles per instruction, shape (n,); NaN is never an outlier.
+        usage: CPU usage of the same task then, in cores.
+        threshold: as from `Spec.threshold`; one, or one per sample.
+        min_usage: in cores; 0 switches this off.
+
+    """
+    with np.errstate(invalid="ignore"):
+        above: npt.NDArray[np.bool_] = (cpi > threshold) & (usage >= min_usage)
+    return above
+
+
+def anomalies(
+    time_s: Floats,
+    outlier: npt.NDArray[np.bool_],
+    *,
+    window_s: float = ANOMALY_WINDOW_S,
+    count: int = ANOMALY_OUTLIERS,
+) -> npt.NDArray[np.bool_]:
+    """Whether, at each sample of one task, at least `count` of its samples of the last `window_s` are outliers.
+
+    Args:
+        time_s: when each sample was taken, ascending; shape (n,).
+        outlier: as from `outliers`.
+        window_s: seconds, up to and with the sample; the oldest instant is out.
+        count: outliers that make an anomaly.
+
+    """
+    total = np.append(0, np.cumsum(outlier))
+    before = np.searchsorted(time_s, time_s - window_s, side="right")
+    found: npt.NDArray[np.bool_] = total[1:] - total[before] >= count
+    return found
+
+
+def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Floats:
+    """Score each suspect against one victim over a window.
+
+    With usage normalised so that each suspect's sums to 1: sum of u_i (1 - C / c_i) where c_i > C, and of
+    u_i (c_i / C - 1), which is negative, where c_i < C. -1 to 1; 0 for a suspect that did not run.
+
+    Args:
+        victim_cpi: of each sample of the window, shape (t,); NaN where not known: left out.
+        threshold: C, the victim's mean + 2 std.
+        usage: of each suspect in each sample, shape (suspects, t); 0 where it did not run.
+
+    """
+    known = ~np.isnan(victim_cpi)
+    c, u = victim_cpi[known], usage[:, known]
+    weight = np.where(c > threshold, 1 - threshold / c, c / threshold - 1)
+    total = u.sum(axis=1)
+    return np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
