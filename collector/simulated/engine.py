@@ -136,7 +136,7 @@ class Engine:
         starts = np.cumsum([0, *(len(guest.applications) for guest in guests)])
         self._starts: Index = starts[:-1].astype(np.intp)
         self._cv = np.array([application.service_cv for application, _ in flat])
-        self._tails = [expected_tail(a, workers_of(a, vcpus)) if a.service_ms else None for a, vcpus in flat]
+        self._applications = flat
         self._rngs = [np.random.default_rng([seed, *guest.name.encode()]) for guest in guests]
         count = len(self.guests)
         # Load and IPC of each VM, of variance 1; (2, VMs).
@@ -216,9 +216,11 @@ class Engine:
         """Return the expected p95 of a VM in seconds, (T,)."""
         tail = np.full(len(index), math.nan)
         for entry in np.unique(index[:, vm]).tolist():
-            table = self._tails[entry]
-            if table is None:
+            application, vcpus = self._applications[entry]
+            if not application.service_ms:
                 continue
+            # Made when first asked for: it takes a third of a second, and most hosts are never asked.
+            table = expected_tail(application, workers_of(application, vcpus))
             at = index[:, vm] == entry
             service_s = rates.service_s[at, vm]
             busy = rates.requests_per_s[at, vm] * service_s / self._table.workers[entry]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,8 +191,41 @@ class Host:
             demand += vm.demand_cores
         self._contend(demand)
 
+    def pass_steps(
+        self, moments: Sequence[tuple[float, float]], elapsed_s: float
+    ) -> Iterator[tuple[Vm, ...]]:
+        """Let many steps pass, each `elapsed_s` after the one before; only where the VMs have profiles.
+
+        What happens is what as many calls of `step` make happen, and much faster.
+
+        Args:
+            moments: `at_s` and `unix_s` of each step, as of `step`.
+            elapsed_s: likewise, the same for all.
+
+        Yields:
+            Who runs, once per step; its rates are then those of that step.
+
+        """
+        assert self.profiled is not None  # noqa: S101 - the caller's duty
+        there, wanted = [], []
+        for at_s, unix_s in moments:
+            self._activate(at_s)
+            self.running = tuple(vm for vm in self.vms if vm.runs_at(at_s))
+            there.append(self.running)
+            wanted.append(self._wanted_of_all(at_s, unix_s))
+        for running, steps in zip(
+            there, self.profiled.steps(elapsed_s, *zip(*wanted, strict=True)), strict=True
+        ):
+            self.running = running
+            self._take(steps)
+            yield running
+
     def _step_profiled(self, host: ProfiledHost, at_s: float, unix_s: float, elapsed_s: float) -> None:
         """Let the study's engine say what the VMs do; see `collector.simulated.contention`."""
+        self._take(host.step(elapsed_s, *self._wanted_of_all(at_s, unix_s)))
+
+    def _wanted_of_all(self, at_s: float, unix_s: float) -> tuple[list[float], list[float], list[str]]:
+        """Return of each VM its load, that at its baseline, and the profile that it runs; 0: it is not there."""
         running = set(self.running)
         loads, baselines, runs = [], [], []
         for vm in self.vms:
@@ -202,10 +236,13 @@ class Host:
             loads.append(load if there else 0.0)
             baselines.append(baseline if there else 0.0)
             runs.append(profile)
-        steps = host.step(elapsed_s, loads, baselines, runs)
+        return loads, baselines, runs
+
+    def _take(self, steps: Sequence[VmStep]) -> None:
+        truths = self.profiled.truths if self.profiled is not None else []
         for index, (vm, step) in enumerate(zip(self.vms, steps, strict=True)):
             vm.step = step
-            vm.truth = host.truths[index] if host.truths else None
+            vm.truth = truths[index] if truths else None
             vm.usage_cores = step.usage_cores
             vm.demand_cores = step.usage_cores + step.wait_cores
             vm.cpu_slowdown = step.stretch

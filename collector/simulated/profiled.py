@@ -93,6 +93,10 @@ class ProfiledHost:
         self.truths: list[VmTruth] = []
         self.iowait_cores = 0.0
         self.io_pressure = 0.0
+        if truth:
+            # Tables that truth needs take a while to make: not in the first step, somebody may wait for that.
+            nobody = np.zeros((1, len(guests)))
+            self._engine.expect(Moments(np.zeros(1), nobody, nobody, nobody.astype(np.intp), np.ones(1)))
 
     def step(
         self, elapsed_s: float, load: Sequence[float], baseline: Sequence[float], running: Sequence[str]
@@ -106,44 +110,66 @@ class ProfiledHost:
             running: the profile that each runs.
 
         """
-        self._now_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
-        indices = [names.index(name) for names, name in zip(self._names, running, strict=True)]
+        return self.steps(elapsed_s, [load], [baseline], [running])[0]
+
+    def steps(
+        self,
+        elapsed_s: float,
+        load: Sequence[Sequence[float]],
+        baseline: Sequence[Sequence[float]],
+        running: Sequence[Sequence[str]],
+    ) -> list[list[VmStep]]:
+        """Let steps pass, each `elapsed_s` after the one before; what is left behind is the last one's.
+
+        Args:
+            elapsed_s: likewise for the first one.
+            load: as of `step`, for each step.
+            baseline: likewise.
+            running: likewise.
+
+        """
+        first_s = 0.0 if self._now_s < 0 else self._now_s + elapsed_s
+        at_s = first_s + elapsed_s * np.arange(len(load), dtype=np.float64)
+        self._now_s = float(at_s[-1])
+        indices = [
+            [names.index(name) for names, name in zip(self._names, runs, strict=True)] for runs in running
+        ]
         moments = Moments(
-            np.array([self._now_s]),
-            np.array([load], dtype=np.float64),
-            np.array([baseline], dtype=np.float64),
-            np.array([indices], dtype=np.intp),
-            np.ones(1),
+            at_s,
+            np.array(load, dtype=np.float64),
+            np.array(baseline, dtype=np.float64),
+            np.array(indices, dtype=np.intp),
+            np.ones(len(at_s)),
         )
         block = self._engine.advance(moments, elapsed_s)
         counted, rates = block.counted, block.rates
-        self.iowait_cores = float(counted.host_iowait_cores[0])
-        self.io_pressure = float(counted.host_io_pressure[0])
+        self.iowait_cores = float(counted.host_iowait_cores[-1])
+        self.io_pressure = float(counted.host_io_pressure[-1])
         if self._tracker is not None:
-            self._note_truth(moments, block.p95_s[0].tolist())
-        per_vm = zip(*(column[0].tolist() for column in counted[: len(Counted._fields) - 2]), strict=True)
+            self._note_truth(moments, block.p95_s[-1].tolist())
+        # (T, VMs, columns), then plain numbers.
+        counts = np.stack(counted[: len(Counted._fields) - 2], axis=-1).tolist()
+        others = np.stack(
+            (
+                rates.cpi,
+                rates.usage_cores,
+                rates.wait_cores,
+                rates.stretch,
+                rates.llc_bytes / _MIB,
+                rates.disk_bytes_per_s,
+                rates.network_bytes_per_s,
+            ),
+            axis=-1,
+        ).tolist()
         return [
-            VmStep(values, *row)
-            for values, row in zip(
-                per_vm,
-                zip(
-                    rates.cpi[0].tolist(),
-                    rates.usage_cores[0].tolist(),
-                    rates.wait_cores[0].tolist(),
-                    rates.stretch[0].tolist(),
-                    (rates.llc_bytes[0] / _MIB).tolist(),
-                    rates.disk_bytes_per_s[0].tolist(),
-                    rates.network_bytes_per_s[0].tolist(),
-                    strict=True,
-                ),
-                strict=True,
-            )
+            [VmStep(tuple(values), *row) for values, row in zip(*step, strict=True)]
+            for step in zip(counts, others, strict=True)
         ]
 
     def _note_truth(self, moments: Moments, p95_s: list[float]) -> None:
         assert self._tracker is not None  # noqa: S101 - the caller looked
         expected = self._engine.expect(moments)
-        roles = self._engine.roles(self._tracker, moments, expected)[0]
+        roles = self._engine.roles(self._tracker, moments, expected)[-1]
         serves = self._engine.serves.tolist()
         self.truths = [
             VmTruth(
@@ -156,12 +182,12 @@ class ProfiledHost:
             )
             for role, load, measured, p95, degradation, serving, cpi in zip(
                 roles,
-                moments.load[0].tolist(),
+                moments.load[-1].tolist(),
                 p95_s,
-                expected.p95_s[0].tolist(),
-                expected.degradation[0].tolist(),
+                expected.p95_s[-1].tolist(),
+                expected.degradation[-1].tolist(),
                 serves,
-                expected.cpi_degradation[0].tolist(),
+                expected.cpi_degradation[-1].tolist(),
                 strict=True,
             )
         ]

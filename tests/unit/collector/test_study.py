@@ -15,6 +15,7 @@ from collector.simulated import contention
 from collector.simulated import study as study_module
 from collector.simulated.contention import Rates, contend, parameters, workers_of
 from collector.simulated.history import simulate_days
+from collector.simulated.model import Host
 from collector.simulated.paper import alita, clock_change, load_growth, quiet_day, single, singles, three_vms
 from collector.simulated.profiles import APPLICATIONS, HOST, NOISE, PROFILES, STRESSORS
 from collector.simulated.requests import RequestQueue, expected_tail
@@ -487,3 +488,23 @@ def test_days_of_profiled_vms_are_windows_too() -> None:
     assert np.mean(usage) == pytest.approx(2 * 2 * 0.3, rel=0.05)
     assert np.nanmean(history.cpi[::2]) == pytest.approx(1 / 1.4, rel=0.02)
     assert min(history.network_bytes_per_s[::2]) > 0
+
+
+def test_days_of_windows_of_one_step_are_those_of_as_many_steps() -> None:
+    text = {
+        "host": {"step_s": 2.0},
+        **profiled(load_ratio={"points": [[0, 0.2], [300, 0.5]]}, start_s=120, restarts_s=[600]),
+        "antagonists": [
+            {"vm": "b", "cores": 6, "start_s": 240, "stop_s": 420, "profile": "cache-memory-3"},
+        ],
+    }
+    scenario = parse(text, "test.toml")
+    days = simulate_days(scenario, start_unix_s=60.0, end_unix_s=1260.0, every_s=60.0, window_s=2.0)
+    host, told = Host(scenario), []
+    for at_s in range(0, 1200, 60):
+        host.step(at_s, 60 + at_s, 60.0)
+        told += [(vm.cpi, vm.usage_cores) for vm in host.vms if vm in host.running]
+    assert len(told) == 20 + 18 - 1  # one comes later, and is away at 600 s
+    cpis, cores = zip(*told, strict=True)
+    assert days.cpi == pytest.approx(cpis, rel=1e-12)
+    assert days.cpu_usage_cores == pytest.approx(cores, rel=1e-12)
