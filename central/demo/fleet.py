@@ -1,9 +1,10 @@
 """The fleet of the demonstration, made from a seed: four hosts, their past, and the daemons' configuration.
 
-Every host has five latency-sensitive VMs and batch VMs of which most hurt nobody: `encode` (busy, but all in
-its own registers), `train` (uses more CPU than anybody, the antagonist included) and smaller ones. One kind
-of job truly hurts: it has run on three of the hosts for days, and in the demonstration it comes to the
-fourth. There, a VM of another such job is nearly idle: known to be able to hurt, and innocent now.
+Every host has five latency-sensitive VMs, which serve requests like the applications of Cloud White's study
+(docs/simulated.md), and batch VMs of which most hurt nobody: `encode` (busy, but all in its own registers), `train`
+(uses more CPU than anybody, the antagonist included) and smaller ones. One kind of job truly hurts: it has run on three
+of the hosts for days, and in the demonstration it comes to the fourth. There, a VM of another such job is nearly idle:
+known to be able to hurt, and innocent now.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 #: CPU model of all simulated hosts: CPI is compared within one.
-PLATFORM = "Simulated 40-core server @ 2.6 GHz"
+PLATFORM = "Simulated 64-core server @ 2.1 GHz"
 TICK_S = 0.5
 #: Windows and slots are of one length, in the simulated past too, so that a CPI is compared with its like.
 SLOT_S = 2.0
@@ -40,25 +41,32 @@ _HOSTS = 4
 _DAY_S = 86400.0
 _HOST = {
     "platform": PLATFORM,
-    "cpus": 40,
-    "ghz": 2.6,
-    "llc_mib": 36.0,
-    "memory_gib_per_s": 100.0,
-    "step_s": TICK_S,
+    "cpus": 64,
+    "ghz": 2.1,
+    "llc_mib": 27.5,
+    "memory_gib_per_s": 28.0,
+    "system_cores": 2.0,
 }
-#: Latency-sensitive: job, VMs per host, cores, CPI undisturbed, sensitivity.
+#: Latency-sensitive: job, VMs per host, what it is like (`collector.simulated.profiles`), load of its 2 vCPUs.
 _SERVICES = (
-    ("web", 2, 1.6, 1.1, 0.65),
-    ("search", 1, 1.8, 0.9, 0.8),
-    ("cache", 1, 1.2, 1.4, 0.9),
-    ("orders", 1, 1.5, 1.2, 0.6),
+    ("web", 2, "masstree", 0.25),
+    ("search", 1, "moses", 0.22),
+    ("cache", 1, "img-dnn", 0.22),
+    ("orders", 1, "specjbb", 0.28),
 )
-#: Jobs that hurt: cores, cache_mib_per_core, memory_gib_per_s_per_core.
-_ANTAGONISTS = {"log-scan": (6.0, 3.5, 8.5), "graph-build": (5.5, 11.0, 3.0), "dedup": (6.0, 6.0, 7.0)}
+_SERVICE_VCPUS = 2
+#: Jobs that hurt: what they are like, and cores.
+_ANTAGONISTS = {
+    "log-scan": ("cache-memory-disk-2", 14.0),
+    "graph-build": ("cache-memory-3", 13.0),
+    "dedup": ("cache-memory-2", 14.5),
+}
+_ANTAGONIST_VCPUS = 16
 _IDLE_CORES = 0.05
 _QUIET_CORES = 0.4  # of the known antagonist that is innocent now
 _BURST_S = 2400.0
 _BURSTS_PER_DAY = 2
+_LOAD_STD = 0.05
 
 Table = dict[str, Any]
 
@@ -97,14 +105,20 @@ def make_fleet(seed: int, start_file: Path) -> DemoFleet:
         resident = other if name == target else job
         past = _antagonist(resident, name, _bursts(chance, resident))
         quiet = _QUIET_CORES if name == target else _IDLE_CORES
-        live = [*neighbours, _antagonist(resident, name, {"cores": quiet})]
-        base: Table = {"seed": seed, "host": {"name": name, **_HOST}, "noise": {"load_std": 0.08}}
-        now: Table = {**base, "vms": live}
+        live = [*neighbours, _antagonist(resident, name, _constant(quiet, _ANTAGONIST_VCPUS))]
+        base: Table = {"seed": seed, "noise": {"load_std": _LOAD_STD}}
+        now: Table = {**base, "host": {"name": name, **_HOST, "step_s": TICK_S}, "vms": live}
         if name == target:
-            live.append(_antagonist(job, name, {"cores": _IDLE_CORES}))
-            injected = {"vm": vm_name, "cores": _ANTAGONISTS[job][0], "boots": True}
+            live.append(_antagonist(job, name, {}))
+            injected = {"vm": vm_name, "cores": _ANTAGONISTS[job][1], "boots": True}
             now["antagonists"] = [{**injected, "start_file": str(start_file)}]
-        history = parse({**base, "vms": [*neighbours, past]}, f"past of {name}")
+        # A window of the past is one step, so that days take no longer than a second.
+        before: Table = {
+            **base,
+            "host": {"name": name, **_HOST, "step_s": SLOT_S},
+            "vms": [*neighbours, past],
+        }
+        history = parse(before, f"past of {name}")
         hosts.append(DemoHost(name, to_toml(now), history))
     return DemoFleet(seed, tuple(hosts), target, job, vm_name, tuple(service[0] for service in _SERVICES))
 
@@ -114,66 +128,62 @@ def _services(chance: random.Random, host: str) -> list[Table]:
         {
             "name": f"{job}-{host}" if count == 1 else f"{job}{number}-{host}",
             "job": job,
-            "vcpus": 4,
+            "vcpus": _SERVICE_VCPUS,
             "latency_sensitive": True,
-            "cpi": cpi * chance.uniform(0.97, 1.03),
-            "cpi_noise_std": 0.035,
-            "sensitivity": sensitivity * chance.uniform(0.85, 1.15),
-            "cache_mib_per_core": 1.5,
-            "memory_gib_per_s_per_core": 0.8,
-            "load": {"cores": cores * chance.uniform(0.85, 1.15), "diurnal": 0.25},
+            "profile": profile,
+            "load_ratio": {"ratio": load * chance.uniform(0.85, 1.15), "diurnal": 0.2},
         }
-        for job, count, cores, cpi, sensitivity in _SERVICES
+        for job, count, profile, load in _SERVICES
         for number in range(1, count + 1)
     ]
 
 
 def _batch(chance: random.Random, host: str) -> list[Table]:
-    def vm(job: str, cpi: float, cache_mib: float, gib_per_s: float, load: Table) -> Table:
+    def vm(job: str, profile: str, vcpus: int, load: Table) -> Table:
         return {
             "name": f"{job}-{host}",
             "job": job,
-            "vcpus": 12,
-            "cpi": cpi,
-            "cache_mib_per_core": cache_mib,
-            "memory_gib_per_s_per_core": gib_per_s,
-            "load": load,
+            "vcpus": vcpus,
+            "profile": profile,
+            "load_ratio": load,
         }
 
     def phases(low: float, high: float, every_s: float) -> Table:
         start = chance.uniform(0.1, 0.4) * every_s
         points = [[0.0, low], [start, high], [start + every_s * chance.uniform(0.2, 0.4), low]]
-        return {"points": points, "repeat_s": every_s}
+        return {"ratio": low, "points": points, "repeat_s": every_s}
 
     return [
-        vm("encode", 0.7, 0.2, 0.2, {"cores": chance.uniform(4.5, 6.0)}),
-        vm("train", 0.8, 0.7, 0.5, {"cores": chance.uniform(7.5, 9.0), "diurnal": 0.1}),
-        vm("reports", 1.3, 1.0, 1.5, phases(0.8, 2.5, 7200.0)),
-        vm("backup", 1.6, 2.0, 4.0, phases(0.3, 1.8, 21600.0)),
+        vm("encode", "no-interference", 8, _constant(chance.uniform(4.5, 6.0), 8)),
+        vm("train", "no-interference", 24, {**_constant(chance.uniform(18.0, 20.0), 24), "diurnal": 0.1}),
+        vm("reports", "network", 8, phases(0.1, 0.3, 7200.0)),
+        vm("backup", "disk-1", 8, phases(0.03, 0.15, 21600.0)),
     ]
 
 
 def _antagonist(job: str, host: str, load: Table) -> Table:
-    _, cache_mib, gib_per_s = _ANTAGONISTS[job]
     return {
         "name": f"{job}-{host}",
         "job": job,
-        "vcpus": 8,
-        "cpi": 2.0,
-        "cache_mib_per_core": cache_mib,
-        "memory_gib_per_s_per_core": gib_per_s,
-        "load": load,
+        "vcpus": _ANTAGONIST_VCPUS,
+        "profile": _ANTAGONISTS[job][0],
+        "load_ratio": load,
     }
+
+
+def _constant(cores: float, vcpus: int) -> Table:
+    return {"ratio": cores / vcpus}
 
 
 def _bursts(chance: random.Random, job: str) -> Table:
     """Some hours of each day in which the job works; it is not equally busy every time."""
-    points = [[0.0, _IDLE_CORES]]
+    idle, busy = _IDLE_CORES / _ANTAGONIST_VCPUS, _ANTAGONISTS[job][1] / _ANTAGONIST_VCPUS
+    points = [[0.0, idle]]
     part_s = _DAY_S / _BURSTS_PER_DAY
     for burst in range(_BURSTS_PER_DAY):
         start = burst * part_s + chance.uniform(0.05, 0.9) * (part_s - _BURST_S)
-        points += [[start, _ANTAGONISTS[job][0] * chance.uniform(0.6, 1.1)], [start + _BURST_S, _IDLE_CORES]]
-    return {"points": points, "repeat_s": _DAY_S}
+        points += [[start, busy * chance.uniform(0.6, 1.1)], [start + _BURST_S, idle]]
+    return {"ratio": idle, "points": points, "repeat_s": _DAY_S}
 
 
 def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, operator: str) -> str:
@@ -196,9 +206,12 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
 def agent_config(
     fleet: DemoFleet, host: DemoHost, address: str, folder: Path, socket: Path, tls: TlsFiles
 ) -> str:
-    """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state and truth."""
+    """Text of an agent's configuration file; `folder` has its scenario.toml and gets its state (and truth)."""
     services = "|".join(fleet.services)
     off = {"mode": "off"}
+    simulated = {"mode": "required", "scenario": str(folder / "scenario.toml")}
+    if host.name == fleet.target:  # nobody asks for the others'
+        simulated["truth_file"] = str(folder / "truth.jsonl")
     return to_toml(
         {
             "agent": {
@@ -213,11 +226,7 @@ def agent_config(
                 "libvirt": off,
                 "perf": off,
                 "procfs": off,
-                "simulated": {
-                    "mode": "required",
-                    "scenario": str(folder / "scenario.toml"),
-                    "truth_file": str(folder / "truth.jsonl"),
-                },
+                "simulated": simulated,
             },
             "uplink": {"address": address, "tls": _tls(tls)},
             "jobs": [

@@ -14,8 +14,11 @@ __all__ = ["Outcome", "Victim"]
 class Victim:
     """A VM that is truly hurt, or that the agent held for a victim (`flagged`). None: not known.
 
-    Degradation is of the CPI, by the job's statistics. `latency_degradation` with its interval is what the agent's own
-    analysis estimates of the requests' 95th percentile, over the same slots; `cannot_tell` is why it does not.
+    Degradation is of the CPI, by the job's statistics. `latency_degradation` with its 90 % interval is what the agent's
+    own analysis estimates of the requests' 95th percentile, over the same slots: the mean of `latency_told` estimates,
+    as `true_latency_degradation` is the mean of the truth. `latency_held`: how many of these estimates had the truth of
+    their moment in their interval. `latency_untold`: at how many moments it could not tell; `cannot_tell` is why, the
+    most frequent reason.
     """
 
     vm: str
@@ -27,7 +30,16 @@ class Victim:
     latency_low: float | None = None
     latency_high: float | None = None
     true_latency_degradation: float | None = None
+    latency_told: int = 0
+    latency_held: int = 0
+    latency_untold: int = 0
     cannot_tell: str = ""
+
+    @property
+    def is_held(self) -> bool | None:
+        """Whether the interval holds the truth; None where one of them is not known."""
+        low, high, true = self.latency_low, self.latency_high, self.true_latency_degradation
+        return None if low is None or high is None or true is None else low <= true <= high
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +73,7 @@ class Outcome:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, ready for `print_json`."""
-        return asdict(self)
+        told = asdict(self)
+        for victim, told_victim in zip(self.victims, told["victims"], strict=True):
+            told_victim["is_held"] = victim.is_held
+        return told

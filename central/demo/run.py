@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,7 @@ from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.show import Show
-from central.demo.watch import LATENCY_TRUTH, AgentWatch, CentralWatch, SlotEstimate, Truth
+from central.demo.watch import LATENCY_TRUTH, AgentWatch, CentralWatch, Latency, SlotEstimate, Truth
 from central.pki import issue, make_ca
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -28,6 +29,7 @@ _MIN_SLOTS = 5  # compared with the truth after the injection
 _LATE_COEFFICIENT_S = 10.0  # how long after the trigger a suspect's coefficient may still be on its way
 _HURT = 1.1  # a VM whose true degradation is from here on is hurt
 _SLOT_NS = round(fleet.SLOT_S * 1e9)
+_TICK_NS = round(fleet.TICK_S * 1e9)
 _OPERATOR = "operator"
 _IMPORTER = "importer"
 
@@ -218,23 +220,26 @@ class Demo:
     def _victim(self, truth: Truth, vm: str, slots: list[SlotEstimate]) -> Victim:
         """Average the agent's words and the truth over the very same slots."""
         starts = [slot.start_unix_ns for slot in slots]
-        last = [one for one in self._target.latencies.get(vm, ()) if starts and one.at_unix_ns >= min(starts)]
-        told = [one for one in last if not math.isnan(one.ratio)]
         known = [slot for slot in slots if slot.degradation is not None]
         estimates = [slot.degradation for slot in known if slot.degradation is not None]
+        seen = [one for one in self._target.latencies.get(vm, ()) if starts and one.at_unix_ns >= min(starts)]
+        told = [one for one in seen if not math.isnan(one.ratio)]
+        untold = Counter(one.cannot_tell for one in seen if math.isnan(one.ratio))
+        course = truth.course(vm, LATENCY_TRUTH)
         return Victim(
             vm=vm,
             true_degradation=truth.degradation(vm, [slot.start_unix_ns for slot in known or slots]),
-            estimated_degradation=sum(estimates) / len(estimates) if estimates else None,
+            estimated_degradation=_mean(estimates),
             flagged=2 * sum(slot.verdict == "victim" for slot in slots) > len(slots),
-            behaviour=last[-1].behaviour if last else "",
+            behaviour=seen[-1].behaviour if seen else "",
             latency_degradation=_mean([one.ratio for one in told]),
             latency_low=_mean([one.low for one in told if not math.isnan(one.low)]),
             latency_high=_mean([one.high for one in told if not math.isnan(one.high)]),
-            true_latency_degradation=truth.degradation(vm, starts, LATENCY_TRUTH),
-            cannot_tell=next((one.cannot_tell for one in reversed(last) if one.cannot_tell), "")
-            if not told
-            else "",
+            true_latency_degradation=truth.over(course, [(start, start + _SLOT_NS) for start in starts]),
+            latency_told=len(told),
+            latency_held=sum(_holds(truth, course, one) for one in told),
+            latency_untold=untold.total(),
+            cannot_tell=untold.most_common(1)[0][0] if untold else "",
         )
 
     # --- watching ---
@@ -265,6 +270,12 @@ class Demo:
 
 def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+def _holds(truth: Truth, course: Sequence[tuple[int, int, float]], told: Latency) -> bool:
+    """Whether an estimate's interval has the truth of the tick before it was asked for."""
+    true = truth.over(course, [(told.at_unix_ns - _TICK_NS, told.at_unix_ns)])
+    return true is not None and told.low <= true <= told.high
 
 
 def _free_port() -> int:

@@ -129,9 +129,12 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
         suspects.add_row(s.vm, s.job, f"{s.cpu_usage_cores:.2f}", f"{s.coefficient:+.3f}", f"{s.score:+.3f}")
     console.print(suspects)
     console.print(_victims(outcome))
-    why = sorted({v.cannot_tell for v in outcome.victims if v.cannot_tell})
-    if why:
-        console.print(f"latency cannot be told: {', '.join(why)}", soft_wrap=True, markup=False)
+    for v in outcome.victims:
+        if v.latency_untold:
+            moments = f"at {v.latency_untold} of {v.latency_told + v.latency_untold} moments"
+            console.print(
+                f"{v.vm}: latency cannot be told {moments}: {v.cannot_tell}", soft_wrap=True, markup=False
+            )
     console.print(
         f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
         f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
@@ -140,11 +143,12 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
 
 
 def _victims(outcome: Outcome) -> Table:
-    victims = Table(title=f"Victims: slow-down over the same {outcome.compared_s:.0f} s")
-    victims.add_column("VM")
-    for heading in ("CPI, estimated", "true", "latency p95, estimated", "true"):
-        victims.add_column(heading, justify="right")
-    victims.add_column("agent's verdict")
+    seconds = f"{outcome.compared_s:.0f} s"
+    victims = Table(title=f"Victims: slow-down over the same {seconds}, by the agent and in truth")
+    victims.add_column("VM", no_wrap=True)
+    for heading in ("CPI", "true", "latency p95, 90 %", "true", "inside"):
+        victims.add_column(heading, justify="right", no_wrap=True)
+    victims.add_column("verdict", no_wrap=True)
     for v in outcome.victims:
         victims.add_row(
             v.vm,
@@ -152,16 +156,26 @@ def _victims(outcome: Outcome) -> Table:
             _number(v.true_degradation),
             _interval(v),
             _number(v.true_latency_degradation),
-            "victim" if v.flagged or v.behaviour == "victim" else "normal",
+            _inside(v),
+            v.behaviour or "-",
         )
     return victims
 
 
 def _interval(victim: Victim) -> str:
+    if victim.latency_degradation is None:
+        return "cannot tell"
     ends = (
         "" if victim.latency_low is None else f" {_number(victim.latency_low)}-{_number(victim.latency_high)}"
     )
     return _number(victim.latency_degradation) + ends
+
+
+def _inside(victim: Victim) -> str:
+    """Whether the interval has the truth, and of how many single estimates that holds."""
+    if victim.is_held is None:
+        return "-"
+    return f"{'yes' if victim.is_held else 'NO'} {victim.latency_held}/{victim.latency_told}"
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -49,7 +49,7 @@ class SlotEstimate:
 class Latency:
     """What an agent's own analysis said of a VM at a moment: how much longer its requests take, with the interval.
 
-    NaN where it could not tell: `cannot_tell` is why.
+    NaN where it could not tell: `cannot_tell` is why, never "" then.
     """
 
     at_unix_ns: int
@@ -143,14 +143,16 @@ class AgentWatch:
     def _take_latency(self, vm: str, found: Any) -> None:
         told = found.degradation
         behaviour = agent_pb2.Behaviour.Name(found.behaviour).removeprefix("BEHAVIOUR_").lower()
+        # Of a VM that inflicts, or was never looked at, there is no estimate and so no reason of a model's.
+        missing = "" if found.HasField("degradation") else f"no estimate of a VM that is {behaviour}"
         self.latencies.setdefault(vm, []).append(
             Latency(
                 at_unix_ns=time.time_ns(),
                 behaviour=behaviour,
-                ratio=told.ratio,
-                low=told.low,
-                high=told.high,
-                cannot_tell=told.cannot_tell,
+                ratio=math.nan if missing else told.ratio,
+                low=math.nan if missing else told.low,
+                high=math.nan if missing else told.high,
+                cannot_tell=missing or told.cannot_tell,
             )
         )
 
@@ -205,18 +207,29 @@ class Truth:
 
     def degradation(self, vm: str, starts_unix_ns: list[int], what: str = "true_degradation") -> float | None:
         """True degradation of a VM, averaged over the given slots; None where nothing is recorded of them."""
+        spans = [(start, start + _SLOT_NS) for start in starts_unix_ns]
+        return self.over(self.course(vm, what), spans)
+
+    @staticmethod
+    def over(course: Sequence[tuple[int, int, float]], spans: Sequence[tuple[int, int]]) -> float | None:
+        """Average a course over spans of time [first, last[; None where they have nothing in common."""
         total = weight = 0.0
-        for line in self._lines():
-            entry = line["vms"].get(vm)
-            if entry is None or entry.get(what) is None:
-                continue
-            first, last = line["since_unix_ns"], line["unix_ns"]
-            for start in starts_unix_ns:
-                shared = min(last, start + _SLOT_NS) - max(first, start)
+        for first, last, value in course:
+            for start, end in spans:
+                shared = min(last, end) - max(first, start)
                 if shared > 0:
-                    total += shared * entry[what]
+                    total += shared * value
                     weight += shared
         return total / weight if weight else None
+
+    def course(self, vm: str, what: str) -> list[tuple[int, int, float]]:
+        """Return what is recorded of a VM: from when, to when (nanoseconds since 1970), and the value."""
+        found = []
+        for line in self._lines():
+            value = line["vms"].get(vm, {}).get(what)
+            if value is not None:
+                found.append((line["since_unix_ns"], line["unix_ns"], value))
+        return found
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         with self._file.open(encoding="utf-8") as lines:

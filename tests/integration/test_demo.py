@@ -65,6 +65,19 @@ def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
     for victim in hurt:
         assert victim["true_degradation"] > 1.1
         assert victim["estimated_degradation"] == pytest.approx(victim["true_degradation"], rel=0.25)
+    # Of each victim: what Cloud White says of its requests beside the truth, or why it cannot.
+    told_of = [v for v in hurt if v["behaviour"] == "victim" and v["latency_degradation"] is not None]
+    assert told_of
+    for victim in told_of:
+        low, high = victim["latency_low"], victim["latency_high"]
+        assert 1.0 < low <= victim["latency_degradation"] <= high
+        assert victim["true_latency_degradation"] > 1.1
+        assert victim["is_held"] == (low <= victim["true_latency_degradation"] <= high)
+        assert 0 <= victim["latency_held"] <= victim["latency_told"]
+    assert any(victim["is_held"] for victim in told_of)
+    for victim in told["victims"]:
+        assert victim["latency_degradation"] is not None or victim["cannot_tell"]
+        assert bool(victim["cannot_tell"]) == (victim["latency_untold"] > 0)
     assert told["suspects"][0]["job"] == told["first_suspect"]
     assert told["seconds"] <= seconds < 60
     assert "SIMULATED days" in err

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.run import Demo
 from central.demo.show import LiveShow, PlainShow, print_outcome
-from central.demo.watch import LATENCY_TRUTH, AgentWatch, Ranked, SlotEstimate, Truth
+from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
+from collector.simulated.profiles import PROFILES
 from collector.simulated.scenario import parse
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
@@ -60,6 +62,7 @@ def test_the_injected_job_is_only_on_its_host_now_and_only_elsewhere_before(tmp_
         assert all(a.boots for a in live.antagonists)
         assert sum(vm.latency_sensitive for vm in live.vms) == 5
         assert {vm.name for vm in host.past.vms} <= {vm.name for vm in live.vms}
+        assert all(PROFILES[vm.profile].service_ms > 0 for vm in live.vms if vm.latency_sensitive)
 
 
 def test_an_innocent_neighbour_uses_more_cpu_than_the_antagonist(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_an_innocent_neighbour_uses_more_cpu_than_the_antagonist(tmp_path: Path)
         made = fleet.make_fleet(seed, tmp_path / "go")
         live = parse(tomllib.loads(next(h.live_toml for h in made.hosts if h.name == made.target)), "x")
         train = next(vm for vm in live.vms if vm.job == "train")
-        assert train.load.cores > live.antagonists[0].cores
+        assert train.load_ratio.ratio * train.vcpus > live.antagonists[0].cores
         assert any(
             vm.job not in {made.antagonist_job, "train"} and vm.job in fleet._ANTAGONISTS for vm in live.vms
         )
@@ -83,6 +86,10 @@ def test_configurations_are_those_of_the_shipped_daemons(tmp_path: Path) -> None
     assert agent.sources.simulated.mode == "required"
     assert {agent.sources.libvirt.mode, agent.sources.perf.mode, agent.sources.procfs.mode} == {"off"}
     assert [rule.latency_sensitive for rule in agent.jobs] == [True, False]
+    for host in made.hosts:
+        path.write_text(fleet.agent_config(made, host, "127.0.0.1:7", tmp_path, socket, TLS))
+        has_truth = bool(agent_config_module.load(path).sources.simulated.truth_file)
+        assert has_truth == (host.name == made.target)
     path = tmp_path / "central.toml"
     path.write_text(fleet.central_config("127.0.0.1:7", tmp_path, TLS, "importer", "operator"))
     assert central_config_module.load(path).build.slot_s == agent.agent.window_s
@@ -200,9 +207,12 @@ def test_the_agents_estimate_of_latency_is_kept_with_its_interval_or_its_reason(
     watch._take_latency("web", found)
     found.degradation.CopyFrom(agent_pb2.Degradation(ratio=math.nan, cannot_tell="no_model"))
     watch._take_latency("web", found)
-    first, second = watch.latencies["web"]
+    watch._take_latency("web", host_pb2.CloudWhite(behaviour=agent_pb2.BEHAVIOUR_INFLICTING))
+    first, second, third = watch.latencies["web"]
     assert (first.behaviour, first.ratio, first.low, first.high) == ("victim", 1.4, 1.3, 1.6)
     assert (math.isnan(second.ratio), second.cannot_tell) == (True, "no_model")
+    # An estimate that is not there is no estimate of 0.
+    assert (math.isnan(third.ratio), third.cannot_tell) == (True, "no estimate of a VM that is inflicting")
 
 
 def explanation(start_s: int, cpi: float, newest_cpi: float, degradation: float) -> host_pb2.VmExplanation:
@@ -349,8 +359,9 @@ def outcome(first: str | None = "scan") -> Outcome:
         first_suspect=first,
         host="host-2",
         victims=(
-            Victim("web-1", 1.5, 1.46, True, "victim", 1.42, 1.3, 1.58, 1.44),
-            Victim("web-2", None, None, flagged=False, cannot_tell="no_model"),
+            Victim("web-1", 1.5, 1.46, True, "victim", 1.42, 1.3, 1.58, 1.44, 10, 9),
+            Victim("web-2", None, None, flagged=False, latency_untold=7, cannot_tell="no_model"),
+            Victim("web-3", 1.3, 1.31, True, "victim", 1.2, 1.1, 1.25, 1.61, 8, 1, 2, "out_of_range:ipc"),
         ),
         suspects=(Ranked("scan-1", "scan", 5.5, 0.7, 3.85),),
         hosts=("host-1", "host-2"),
@@ -378,8 +389,13 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
         "latency_low": None,
         "latency_high": None,
         "true_latency_degradation": None,
+        "latency_told": 0,
+        "latency_held": 0,
+        "latency_untold": 7,
         "cannot_tell": "no_model",
+        "is_held": None,
     }
+    assert [victim["is_held"] for victim in told["victims"]] == [True, None, False]
     assert (told["injected_antagonist"], told["first_suspect"], told["seconds"]) == ("scan", "scan", 24.0)
     for wrong in ("train", None):
         with pytest.raises(
@@ -393,11 +409,18 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
 )
 def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> None:
     screen = io.StringIO()
-    print_outcome(Console(file=screen, width=120), outcome(first))
+    print_outcome(Console(file=screen, width=80), outcome(first))
     text = screen.getvalue()
-    latency = ("1.42 1.30-1.58", "1.44", "latency cannot be told: no_model")
-    for expected in (words, "scan-1", "+3.850", "web-1", "1.46", "1.50", "321 live CPI windows", *latency):
+    for expected in (words, "scan-1", "+3.850", "321 live CPI windows"):
         assert expected in text
+    rows = [re.split(r"\s*[│┃]\s*", line.strip())[1:-1] for line in text.splitlines() if "web-" in line]
+    assert rows[:3] == [
+        ["web-1", "1.46", "1.50", "1.42 1.30-1.58", "1.44", "yes 9/10", "victim"],
+        ["web-2", "-", "-", "cannot tell", "-", "-", "-"],
+        ["web-3", "1.31", "1.30", "1.20 1.10-1.25", "1.61", "NO 1/8", "victim"],
+    ]
+    assert "web-2: latency cannot be told at 7 of 7 moments: no_model" in text
+    assert "web-3: latency cannot be told at 2 of 10 moments: out_of_range:ipc" in text
 
 
 def test_progress_as_lines_and_as_a_screen() -> None:
@@ -547,4 +570,33 @@ def test_slots_before_the_antagonist_was_there_are_not_compared(tmp_path: Path) 
         start * S: SlotEstimate(start * S, 1.5, "victim") for start in (97, 99, 101, 103)
     }
     assert running._starts() == [101 * S, 103 * S]
+    running.close()
+
+
+def test_an_estimate_is_compared_with_the_truth_of_its_own_moment(tmp_path: Path) -> None:
+    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    file = tmp_path / "truth.jsonl"
+    with file.open("w") as lines:
+        for at_s, true in ((100, 1.0), (102, 1.5), (104, 1.5)):
+            vm = {"true_degradation": 1.2, LATENCY_TRUTH: true}
+            entry = {"since_unix_ns": (at_s - 2) * S, "unix_ns": at_s * S, "vms": {"web": vm}}
+            lines.write(json.dumps(entry) + "\n")
+
+    def latency(at_s: float, ratio: float, cannot_tell: str = "") -> Latency:
+        return Latency(round(at_s * S), "victim", ratio, ratio - 0.1, ratio + 0.2, cannot_tell)
+
+    running._target.latencies["web"] = [
+        latency(99.0, 9.0),  # before the slots that are compared
+        latency(101.0, 1.4),
+        latency(102.5, 1.6),
+        latency(103.0, math.nan, "unlike_training"),
+        latency(103.5, 1.2),
+    ]
+    slots = [SlotEstimate(start * S, 1.3, "victim") for start in (100, 102)]
+    told = running._victim(Truth(file), "web", slots)
+    assert (told.latency_told, told.latency_held, told.latency_untold) == (3, 2, 1)
+    assert told.cannot_tell == "unlike_training"
+    found = (told.latency_degradation, told.latency_low, told.latency_high, told.true_latency_degradation)
+    assert found == pytest.approx((1.4, 1.3, 1.6, 1.5))
+    assert told.is_held is True
     running.close()
