@@ -13,6 +13,7 @@ from agent.analysis.signals import INDEX, Tick
 from agent.calibrate.client import CommandLoad
 from agent.calibrate.latency import Measured, percentile
 from agent.calibrate.plan import Load, Plan, Scenario
+from agent.calibrate.preflight import answer_problems, plan_problems
 from agent.calibrate.requests import RequestLoad
 from agent.calibrate.runs import Row, cpu_level
 from agent.calibrate.sampling import Sampler
@@ -122,17 +123,17 @@ class Campaign:
         """How the sources are."""
         return self._sampler.sources
 
-    async def check(self) -> None:
-        """See whether the campaign could start here; starts no load and no stressor.
-
-        Raises:
-            UnavailableError: it could not.
-
-        """
+    async def problems(self) -> list[WhitepandaError]:
+        """Return why the campaign could not start here. Starts no load and no stressor: the server is asked once."""
+        problems = list(plan_problems(self._plan, self._sampler.tick_s))
         try:
             await self._sampler.open()
+        except WhitepandaError as error:
+            problems.append(error)
         finally:
             await self._sampler.close()
+        problems += [problem async for problem in answer_problems(self._plan)]
+        return problems
 
     async def run(self, on_run: Callable[[RunResult], None]) -> None:
         """Run everything; cancelled or failed, the stressors are stopped all the same.
@@ -142,10 +143,12 @@ class Campaign:
 
         Raises:
             UnavailableError: something does not run, or stopped, or another VM came.
-            InputError: the user's own client prints nonsense.
+            InputError: a phase is too short, or the user's own client prints nonsense.
 
         """
         try:
+            for problem in plan_problems(self._plan, self._sampler.tick_s):
+                raise problem
             await self._sampler.open()
             self._started_ns = self._clock.mono_ns()
             self._begin(self._sampler.run())

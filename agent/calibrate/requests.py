@@ -17,7 +17,7 @@ from agent.calibrate.latency import Latencies, Measured
 from agent.calibrate.plan import Requests
 from agent.calibrate.stressors import why_of
 
-__all__ = ["RequestLoad"]
+__all__ = ["RequestLoad", "ask_once"]
 
 _MAX_BODY_BYTES = 64 << 20
 _NO_RETRY_S = 0.05  # after a refused connection
@@ -51,6 +51,15 @@ class _Connection:
         if self.writer is not None:
             self.writer.close()
         self.reader = self.writer = None
+
+
+async def ask_once(spec: Requests) -> None:
+    """Send one request, and read its answer to the end. OSError, ValueError or IncompleteReadError: it failed."""
+    connection = _Connection(spec)
+    try:
+        await connection.ask()
+    finally:
+        connection.close()
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from agent.analysis.signals import SIGNALS, Values
 from agent.calibrate.latency import Measured
+from whitepanda.common.private_files import create_beside
 
-__all__ = ["COLUMNS", "CPU_LEVELS", "Row", "RunsFile", "cpu_level"]
+__all__ = ["COLUMNS", "CPU_LEVELS", "Row", "RunsFile", "cpu_level", "room_for"]
 
 #: Cloud White's levels of %guest, for each of which it has a model.
 CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -54,6 +55,25 @@ def cpu_level(guest_ratio: float) -> float:
     return min(CPU_LEVELS, key=lambda level: abs(level - guest_ratio))
 
 
+def room_for(path: Path, *, replace: bool) -> None:
+    """See that a RUNS file can be made; leaves nothing.
+
+    Raises:
+        FileExistsError: there is one, and it may not be replaced.
+        IsADirectoryError: it is a folder.
+        OSError: its folder is not there, or cannot be written.
+
+    """
+    if path.is_dir():
+        raise IsADirectoryError(path)
+    if path.exists() and not replace:
+        raise FileExistsError(path)
+    # Only trying tells: who is root may write anywhere, but on what is mounted read-only.
+    made, stream = create_beside(path)
+    stream.close()
+    made.unlink()
+
+
 class RunsFile:
     """Writes a RUNS file.
 
@@ -62,14 +82,12 @@ class RunsFile:
         replace: whether an existing file may be replaced.
 
     Raises:
-        FileExistsError: it exists.
-        OSError: it cannot be written.
+        OSError: it cannot be written; see `room_for`.
 
     """
 
     def __init__(self, path: Path, *, replace: bool = False) -> None:
-        if path.exists() and not replace:
-            raise FileExistsError(path)
+        room_for(path, replace=replace)
         self.path = path
         self.part = path.with_name(f"{path.name}.part")
         self.rows = 0

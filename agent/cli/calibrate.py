@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -12,15 +12,17 @@ from typing import Annotated, Any, Self
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from agent.calibrate.campaign import Campaign, RunResult
 from agent.calibrate.plan import Plan, load
+from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
 from agent.local_client import find_config
 from agent.recording import beside_agent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 __all__ = ["calibrate"]
 
@@ -38,7 +40,7 @@ def calibrate(
         bool, typer.Option("--beside-others", help="Also where VMs run that the plan does not name.")
     ] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="See whether it could start here; start nothing.")
+        bool, typer.Option("--check", help="Tell what hinders its start here; start nothing.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace RUNS if it exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
@@ -51,11 +53,17 @@ def calibrate(
     log.configure("error")  # the summary tells of the sources
     what = load(plan)
     settings, left = beside_agent(find_config(config)[0])
+    problem = file_problem(runs, replace=force)
     if check:
         campaign = Campaign(what, settings, beside_others=beside_others)
-        _until_signal(campaign.check())
-        _show_check(what, campaign, as_json=json)
+        problems = [] if problem is None else [problem]
+        _until_signal(_find(campaign, problems))
+        _show_check(what, campaign, problems, as_json=json)
+        if problems:
+            raise typer.Exit(problems[0].exit_code)
         return
+    if problem is not None:
+        raise problem
     file = _create(runs, replace=force)
     with _Watch(what, file) as watch:
         campaign = Campaign(what, settings, beside_others=beside_others, on_progress=watch.progress)
@@ -114,13 +122,13 @@ class _Watch:
         )
 
 
+async def _find(campaign: Campaign, problems: list[WhitepandaError]) -> None:
+    problems += await campaign.problems()
+
+
 def _create(runs: Path, *, replace: bool) -> RunsFile:
-    if runs.suffix == ".parquet":
-        raise InputError(f"{runs}: calibrate writes CSV; name it .csv")
     try:
         return RunsFile(runs, replace=replace)
-    except FileExistsError as error:
-        raise InputError(f"{runs}: exists already; give another name, or --force to replace it") from error
     except OSError as error:
         raise UnavailableError(f"{runs}: cannot write: {error.strerror}") from error
 
@@ -152,9 +160,16 @@ def _line(result: RunResult) -> str:
     return f"{run.scenario.name} at load {run.load.load_ratio:g}: p95 {', '.join(parts) or 'unknown'}{failed}"
 
 
-def _show_check(plan: Plan, campaign: Campaign, *, as_json: bool) -> None:
+def _show_check(
+    plan: Plan, campaign: Campaign, problems: Sequence[WhitepandaError], *, as_json: bool
+) -> None:
     if as_json:
-        print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms})
+        told = [str(problem) for problem in problems]
+        print_json({"runs": plan.runs, "seconds": plan.seconds, "vms": plan.vms, "problems": told})
+        return
+    for problem in problems:
+        errors.print(Text("error: ", style="bold red").append(str(problem), style="none"), soft_wrap=True)
+    if problems:
         return
     console.print(
         f"{plan.runs:,} runs of {len(plan.vms)} VMs, about {plan.seconds / 3600:.2g} h; nothing hinders their start",

@@ -214,7 +214,8 @@ def test_a_vm_that_starts_anew_ends_the_campaign(tmp_path, host, server):
 def test_check_starts_nothing(tmp_path, host, server, capsys):
     runs = tmp_path / "runs.csv"
     calibrate(make_plan(tmp_path, server), runs, config=host, check=True, json=True)
-    assert json.loads(capsys.readouterr().out) == {"runs": 1, "seconds": 1.6, "vms": ["web-1", "noise-1"]}
+    told = {"runs": 1, "seconds": 1.6, "vms": ["web-1", "noise-1"], "problems": []}
+    assert json.loads(capsys.readouterr().out) == told
     assert server.told == []
     assert not runs.exists()
 
