@@ -1,0 +1,122 @@
+"""`whitepanda trace`: traces with known antagonists, to study the methods on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from central.synth.presets import PRESETS, preset
+from central.synth.settings import changed, knobs
+from central.synth.write import synthesise
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError
+
+app = typer.Typer(help="Traces with known antagonists, to study the methods on.", no_args_is_help=True)
+
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command()
+def synth(
+    out: Annotated[Path, typer.Option(metavar="TRACE", help="Rows to write: .csv, else Parquet.")],
+    truth: Annotated[Path, typer.Option(metavar="TRUTH.json", help="Who the antagonists are, and more.")],
+    preset_name: Annotated[
+        str, typer.Option("--preset", help="Named settings that the knobs below change.")
+    ] = "paper",
+    seed: Annotated[int | None, typer.Option(help="Makes another trace.")] = None,
+    days: Annotated[int | None, typer.Option(help="Days of 288 slots of 300 s.")] = None,
+    machines: Annotated[int | None, typer.Option(help="Machines.")] = None,
+    batch_jobs: Annotated[int | None, typer.Option(help="Ordinary batch jobs.")] = None,
+    antagonists: Annotated[int | None, typer.Option(help="Antagonist batch jobs.")] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="antagonist_effect: contention by one antagonist's task.")
+    ] = None,
+    noise: Annotated[float | None, typer.Option(help="cpi_noise: spread of CPI from slot to slot.")] = None,
+    companions: Annotated[
+        int | None, typer.Option(help="Confounding: innocent jobs that ride along with antagonists.")
+    ] = None,
+    burners: Annotated[int | None, typer.Option(help="CPU burners that hurt nobody.")] = None,
+    platforms: Annotated[int | None, typer.Option(help="CPU platforms, whose CPI differs.")] = None,
+    corrupted: Annotated[
+        float | None, typer.Option(help="corrupted_share: samples with an absurd CPI.")
+    ] = None,
+    form: Annotated[str | None, typer.Option(help="Contention: linear or saturating.")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KNOB=VALUE", help="Any knob; `trace presets` lists them. Repeatable."),
+    ] = None,
+    json: _Json = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Write a trace with known antagonists, in the Google cluster trace's columns.
+
+    Then: whitepanda antagonists evaluate TRACE --truth TRUTH.json
+    """
+    began = time.monotonic()
+    short: dict[str, Any] = {
+        "seed": seed,
+        "days": days,
+        "machines": machines,
+        "batch_jobs": batch_jobs,
+        "antagonists": antagonists,
+        "antagonist_effect": strength,
+        "cpi_noise": noise,
+        "companions": companions,
+        "burners": burners,
+        "platforms": platforms,
+        "corrupted_share": corrupted,
+        "form": form,
+    }
+    values = {name: value for name, value in short.items() if value is not None}
+    settings = changed(preset(preset_name), values | _assignments(sets or []))
+
+    def on_day(day: int, of: int) -> None:
+        if errors.is_terminal:
+            errors.print(f"day {day} of {of}", end="\r")
+
+    written = synthesise(settings, out, truth, preset_name, on_day)
+    seconds = time.monotonic() - began
+    if json:
+        print_json({"out": str(out), "truth": str(truth), **dataclasses.asdict(written), "seconds": seconds})
+        return
+    shape = (
+        f"{settings.days} days, {settings.machines} machines, {written.jobs} jobs, {written.tasks:,} tasks"
+    )
+    console.print(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", soft_wrap=True)
+    console.print(
+        f"written to {out}; {len(written.antagonists)} antagonists in {truth}", soft_wrap=True, markup=False
+    )
+
+
+@app.command()
+def presets(json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
+    """List the presets, and every knob with its meaning and its value in each preset that changes it."""
+    values = {name: dataclasses.asdict(settings) for name, (_, settings) in PRESETS.items()}
+    if json:
+        meanings = {name: {"default": default, "help": text} for name, default, text in knobs()}
+        named = {name: {"help": PRESETS[name][0], "knobs": values[name]} for name in PRESETS}
+        print_json({"presets": named, "knobs": meanings})
+        return
+    for name, (text, _) in PRESETS.items():
+        console.print(f"{name}: {text}", soft_wrap=True, markup=False)
+    table = Table(title="Knobs", title_justify="left")
+    for column in ("knob", "default", "meaning", "presets"):
+        table.add_column(column)
+    for name, default, text in knobs():
+        others = ", ".join(f"{p} {v[name]}" for p, v in values.items() if v[name] != default)
+        table.add_row(name, str(default), text, others)
+    console.print(table)
+
+
+def _assignments(sets: list[str]) -> dict[str, str]:
+    read: dict[str, str] = {}
+    for each in sets:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InputError(f"--set {each}: must be KNOB=VALUE")
+        read[name.strip().replace("-", "_")] = value.strip()
+    return read

@@ -1,0 +1,169 @@
+"""A generated trace as files: the rows as Parquet or CSV, written day by day, and the truth as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from central.synth.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
+from central.synth.settings import SynthSettings
+from central.synth.simulate import Day, Effects, simulate
+from whitepanda.common.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SCHEMA", "Written", "synthesise"]
+
+_SLOT_US = 300 * 10**6
+_BEGIN_US = 600 * 10**6  # the real trace's clock starts 600 s before the first record
+
+SCHEMA = pa.schema(
+    {
+        "start_time": pa.int64(),
+        "end_time": pa.int64(),
+        "collection_id": pa.int64(),
+        "instance_index": pa.int64(),
+        "machine_id": pa.int64(),
+        "average_usage_cpus": pa.float64(),
+        "cycles_per_instruction": pa.float64(),
+        "priority": pa.float64(),
+        "scheduling_class": pa.float64(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    rows: int
+    tasks: int
+    jobs: int
+    antagonists: list[int]
+
+
+def synthesise(
+    settings: SynthSettings,
+    out: Path,
+    truth: Path,
+    name: str = "",
+    on_day: Callable[[int, int], None] = lambda _day, _days: None,
+) -> Written:
+    """Write a trace and its truth, each file whole or not at all.
+
+    Args:
+        settings: the knobs.
+        out: the rows: CSV where the name ends in .csv, else Parquet.
+        truth: JSON; see docs/traces.md.
+        name: of the preset, for the truth.
+        on_day: called with days done and days in all.
+
+    Raises:
+        InputError: the files cannot be written there.
+        UnavailableError: the disk did not suffice.
+
+    """
+    if out.resolve() == truth.resolve():
+        raise InputError(f"{out}: the trace and its truth need a file each; see --truth")
+    jobs, machines = make_jobs(settings), make_machines(settings)
+    tasks = make_tasks(settings, jobs)
+    effects = Effects(len(jobs.job_id))
+    temporary = [_unfinished(path) for path in (out, truth)]
+    rows = 0
+    try:
+        with _writer(temporary[0], as_csv=out.suffix.lower() == ".csv") as writer:
+            for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
+                writer.write_table(_table(settings, jobs, machines, tasks, day))
+                rows += len(day.slot)
+                on_day(number + 1, settings.days)
+        known = _truth(settings, name, jobs, effects)
+        temporary[1].write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        for path, final in zip(temporary, (out, truth), strict=True):
+            path.chmod(0o644)
+            path.replace(final)
+    except OSError as error:
+        raise UnavailableError(f"{out}: not written: {error.strerror or error}; is the disk full?") from error
+    finally:
+        for path in temporary:
+            path.unlink(missing_ok=True)
+    return Written(rows, len(tasks.job), len(jobs.job_id), known["antagonists"])
+
+
+def _unfinished(path: Path) -> Path:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    os.close(descriptor)
+    return Path(name)
+
+
+def _writer(path: Path, *, as_csv: bool) -> Any:
+    if as_csv:
+        return pcsv.CSVWriter(path, SCHEMA)
+    floats = ["average_usage_cpus", "cycles_per_instruction"]
+    return pq.ParquetWriter(
+        path, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]
+    )
+
+
+def _table(settings: SynthSettings, jobs: Jobs, machines: Machines, tasks: Tasks, day: Day) -> pa.Table:
+    job = tasks.job[day.task]
+    machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
+    start = _BEGIN_US + day.slot * _SLOT_US
+    columns = [
+        pa.array(start),
+        pa.array(start + _SLOT_US),
+        pa.array(jobs.job_id[job]),
+        pa.array(tasks.instance[day.task]),
+        pa.array(machines.machine_id[machine]),
+        pa.array(_single(day.usage)),
+        pa.array(_single(day.cpi), from_pandas=True),
+        pa.array(jobs.priority[job]),
+        pa.array(jobs.scheduling_class[job]),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCHEMA)
+
+
+def _single(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to 32 bits, as the real trace has: half the size."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _truth(settings: SynthSettings, name: str, jobs: Jobs, effects: Effects) -> dict[str, Any]:
+    coefficient = effects.coefficient
+    antagonists = jobs.role == ROLES.index("antagonist")
+    return {
+        "antagonists": jobs.job_id[antagonists].tolist(),
+        "latency_sensitive_antagonists": jobs.job_id[: settings.ls_antagonists].tolist(),
+        "coefficients": {str(i): c for i, c in zip(jobs.job_id.tolist(), coefficient.tolist(), strict=True)},
+        "jobs": {
+            str(jobs.job_id[k]): {
+                "role": ROLES[jobs.role[k]],
+                "coefficient": float(coefficient[k]),
+                "strength": float(jobs.strength[k]),
+                "usage": float(jobs.usage[k]),
+                "sensitivity": float(jobs.sensitivity[k]) if jobs.is_sensitive[k] else None,
+                "rides_with": int(jobs.job_id[jobs.leader[k]]) if jobs.leader[k] >= 0 else None,
+                "task_slots": int(effects.task_slots[k]),
+            }
+            for k in range(len(jobs.job_id))
+        },
+        "preset": name,
+        "seed": settings.seed,
+        "parameters": dataclasses.asdict(settings),
+    }
