@@ -9,7 +9,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from enum import StrEnum
+from operator import is_, itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from agent.degradation_models import HostModels
 from agent.rates import HostRates, VmRates
 from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict, VmEvent
 from agent.vm_table import Vm
-from collector.base import Reason
+from collector.base import Reason, VmIdentity
 
 __all__ = ["CloudWhite", "make_detector", "matrix_of"]
 
@@ -34,9 +35,9 @@ _OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
 #: What is taken of a VM's rates: its own signals, then the two parts of each sum, all with one call.
 _PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts))
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
-_OWN_COLUMNS = [INDEX[name] for name in _OWN]
-_SUM_COLUMNS = [INDEX[name] for name in SUMS]
-_HOST_COLUMNS = [INDEX[name] for name in _HOST]
+_OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
+    slice(INDEX[names[0]], INDEX[names[-1]] + 1) for names in (_OWN, tuple(SUMS), _HOST)
+)
 
 
 def make_detector(name: str) -> AnyDetector:
@@ -97,6 +98,7 @@ class _Last:
 
     mono_ns: int
     unix_ns: int
+    keys: tuple[VmKey, ...]
     rows: Mapping[str, int]
     values: Values
     detection: Detection
@@ -122,7 +124,11 @@ class CloudWhite:
         self._models = models
         self._make = make
         self._detector = make(section.detector)
+        self._identities: list[VmIdentity] = []
+        self._keys: tuple[VmKey, ...] = ()
+        self._rows: dict[str, int] = {}
         self._last: _Last | None = None
+        self._noted: tuple[tuple[VmKey, ...], tuple[object, ...]] | None = None
         self._estimates: dict[str, Degradation] = {}
         self._told: dict[str, _Told] = {}
         self._pending: deque[VmEvent] = deque(maxlen=_MAX_PENDING)
@@ -156,33 +162,39 @@ class CloudWhite:
         """
         listed = list(vms)
         values = matrix_of([vm.rates for vm in listed], host)
-        keys = tuple(VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus) for vm in listed)
+        self._take_keys(listed)
         self._last = None  # an old verdict is none
         self._estimates = {}
-        detection = self._detector.step(Tick(mono_ns / 1e9, keys, values))
-        rows = {key.uuid: row for row, key in enumerate(keys)}
-        self._last = last = _Last(mono_ns, unix_ns, rows, values, detection)
+        detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values))
+        self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
         failures: list[Exception] = []
         wanted = _wanted(detection)
         if wanted:
             found = self._estimate(last, wanted, failures)
-            self._estimates = {keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
+            self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
         self._note_changes(listed, last)
         if failures:
             raise failures[0]
 
+    def _take_keys(self, vms: Sequence[Vm]) -> None:
+        """Make the VMs' keys anew unless all are the identities of the tick before."""
+        identities = [vm.identity for vm in vms]
+        known = self._identities
+        if len(identities) == len(known) and all(map(is_, identities, known)):
+            return
+        self._identities = identities
+        self._keys = tuple(VmKey(one.uuid, one.epoch, one.vcpus) for one in identities)
+        self._rows = {key.uuid: row for row, key in enumerate(self._keys)}
+
     def _estimate(self, last: _Last, rows: Sequence[int], failures: list[Exception]) -> list[Degradation]:
         chosen = np.array(rows, np.intp)
-        states = [last.detection.states[row] for row in rows]
-        ticks = np.array([state.baseline_ticks for state in states], np.int64)
+        ticks = last.detection.baseline_ticks[chosen]
         found = self._models.estimate(
             last.values[chosen], last.detection.baseline[chosen], ticks, failures.append
         )
         return [
-            replace(one, cannot_tell="baseline_young")
-            if one.cannot_tell == "no_baseline" and state.baseline_ticks
-            else one
-            for one, state in zip(found, states, strict=True)
+            replace(one, cannot_tell="baseline_young") if one.cannot_tell == "no_baseline" and known else one
+            for one, known in zip(found, ticks.tolist(), strict=True)
         ]
 
     # --- what is asked ---
@@ -193,7 +205,7 @@ class CloudWhite:
         row = last.rows.get(uuid) if last else None
         if last is None or row is None:
             return Verdict("unknown", "not looked at yet: it has had no tick", 0)
-        return _verdict(last.detection.states[row], self._estimates.get(uuid))
+        return _verdict(last.detection.state(row), self._estimates.get(uuid))
 
     def since_ns(self, verdict: Verdict) -> int:
         """Return for how long a VM has behaved so, in nanoseconds, as of the last tick."""
@@ -231,8 +243,13 @@ class CloudWhite:
         return events
 
     def _note_changes(self, vms: Sequence[Vm], last: _Last) -> None:
-        for vm, state in zip(vms, last.detection.states, strict=True):
-            uuid, behaviour = vm.identity.uuid, _word(state)
+        behaviours = last.detection.behaviours
+        if self._noted == (last.keys, behaviours):
+            self._note_worst(last)
+            return
+        waits = False
+        for row, (vm, found) in enumerate(zip(vms, behaviours, strict=True)):
+            uuid, behaviour = vm.identity.uuid, _word(found)
             told = self._told.get(uuid)
             if told is not None and told.epoch != vm.identity.epoch:
                 self._end(uuid, told, last, "the VM was started anew")
@@ -242,14 +259,26 @@ class CloudWhite:
                     vm.identity.epoch, vm.identity.name, vm.job, vm.latency_sensitive, "unknown", last.mono_ns
                 )
             if told.behaviour == behaviour:
-                if behaviour == "victim":
-                    told.worst = _worse(told.worst, self._estimates.get(uuid))
-            elif behaviour not in _ACTIVE and told.behaviour not in _ACTIVE:
+                continue
+            if behaviour not in _ACTIVE and told.behaviour not in _ACTIVE:
                 told.behaviour, told.since_ns = behaviour, last.mono_ns
             elif last.mono_ns >= told.next_ns:
-                self._change(uuid, told, state, last)
-        for uuid in self._told.keys() - last.rows.keys():
+                self._change(uuid, told, last.detection.state(row), last)
+            else:
+                waits = True
+        for uuid in [uuid for uuid in self._told if uuid not in last.rows]:
             self._end(uuid, self._told.pop(uuid), last, "the VM is gone from this host")
+        self._note_worst(last)
+        # As long as nothing changes there is nothing to go through.
+        self._noted = None if waits else (last.keys, behaviours)
+
+    def _note_worst(self, last: _Last) -> None:
+        for row, behaviour in enumerate(last.detection.behaviours):
+            if behaviour == "victim":
+                uuid = last.keys[row].uuid
+                told = self._told[uuid]
+                if told.behaviour == "victim":
+                    told.worst = _worse(told.worst, self._estimates.get(uuid))
 
     def _change(self, uuid: str, told: _Told, state: VmState, last: _Last) -> None:
         verdict = _verdict(state, self._estimates.get(uuid))
@@ -308,12 +337,12 @@ class CloudWhite:
 def _wanted(detection: Detection) -> list[int]:
     """Return the rows of the VMs to estimate at each tick: victims, unless the detector says otherwise."""
     if detection.estimate is None:
-        return [row for row, state in enumerate(detection.states) if state.behaviour == "victim"]
-    return [int(row) for row in np.flatnonzero(detection.estimate)]
+        return [row for row, behaviour in enumerate(detection.behaviours) if behaviour == "victim"]
+    return np.flatnonzero(detection.estimate).tolist()
 
 
-def _word(state: VmState) -> Behaviour:
-    return cast("Behaviour", str(state.behaviour))
+def _word(behaviour: StrEnum) -> Behaviour:
+    return cast("Behaviour", behaviour.value)
 
 
 def _worse(one: Degradation | None, other: Degradation | None) -> Degradation | None:
@@ -325,7 +354,7 @@ def _worse(one: Degradation | None, other: Degradation | None) -> Degradation | 
 
 def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:
     return Verdict(
-        behaviour=_word(state),
+        behaviour=_word(state.behaviour),
         reason=state.reason[:_MAX_REASON],
         since_ns=round(state.since_s * 1e9),
         evidence=tuple(Shown(one.signal, one.value, one.baseline, one.threshold) for one in state.evidence),

@@ -93,15 +93,11 @@ def _ask(
 ) -> list[Degradation]:
     columns = named.columns
     told = named.model.predict(values[:, columns], baseline[:, columns], baseline_ticks)
+    names = {model: f"{named.name}: {model}" if model else named.name for model in set(told.models)}
+    numbers = (told.degradation.tolist(), told.low.tolist(), told.high.tolist())
     return [
-        Degradation(
-            float(told.degradation[row]),
-            float(told.low[row]),
-            float(told.high[row]),
-            reason,
-            f"{named.name}: {told.models[row]}" if told.models[row] else named.name,
-        )
-        for row, reason in enumerate(told.reasons)
+        Degradation(ratio, low, high, reason, names[model])
+        for ratio, low, high, reason, model in zip(*numbers, told.reasons, told.models, strict=True)
     ]
 
 

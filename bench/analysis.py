@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,12 @@ def plain_loop() -> Callable[[Tick], None]:
     return step
 
 
+@cache
+def identity_of(key: VmKey) -> Any:
+    """Return the one identity of a VM: the daemon keeps it until something of it changes."""
+    return SimpleNamespace(uuid=key.uuid, epoch=key.epoch, vcpus=key.vcpus, name=key.uuid)
+
+
 def as_vms(tick: Tick) -> list[Any]:
     """Make what the daemon has of VMs, with these signals as their rates."""
     vms = []
@@ -78,8 +85,7 @@ def as_vms(tick: Tick) -> list[Any]:
         for name, parts in SUMS.items():
             known |= dict.fromkeys(parts, row[INDEX[name]] / 2)
         rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))
-        identity = SimpleNamespace(uuid=key.uuid, epoch=key.epoch, vcpus=key.vcpus, name=key.uuid)
-        vms.append(SimpleNamespace(identity=identity, job="job", latency_sensitive=True, rates=rates))
+        vms.append(SimpleNamespace(identity=identity_of(key), job="job", latency_sensitive=True, rates=rates))
     return vms
 
 

@@ -94,10 +94,14 @@ class Baselines:
         self._noise_count: Floats = np.zeros((0, noisy))
         self._load_weight: Floats = np.zeros(0)
         self._load_response: Floats = np.zeros((0, noisy))
-        self._ring: Floats = np.zeros((long, 0, noisy))
-        self._known: Floats = np.zeros((long, 0, noisy))
+        # Twice the length, the second half as the first: any window lies in one piece.
+        self._ring: Floats = np.zeros((2 * long, 0, noisy))
+        self._known: Floats = np.zeros((2 * long, 0, noisy))
+        self._unknown: Bools = np.zeros((0, noisy), bool)  # of the last tick
+        self._same_ticks = 0  # for how many ticks now the same values have been unknown
         # Of the present tick, made when first asked for.
         self._windows: dict[int, Floats] = {}
+        self._variances: dict[int, Floats] = {}
         self._noise_now: tuple[Floats, Floats] | None = None
 
     # --- rows ---
@@ -114,7 +118,8 @@ class Baselines:
         old = {key: row for row, key in enumerate(self.keys)}
         source = np.array([old.get(key, -1) for key in keys], np.int64)
         new = source < 0
-        self._noise_now = None
+        self._forget_noise()
+        self._same_ticks = 0
         self.ticks = taken(self.ticks, source, 0.0)
         self.first_seen_s = taken(self.first_seen_s, source, at_s)
         self.seen = taken(self.seen, source, 0)
@@ -140,24 +145,35 @@ class Baselines:
     def observe(self, values: Floats) -> None:
         """Take a tick's values, shape (VMs, columns), into the windows; nothing is learnt yet."""
         noisy = values[:, self._noisy]
-        known = ~np.isnan(noisy)
+        unknown = np.isnan(noisy)
         self._windows.clear()
         self._restored_ticks += 1
         if self._restored_ticks == _RESTORED_TICKS:
             self._restored.clear()
         self.seen += 1
-        self._cursor = (self._cursor + 1) % len(self._ring)
-        self._known[self._cursor] = known
-        self._ring[self._cursor] = np.where(known, noisy, 0.0)
+        self._same_ticks = (
+            self._same_ticks + 1 if self._same_ticks and (unknown == self._unknown).all() else 1
+        )
+        self._unknown = unknown
+        long = self._settings.long_ticks
+        self._cursor = (self._cursor + 1) % long
+        for at in (self._cursor, self._cursor + long):
+            self._known[at] = ~unknown
+            self._ring[at] = np.where(unknown, 0.0, noisy)
 
     def window(self, ticks: int) -> Floats:
         """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""
         found = self._windows.get(ticks)
         if found is None:
-            rows = np.arange(self._cursor - ticks + 1, self._cursor + 1) % len(self._ring)
-            total = self._ring[rows].sum(axis=0)
-            known = self._known[rows].sum(axis=0)
-            found = self._windows[ticks] = np.where(known > 0, total / np.maximum(known, 1.0), _NAN)
+            end = self._cursor + self._settings.long_ticks + 1
+            total = self._ring[end - ticks : end].sum(axis=0)
+            if self._same_ticks >= ticks:
+                found = total / ticks
+                found[self._unknown] = _NAN
+            else:
+                known = self._known[end - ticks : end].sum(axis=0)
+                found = np.where(known > 0, total / np.maximum(known, 1.0), _NAN)
+            self._windows[ticks] = found
         return found
 
     def variance(self, ticks: int) -> Floats:
@@ -166,6 +182,12 @@ class Baselines:
         That is the noise of the window's mean, between the two lengths that are learnt by a power of the length, and
         the uncertainty of the baseline itself, as long as it is made of few ticks.
         """
+        found = self._variances.get(ticks)
+        if found is None:
+            found = self._variances[ticks] = self._make_variance(ticks)
+        return found
+
+    def _make_variance(self, ticks: int) -> Floats:
         settings = self._settings
         short, long = self._noise()
         exponent = math.log(ticks / settings.short_ticks) / math.log(
@@ -182,11 +204,17 @@ class Baselines:
             self._noise_now = self._make_noise()
         return self._noise_now
 
+    def _forget_noise(self) -> None:
+        """What it was made of has changed."""
+        self._noise_now = None
+        self._variances.clear()
+
     def _make_noise(self) -> tuple[Floats, Floats]:
         weight = self._settings.prior_ticks / (self._settings.prior_ticks + self._noise_count)
-        short = np.maximum(self._prior * weight + self._short * (1 - weight), self._floor)
+        rest = 1 - weight
+        short = np.maximum(self._prior * weight + self._short * rest, self._floor)
         # Before it is known the long window is taken for hardly quieter: as if the noise were slow.
-        long = np.maximum(0.7 * self._prior * weight + self._long * (1 - weight), 0.25 * self._floor)
+        long = np.maximum(0.7 * self._prior * weight + self._long * rest, 0.25 * self._floor)
         return short, np.minimum(long, short)
 
     # --- learning ---
@@ -202,24 +230,30 @@ class Baselines:
 
         """
         settings = self._settings
+        self._forget_noise()
         known = ~np.isnan(values)
         most = settings.quiet_time_constant_s / elapsed_s
+        some_held = bool(held.any())
         learning = known & quiet[:, None]
         self.count += learning
         np.minimum(self.count, most, out=self.count)
-        gain = np.where(learning, 1.0 / np.maximum(self.count, 1.0), 0.0)
-        gain[held] = np.where(known[held], elapsed_s / settings.held_time_constant_s, 0.0)
+        gain = learning / np.maximum(self.count, 1.0)
+        if some_held:
+            gain[held] = np.where(known[held], elapsed_s / settings.held_time_constant_s, 0.0)
         first = learning & np.isnan(self.mean)
-        self.mean[first] = values[first]
-        deviation = np.where(known & ~np.isnan(self.mean), values - self.mean, 0.0)
-        plain = self.count < _PLAIN_TICKS
-        limit = np.where(plain, np.inf, _CLIP * _TO_STD * self._spread)
+        if first.any():
+            self.mean[first] = values[first]
+        deviation = values - self.mean
+        deviation[np.isnan(deviation)] = 0.0
+        limit = _CLIP * _TO_STD * self._spread
+        limit[self.count < _PLAIN_TICKS] = np.inf
         # Where values never varied a limit of 0 would freeze the mean for ever: a first change counts a little.
-        limit = np.fmax(limit, 1e-3 * np.abs(np.nan_to_num(self.mean)) + 1e-9)
-        limit[held] = np.inf
-        clipped = np.clip(deviation, -limit, limit)
-        self.mean += gain * clipped
-        gain[held] = 0.0
+        limit = np.fmax(limit, 1e-3 * np.abs(self.mean) + 1e-9)
+        if some_held:
+            limit[held] = np.inf
+        self.mean += gain * np.minimum(np.maximum(deviation, -limit), limit)
+        if some_held:
+            gain[held] = 0.0
         self._spread += gain * (np.minimum(np.abs(deviation), 2 * limit) - self._spread)
         self.ticks = np.minimum(self.ticks + quiet, most)
         self._learn_noise(gain[:, self._noisy])
@@ -227,20 +261,19 @@ class Baselines:
     def _learn_noise(self, gain: Floats) -> None:
         settings = self._settings
         learning = (gain > 0) & (self.count[:, self._noisy] >= _PLAIN_TICKS)
-        self._noise_count = np.where(learning, self._noise_count + 1, self._noise_count)
-        self._noise_now = None
+        self._noise_count += learning
         # Noise is learnt more slowly than the mean: a variance needs more ticks.
-        step = np.where(learning, np.maximum(gain / 4, 1.0 / np.maximum(self._noise_count, 1.0)), 0.0)
+        step = learning * np.maximum(gain / 4, 1.0 / np.maximum(self._noise_count, 1.0))
         mean = self.mean[:, self._noisy]
-        short, long = self._noise()
+        short, long = self._make_noise()
         for kept, now, ticks in (
             (self._short, short, settings.short_ticks),
             (self._long, long, settings.long_ticks),
         ):
             square = np.square(self.window(ticks) - mean)
-            more = np.minimum(square, _NOISE_CLIP * now) - kept
-            np.add(kept, step * more, out=kept, where=~np.isnan(more))
-        self._noise_now = None
+            more = step * (np.minimum(square, _NOISE_CLIP * now) - kept)
+            more[np.isnan(more)] = 0.0
+            np.add(kept, more, out=kept)
 
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
         """Learn what the VM's own load does to its noisy columns: least squares through the origin.
@@ -248,15 +281,18 @@ class Baselines:
         Args:
             rows: shape (VMs,): where nobody else does more than usual, so that it is its own load's doing.
             shift: shape (VMs,): the load above its baseline, as a logarithm, at least 0.
-            deviation: shape (VMs, noisy columns): of each column from its baseline; NaN counts as none.
+            deviation: shape (VMs, n): of the first n noisy columns from their baselines; NaN counts as none. Of the
+                others nothing is learnt.
             elapsed_s: since the tick before.
 
         """
         decay = math.exp(-elapsed_s / self._settings.load_time_constant_s)
         weight = np.where(rows, shift, 0.0)
         self._load_weight = decay * self._load_weight + weight * weight
-        response = np.where(np.isnan(deviation), 0.0, deviation) * weight[:, None]
-        self._load_response = decay * self._load_response + response
+        self._load_response *= decay
+        response = deviation * weight[:, None]
+        response[np.isnan(response)] = 0.0
+        self._load_response[:, : response.shape[1]] += response
 
     def load_slope(self) -> tuple[Floats, Floats]:
         """Return the columns' change per unit of load, at least 0, and the share of its prior variance that is left.
@@ -269,6 +305,7 @@ class Baselines:
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
         self.count[rows] = np.minimum(self.count[rows], 1.0)
+        self._forget_noise()
 
     # --- on disk ---
 
@@ -348,7 +385,7 @@ class Baselines:
 
     def _take_back(self, row: int, held: Mapping[str, Any]) -> None:
         start = self._noisy.start
-        self._noise_now = None
+        self._forget_noise()
         self.ticks[row] = held["ticks"]
         self._load_weight[row] = held["load"]["weight"]
         for column, name in enumerate(self.columns[start:]):

@@ -6,9 +6,10 @@ or sends a verdict needs none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,18 +62,52 @@ class VmState:
     baseline_ready: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Detection:
     """The verdicts of one tick, in the order of its VMs.
 
-    `baseline`: shape (VMs, SIGNALS), each signal's baseline in its own unit; NaN where it is not ready or not known.
-    `estimate`: shape (VMs,): whose degradation is worth an estimate now: with the paper's rules victims, and those that
-    were one until the load is back at the baseline; None: victims.
+    What only somebody who looks needs (reasons, evidence, baselines) is made when it is looked at, from copies of what
+    the tick was judged by: nobody reads it in most ticks, and on a bad day it would cost more than the judging.
+
+    Args:
+        behaviours: of each VM.
+        baseline_ticks: shape (VMs,), as in `VmState`.
+        state: makes one VM's verdict, by its row; gives the same whenever it is asked.
+        baseline: makes the attribute of this name; likewise.
+        estimate: as the attribute of this name.
+
+    Attributes:
+        estimate: shape (VMs,): whose degradation is worth an estimate now: with the paper's rules victims, and those
+            that were one until the load is back at the baseline; None: victims.
+
     """
 
-    states: tuple[VmState, ...]
-    baseline: Values
-    estimate: NDArray[np.bool_] | None = None
+    def __init__(
+        self,
+        behaviours: tuple[Behaviour, ...],
+        baseline_ticks: NDArray[np.int64],
+        state: Callable[[int], VmState],
+        baseline: Callable[[], Values],
+        estimate: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.behaviours = behaviours
+        self.baseline_ticks = baseline_ticks
+        self.estimate = estimate
+        self._state = state
+        self._make_baseline = baseline
+
+    def state(self, row: int) -> VmState:
+        """Return one VM's verdict."""
+        return self._state(row)
+
+    @cached_property
+    def states(self) -> tuple[VmState, ...]:
+        """All verdicts."""
+        return tuple(self._state(row) for row in range(len(self.behaviours)))
+
+    @cached_property
+    def baseline(self) -> Values:
+        """Shape (VMs, SIGNALS), each signal's baseline in its own unit; NaN where it is not ready or not known."""
+        return self._make_baseline()
 
 
 class AnyDetector(Protocol):

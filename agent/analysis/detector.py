@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
-from agent.analysis.detector_words import AS_USUAL, Judged, evidence_of, reason_of, remarkable
+from agent.analysis.detector_words import Judged, Verdicts
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values
 from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 
@@ -52,6 +52,7 @@ _SYMPTOMS = slice(0, len(SYMPTOMS))
 _ACTS = slice(len(SYMPTOMS), len(SYMPTOMS) + len(ACTS))
 _ACT_COLUMNS = slice(len(SIGNALS) + _ACTS.start, len(SIGNALS) + _ACTS.stop)
 _CLOCK = COLUMNS.index(CLOCK)
+_GROWN_GIPS = _FIRST_SYMPTOM + len(SYMPTOMS)  # column of the first act, instructions
 _CPI, _STALLS = 0, 1
 _GIPS, _CPU, _BANDWIDTH = (
     [act.name for act in ACTS].index(name) for name in ("log_gips", "log_cpu", "log_bandwidth")
@@ -59,8 +60,9 @@ _GIPS, _CPU, _BANDWIDTH = (
 _CORE = KINDS.index("core")
 _ALONE = np.array([kind in {"waiting", "io"} for kind in KINDS])
 _OF_KIND = [[place for place, s in enumerate(SYMPTOMS) if s.kind == kind] for kind in KINDS]
+_CORE_PLACES = slice(0, len(_OF_KIND[_CORE]))  # they come first
 _HURTS = np.array([[kind in act.hurts for kind in KINDS] for act in ACTS])
-_LEAST = np.log([act.least_ratio for act in ACTS])
+_LEAST: Floats = np.log([act.least_ratio for act in ACTS])
 _FLOORS = np.log([act.floor for act in ACTS])
 _LOAD_STD = np.array([symptom.load_std for symptom in SYMPTOMS])
 #: Signals that are proportional to the VM's load: their baseline is meant at the load that it has now.
@@ -161,6 +163,7 @@ class Detector:
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
         self._rows = _Rows()
+        self._vcpus: Floats = np.zeros(0)
         self._last_s = math.nan
         self._since_change = 0
 
@@ -172,16 +175,17 @@ class Detector:
         source = self._baselines.match(tick.vms, at_s)
         if source is not None:
             self._rows.match(source, at_s)
+            self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
         if not tick.vms:
-            return Detection((), np.empty((0, len(SIGNALS))))
-        values = np.concatenate([tick.values, columns_of(tick)], axis=1)
+            nobody: tuple[VmState, ...] = ()
+            return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
+        values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
         judged = self._judge(tick.values[:, INDEX["guest_ratio"]])
         self._decide(judged, at_s)
-        states = self._states(tick, judged)
-        baseline = self._baseline_at(judged)
+        found = self._found(tick, judged)
         self._learn(values, judged, elapsed_s)
-        return Detection(states, baseline)
+        return found
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
         """Return the baselines, as JSON has them; with the time now, their age is known when they are restored."""
@@ -218,18 +222,17 @@ class Detector:
         ticks = min(max(short_ticks, self._since_change + 2), long_ticks)
         window = short if ticks == short_ticks else baselines.window(ticks)
         slope, left = baselines.load_slope()
-        clock = (window - mean)[:, _CLOCK]
+        usual = mean[:, _SYMPTOMS]
+        clock = window[:, _CLOCK] - mean[:, _CLOCK]
         explained = clock_effect(clock, mean[:, _STALLS])
-        expected = mean[:, _SYMPTOMS] + explained + slope[:, _SYMPTOMS] * shift[:, None]
+        expected = usual + explained + slope[:, _SYMPTOMS] * shift[:, None]
         unsure = np.square(_LOAD_STD * shift[:, None]) * left[:, None]
         std = np.sqrt(baselines.variance(ticks)[:, _SYMPTOMS] + unsure)
-        deviation = np.where(ready[:, None], window[:, _SYMPTOMS] - expected, math.nan)
+        deviation = window[:, _SYMPTOMS] - expected
+        deviation[~ready] = math.nan
         score, effect = _by_kind(deviation, std, guest_ratio)
-        usual_clock = np.median(clock[~np.isnan(clock)]) if not np.isnan(clock).all() else math.nan
-        own_clock = clock < usual_clock - _OWN_CLOCK
+        own_clock = clock < _median(clock) - _OWN_CLOCK
         score[own_clock, _CORE] = math.nan
-        by_load = np.zeros_like(short)
-        by_load[:, _SYMPTOMS] = short[:, _SYMPTOMS] - mean[:, _SYMPTOMS] - explained
         return Judged(
             ready=ready,
             known=np.any(~np.isnan(short[:, : _ACTS.stop]), axis=1),
@@ -238,7 +241,6 @@ class Detector:
             usual=grow.usual,
             enough=grow.enough,
             growing=grow.growing,
-            load=_without_floor(short[:, _ACTS][:, _GIPS]) - _without_floor(mean[:, _ACTS][:, _GIPS]),
             shift=shift,
             window=window[:, _SYMPTOMS],
             expected=expected,
@@ -248,7 +250,7 @@ class Detector:
             odd=np.any(score > settings.odd_factor, axis=1),
             clock=clock,
             own_clock=own_clock,
-            by_load=by_load,
+            by_load=short[:, _SYMPTOMS] - usual - explained,
         )
 
     def _grow(self, short: Floats, mean: Floats, ready: Bools) -> _Growth:
@@ -259,32 +261,27 @@ class Detector:
         rows.ready_since_s[ready & np.isnan(rows.ready_since_s)] = self._last_s
         known_since_s = rows.ready_since_s[ready].min() if ready.any() else math.inf
         newcomer = ~ready & (baselines.first_seen_s >= known_since_s)
-        usual = np.where(ready[:, None], mean[:, _ACTS], math.nan)
-        usual = np.where(newcomer[:, None], _FLOORS, usual)
+        usual = mean[:, _ACTS].copy()
+        usual[~ready] = math.nan
+        usual[newcomer] = _FLOORS
         now = short[:, _ACTS]
         growth = now - usual
         latest = np.minimum(growth, baselines.window(2)[:, _ACTS] - usual)
         noise = settings.grown_factor * np.sqrt(baselines.variance(settings.baseline.short_ticks)[:, _ACTS])
-        least = np.where(newcomer[:, None], _NEWCOMER_GROWTH, np.maximum(_LEAST, noise))
-        grown = np.where(rows.grown, latest > settings.hysteresis * least, latest > least)
-        counted = ~np.isnan(growth[:, _GIPS])
-        grown[:, _CPU] &= ~counted
-        amount = np.exp(now) - np.exp(usual)
-        more = np.where(amount > 0, amount, 0.0)
-        dominant = more[:, _BANDWIDTH] >= _DOMINANT_SHARE * more[:, _BANDWIDTH].sum()
-        busier = np.where(counted, np.abs(growth[:, _GIPS]) > _LEAST[_GIPS], growth[:, _CPU] > _LEAST[_CPU])
-        grown[:, _BANDWIDTH] &= dominant | busier
-        most = np.where(grown, more, 0.0).max(axis=0)
-        grown &= more >= _LEAST_SHARE * most
-        if not np.array_equal(grown.any(axis=1), rows.grown.any(axis=1)):
-            self._since_change = 0
-        else:
-            self._since_change += 1
-        rows.grown = grown
-        share = np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
-        enough = np.where(rows.grown, settings.hysteresis, 1.0) * least
+        least = np.maximum(_LEAST, noise)
+        least[newcomer] = _NEWCOMER_GROWTH
+        above = latest > settings.hysteresis * least
         # On the way up nothing is learnt: a ramp would be taken for noise, and pass below a threshold that it raises.
-        growing = np.any(latest > settings.hysteresis * least, axis=1)
+        growing = np.any(above, axis=1)
+        grown, share = above & (rows.grown | (latest > least)), np.zeros_like(growth)
+        if growing.any():
+            share = _main_growth(grown, growth, now, usual)
+        if np.array_equal(grown.any(axis=1), rows.grown.any(axis=1)):
+            self._since_change += 1
+        else:
+            self._since_change = 0
+        rows.grown = grown
+        enough = np.where(grown, settings.hysteresis * least, least)
         return _Growth(growth, share, usual, enough, growing)
 
     def _decide(self, judged: Judged, at_s: float) -> None:
@@ -313,42 +310,15 @@ class Detector:
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
         judged.movers = int(rows.grown.any(axis=1).sum())
 
-    def _states(self, tick: Tick, judged: Judged) -> tuple[VmState, ...]:
-        rows, ticks = self._rows, self._baselines.ticks
-        strongest = np.argsort(-judged.amount.max(axis=1), kind="stable")
-        inflicting = [int(row) for row in strongest if rows.inflicts[row]]
-        since, ready, counts = rows.since_s.tolist(), judged.ready.tolist(), ticks.astype(int).tolist()
-        min_ticks = self._settings.baseline.min_ticks
-        told = remarkable(judged).tolist()
-        evidence: tuple[Evidence, ...]
-        states = []
-        for row, (key, place) in enumerate(zip(tick.vms, rows.behaviour.tolist(), strict=True)):
-            behaviour = _BEHAVIOURS[place]
-            culprits: tuple[str, ...] = ()
-            if behaviour is Behaviour.VICTIM:
-                kinds = judged.suffers[row]
-                causes = (one for one in inflicting if one != row and (judged.can[one] & kinds).any())
-                culprits = tuple(tick.vms[one].uuid for one in causes)
-            if behaviour is Behaviour.STEADY and not told[row]:
-                evidence, reason = (), AS_USUAL
-            else:
-                evidence = evidence_of(behaviour, row, judged, tick)
-                reason = reason_of(behaviour, row, judged, evidence, counts[row], min_ticks)
-            states.append(
-                VmState(key, behaviour, reason, evidence, since[row], culprits, counts[row], ready[row])
-            )
-        return tuple(states)
-
-    def _baseline_at(self, judged: Judged) -> Values:
-        """Return the signals' baselines at the load that each VM has now, NaN where not ready."""
-        baseline = self._baselines.mean[:, : len(SIGNALS)].copy()
-        # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.
-        load = judged.load
-        # Small shifts are mostly noise of one tick; a real change of load is followed in full.
-        load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
-        baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
-        baseline[~judged.ready] = math.nan
-        return baseline
+    def _found(self, tick: Tick, judged: Judged) -> Detection:
+        rows, baselines, settings = self._rows, self._baselines, self._settings.baseline
+        ticks = baselines.ticks.astype(np.int64)
+        behaviours = tuple(map(_BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
+        since_s = rows.since_s.copy()
+        verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
+        mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
+        gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
+        return Detection(behaviours, ticks, verdicts.state, lambda: _baseline_at(mean, gips, judged.ready))
 
     # --- learning ---
 
@@ -366,21 +336,69 @@ class Detector:
         alone = grown.sum() - grown == 0
         baselines.learn_load(judged.ready & alone, judged.shift, judged.by_load, elapsed_s)
         if not grown.any():
-            baselines.relearn(self._better(judged))
+            better = self._better(judged)
+            if better is not None:
+                baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
 
-    def _better(self, judged: Judged) -> Bools:
+    def _better(self, judged: Judged) -> Bools | None:
         """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""
         settings, baselines = self._settings, self._baselines
         long_ticks = settings.baseline.long_ticks
-        change = (
-            baselines.window(long_ticks)[:, : _ACTS.stop]
-            - baselines.mean[:, _FIRST_SYMPTOM:][:, : _ACTS.stop]
-        )
+        mean = baselines.mean[:, _FIRST_SYMPTOM : _FIRST_SYMPTOM + _ACTS.stop]
+        change = baselines.window(long_ticks)[:, : _ACTS.stop] - mean
+        least = np.where(np.arange(_ACTS.stop) < _ACTS.start, settings.suffers_delay, _LEAST.max())
+        much = change < -least
+        if not much.any():
+            return None
         std = np.sqrt(baselines.variance(long_ticks)[:, : _ACTS.stop])
         full = judged.ready & (baselines.seen >= long_ticks)
-        least = np.where(np.arange(_ACTS.stop) < _ACTS.start, settings.suffers_delay, _LEAST.max())
-        return full & ((change < -settings.better_factor * std) & (change < -least)).any(axis=1)
+        return full & (much & (change < -settings.better_factor * std)).any(axis=1)
+
+
+def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Floats:
+    """Take out of `grown` what is no cause beside the rest, in place; return each one's share of the most, (VMs, ACTS).
+
+    All of shape (VMs, ACTS): acts now and at the baseline, as logarithms, and their difference.
+    """
+    counted = ~np.isnan(growth[:, _GIPS])
+    grown[:, _CPU] &= ~counted
+    amount = np.exp(now) - np.exp(usual)
+    more = np.where(amount > 0, amount, 0.0)
+    dominant = more[:, _BANDWIDTH] >= _DOMINANT_SHARE * more[:, _BANDWIDTH].sum()
+    busier = np.where(counted, np.abs(growth[:, _GIPS]) > _LEAST[_GIPS], growth[:, _CPU] > _LEAST[_CPU])
+    grown[:, _BANDWIDTH] &= dominant | busier
+    most = np.where(grown, more, 0.0).max(axis=0)
+    grown &= more >= _LEAST_SHARE * most
+    return np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
+
+
+def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools) -> Values:
+    """Return the signals' baselines at the load that each VM has now, NaN where not ready.
+
+    Args:
+        mean: shape (VMs, columns): the baselines, up to that of log(GIPS + floor).
+        log_gips: shape (VMs,): log(GIPS + floor) over the last ticks.
+        ready: shape (VMs,).
+
+    """
+    baseline = mean[:, : len(SIGNALS)].copy()
+    # Where instructions are not counted, CPU time cannot tell load from suffering: then load is taken as it was.
+    load = _without_floor(log_gips) - _without_floor(mean[:, _GROWN_GIPS])
+    # Small shifts are mostly noise of one tick; a real change of load is followed in full.
+    load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
+    baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
+    baseline[~ready] = math.nan
+    return baseline
+
+
+def _median(numbers: Floats) -> float:
+    """Return the median of those that are known, NaN where none is: as numpy's, at a tenth of its cost."""
+    known = np.sort(numbers[~np.isnan(numbers)])
+    middle = len(known) // 2
+    if len(known) % 2:
+        return float(known[middle])
+    return float((known[middle - 1] + known[middle]) / 2) if len(known) else math.nan
 
 
 def _without_floor(log_gips: Floats) -> Floats:
@@ -398,31 +416,23 @@ def _by_kind(deviation: Floats, std: Floats, guest_ratio: Floats) -> tuple[Float
     """
     busy = np.minimum(np.where(np.isnan(guest_ratio), 0.0, guest_ratio), _MAX_GUEST_RATIO)
     score = np.full((len(deviation), len(KINDS)), math.nan)
-    effect = np.full_like(score, math.nan)
-    z = np.clip(deviation / std, -_MOST_SCORE, _MOST_SCORE)
-    for kind, places in enumerate(_OF_KIND):
-        known = ~np.isnan(z[:, places])
-        count = known.sum(axis=1)
-        some = count > 0
-        if not some.any():
-            continue
+    slower = np.full_like(score, math.nan)
+    z = np.minimum(np.maximum(deviation / std, -_MOST_SCORE), _MOST_SCORE)
+    for kind, (first, *others) in enumerate(_OF_KIND):
         if kind == _CORE:
-            total = np.where(known, z[:, places], 0.0).sum(axis=1)
-            score[:, kind] = np.where(
-                some, total / np.sqrt(np.maximum(count + count * (count - 1) * _CORRELATION, 1)), math.nan
-            )
-            slowing = places[:_SLOWING]
-            weight = np.where(known[:, :_SLOWING], 1 / np.square(std[:, slowing]), 0.0)
-            weighed = np.where(known[:, :_SLOWING], weight * deviation[:, slowing], 0.0)
-            slower = weighed.sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
-            effect[:, kind] = np.where(
-                some, np.expm1(np.minimum(slower, _MOST_SLOWING)) / (1 - busy), math.nan
-            )
-        else:
-            largest = np.where(known, z[:, places], -math.inf)
-            score[:, kind] = np.where(some, largest.max(axis=1), math.nan)
-            change = np.where(known, deviation[:, places], -math.inf).max(axis=1)
-            effect[:, kind] = np.where(
-                some, np.expm1(np.minimum(change, _MOST_SLOWING)) / (1 - busy), math.nan
-            )
-    return score, effect
+            continue
+        largest, change = z[:, first], deviation[:, first]
+        for place in others:
+            largest, change = np.fmax(largest, z[:, place]), np.fmax(change, deviation[:, place])
+        score[:, kind], slower[:, kind] = largest, change
+    known = ~np.isnan(z[:, _CORE_PLACES])
+    count = known.sum(axis=1)
+    some = count > 0
+    if some.any():
+        total = np.where(known, z[:, _CORE_PLACES], 0.0).sum(axis=1)
+        score[:, _CORE] = total / np.sqrt(np.maximum(count + count * (count - 1) * _CORRELATION, 1))
+        weight = np.where(known[:, :_SLOWING], 1 / np.square(std[:, :_SLOWING]), 0.0)
+        weighed = np.where(known[:, :_SLOWING], weight * deviation[:, :_SLOWING], 0.0)
+        slower[:, _CORE] = weighed.sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12)
+        score[~some, _CORE] = slower[~some, _CORE] = math.nan
+    return score, np.expm1(np.minimum(slower, _MOST_SLOWING)) / (1 - busy)[:, None]

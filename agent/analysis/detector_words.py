@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.behaviour import Behaviour, Evidence
+from agent.analysis.behaviour import Behaviour, Evidence, VmState
 from agent.analysis.signals import Tick
 from agent.analysis.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 
-__all__ = ["AS_USUAL", "Judged", "evidence_of", "reason_of", "remarkable"]
+__all__ = ["AS_USUAL", "Judged", "Verdicts"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -32,11 +33,12 @@ class Judged:
 
     `growth`, acts: logarithm over the baseline `usual`; above `enough` it has grown; `growing`: some act is on the
     way there. `amount`: share of the growth of the VM that grew most.
-    `load`, `shift`: change of the own load's logarithm, NaN where it cannot be told from suffering; what it adds.
+    `shift`: growth of the own load's logarithm, 0 where it cannot be told from suffering.
     `window`, `expected`, `std`, symptoms: now, expected at the present load and clock, noise of their difference.
     `score`, `effect`, kinds: standard deviations, relative delay; `factor`, `delay`: what they must exceed. `odd`: they
     are large, whatever the cause.
-    `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`: symptoms but for the load's part.
+    `clock`: change of its logarithm; `own_clock`: lower than the others'. `by_load`, symptoms: their
+    change but for the clock's part.
     `grown`, acts; `suffers`, kinds; `can`, kinds: has grown in what causes them; `hurting`: and somebody suffers so.
     `movers`: how many VMs have grown.
     """
@@ -48,7 +50,6 @@ class Judged:
     usual: Floats
     enough: Floats
     growing: Bools
-    load: Floats
     shift: Floats
     window: Floats
     expected: Floats
@@ -68,7 +69,59 @@ class Judged:
     hurting: Bools = field(default_factory=lambda: _NO_BOOLS)
 
 
-def evidence_of(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
+class Verdicts:
+    """What the verdicts of one tick are told from, whenever somebody asks: nothing of it changes any more.
+
+    Args:
+        tick: the tick.
+        judged: it, compared with the baselines.
+        behaviours: of each VM.
+        inflicts: shape (VMs,): which of them inflict.
+        since_s: shape (VMs,): clock when each began to behave so.
+        ticks: shape (VMs,): quiet ticks that each baseline is made of.
+        min_ticks: so many are enough.
+
+    """
+
+    def __init__(
+        self,
+        tick: Tick,
+        judged: Judged,
+        behaviours: tuple[Behaviour, ...],
+        inflicts: Bools,
+        since_s: Floats,
+        ticks: NDArray[np.int64],
+        min_ticks: int,
+    ) -> None:
+        self._tick = tick
+        self._judged = judged
+        self._behaviours = behaviours
+        self._inflicts = inflicts
+        self._since_s = since_s
+        self._ticks = ticks
+        self._min_ticks = min_ticks
+
+    @cached_property
+    def _inflicting(self) -> list[int]:
+        """Rows of the VMs that inflict, the strongest first."""
+        strongest = np.argsort(-self._judged.amount.max(axis=1), kind="stable")
+        return [int(row) for row in strongest if self._inflicts[row]]
+
+    def state(self, row: int) -> VmState:
+        """Return the verdict on one VM."""
+        judged, tick, behaviour = self._judged, self._tick, self._behaviours[row]
+        culprits: tuple[str, ...] = ()
+        if behaviour is Behaviour.VICTIM:
+            kinds = judged.suffers[row]
+            causes = (one for one in self._inflicting if one != row and (judged.can[one] & kinds).any())
+            culprits = tuple(tick.vms[one].uuid for one in causes)
+        evidence, ticks = _evidence(behaviour, row, judged, tick), int(self._ticks[row])
+        reason = _reason(behaviour, row, judged, evidence, ticks, self._min_ticks)
+        since_s, ready = float(self._since_s[row]), bool(judged.ready[row])
+        return VmState(tick.vms[row], behaviour, reason, evidence, since_s, culprits, ticks, ready)
+
+
+def _evidence(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
     """Return the signals that speak for a verdict, the strongest first; none for a steady VM."""
     if behaviour is Behaviour.VICTIM:
         return _symptoms_of(row, judged, tick)
@@ -78,7 +131,6 @@ def evidence_of(behaviour: Behaviour, row: int, judged: Judged, tick: Tick) -> t
 
 
 def _symptoms_of(row: int, judged: Judged, tick: Tick) -> tuple[Evidence, ...]:
-    # Plain numbers: on a bad day nearly every VM of a host comes by here each second.
     window, expected = judged.window[row].tolist(), judged.expected[row].tolist()
     std, factor, suffers = judged.std[row].tolist(), judged.factor[row].tolist(), judged.suffers[row].tolist()
     found = []
@@ -109,7 +161,7 @@ def _acts_of(row: int, judged: Judged) -> tuple[Evidence, ...]:
     return tuple(evidence for _, _, evidence in sorted(found, key=lambda one: (-one[0], -one[1])))
 
 
-def reason_of(
+def _reason(
     behaviour: Behaviour, row: int, judged: Judged, evidence: tuple[Evidence, ...], ticks: int, min_ticks: int
 ) -> str:
     """Say in one line, with numbers, why a VM is what it is."""
@@ -147,13 +199,6 @@ def _amount(value: float) -> str:
         if value >= size:
             return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}"
     return f"{value:.3g}"
-
-
-def remarkable(judged: Judged) -> Bools:
-    """Return which rows have something to tell even where they are steady; the others' line is a constant."""
-    with np.errstate(invalid="ignore"):
-        clock = np.abs(judged.clock) > _CLOCK_CHANGE
-    return judged.own_clock | judged.odd | clock | (judged.shift > _LOAD_CHANGE)
 
 
 def _steady(row: int, judged: Judged) -> str:

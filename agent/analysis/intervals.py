@@ -177,11 +177,15 @@ def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats
 
     """
     result = np.empty(len(places))
+    lengths = (prototypes**2).sum(axis=1)
     for start in range(0, len(places), _ROWS_AT_ONCE):
         part = places[start : start + _ROWS_AT_ONCE]
         # |a - b|^2 as products of matrices: no array of n x m x terms.
-        squares = (part**2).sum(axis=1)[:, None] + (prototypes**2).sum(axis=1) - 2.0 * part @ prototypes.T
-        nearest = np.partition(np.maximum(squares, 0.0), neighbours - 1, axis=1)[:, :neighbours]
+        squares = (part**2).sum(axis=1)[:, None] + lengths
+        squares -= 2.0 * part @ prototypes.T
+        np.maximum(squares, 0.0, out=squares)
+        squares.partition(neighbours - 1, axis=1)
+        nearest = squares[:, :neighbours]
         result[start : start + _ROWS_AT_ONCE] = np.sqrt(nearest / places.shape[1]).mean(axis=1)
     result[np.isnan(places).any(axis=1)] = math.nan
     return result

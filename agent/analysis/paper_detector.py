@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,10 +85,12 @@ class PaperDetector:
         self._since_s[behaviour != self._behaviour] = tick.at_s
         self._behaviour = behaviour
         estimate = self._estimate(relative, victim, inflicts)
-        states = self._states(tick, now, rolling, ready)
+        behaviours = tuple(map(_CODES.__getitem__, behaviour.tolist()))
+        ticks, since_s = self._ticks.astype(np.int64), self._since_s.copy()
+        told = _Told(tick, behaviours, now, rolling, since_s, ticks, ready, estimate, settings)
         self._learn(tick.values, now, ready)
         baseline[~ready] = math.nan
-        return Detection(states, baseline, estimate)
+        return Detection(behaviours, ticks, told.state, lambda: baseline, estimate)
 
     def _estimate(
         self, relative: Values, victim: NDArray[np.bool_], inflicts: NDArray[np.bool_]
@@ -130,36 +133,6 @@ class PaperDetector:
                 self._ticks[row] = self._settings.baseline_ticks
                 self._sum[row], self._known[row] = held[1], held[2]
 
-    def _states(
-        self, tick: Tick, now: Values, rolling: Values, ready: NDArray[np.bool_]
-    ) -> tuple[VmState, ...]:
-        settings = self._settings
-        factors = (settings.load_change, settings.gips_change)
-        culprits = tuple(
-            key.uuid
-            for key, code in zip(tick.vms, self._behaviour, strict=True)
-            if _CODES[code] == "inflicting"
-        )
-        states = []
-        for row, key in enumerate(tick.vms):
-            behaviour = _CODES[self._behaviour[row]]
-            active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
-            evidence = _evidence(now[row], rolling[row], factors) if active else ()
-            ticks = int(self._ticks[row])
-            states.append(
-                VmState(
-                    key=key,
-                    behaviour=behaviour,
-                    reason=_reason(behaviour, now[row], rolling[row], settings, ticks),
-                    evidence=evidence,
-                    since_s=float(self._since_s[row]),
-                    culprits=culprits if behaviour is Behaviour.VICTIM else (),
-                    baseline_ticks=ticks,
-                    baseline_ready=bool(ready[row]),
-                )
-            )
-        return tuple(states)
-
     # --- on disk ---
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
@@ -201,7 +174,50 @@ class PaperDetector:
         self._restored = restored
 
 
+#: Of a steady VM with an estimate: the rolling means forget what began some ticks ago, the baseline does not.
+_STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are back at their baselines"
+
 _CODES = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What the verdicts of one tick are told from, whenever somebody asks; nothing of it changes any more."""
+
+    tick: Tick
+    behaviours: tuple[Behaviour, ...]
+    now: Values
+    rolling: Values
+    since_s: NDArray[np.float64]
+    ticks: NDArray[np.int64]
+    ready: NDArray[np.bool_]
+    estimate: NDArray[np.bool_]
+    settings: PaperSettings
+
+    def state(self, row: int) -> VmState:
+        """Return the verdict on one VM."""
+        behaviour, settings = self.behaviours[row], self.settings
+        active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
+        factors = (settings.load_change, settings.gips_change)
+        ticks = int(self.ticks[row])
+        reason = _reason(behaviour, self.now[row], self.rolling[row], settings, ticks)
+        if self.estimate[row] and not active:
+            reason += _STILL_ESTIMATED
+        return VmState(
+            key=self.tick.vms[row],
+            behaviour=behaviour,
+            reason=reason,
+            evidence=_evidence(self.now[row], self.rolling[row], factors) if active else (),
+            since_s=float(self.since_s[row]),
+            culprits=self._culprits if behaviour is Behaviour.VICTIM else (),
+            baseline_ticks=ticks,
+            baseline_ready=bool(self.ready[row]),
+        )
+
+    @cached_property
+    def _culprits(self) -> tuple[str, ...]:
+        found = zip(self.tick.vms, self.behaviours, strict=True)
+        return tuple(key.uuid for key, behaviour in found if behaviour is Behaviour.INFLICTING)
 
 
 def _evidence(now: Values, rolling: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:

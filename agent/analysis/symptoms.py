@@ -106,11 +106,14 @@ _CLOCKED = 3  # the first symptoms: in cycles
 _PLACE = {name: place for place, name in enumerate(COLUMNS)}
 
 
-def columns_of(tick: Tick) -> Floats:
-    """Make the columns from a tick: shape (VMs, COLUMNS), NaN where a signal is not known."""
-    values = tick.values
+def columns_of(values: Floats, vcpus: Floats) -> Floats:
+    """Make the columns from a tick's values (VMs, SIGNALS) and the VMs' sizes (VMs,).
+
+    Returns:
+        Shape (VMs, COLUMNS), NaN where a signal is not known.
+
+    """
     result = np.full((len(values), len(COLUMNS)), math.nan)
-    vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
     cores = values[:, _CPU_CORES]
     result[:, _RAW_PLACES] = values[:, _RAW_COLUMNS]
     with np.errstate(divide="ignore", invalid="ignore"):

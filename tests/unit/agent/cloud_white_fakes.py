@@ -34,7 +34,9 @@ class ToldDetector:
         states = tuple(self._state(tick, key) for key in tick.vms)
         baseline = np.where(np.isnan(tick.values), math.nan, 1.0)
         suffers = np.array([state.behaviour is Behaviour.VICTIM for state in states], bool)
-        return Detection(states, baseline, suffers)
+        behaviours = tuple(state.behaviour for state in states)
+        ticks = np.array([state.baseline_ticks for state in states], np.int64)
+        return Detection(behaviours, ticks, states.__getitem__, lambda: baseline, suffers)
 
     def _state(self, tick, key):
         behaviour, reason, culprits = self.says.get(key.uuid, QUIET)

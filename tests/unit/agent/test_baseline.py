@@ -141,3 +141,21 @@ def test_what_was_restored_of_vms_that_have_gone_is_forgotten():
         assert len(other.dump()) == 2, at
         other.observe(np.full((1, 2), 5.0))
     assert [row["uuid"] for row in other.dump()] == ["a"]
+
+
+@given(
+    st.lists(st.tuples(*[st.one_of(st.none(), st.floats(-5, 5))] * 2), min_size=1, max_size=50), st.booleans()
+)
+def test_windows_are_the_means_of_what_was_known_of_the_last_ticks(rows, swaps):
+    made, seen = baselines(), []
+    for at, row in enumerate(rows):
+        keys = KEYS[::-1] if swaps and at >= len(rows) // 2 else KEYS
+        both = np.array([[math.nan if one is None else one] * 2 for one in row])
+        seen.append(both[::-1, 1] if keys != KEYS else both[:, 1])
+        made.match(keys, float(at))
+        made.observe(both)
+    for ticks in (2, 4, 16):
+        of_a, of_b = ([row[place] for row in seen[-ticks:] if not math.isnan(row[place])] for place in (0, 1))
+        found = made.window(ticks)[:, 0] if keys == KEYS else made.window(ticks)[::-1, 0]
+        wanted = [float(np.mean(of)) if of else math.nan for of in (of_a, of_b)]
+        assert found.tolist() == pytest.approx(wanted, nan_ok=True)

@@ -357,3 +357,21 @@ def test_any_numbers_give_one_verdict_per_vm():
         assert result.baseline.shape == values.shape
         assert not np.isinf(result.baseline).any()
     json.dumps(detector.dump(), allow_nan=False)
+
+
+def test_a_verdict_says_the_same_whenever_it_is_asked_for():
+    """Reasons, evidence and baselines are made when they are looked at: ticks later nothing of them has moved."""
+
+    def course():
+        load = during(60, 90, 0.95, of=0, usual=0.19)
+        return world(ticks=110, load=load, slow=during(60, 90, 1.2, of=1))
+
+    at_once = Detector(DetectorSettings())
+    told = [(found.states, found.baseline) for found in map(at_once.step, course())]
+    later = list(map(Detector(DetectorSettings()).step, course()))
+    assert {str(behaviour) for behaviour in later[80].behaviours} == {STEADY, INFLICTING, VICTIM}
+    for found, (states, baseline) in zip(later, told, strict=True):
+        assert found.states == states
+        assert found.behaviours == tuple(state.behaviour for state in states)
+        assert found.baseline_ticks.tolist() == [state.baseline_ticks for state in states]
+        np.testing.assert_array_equal(found.baseline, baseline)
