@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
@@ -65,14 +68,7 @@ def fit(
         limits=TraceLimits(max_cpi=max_cpi),
         memory_limit_mib=memory_limit_mib,
     )
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        task = progress.add_task("reading", total=None)
-
-        def on_progress(step: str, done: int, total: int | None) -> None:
-            words = {"read": f"reading: {done:,} rows", "fit": "fitting"}
-            progress.update(task, description=words[step], completed=done, total=total)
-
+    with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress)
     summary = _summary(result, out, slot_s)
     if json:
@@ -130,6 +126,86 @@ def _print_fit(summary: dict[str, Any]) -> None:
     )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
+
+
+@app.command()
+def evaluate(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+        ),
+    ],
+    truth: Annotated[
+        Path, typer.Option(metavar="TRUTH.json", help='The antagonists: {"antagonists": [job ids]}.')
+    ],
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
+    ] = "",
+    from_day: Annotated[int, typer.Option(min=1, help="First day to evaluate; the first is 0.")] = 20,
+    priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
+    scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
+    max_cpi: Annotated[float, typer.Option(help="Rows with a larger CPI are rejected as absurd.")] = 100.0,
+    memory_limit_mib: Annotated[
+        int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
+    ] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Tell how high each method ranks the true antagonists.
+
+    PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
+    for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.
+    """
+    options = TraceEvaluationOptions(
+        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        from_day=from_day,
+        rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
+        limits=TraceLimits(max_cpi=max_cpi),
+        seed=seed,
+        memory_limit_mib=memory_limit_mib,
+    )
+    known = Truth.read(truth)
+    with _progress() as on_progress:
+        summary = evaluate_trace(traces, known, options, on_progress).as_json()
+    if json:
+        print_json(summary)
+        return
+    table = Table(title="Rank of the true antagonists", title_justify="left")
+    for name in ("method", "mean percentile", "95 % interval", "consistency", "first is antagonist"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name, found in summary["methods"].items():
+        if name == "default":
+            continue
+        low, high = found["mean_percentile_interval"]
+        table.add_row(
+            name,
+            _number(found["mean_percentile"], 3),
+            f"{_number(low, 3)} to {_number(high, 3)}",
+            _number(found["consistency"], 3),
+            _number(found["first_is_antagonist"], 3),
+        )
+    console.print(table)
+    console.print(
+        f"{summary['events']:,} events on {summary['machines']:,} machines in {summary['evaluated_days']} of "
+        f"{summary['days']} days; {summary['antagonists']} of the antagonists are in the trace",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show on a terminal's standard error what is being done."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("reading", total=None)
+
+        def on_progress(step: str, done: int, total: int | None) -> None:
+            words = {"read": f"reading: {done:,} rows", "fit": "fitting", "day": f"day {done}"}
+            progress.update(task, description=words[step], completed=done, total=total)
+
+        yield on_progress
 
 
 @app.command()
@@ -208,5 +284,5 @@ def _explained(error: grpc.RpcError, central: str, files: TlsFiles) -> Whitepand
     return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _number(value: float | None, digits: int = 4) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from central.models.groups import Column, Floats, find
+from central.models.groups import Column, Floats, find, sums
 from central.models.panda import MIN_RELATIVE_STD, CpiMoments
 
 __all__ = [
@@ -70,9 +70,10 @@ class Spec:
         weights = np.concatenate([self.weight * ageing, new.weight])
         means = np.concatenate([self.mean, new.mean])
         squares = np.concatenate([self.m2 * ageing, new.m2])
-        weight = np.bincount(at, weights)
-        mean = np.bincount(at, weights * means) / weight
-        m2 = np.bincount(at, squares + weights * (means - mean[at]) ** 2)
+        n = len(job)
+        weight = sums(at, weights, n)
+        mean = sums(at, weights * means, n) / weight
+        m2 = sums(at, squares + weights * (means - mean[at]) ** 2, n)
         return Spec(job, platform, weight, mean, m2)
 
     def threshold(self, stds: float = OUTLIER_STDS) -> Floats:
@@ -95,8 +96,7 @@ def outliers(
 
     """
     with np.errstate(invalid="ignore"):
-        above: npt.NDArray[np.bool_] = (cpi > threshold) & (usage >= min_usage)
-    return above
+        return (cpi > np.asarray(threshold, dtype=np.float64)) & (usage >= min_usage)
 
 
 def anomalies(
@@ -137,4 +137,5 @@ def suspect_scores(victim_cpi: Floats, threshold: float, usage: Floats) -> Float
     c, u = victim_cpi[known], usage[:, known]
     weight = np.where(c > threshold, 1 - threshold / c, c / threshold - 1)
     total = u.sum(axis=1)
-    return np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
+    scores: Floats = np.divide(u @ weight, total, out=np.zeros(len(u)), where=total > 0)
+    return scores

@@ -75,10 +75,14 @@ class LocalState:
         users, user = group(concatenate(self.machine, other.machine), concatenate(self.job, other.job))
         n, m = len(keys[0]), len(users[0])
         return LocalState(
-            *keys,
+            keys[0],
+            keys[1],
+            keys[2],
+            keys[3],
             sums(pair, np.concatenate([self.usage_cpi, other.usage_cpi]), n),
             sums(pair, np.concatenate([self.usage, other.usage]), n),
-            *users,
+            users[0],
+            users[1],
             sums(user, np.concatenate([self.sum_usage_squared, other.sum_usage_squared]), m),
             counts(user, np.concatenate([self.samples, other.samples]), m),
         )

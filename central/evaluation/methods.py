@@ -1,0 +1,175 @@
+"""The methods as the evaluation sees them: they learn day by day, and score an event's suspects per victim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from central.evaluation.events import Event
+from central.models import cpi2, proctor
+from central.models.groups import Column, Floats, find
+from central.models.panda import CpiMoments, PairState
+from central.models.panda_local import LocalCoefficients, LocalState
+from central.models.slots import TaskSlots
+
+__all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor"]
+
+
+class Method(Protocol):
+    """One way to find antagonists."""
+
+    def learn(self, day: TaskSlots) -> None:
+        """Take a day in."""
+
+    def settle(self) -> None:
+        """Make ready for events with what was learnt so far."""
+
+    def scores(self, event: Event) -> Floats:
+        """Score the suspects, shape (victims, suspects), or (1, suspects) where victims make no difference.
+
+        Higher is more suspected; -inf where the method knows nothing of a suspect.
+        """
+
+
+def _by_job(jobs: Column, values: Floats, wanted: Column) -> Floats:
+    """Return each wanted job's value, -inf for unknown ones."""
+    place = find((jobs,), (wanted,))
+    found = np.full(len(wanted), -np.inf)
+    found[place >= 0] = values[place[place >= 0]]
+    return found
+
+
+def _times(coefficient: Floats, usage: Floats) -> Floats:
+    """A_k * u; what is not known stays so, also at no usage."""
+    scores: Floats = np.where(
+        np.isneginf(coefficient), -np.inf, np.nan_to_num(coefficient, neginf=0.0) * usage
+    )
+    return scores
+
+
+@dataclass(slots=True)
+class Panda:
+    """A_k * u, with the A_k of all machines."""
+
+    _state: PairState | None = None
+    _jobs: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    _values: Floats = field(default_factory=lambda: np.empty(0))
+
+    def learn(self, day: TaskSlots) -> None:
+        """Take a day in."""
+        state = PairState.of(**day.columns())
+        self._state = self._state.merge(state) if self._state else state
+
+    def settle(self) -> None:
+        """Compute the coefficients."""
+        if self._state:
+            found = self._state.coefficients()
+            self._jobs, self._values = found.job, found.value
+
+    def scores(self, event: Event) -> Floats:
+        """Return A_k * u."""
+        return _times(_by_job(self._jobs, self._values, event.suspect_job), event.suspect_usage[:, -1])[None]
+
+
+@dataclass(slots=True)
+class PandaLocal:
+    """A_k * u, with the A_k of the event's machine."""
+
+    _state: LocalState | None = None
+    _cpi: CpiMoments | None = None
+    _found: LocalCoefficients | None = None
+
+    def learn(self, day: TaskSlots) -> None:
+        """Take a day in."""
+        state, cpi = LocalState.of(day), CpiMoments.of(day.job, day.platform, day.cpi)
+        self._state = self._state.merge(state) if self._state else state
+        self._cpi = self._cpi.merge(cpi) if self._cpi else cpi
+
+    def settle(self) -> None:
+        """Compute the coefficients."""
+        if self._state and self._cpi:
+            self._found = self._state.coefficients(self._cpi.statistics())
+
+    def scores(self, event: Event) -> Floats:
+        """Return A_k * u."""
+        if self._found is None:
+            return np.full((1, len(event.suspect_job)), -np.inf)
+        first = np.searchsorted(self._found.machine, event.machine, "left")
+        last = np.searchsorted(self._found.machine, event.machine, "right")
+        known = _by_job(self._found.job[first:last], self._found.value[first:last], event.suspect_job)
+        return _times(known, event.suspect_usage[:, -1])[None]
+
+
+@dataclass(slots=True)
+class Cpi2:
+    """Where usage went with a victim's CPI above its aged threshold, over the past two hours."""
+
+    _spec: cpi2.Spec | None = None
+
+    def learn(self, day: TaskSlots) -> None:
+        """Age the specs and take a day in."""
+        moments = CpiMoments.of(day.job, day.platform, day.cpi)
+        self._spec = self._spec.next_day(moments) if self._spec else cpi2.Spec.of(moments)
+
+    def settle(self) -> None:
+        """Nothing to do."""
+
+    def scores(self, event: Event) -> Floats:
+        """Score per victim."""
+        if self._spec is None:
+            return np.full((len(event.victim_job), len(event.suspect_job)), -np.inf)
+        place = find((self._spec.job, self._spec.platform), (event.victim_job, event.victim_platform))
+        limits = self._spec.threshold()[place]
+        return np.array(
+            [
+                cpi2.suspect_scores(cpi, float(limit), event.suspect_usage)
+                for cpi, limit in zip(event.victim_cpi, limits, strict=True)
+            ]
+        )
+
+
+@dataclass(slots=True)
+class Proctor:
+    """Correlation with a victim's CPI in a random hour of the past two."""
+
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def learn(self, day: TaskSlots) -> None:
+        """Nothing to do."""
+
+    def settle(self) -> None:
+        """Nothing to do."""
+
+    def scores(self, event: Event) -> Floats:
+        """Score per victim."""
+        return np.array([proctor.suspect_scores(c, event.suspect_usage, self.rng) for c in event.victim_cpi])
+
+
+@dataclass(slots=True)
+class Known:
+    """The oracle: A_k * u with given A_k, 0 for jobs that are not given."""
+
+    coefficients: Mapping[Any, float]
+
+    def learn(self, day: TaskSlots) -> None:
+        """Nothing to do."""
+
+    def settle(self) -> None:
+        """Nothing to do."""
+
+    def scores(self, event: Event) -> Floats:
+        """Return A_k * u."""
+        known = np.array([self.coefficients.get(job, 0.0) for job in event.suspect_job.tolist()])
+        return (known * event.suspect_usage[:, -1])[None]
+
+
+#: The methods by the names that people give.
+METHODS: Mapping[str, Callable[[], Method]] = {
+    "panda": Panda,
+    "panda_local": PandaLocal,
+    "cpi2": Cpi2,
+    "proctor": Proctor,
+}

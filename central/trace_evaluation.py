@@ -1,0 +1,194 @@
+"""`whitepanda antagonists evaluate`: the evaluation protocol over the files of a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from central.evaluation.methods import METHODS, Known, Method
+from central.evaluation.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
+from central.models.slots import SLOT_S, TaskSlots
+from central.trace_slots import SlotFile, slot_file, trace_names
+from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
+from whitepanda.common.errors import InputError
+
+__all__ = ["DEFAULT_METHOD", "ORACLE", "TraceEvaluation", "TraceEvaluationOptions", "Truth", "evaluate_trace"]
+
+#: What agents get; the results have it under its own name and as "default".
+DEFAULT_METHOD = "panda"
+#: Ranks by the true coefficients of TRUTH.json, where it has them.
+ORACLE = "oracle"
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is known of a trace: the antagonists' jobs and, of a synthetic one, every job's true coefficient."""
+
+    antagonists: tuple[int, ...]
+    coefficients: Mapping[int, float] | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Truth:
+        """Read {"antagonists": [job ids], "coefficients": {job id: value}}; the latter may be absent.
+
+        Raises:
+            InputError: the file cannot be read, or is not of that form.
+
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{path}: cannot read: {error.strerror}") from error
+        except ValueError as error:
+            raise InputError(f"{path}: is not JSON: {error}") from error
+        jobs = found.get("antagonists") if isinstance(found, dict) else None
+        if not isinstance(jobs, list) or not jobs:
+            raise InputError(f'{path}: must be {{"antagonists": [job ids]}} with at least one job')
+        known = found.get("coefficients")
+        try:
+            values = {int(job): float(value) for job, value in known.items()} if known is not None else None
+            return cls(tuple(sorted({_job(job) for job in jobs})), values)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"{path}: job ids must be integers and coefficients numbers: {error}") from error
+
+
+def _job(value: Any) -> int:
+    """Take a job's number as JSON's number or text."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(f"job {value!r}")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvaluationOptions:
+    """How a trace is evaluated. `methods` empty: all, and the oracle where the truth has coefficients."""
+
+    methods: tuple[str, ...] = ()
+    from_day: int = DEFAULT_FROM_DAY
+    rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
+    limits: TraceLimits = field(default_factory=TraceLimits)
+    seed: int = 0
+    memory_limit_mib: int = 2048
+    threads: int = os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvaluation:
+    """The result, and what was read for it."""
+
+    evaluation: Evaluation
+    counts: TraceCounts
+    antagonists_known: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return {"events": n, "methods": {name: {"mean_percentile": x, "consistency": y, ...}}, ...}."""
+        found = self.evaluation
+        methods: dict[str, Any] = {}
+        for name, result in found.methods.items():
+            methods[name] = {
+                "ranked": result.ranked,
+                "victim_pairs": result.pairs,
+            }
+            for metric in ("mean_percentile", "consistency", "first_is_antagonist", "minus_panda"):
+                estimate = asdict(getattr(result, metric))
+                methods[name][metric] = estimate["value"]
+                methods[name][f"{metric}_interval"] = [estimate["low"], estimate["high"]]
+        summary: dict[str, Any] = {"events": found.events, "methods": methods}
+        if DEFAULT_METHOD in methods:
+            methods["default"] = dict(methods[DEFAULT_METHOD])
+            summary["default"] = {"method": DEFAULT_METHOD, **methods[DEFAULT_METHOD]}
+        return summary | {
+            "machines": found.machines,
+            "days": found.days,
+            "evaluated_days": found.evaluated_days,
+            "task_slots": found.task_slots,
+            "antagonists": self.antagonists_known,
+            "rows": {
+                "read": self.counts.rows_read,
+                "used": self.counts.accepted,
+                "rejected": dict(sorted(self.counts.rejected.items())),
+            },
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def evaluate_trace(
+    traces: Sequence[Path],
+    truth: Truth,
+    options: TraceEvaluationOptions,
+    on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
+) -> TraceEvaluation:
+    """Evaluate methods on the files of one trace.
+
+    Args:
+        traces: Google cluster trace v3 usage rows, see `collector.traces`.
+        truth: who the antagonists are.
+        options: methods, days, rules and limits.
+        on_progress: called with the step ("read", "fit" or "day"), what is done, and all of it where known.
+
+    Raises:
+        InputError: a trace cannot be used, a method does not exist, or no day is left to evaluate.
+        UnavailableError: disk or memory did not suffice.
+
+    """
+    began = time.monotonic()
+    methods = _methods(options.methods, truth)
+    with slot_file(
+        traces,
+        rule=options.rule,
+        limits=options.limits,
+        slot_s=SLOT_S,
+        memory_limit_mib=options.memory_limit_mib,
+        threads=options.threads,
+        on_progress=on_progress,
+    ) as slots:
+        seen = set[int]()
+        found = evaluate(
+            _told(slots, truth, seen, on_progress),
+            np.array(truth.antagonists, dtype=np.int64),
+            methods,
+            from_day=options.from_day,
+            seed=options.seed,
+        )
+    if not found.evaluated_days:
+        raise InputError(
+            f"{trace_names(traces)}: no day to evaluate: days 0 to {found.days - 1}, evaluated from day "
+            f"{options.from_day} with the days before; see --from-day"
+        )
+    return TraceEvaluation(found, slots.counts, len(seen), time.monotonic() - began)
+
+
+def _told(
+    slots: SlotFile, truth: Truth, seen: set[int], on_progress: Callable[[str, int, int | None], None]
+) -> Iterator[tuple[int, TaskSlots]]:
+    """Give out the days, tell of each, and note the antagonists that they have."""
+    wanted = np.array(truth.antagonists, dtype=np.int64)
+    for number, day in slots.days():
+        on_progress("day", number, None)
+        seen.update(np.intersect1d(day.job, wanted).tolist())
+        yield number, day
+
+
+def _methods(names: tuple[str, ...], truth: Truth) -> dict[str, Method]:
+    known = [*METHODS, ORACLE]
+    wanted = names or tuple(METHODS) + ((ORACLE,) if truth.coefficients else ())
+    methods: dict[str, Method] = {}
+    for name in wanted:
+        own = DEFAULT_METHOD if name == "default" else name
+        if own not in known:
+            raise InputError(f"no method '{name}'; there are {', '.join(known)}")
+        if own == ORACLE:
+            if not truth.coefficients:
+                raise InputError('method oracle: the truth has no {"coefficients": {job id: value}}')
+            methods[own] = Known(truth.coefficients)
+        else:
+            methods[own] = METHODS[own]()
+    return methods

@@ -1,0 +1,171 @@
+"""A given trace as task slots in a Parquet file of our own, read back a day at a time.
+
+Records are merged by duration in the engine, which spills; what Python holds is one day (49 bytes per task slot)
+and the distinct identifiers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central import engine
+from central.models.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
+from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["SlotFile", "rejections", "slot_file", "trace_names"]
+
+# A trace's rows as the engine wants samples. Keys stay numbers; a task is (job, vm) = (collection, instance).
+_SAMPLES = pa.schema(
+    {
+        "machine": pa.int64(),
+        "vm": pa.int64(),
+        "job": pa.int64(),
+        "platform": pa.int8(),  # a trace says nothing of it
+        "latency_sensitive": pa.bool_(),
+        "start_unix_ns": pa.int64(),
+        "duration_ns": pa.int64(),
+        "cpi": pa.float64(),
+        "cpu_usage_cores": pa.float64(),
+    }
+)
+_DAY_NS = SLOT_S * SLOTS_PER_DAY * 10**9
+_REMEDY = "TMPDIR names the folder for temporary files"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """Task slots of a trace, in the engine that made them. `rows` of them, from `counts.accepted` records."""
+
+    duckdb: engine.Engine
+    path: Path
+    folder: Path
+    counts: TraceCounts
+    rows: int
+
+    def days(self, *, until_day: int | None = None) -> Iterator[tuple[int, TaskSlots]]:
+        """Give out number and rows of each day that has any, ascending; day 0 is the trace's first.
+
+        Days are those of the trace's clock. `job` and `machine` are the trace's numbers, `task` is a number
+        of (collection, instance). Slots are 300 s long. `until_day`: only days before that one.
+        """
+        con = self.duckdb.connection.con
+        source = f"read_parquet('{_quoted(self.path)}')"
+        found = con.execute(f"SELECT DISTINCT slot_start_ns // {_DAY_NS} FROM {source} ORDER BY 1").fetchall()  # noqa: S608 - our own file's name
+        instances = con.execute(f"SELECT DISTINCT vm FROM {source} ORDER BY 1").fetchnumpy()["vm"]  # noqa: S608 - as above
+        jobs = con.execute(f"SELECT DISTINCT job FROM {source} ORDER BY 1").fetchnumpy()["job"]  # noqa: S608 - as above
+        for (day,) in found:
+            number = day - found[0][0]
+            if until_day is not None and number >= until_day:
+                return
+            columns = con.execute(
+                f"SELECT * FROM {source} WHERE slot_start_ns >= ? AND slot_start_ns < ?",  # noqa: S608 - as above
+                [day * _DAY_NS, (day + 1) * _DAY_NS],
+            ).fetchnumpy()
+            job, instance = columns["job"], columns["vm"]
+            yield (
+                number,
+                TaskSlots(
+                    machine=columns["machine"],
+                    slot=columns["slot_start_ns"] // (SLOT_S * 10**9),
+                    task=np.searchsorted(jobs, job) * len(instances) + np.searchsorted(instances, instance),
+                    job=job,
+                    platform=columns["platform"],
+                    latency_sensitive=columns["latency_sensitive"],
+                    usage=np.ma.filled(columns["usage"], np.nan),
+                    cpi=np.ma.filled(columns["cpi"], np.nan),
+                ),
+            )
+
+
+@contextmanager
+def slot_file(
+    traces: Sequence[Path],
+    *,
+    rule: LatencySensitiveRule,
+    limits: TraceLimits,
+    slot_s: float,
+    memory_limit_mib: int,
+    threads: int,
+    on_progress: Callable[[str, int, int | None], None],
+) -> Iterator[SlotFile]:
+    """Read a trace and merge the records of each task in each slot, into a file that lives as long as the context.
+
+    Args:
+        traces: one or several files, one trace.
+        rule: which tasks are latency-sensitive.
+        limits: what is rejected as absurd.
+        slot_s: length of a slot.
+        memory_limit_mib: of the engine; the rest goes to TMPDIR.
+        threads: of the engine.
+        on_progress: told ("read", rows so far, rows in all or None).
+
+    Raises:
+        InputError: a trace cannot be used, or has no usable row.
+        UnavailableError: disk or memory did not suffice, also where the context's own use of the engine failed.
+
+    """
+    reader = read_trace(traces, rule=rule, limits=limits)
+    try:
+        with tempfile.TemporaryDirectory(prefix="whitepanda-fit-") as name:
+            folder = Path(name)
+            samples = folder / "samples.parquet"
+            with pq.ParquetWriter(samples, _SAMPLES, compression="zstd") as writer:
+                for batch in reader:
+                    writer.write_table(_samples(batch))
+                    on_progress("read", reader.counts.rows_read, reader.total_rows)
+            if not reader.counts.accepted:
+                raise InputError(f"{trace_names(traces)}: no usable row ({rejections(reader.counts)})")
+            on_progress("fit", 0, None)
+            with engine.Engine(
+                memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=folder / "spill"
+            ) as duck:
+                merged = engine.task_slots(duck.read([samples]), round(slot_s * 1e9))
+                rows = engine.write_parquet(merged, folder / "slots.parquet")
+                samples.unlink()
+                yield SlotFile(duck, folder / "slots.parquet", folder, reader.counts, rows)
+    except (OSError, duckdb.Error, MemoryError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnavailableError(f"{trace_names(traces)}: the fit was broken off: {line}; {_REMEDY}") from error
+
+
+def _samples(batch: TraceBatch) -> pa.Table:
+    """Give a batch the engine's columns. An unknown CPI is null."""
+    columns = [
+        pa.array(batch.machine_id),
+        pa.array(batch.instance_index),
+        pa.array(batch.collection_id),
+        pa.repeat(pa.scalar(0, pa.int8()), batch.rows),
+        pa.array(batch.latency_sensitive),
+        pa.array(batch.start_unix_ns),
+        pa.array(batch.duration_ns),
+        pa.array(batch.cpi, from_pandas=True),
+        pa.array(batch.cpu_usage),
+    ]
+    return pa.Table.from_arrays(columns, schema=_SAMPLES)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def trace_names(traces: Sequence[Path]) -> str:
+    """Name a trace in a message."""
+    return str(traces[0]) if len(traces) == 1 else f"{traces[0]} and {len(traces) - 1} more"
+
+
+def rejections(counts: TraceCounts) -> str:
+    """Say what became of a trace's rows."""
+    if not counts.rows_read:
+        return "the trace is empty"
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.rejected.items()))
+    return f"{counts.rows_read} rows read; rejected: {reasons}"
