@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from whitepanda.common import log
+from whitepanda.common import durable, log
 
 __all__ = ["BaselineFile"]
 
@@ -72,18 +71,5 @@ class BaselineFile:
         """
         data = msgspec.json.encode(_Held(_FORMAT, self._detector, now_unix_ns, dict(state)))
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        # Baselines tell which VMs run here: the file is the agent's alone, from its first moment.
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "wb") as file:
+        with durable.replacing(self._path, mode=0o600) as file:  # they tell which VMs run here
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the rename itself
-        finally:
-            os.close(folder)

@@ -8,13 +8,12 @@ knowledge.
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 import msgspec
 
 from agent.analysis.antagonists import CpiStatistics
-from whitepanda.common import log
+from whitepanda.common import durable, log
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Coefficient", "CoefficientStore"]
@@ -256,14 +255,5 @@ class CoefficientStore:
 
     def _write(self, held: _Held) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(self._path.name + ".tmp")
-        with temporary.open("wb") as file:
+        with durable.replacing(self._path, mode=0o600) as file:  # it names the jobs of this host
             file.write(msgspec.json.encode(held))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)  # the rename itself
-        finally:
-            os.close(folder)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import queue
 import secrets
 import sqlite3
@@ -48,6 +47,7 @@ from central.lake import segment_stem
 from central.ranges import SequenceRanges
 from central.validate import StoredBatch
 from whitepanda.common import log
+from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 
 __all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
@@ -203,11 +203,7 @@ class Journal:
                 raise sqlite3.DatabaseError(str(state).replace("\n", " "))
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
             connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         return connection
 
     @staticmethod

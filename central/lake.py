@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.schema import SAMPLES, SCHEMA_VERSION
+from whitepanda.common.durable import sync_folder
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -281,17 +282,9 @@ class _SegmentFile:
         self._unfinished.replace(self._path)
         self._file.close()
         for folder in {self._path.parent, *(made.parent for made in self._new_folders)}:
-            _sync_folder(folder)
+            sync_folder(folder)
 
     def _discard(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
         self._unfinished.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from central import engine
 from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -106,9 +108,10 @@ def fit_trace(
     if not _MIN_SLOT_S <= options.slot_s <= _MAX_SLOT_S:
         raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {options.slot_s})")
     reader = read_trace(traces, rule=options.rule, limits=options.limits)
-    unfinished = _unfinished(out, traces)
     try:
-        with tempfile.TemporaryDirectory(prefix="whitepanda-fit-") as folder:
+        with contextlib.ExitStack() as stack:
+            file = _begin(stack, out, traces)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="whitepanda-fit-"))
             samples = Path(folder) / "samples.parquet"
             with pq.ParquetWriter(samples, _SAMPLES, compression="zstd") as writer:
                 for batch in reader:
@@ -119,34 +122,25 @@ def fit_trace(
                 raise InputError(f"{_names(traces)}: no usable row ({_rejections(counts)})")
             on_progress("fit", 0, None)
             table, task_slots, machine_slots = _fitted(samples, Path(folder), options)
-        _check_found(table, machine_slots, _names(traces), options.rule)
-        with unfinished.open("wb") as file:
+            _check_found(table, machine_slots, _names(traces), options.rule)
             pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.chmod(0o644)
-        unfinished.replace(out)
     except (OSError, duckdb.Error) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = "TMPDIR names the folder for temporary files"
         raise UnavailableError(f"{_names(traces)}: the fit was broken off: {line}; {remedy}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return TraceFit(table, counts, task_slots, machine_slots, time.monotonic() - began)
 
 
-def _unfinished(out: Path, traces: Sequence[Path]) -> Path:
-    """Make the file that will become `out`, beside it: what cannot be written is said before the work."""
+def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:
+    """Make the file that becomes `out` as the stack ends: what cannot be written is said before the work."""
     if out.is_dir():
         raise InputError(f"{out}: is a folder; give the name of a file")
     if out.resolve() in {trace.resolve() for trace in traces}:
         raise InputError(f"{out}: is the trace itself; give the name of another file")
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
+        return stack.enter_context(replacing(out, mode=0o644))
     except OSError as error:
         raise InputError(f"{out}: cannot write: {error.strerror}") from error
-    os.close(descriptor)
-    return Path(name)
 
 
 def _check_found(table: pa.Table, machine_slots: int, names: str, rule: LatencySensitiveRule) -> None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from whitepanda.common import log
+from whitepanda.common.durable import sync_folder
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
@@ -253,7 +254,7 @@ class VersionStore:
         os.link(unfinished, folder / _MANIFEST_FILE)
         unfinished.unlink()
         for path in (folder, folder.parent):
-            _sync_folder(path)
+            sync_folder(path)
 
     def _folder(self, number: int) -> Path:
         return self.root / f"{number:08d}"
@@ -263,11 +264,3 @@ class VersionStore:
             for path in self.root.iterdir():
                 if path.name.isdigit() and path.is_dir():
                     yield int(path.name), path
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation import GroupBaseline, Model, parse
 from central.degradation.runs import Table, baselines_of
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 
 __all__ = ["Predicted", "predict_rows", "read_model", "write_model"]
@@ -143,17 +142,8 @@ def _write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside `path`, which then takes its place: there is the old file or the whole new one."""
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
-    unfinished = ""
     try:
-        descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with replacing(path, mode=0o644) as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(unfinished).chmod(0o644)
-        Path(unfinished).replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror}") from error
-    finally:
-        if unfinished:
-            Path(unfinished).unlink(missing_ok=True)

@@ -298,7 +298,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     file = BaselineFile(tmp_path / "baselines.json", "paper")
     file.write({"old": 1}, 1)
     monkeypatch.setattr(
-        "agent.baseline_file.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full"))
+        "whitepanda.common.durable.os.fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "full"))
     )
     with pytest.raises(OSError, match="full"):
         file.write({"new": 1}, 2)

@@ -1,0 +1,156 @@
+"""Files that are there whole or not at all: on a disk that keeps, at a power cut, only what it was told to keep."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from agent.baseline_file import BaselineFile
+from agent.coefficients import CoefficientStore
+from central.degradation.rows import write_model
+from whitepanda.common.durable import replacing
+from whitepanda.v1 import agent_pb2
+
+OLD = b"the whole old file"
+
+
+class Disk:
+    """What a power cut would leave of one file, by the calls that reach the kernel.
+
+    A file's content is on the disk once it is flushed. A new name may be there from the rename on, and is for sure
+    once its folder is flushed.
+    """
+
+    def __init__(self, path, monkeypatch, *, skip=lambda _is_folder: False):
+        self.path, self.flushed = path, {}
+        #: What the file may hold after a cut now, and all that it might have held after a cut before.
+        self.after_cut, self.ever = {path.read_bytes()}, set()
+        fsync, replace = os.fsync, os.replace
+
+        def watched_fsync(descriptor):
+            fsync(descriptor)
+            status = os.fstat(descriptor)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            if skip(is_folder):
+                return
+            if is_folder:
+                self.after_cut = {self._content()}
+            else:
+                self.flushed[status.st_ino] = self._read(descriptor)
+            self.ever |= self.after_cut
+
+        def watched_replace(source, target):
+            replace(source, target)
+            assert os.fspath(target) == os.fspath(path)
+            self.after_cut = self.after_cut | {self._content()}
+            self.ever |= self.after_cut
+
+        monkeypatch.setattr(os, "fsync", watched_fsync)
+        monkeypatch.setattr(os, "replace", watched_replace)
+
+    @staticmethod
+    def _read(descriptor):
+        return Path(f"/proc/self/fd/{descriptor}").read_bytes()
+
+    def _content(self):
+        return self.flushed.get(self.path.stat().st_ino, b"")
+
+    def verify(self):
+        new = self.path.read_bytes()
+        assert new != OLD
+        assert self.ever <= {OLD, new}  # never a part, whenever the power goes
+        assert self.after_cut == {new}  # and when the call is over, the new one
+
+
+def plainly(path):
+    with replacing(path, mode=0o640) as file:
+        file.write(b"the new file, " * 1000)
+
+
+def baselines(path):
+    BaselineFile(path, "paper").write({"vm": 1}, 5)
+
+
+def coefficients(path):
+    statistics = [agent_pb2.JobStatistics(job="web", platform="x", samples=9, mean_cpi=1.5, std_cpi=0.1)]
+    update = agent_pb2.CoefficientUpdate(
+        version=7, full=True, created_unix_ns=5, slot_ns=10**9, statistics=statistics
+    )
+    assert CoefficientStore(path).apply(update)
+
+
+def model(path):
+    write_model(path, {"format": 1})
+
+
+WRITERS = [(plainly, 0o640), (baselines, 0o600), (coefficients, 0o600), (model, 0o644)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "file.json"
+    path.write_bytes(OLD)
+    return path
+
+
+@pytest.mark.parametrize(("write", "mode"), WRITERS)
+def test_whenever_the_power_goes_there_is_a_whole_file(path, monkeypatch, write, mode):
+    disk = Disk(path, monkeypatch)
+    write(path)
+    disk.verify()
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("skip", [lambda is_folder: not is_folder, lambda is_folder: is_folder])
+@pytest.mark.parametrize(("write", "mode"), WRITERS)
+def test_a_writer_that_does_not_flush_fails_this_test(path, monkeypatch, write, mode, skip):
+    """The mutants: the file, or its folder, is not flushed."""
+    disk = Disk(path, monkeypatch, skip=skip)
+    write(path)
+    with pytest.raises(AssertionError):
+        disk.verify()
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+@pytest.mark.parametrize(("write", "mode"), WRITERS)
+def test_the_permissions_are_those_that_were_asked_for_whatever_the_umask(path, write, mode, umask):
+    before = os.umask(umask)
+    try:
+        write(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_until_the_end_nobody_else_reads_it(path):
+    with replacing(path, mode=0o644) as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "the caller"])
+def test_after_a_failure_there_is_the_old_file_and_nothing_beside_it(path, monkeypatch, call):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if call != "the caller":
+        monkeypatch.setattr(os, call, fail)
+
+    def write():
+        with replacing(path, mode=0o600) as file:
+            file.write(b"half")
+            if call == "the caller":
+                fail()
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
+    assert path.read_bytes() == OLD
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_no_folder_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "file", mode=0o600):
+        pass
