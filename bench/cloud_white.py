@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cloud_white_figures as figures  # noqa: E402
+import cloud_white_floor as floor  # noqa: E402
 import cloud_white_tables as tables  # noqa: E402
 from cloud_white_runs import Run, alita_shares, evaluate, quiet_day_of, seeded  # noqa: E402
 
@@ -333,6 +335,30 @@ def study(
     return numbers, runs
 
 
+def floors(size: Size, draws: int, processes: int) -> dict[str, list[tuple[str, floor.Floor]]]:
+    """Return how small the error of each run of the bars can be, by group, with the run's application and load."""
+    every = evaluation_studies(size)
+    wanted = {
+        group: [
+            one
+            for one in every[group]
+            if group != "single" or tables.parts(one)["stressor"] in PAPERS_STRESSORS
+        ]
+        for group in ("single", "two", "three")
+    }
+    studies = [one for some in wanted.values() for one in some]
+    found = mapped(partial(floor.floor_of, draws=draws), studies, processes)
+    return floor.grouped(wanted, found, cell_of)
+
+
+def cell_of(group: str, study: Study) -> str:
+    """Name the row of a table that a run belongs to."""
+    if group != "single":
+        return study.name
+    found = tables.parts(study)
+    return f"{found['application']} {found['load']} %"
+
+
 def without_nan(numbers: Any) -> Any:
     """Replace what is not known by None: JSON has no NaN."""
     if isinstance(numbers, dict):
@@ -349,10 +375,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder for figures and results.json")
     parser.add_argument("--quick", action="store_true", help="a small form, within a minute")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--floor",
+        type=int,
+        nargs="?",
+        const=floor.DRAWS,
+        metavar="DRAWS",
+        help="instead: how small the overall error can be at all; so many draws of each run's requests",
+    )
     parser.add_argument("--write-model", type=Path, metavar="FILE", help="write the fitted model, and stop")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     began = time.monotonic()
+    if arguments.floor:
+        floor.print_floors(floors(size, arguments.floor, arguments.processes))
+        return 0
     models = train(size, arguments.processes)
     if arguments.write_model:
         text = json.dumps(packaged(models["ours"], size), indent=1, allow_nan=False)

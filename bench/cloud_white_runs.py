@@ -6,7 +6,6 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from agent.analysis.degradation import Model
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, set_others
+from central.degradation.scatter import percentile_with
 from collector.simulated.study import Study, StudyBlock, blocks
 from collector.simulated.truth import Role
 
@@ -38,11 +38,10 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 PERCENTILE = 95.0
-_QUANTILES = 20
 #: What is compared: ours, the paper's plain rules, and what needs neither a detector nor a model, or no model.
 METHODS = (
     "ours",
-    "ours, with spread",
+    "ours, estimates alone",
     "paper",
     "constant 1",
     "constant",
@@ -100,24 +99,18 @@ def seeded(study: Study, purpose: str) -> Study:
     return replace(study, seed=zlib.crc32(f"{purpose}/{study.name}".encode()))
 
 
-def overall_error(measured: Floats, estimated: Floats) -> float:
-    """Compare the 95th percentiles of a run's measured and estimated degradation, NaN in measured is left out."""
-    real = float(np.nanpercentile(measured, PERCENTILE))
-    return abs(float(np.percentile(estimated, PERCENTILE)) - real) / real
+def overall_error(measured: Floats, estimated: Floats, scatter: Floats | None = None) -> float:
+    """Compare the 95th percentiles of a run's measured and estimated degradation, NaN in measured is left out.
 
+    Args:
+        measured: shape (T,).
+        estimated: shape (T,), what seconds are on average.
+        scatter: shape (T,), how far each may lie from that (`Model.scatter`); None: they lie there.
 
-def with_spread(estimated: Floats, low: Floats, high: Floats, nominal: float) -> Floats:
-    """Return what a run's seconds are expected to be, shape (T * quantiles,), not only what they are on average.
-
-    Each second stands for a log-normal distribution around its estimate, as wide as its interval says; seconds
-    without one are as wide as the median of the run's.
     """
-    widths = np.log(high / low) / (2 * NormalDist().inv_cdf((1 + nominal) / 2))
-    told = np.isfinite(widths)
-    widths = np.where(told, widths, np.median(widths[told]) if told.any() else 0.0)
-    normal = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
-    spread: Floats = estimated[:, None] * np.exp(widths[:, None] * normal)
-    return spread.ravel()
+    real = float(np.nanpercentile(measured, PERCENTILE))
+    spread = np.zeros(len(estimated)) if scatter is None else np.nan_to_num(scatter)
+    return abs(percentile_with(estimated, spread, PERCENTILE) - real) / real
 
 
 def dynamic_error(measured: Floats, estimated: Floats) -> float:
@@ -230,10 +223,11 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         "expected": block.expected.degradation[:, vm],
     }
     errors = {name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()}
-    spread = with_spread(estimates["ours"], numbers[1], numbers[2], ours.nominal)
-    errors["ours, with spread"] = errors["ours"]._replace(
-        overall=overall_error(measured, spread), overall_5s=np.nan
-    )
+    errors["ours, estimates alone"] = errors["ours"]
+    columns = [INDEX[name] for name in ours.inputs]
+    baseline = watched["ours"].baseline[:, vm][:, columns]
+    scatter = ours.scatter(values[:, vm][:, columns], baseline, numbers[0])
+    errors["ours"] = errors["ours"]._replace(overall=overall_error(measured, estimates["ours"], scatter))
     bounded = ~np.isnan(numbers[1]) & ~np.isnan(measured)
     is_covered = (numbers[1] <= measured) & (measured <= numbers[2])
     width = (numbers[2] - numbers[1]) / numbers[0]
@@ -249,6 +243,8 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
             "measured": float(np.nanpercentile(measured, PERCENTILE)),
             "std": float(np.nanstd(measured[stress])),
             **{name: float(np.percentile(one, PERCENTILE)) for name, one in estimates.items()},
+            "ours": percentile_with(estimates["ours"], np.nan_to_num(scatter), PERCENTILE),
+            "ours, estimates alone": float(np.percentile(estimates["ours"], PERCENTILE)),
         },
         series={
             "at_s": block.at_s,

@@ -15,6 +15,8 @@ Source: "Cloud White", section 6. `whitepanda degradation fit` writes the model'
      "choice": {"method", "split", "criterion", "held_out_by", "errors": [{"method", "split", "mean_ape", ...}, ...]},
      "models": [{"behaviour": null | "memory-bound" | "cpu-bound", "cpu_level": null | 0.1 ... 0.5, "rows": 425,
                  "estimator": {"kind": "glm" | "trees", ...}, "intervals": null or {...},
+                 "scatter": null or        how far seconds lie from what they are on average, see `Model.scatter`
+                     {"factor": 1.1, "quiet": 0.05},
                  "uses": [0, 3],           the features that the estimator needs; absent: all
                  "ranges": [{"column": 0, "form": "raw" | "relative", "low": 0.2, "high": 1.9, "scale": 1.0}, ...]}],
      "provenance": {...}}                  who fitted it to what; not read here
@@ -26,15 +28,16 @@ A model's last resort is the one of `models` with neither behaviour nor level.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.glm import Glm
 from agent.analysis.intervals import Intervals
+from agent.analysis.model_numbers import FEATURE, MOST_COLUMNS, NOMINAL, SCALE, number, numbers_from, whole
 from agent.analysis.relative import relative
 from agent.analysis.trees import Trees
 
@@ -51,6 +54,7 @@ __all__ = [
     "Model",
     "Range",
     "Rule",
+    "Scatter",
     "SubModel",
     "group_key",
     "parse",
@@ -63,8 +67,12 @@ CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
 LEVEL_REACH = 0.1
 MEMORY_BOUND = "memory-bound"
 CPU_BOUND = "cpu-bound"
+_SHARE = (0.0, 1.0)
+_MOST_ROWS = 10**9
+_REMEDY = "write it anew with `whitepanda degradation fit`"
 
 Floats = NDArray[np.float64]
+_T = TypeVar("_T")
 
 
 class Estimator(Protocol):
@@ -81,6 +89,9 @@ class Interval(Protocol):
         self, values: Floats, baseline: Floats, degradation: Floats
     ) -> tuple[Floats, Floats, NDArray[np.bool_]]:
         """Return low, high, and whether the rows are like those it was calibrated with; each of shape (n,)."""
+
+    def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
+        """Return the |log error| that is expected of rows like those it was calibrated with, shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +135,17 @@ class Rule:
     cpu: str
 
 
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """How far the seconds of one run lie from their mean, as deviations of the logarithm.
+
+    `factor`: over the difficulty that the intervals expect there, under interference. `quiet`: without.
+    """
+
+    factor: float
+    quiet: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SubModel:
     """One of a model's estimators, and which VMs it is for (None: any)."""
@@ -135,6 +157,7 @@ class SubModel:
     intervals: Interval | None
     uses: tuple[int, ...]
     ranges: tuple[Range, ...]
+    scatter: Scatter | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +259,34 @@ class Model:
         chosen[is_near] = nearest[is_near]
         return chosen
 
+    def scatter(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
+        """Tell by how much what is measured scatters around estimates, within a run; intervals hold more than that.
+
+        Args:
+            values: as for `predict`.
+            baseline: likewise.
+            degradation: shape (n,), the estimates; NaN: none, as without interference.
+
+        Returns:
+            Standard deviations of the logarithm, shape (n,); NaN where the model does not know.
+
+        """
+        found = np.full(len(values), math.nan)
+        chosen = self.choose(baseline)
+        count = len(self.features)
+        for index, part in enumerate(self.estimators):
+            rows = np.flatnonzero(chosen == index)
+            if part.scatter is None or not len(rows):
+                continue
+            is_quiet = np.isnan(degradation[rows])
+            found[rows[is_quiet]] = part.scatter.quiet
+            told = rows[~is_quiet]
+            if part.intervals is not None and len(told):
+                found[told] = part.scatter.factor * part.intervals.expected_error(
+                    values[told, :count], baseline[told, :count], degradation[told]
+                )
+        return found
+
     def _estimate(
         self,
         part: SubModel,
@@ -298,42 +349,60 @@ def parse(data: Mapping[str, Any]) -> Model:
         ValueError: what is wrong with it and where, in one line.
 
     """
-    if data.get("format") != FORMAT:
-        raise ValueError(f"model: format {data.get('format')} is not known (known: {FORMAT})")
     try:
-        features = tuple(str(name) for name in data["features"])
-        rule = _rule(data["rule"])
-        signals = () if rule is None else (rule.memory_stalls, rule.total_stalls, rule.cpu)
-        inputs = tuple(dict.fromkeys((*features, *signals)))
-        method = str(data["choice"]["method"])
-        parts = tuple(_part(part, method, len(features)) for part in data["models"])
-        baselines = data["baselines"]
-        model = Model(
-            target=str(data["target"]),
-            nominal=float(data["nominal"]),
-            method=method,
-            features=features,
-            inputs=inputs,
-            rule=rule,
-            min_baseline_rows=int(data["min_baseline_rows"]),
-            baseline_where=str(baselines["where"]),
-            group_by=tuple(str(name) for name in baselines["group_by"]),
-            groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
-            estimators=parts,
-        )
+        return _parsed(data)
     except KeyError as error:
-        raise ValueError(f"model: {error} is missing") from error
+        problem = f"{error} is missing"
     except (TypeError, AttributeError) as error:
-        raise ValueError(f"model: a value is of the wrong kind: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"model: {error}") from error
+        problem = f"a value is of the wrong kind: {error}"
+    except (ValueError, OverflowError) as error:
+        problem = str(error)
+    raise ValueError(f"model: {problem}; {_REMEDY}")
+
+
+def _parsed(data: Mapping[str, Any]) -> Model:
+    if data.get("format") != FORMAT:
+        raise ValueError(f"format {data.get('format')} is not known (known: {FORMAT})")
+    features = tuple(str(name) for name in data["features"])
+    rule = _rule(data["rule"])
+    signals = () if rule is None else (rule.memory_stalls, rule.total_stalls, rule.cpu)
+    inputs = tuple(dict.fromkeys((*features, *signals)))
+    method = str(data["choice"]["method"])
+    baselines = data["baselines"]
+    model = Model(
+        target=str(data["target"]),
+        nominal=number(data, "nominal", NOMINAL),
+        method=method,
+        features=features,
+        inputs=inputs,
+        rule=rule,
+        min_baseline_rows=whole(data, "min_baseline_rows", 0, _MOST_ROWS),
+        baseline_where=str(baselines["where"]),
+        group_by=tuple(str(name) for name in baselines["group_by"]),
+        groups={group_key(g["key"]): _group(g, len(inputs)) for g in baselines["groups"]},
+        estimators=tuple(
+            _at(f"models[{place}]", _part, part, method, len(features))
+            for place, part in enumerate(data["models"])
+        ),
+    )
+    parts = model.estimators
     if not features or len(set(features)) != len(features):
-        raise ValueError("model: features must be named, each once")
+        raise ValueError("features must be named, each once")
     if sum(part.behaviour is None and part.cpu_level is None for part in parts) != 1:
-        raise ValueError("model: models needs exactly one for any behaviour and CPU level")
+        raise ValueError("models needs exactly one for any behaviour and CPU level")
     if any((part.behaviour is None) != (part.cpu_level is None) for part in parts):
-        raise ValueError("model: models: behaviour and cpu_level are given both or neither")
+        raise ValueError("models: behaviour and cpu_level are given both or neither")
     return model
+
+
+def _at(where: str, read: Callable[..., _T], *args: object) -> _T:
+    """Read a block; say where it was that something of it was wrong."""
+    try:
+        return read(*args)
+    except KeyError as error:
+        raise ValueError(f"{where}: {error} is missing") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _rule(data: Mapping[str, Any] | None) -> Rule | None:
@@ -341,38 +410,55 @@ def _rule(data: Mapping[str, Any] | None) -> Rule | None:
         return None
     names = (str(data[key]) for key in ("memory_stalls", "total_stalls", "cpu"))
     memory_stalls, total_stalls, cpu = names
-    return Rule(memory_stalls, total_stalls, float(data["memory_bound_from"]), cpu)
+    return Rule(memory_stalls, total_stalls, number(data, "memory_bound_from", _SHARE), cpu)
 
 
 def _group(data: Mapping[str, Any], width: int) -> GroupBaseline:
-    values = np.array([math.nan if v is None else float(v) for v in data["values"]], dtype=np.float64)
+    key = list(data["key"])
+    found = {name: value for name, value in enumerate(data["values"]) if value is not None}
+    values = np.full(len(data["values"]), math.nan)
     if len(values) != width:
-        raise ValueError(f"baselines: group {list(data['key'])} has {len(values)} values for {width} inputs")
-    target = data["target"]
-    return GroupBaseline(int(data["rows"]), math.nan if target is None else float(target), values)
+        raise ValueError(f"baselines: group {key} has {len(values)} values for {width} inputs")
+    try:
+        values[list(found)] = numbers_from({"values": list(found.values())}, "values", FEATURE)
+        target = math.nan if data["target"] is None else number(data, "target", SCALE)
+        return GroupBaseline(whole(data, "rows", 0, _MOST_ROWS), target, values)
+    except ValueError as error:
+        raise ValueError(f"baselines: group {key}: {error}") from error
 
 
 def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     behaviour, level = data["behaviour"], data["cpu_level"]
     if behaviour not in (None, MEMORY_BOUND, CPU_BOUND):
-        raise ValueError(f"models: behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
-    level = None if level is None else float(level)
-    uses = tuple(int(column) for column in data.get("uses", range(width)))
-    ranges = tuple(
-        Range(int(r["column"]), str(r["form"]), float(r["low"]), float(r["high"]), float(r["scale"]))
-        for r in data["ranges"]
+        raise ValueError(f"behaviour must be {MEMORY_BOUND} or {CPU_BOUND} (value {behaviour})")
+    level = None if level is None else number(data, "cpu_level", _SHARE)
+    uses = tuple(
+        whole({"uses": column}, "uses", 0, MOST_COLUMNS) for column in data.get("uses", range(width))
     )
-    if any(not 0 <= column < width for column in (*uses, *(r.column for r in ranges))):
-        raise ValueError(f"models: uses and ranges must name columns 0 to {width - 1}")
-    if any(r.form not in ("raw", "relative") or not r.scale > 0 for r in ranges):
-        raise ValueError("models: a range's form must be raw or relative, its scale positive")
+    ranges = tuple(_at(f"ranges[{place}]", _range, one) for place, one in enumerate(data["ranges"]))
+    if any(column >= width for column in (*uses, *(r.column for r in ranges))):
+        raise ValueError(f"uses and ranges must name columns 0 to {width - 1}")
     estimator = _estimator(data["estimator"])
     columns = estimator.columns if isinstance(estimator, Glm) else estimator.terms.columns.tolist()
     if any(column >= width for column in columns):
-        raise ValueError(f"models: an estimator's terms must name columns 0 to {width - 1}")
+        raise ValueError(f"an estimator's terms must name columns 0 to {width - 1}")
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
+    scatter = data.get("scatter")  # models of before have none
+    if scatter is not None:
+        scatter = Scatter(float(scatter["factor"]), float(scatter["quiet"]))
+        if not (0 <= scatter.factor < math.inf and 0 <= scatter.quiet < math.inf):
+            raise ValueError(f"models: scatter must be at least 0 and finite (value {scatter})")
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
-    return SubModel(name, behaviour, level, estimator, intervals, uses, ranges)
+    return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
+
+
+def _range(data: Mapping[str, Any]) -> Range:
+    form = str(data["form"])
+    if form not in ("raw", "relative"):
+        raise ValueError(f"form must be raw or relative (value {form})")
+    low = number(data, "low", FEATURE)
+    high = number(data, "high", (low, FEATURE[1]))
+    return Range(whole(data, "column", 0, MOST_COLUMNS), form, low, high, number(data, "scale", SCALE))
 
 
 def _estimator(data: Mapping[str, Any]) -> Glm | Trees:
@@ -381,4 +467,4 @@ def _estimator(data: Mapping[str, Any]) -> Glm | Trees:
         return Glm.from_json(data)
     if kind == "trees":
         return Trees.from_json(data)
-    raise ValueError(f"models: estimator of unknown kind {kind}")
+    raise ValueError(f"estimator of unknown kind {kind}")

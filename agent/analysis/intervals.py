@@ -27,11 +27,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
 from agent.analysis.trees import Terms, Trees, numbers_of
 
 __all__ = ["Intervals", "Novelty", "mean_distance", "with_log"]
 
 Floats = NDArray[np.float64]
+_MOST = 1e6  # of what is relative to the rows of training
+_MOST_NEIGHBOURS = 10_000
 #: Rows whose distances are computed at once: bounds the memory.
 _ROWS_AT_ONCE = 256
 
@@ -60,21 +63,21 @@ class Novelty:
         """
         terms = Terms.from_json(data["terms"])
         count = len(terms.forms)
-        middles, widths, spreads = (
-            np.array([float(x) for x in data[name]], dtype=np.float64)
-            for name in ("middles", "widths", "spreads")
-        )
-        prototypes = numbers_of(data["prototypes"], "novelty: prototypes", np.float64)
-        neighbours, slope = int(data["neighbours"]), float(data["slope"])
-        reference, limit = float(data["reference"]), float(data["limit"])
+        middles = numbers_from(data, "middles", FEATURE)
+        widths, spreads = numbers_from(data, "widths", SCALE), numbers_from(data, "spreads", SCALE)
+        prototypes = numbers_of(data["prototypes"], "prototypes", np.float64)
+        neighbours, slope = whole(data, "neighbours", 1, _MOST_NEIGHBOURS), number(data, "slope", (0, _MOST))
+        reference, limit = number(data, "reference", (1e-9, _MOST)), number(data, "limit", (1e-9, _MOST))
         if not len(middles) == len(widths) == len(spreads) == count or len(prototypes) % count:
+            raise ValueError(f"middles, widths, spreads and prototypes must have {count} numbers per row")
+        if len(prototypes) and not np.abs(prototypes).max() <= _MOST:
             raise ValueError(
-                f"novelty: middles, widths, spreads and prototypes must have {count} numbers per row"
+                f"prototypes must be from {-_MOST:g} to {_MOST:g} (value {np.abs(prototypes).max():g})"
             )
-        if not (np.isfinite(middles).all() and _positive(widths, spreads, np.array([reference, limit]))):
-            raise ValueError("novelty: widths, spreads, reference and limit must be positive")
-        if not (0 < neighbours <= len(prototypes) // count and math.isfinite(slope) and slope >= 0):
-            raise ValueError("novelty: neighbours must be 1 to the number of prototypes, slope at least 0")
+        if neighbours > len(prototypes) // count:
+            raise ValueError(
+                f"neighbours must be 1 to the number of prototypes, {len(prototypes) // count} (value {neighbours})"
+            )
         rows = prototypes.reshape(-1, count)
         return cls(terms, middles, widths, spreads, neighbours, rows, reference, slope, limit)
 
@@ -117,21 +120,24 @@ class Intervals:
             raise ValueError(f"intervals: of unknown kind {kind}")
         try:
             result = cls(
-                nominal=float(data["nominal"]),
-                quantile=float(data["quantile"]),
-                floor=float(data["floor"]),
+                nominal=number(data, "nominal", NOMINAL),
+                quantile=number(data, "quantile", (1e-9, _MOST)),
+                floor=number(data, "floor", (1e-9, _MOST)),
                 difficulty=Trees.from_json(data["difficulty"]),
-                novelty=Novelty.from_json(data["novelty"]),
+                novelty=cls._novelty(data["novelty"]),
             )
         except KeyError as error:
             raise ValueError(f"intervals: {error} is missing") from error
         except (TypeError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"intervals: {error}") from error
-        if not (0 < result.nominal < 1 and _positive(np.array([result.quantile, result.floor]))):
-            raise ValueError(
-                "intervals: nominal must be between 0 and 1, quantile and floor must be positive"
-            )
         return result
+
+    @staticmethod
+    def _novelty(data: Mapping[str, Any]) -> Novelty:
+        try:
+            return Novelty.from_json(data)
+        except ValueError as error:
+            raise ValueError(f"novelty: {error}") from error
 
     def bounds(
         self, values: Floats, baseline: Floats, degradation: Floats
@@ -148,12 +154,16 @@ class Intervals:
             the estimate is missing, the numbers say nothing.
 
         """
-        difficulty = self.floor + self.difficulty.predict(*with_log(values, baseline, degradation))
+        difficulty = self.expected_error(values, baseline, degradation)
         novelty = self.novelty.of(values, baseline)
         half = self.quantile * difficulty * self.novelty.factor(novelty)
         is_told = np.isfinite(half) & (novelty <= self.novelty.limit)
         spread = np.exp(np.minimum(half, 700.0))
         return degradation / spread, degradation * spread, is_told
+
+    def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
+        """Return the difficulty of rows, the |log error| expected of such as training had, shape (n,)."""
+        return self.floor + self.difficulty.predict(*with_log(values, baseline, degradation))
 
 
 def with_log(values: Floats, baseline: Floats, degradation: Floats) -> tuple[Floats, Floats]:
@@ -189,7 +199,3 @@ def mean_distance(places: Floats, prototypes: Floats, neighbours: int) -> Floats
         result[start : start + _ROWS_AT_ONCE] = np.sqrt(nearest / places.shape[1]).mean(axis=1)
     result[np.isnan(places).any(axis=1)] = math.nan
     return result
-
-
-def _positive(*arrays: Floats) -> bool:
-    return all(bool(np.isfinite(a).all() and (a > 0).all()) for a in arrays)

@@ -24,6 +24,7 @@ from central.degradation.fit import (
 )
 from central.degradation.glm import FitError
 from central.degradation.runs import Runs
+from central.degradation.scatter import with_scatter
 from whitepanda.common.errors import InputError
 
 __all__ = ["MIN_ROWS", "Held", "fit_model", "folds_of", "held_out", "scenario_sets"]
@@ -79,6 +80,7 @@ def fit_model(
     on_progress(f"{best.rival.name} to all rows")
     fitted = with_ranges(fit_parts(runs, best.rival, options), runs, options)
     parts = with_intervals(fitted, runs, best, criterion, options)
+    parts = with_scatter(parts, runs, best.estimated, options)
     constant = constant_of(runs)
     choice = {
         "method": best.rival.name,

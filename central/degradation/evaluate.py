@@ -18,17 +18,25 @@ from agent.analysis.degradation import Estimates, Model, parse
 from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
 from central.degradation.runs import Runs
+from central.degradation.scatter import percentile_with
 from whitepanda.common.errors import InputError
 
 __all__ = ["PERCENTILE", "errors", "evaluate_as_is", "evaluate_refitted", "summary"]
 
 PERCENTILE = 95.0
 _QUANTUM_S = 1.0
+_ERRORS = ("mean_ape", "median_ape", "overall_error", "overall_error_with_scatter", "dynamic_error")
 
 Floats = NDArray[np.float64]
 
 
-def errors(measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Floats) -> dict[str, float]:
+def errors(
+    measured: Floats,
+    estimated: Floats,
+    runs: NDArray[np.str_],
+    at_s: Floats,
+    scatter: Floats | None = None,
+) -> dict[str, float]:
     """Compare estimates with measurements; rows without an estimate (NaN) are left out.
 
     Args:
@@ -36,28 +44,35 @@ def errors(measured: Floats, estimated: Floats, runs: NDArray[np.str_], at_s: Fl
         estimated: shape (n,).
         runs: shape (n,): which run each row is of.
         at_s: shape (n,): when in its run; NaN: each row is a quantum of its own.
+        scatter: shape (n,), of what is measured around estimates (`Model.scatter`), NaN where it is not known.
 
     Returns:
-        Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs.
-        NaN where nothing is estimated.
+        Ratios (0.05 = 5 %): `mean_ape`, `median_ape` over rows; `overall_error`, `dynamic_error` as means over runs;
+        `overall_error_with_scatter` likewise, of what rows are expected to be and not only of estimates, over the runs
+        of which all rows have a scatter. NaN where nothing is estimated.
 
     """
     told = np.isfinite(estimated)
+    spread = (np.full(len(told), math.nan) if scatter is None else scatter)[told]
     measured, estimated, runs, at_s = measured[told], estimated[told], runs[told], at_s[told]
     if not len(measured):
-        return dict.fromkeys(("mean_ape", "median_ape", "overall_error", "dynamic_error"), math.nan)
+        return dict.fromkeys(_ERRORS, math.nan)
     ape = np.abs(estimated - measured) / measured
     order = np.argsort(runs, kind="stable")
     starts = np.flatnonzero(np.r_[True, runs[order][1:] != runs[order][:-1]])
-    overall, dynamic = [], []
+    overall, scattered, dynamic = [], [], []
     for rows in np.split(order, starts[1:]):
         real = float(np.percentile(measured[rows], PERCENTILE))
         overall.append(abs(float(np.percentile(estimated[rows], PERCENTILE)) - real) / real)
+        if np.isfinite(spread[rows]).all():
+            expected = percentile_with(estimated[rows], spread[rows], PERCENTILE)
+            scattered.append(abs(expected - real) / real)
         dynamic.append(_dynamic(measured[rows], estimated[rows], at_s[rows]))
     return {
         "mean_ape": float(ape.mean()),
         "median_ape": float(np.median(ape)),
         "overall_error": float(np.mean(overall)),
+        "overall_error_with_scatter": float(np.mean(scattered)) if scattered else math.nan,
         "dynamic_error": float(np.mean(dynamic)),
     }
 
@@ -72,7 +87,9 @@ def _dynamic(measured: Floats, estimated: Floats, at_s: Floats) -> float:
     return float((np.abs(said - real) / real).mean())
 
 
-def summary(runs: Runs, estimates: Estimates, constant: Floats, nominal: float) -> dict[str, Any]:
+def summary(
+    runs: Runs, estimates: Estimates, constant: Floats, nominal: float, scatter: Floats | None = None
+) -> dict[str, Any]:
     """Return the errors of estimates of `runs`, in all and per scenario, beside those of a constant.
 
     Args:
@@ -80,22 +97,26 @@ def summary(runs: Runs, estimates: Estimates, constant: Floats, nominal: float) 
         estimates: one per row.
         constant: shape (n,): what the constant estimates of each row.
         nominal: coverage that the intervals claim.
+        scatter: as for `errors`.
 
     """
-    result = _of_rows(runs, estimates, constant, np.ones(len(runs.degradation), dtype=np.bool_))
+    spread = np.full(len(constant), math.nan) if scatter is None else scatter
+    result = _of_rows(runs, estimates, constant, np.ones(len(constant), dtype=np.bool_), spread)
     result["nominal"] = nominal
     reasons = Counter(reason for reason in estimates.reasons if reason)
     result["reasons"] = dict(reasons.most_common())
     names = np.unique(runs.scenarios)
     result["by_scenario"] = (
-        {str(name): _of_rows(runs, estimates, constant, runs.scenarios == name) for name in names}
+        {str(name): _of_rows(runs, estimates, constant, runs.scenarios == name, spread) for name in names}
         if len(names) > 1
         else {}
     )
     return result
 
 
-def _of_rows(runs: Runs, estimates: Estimates, constant: Floats, rows: NDArray[np.bool_]) -> dict[str, Any]:
+def _of_rows(
+    runs: Runs, estimates: Estimates, constant: Floats, rows: NDArray[np.bool_], scatter: Floats
+) -> dict[str, Any]:
     measured, estimated = runs.degradation[rows], estimates.degradation[rows]
     names, at_s = runs.runs[rows], runs.at_s[rows]
     low, high = estimates.low[rows], estimates.high[rows]
@@ -105,7 +126,7 @@ def _of_rows(runs: Runs, estimates: Estimates, constant: Floats, rows: NDArray[n
         "rows": int(rows.sum()),
         "runs": len(np.unique(names)),
         "cannot_tell": int((~np.isfinite(estimated)).sum()),
-        **errors(measured, estimated, names, at_s),
+        **errors(measured, estimated, names, at_s, scatter[rows]),
         "coverage": float(covered[bounded].mean()) if bounded.any() else math.nan,
         "median_width": float(np.median((high - low)[bounded])) if bounded.any() else math.nan,
         "constant": errors(measured, constant[rows], names, at_s),
@@ -126,7 +147,8 @@ def evaluate_as_is(runs: Runs, model: Model, constant: float) -> tuple[Runs, Est
     values, baseline = inputs_of(rows, model)
     estimates = model.predict(values, baseline, rows.baseline_rows)
     constants = np.full(len(rows.degradation), constant)
-    return rows, estimates, summary(rows, estimates, constants, model.nominal)
+    scatter = model.scatter(values, baseline, estimates.degradation)
+    return rows, estimates, summary(rows, estimates, constants, model.nominal, scatter)
 
 
 def evaluate_refitted(
@@ -155,7 +177,7 @@ def evaluate_refitted(
     rows = _measured(runs)
     is_measured = ~runs.is_baseline
     count = len(runs.degradation)
-    numbers = np.full((3, count), math.nan)
+    numbers = np.full((4, count), math.nan)
     reasons, models = np.full(count, "", dtype=object), np.full(count, "", dtype=object)
     constants = np.full(count, math.nan)
     for number, is_out in enumerate(_held_out(runs, folds, options.seed), start=1):
@@ -165,7 +187,8 @@ def evaluate_refitted(
         part = runs.take(out)
         values, baseline = inputs_of(part, model)
         estimates = model.predict(values, baseline, part.baseline_rows)
-        numbers[:, out] = np.stack((estimates.degradation, estimates.low, estimates.high))
+        scatter = model.scatter(values, baseline, estimates.degradation)
+        numbers[:, out] = np.stack((estimates.degradation, estimates.low, estimates.high, scatter))
         reasons[out], models[out] = estimates.reasons, estimates.models
         constants[out] = constant_of(rest)
     told = Estimates(
@@ -175,7 +198,8 @@ def evaluate_refitted(
         tuple(str(r) for r in reasons[is_measured]),
         tuple(str(m) for m in models[is_measured]),
     )
-    return rows, told, summary(rows, told, constants[is_measured], options.nominal)
+    constant, scatter = constants[is_measured], numbers[3][is_measured]
+    return rows, told, summary(rows, told, constant, options.nominal, scatter)
 
 
 def _measured(runs: Runs) -> Runs:

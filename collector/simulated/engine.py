@@ -101,6 +101,8 @@ class Block(NamedTuple):
     p95_s: Array  # measured over the requests that ended in the step; NaN: none, or not asked for
     p95_5s_s: Array  # of the last 5 steps
     requests: Array  # that ended
+    arriving: Array  # requests that arrive
+    work: Array  # theirs on average, over what is expected
 
 
 class Engine:
@@ -173,7 +175,9 @@ class Engine:
         frequency = moments.frequency[:, None]
         rates = contend(self.machine, p, load, core_noise=1 / ipc_noise, frequency=frequency)
         counted = _count(self.machine, noise, p, rates, normals)
-        return Block(moments, rates, counted, *self._serve(moments.at_s, arriving, rates, work))
+        return Block(
+            moments, rates, counted, *self._serve(moments.at_s, arriving, rates, work), arriving, work
+        )
 
     def expect(self, moments: Moments) -> Expected:
         """Tell what is expected of moments, independent of any noise and of the steps so far."""

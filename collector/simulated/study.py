@@ -21,6 +21,7 @@ from collector.simulated.profiles import HOST, NOISE, PROFILES, Machine, Noise
 from collector.simulated.truth import Role
 
 __all__ = [
+    "Queued",
     "Study",
     "StudyBlock",
     "StudyTick",
@@ -29,6 +30,8 @@ __all__ = [
     "blocks",
     "host_metrics",
     "metrics",
+    "queued",
+    "seed_of",
     "simulate",
 ]
 
@@ -106,6 +109,16 @@ class StudyBlock(NamedTuple):
     roles: list[list[Role]]
 
 
+class Queued(NamedTuple):
+    """What a VM's queue is given, (T,): all that decides its latencies but the random numbers of its requests."""
+
+    at_s: Array  # begin of each tick
+    arriving: NDArray[np.intp]  # requests
+    service_s: Array  # their mean time on a vCPU
+    disk_op_s: Array  # mean time of a disk operation
+    usage_cores: Array
+
+
 class StudyTick(NamedTuple):
     """One tick; `vms`, `truths` and the study's VMs are in one order."""
 
@@ -133,10 +146,7 @@ def simulate(study: Study, *, requests: bool = True) -> Iterator[StudyTick]:
 
 def blocks(study: Study, *, requests: bool = True) -> Iterator[StudyBlock]:
     """Yield a study as arrays, some minutes at a time. Arguments and errors as for `simulate`."""
-    guests = [_guest(vm) for vm in study.vms]
-    engine = Engine(
-        study.machine, study.noise, guests, seed=study.seed * 1000 + study.repetition, requests=requests
-    )
+    engine = _engine(study, requests=requests)
     tracker = engine.tracker()
     coarse = _COARSE_TICKS if study.duration_s > _COARSE_ABOVE_TICKS else 1
     for begin in range(0, study.duration_s, _BLOCK_TICKS):
@@ -156,6 +166,20 @@ def blocks(study: Study, *, requests: bool = True) -> Iterator[StudyBlock]:
             expected,
             engine.roles(tracker, moments, expected),
         )
+
+
+def queued(study: Study, vm: int) -> Queued:
+    """Tell what the queue of a VM (by place in the study) is given, in the very run that `blocks` makes."""
+    block = _engine(study, requests=False).advance(
+        moments_of(study, np.arange(study.duration_s, dtype=np.float64))
+    )
+    return Queued(
+        block.moments.at_s,
+        block.arriving[:, vm].astype(np.intp),
+        block.rates.service_s[:, vm] * block.work[:, vm],
+        block.rates.disk_op_s[:, 0],
+        block.rates.usage_cores[:, vm],
+    )
 
 
 def moments_of(study: Study, at_s: Array) -> Moments:
@@ -238,6 +262,16 @@ def host_metrics(machine: Machine, counted: Counted) -> dict[str, Array]:
         "host_cpu_steal_ratio": np.zeros_like(guest),
         "host_pressure_io_some_ratio": counted.host_io_pressure,
     }
+
+
+def _engine(study: Study, *, requests: bool) -> Engine:
+    guests = [_guest(vm) for vm in study.vms]
+    return Engine(study.machine, study.noise, guests, seed=seed_of(study), requests=requests)
+
+
+def seed_of(study: Study) -> int:
+    """Return what all random numbers of a run come from."""
+    return study.seed * 1000 + study.repetition
 
 
 def _runs(vm: StudyVm) -> list[str]:

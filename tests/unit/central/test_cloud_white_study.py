@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 import cloud_white
 import cloud_white_runs
 import cloud_white_tables
-from cloud_white_runs import dynamic_error, errors_of, overall_error, with_spread
+from cloud_white_runs import dynamic_error, errors_of, overall_error
 
 TINY = replace(
     cloud_white.QUICK,
@@ -63,18 +63,13 @@ def test_estimates_are_averaged_over_as_long_as_tails_of_five_seconds():
     assert errors_of(estimated, measured_5s, estimated, 0, 6).dynamic_5s == pytest.approx(0.0)
 
 
-def test_a_spread_run_has_the_spread_that_its_intervals_say():
-    estimated = np.full(1000, 2.0)
-    low, high = np.full(1000, 2.0 * np.exp(-0.1645)), np.full(1000, 2.0 * np.exp(0.1645))
-    low[:500], high[:500] = np.nan, np.nan  # as wide as the others
-    spread = with_spread(estimated, low, high, 0.9)
-    assert np.log(spread).std() == pytest.approx(0.1, rel=0.05)
-    assert np.exp(np.log(spread).mean()) == pytest.approx(2.0)
-
-
-def test_without_any_interval_nothing_spreads():
-    nothing = np.full(3, np.nan)
-    assert set(with_spread(np.ones(3), nothing, nothing, 0.9)) == {1.0}
+def test_the_overall_error_is_of_what_seconds_are_expected_to_be_where_their_scatter_is_known():
+    measured = 2.0 * np.exp(0.1 * np.random.default_rng(3).standard_normal(20000))
+    estimated, scatter = np.full(len(measured), 2.0), np.full(len(measured), 0.1)
+    assert overall_error(measured, estimated) == pytest.approx(1 - np.exp(-0.1645), abs=0.01)
+    assert overall_error(measured, estimated, scatter) == pytest.approx(0.0, abs=0.01)
+    unknown = np.full(len(measured), np.nan)
+    assert overall_error(measured, estimated, unknown) == overall_error(measured, estimated)
 
 
 def test_signals_are_those_that_the_agent_makes():
@@ -123,7 +118,9 @@ def test_told_apart_is_the_share_of_ticks_of_victims_and_inflicting_vms():
 
 def numbers(ours, constant):
     fields = {"overall": 0.04, "dynamic": 0.09}
-    errors = {name: dict.fromkeys(fields, ours) for name in ("ours", "paper", "expected")}
+    errors = {
+        name: dict.fromkeys(fields, ours) for name in ("ours", "ours, estimates alone", "paper", "expected")
+    }
     errors |= {name: dict.fromkeys(fields, constant) for name in cloud_white_tables.CONSTANTS}
     told = {"apart": 0.96, "all": 0.97}
     group = {"errors": errors, "detection": {"ours": told, "paper": told}}

@@ -1,0 +1,93 @@
+"""How far the seconds of a run scatter around what they are on average: what a run's percentile is made of.
+
+A tail latency of one second is noisy, whoever estimates it. So the 95th percentile of a run's seconds lies above the
+95th percentile of estimates, which are means: it is that of estimates with their scatter. An interval is no measure of
+it, for it also holds by how much a model errs about a run as a whole, and widens where training was unlike.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.degradation import parse
+from agent.analysis.intervals import Intervals
+from central.degradation.fit import FitOptions, cells, document, inputs_of
+from central.degradation.runs import Runs
+
+__all__ = ["percentile_with", "with_scatter"]
+
+Floats = NDArray[np.float64]
+
+#: Rows of a run, quiet or not, that tell of a scatter.
+_LEAST_ROWS = 6
+_QUANTILES = 200
+_NORMAL = np.array([NormalDist().inv_cdf((place + 0.5) / _QUANTILES) for place in range(_QUANTILES)])
+
+
+def percentile_with(estimated: Floats, scatter: Floats, percentile: float) -> float:
+    """Return a percentile of what a run's rows are expected to be, each log-normal around its estimate.
+
+    Args:
+        estimated: shape (n,), known.
+        scatter: shape (n,), standard deviations of the logarithm.
+        percentile: 0 to 100.
+
+    """
+    return float(np.percentile(estimated[:, None] * np.exp(scatter[:, None] * _NORMAL), percentile))
+
+
+def with_scatter(
+    parts: list[dict[str, Any]], runs: Runs, held_out: Floats, options: FitOptions
+) -> list[dict[str, Any]]:
+    """Return the parts with the scatter within training's runs; None where they are too short, or without intervals.
+
+    Args:
+        parts: with intervals.
+        runs: what they were fitted to.
+        held_out: shape (n,), estimates of rows by models that were not fitted to them: trees know their own rows.
+        options: as for the fit.
+
+    """
+    model = parse(document(runs, parts, {"method": ""}, options))
+    values, baseline = (one[:, : len(model.features)] for one in inputs_of(runs, model))
+    behaviours, levels = cells(runs, options)
+    result = []
+    for part, one in zip(parts, model.estimators, strict=True):
+        rows = np.ones(len(runs.degradation), dtype=np.bool_)
+        if part["behaviour"] is not None:
+            rows = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+        is_regression = part["estimator"]["kind"] == "glm"
+        estimated = one.estimator.predict(values, baseline) if is_regression else held_out
+        found = None
+        if isinstance(one.intervals, Intervals):
+            usual = one.intervals.expected_error(values, baseline, estimated)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                errors = np.log(runs.degradation / estimated)
+            factor = _deviation(errors, usual, runs, rows & ~runs.is_baseline)
+            quiet = _deviation(np.log(runs.degradation), np.ones(len(rows)), runs, rows & runs.is_baseline)
+            if math.isfinite(factor + quiet):
+                found = {"factor": factor, "quiet": quiet}
+        result.append({**part, "scatter": found})
+    return result
+
+
+def _deviation(errors: Floats, usual: Floats, runs: Runs, rows: NDArray[np.bool_]) -> float:
+    """Return the deviation of errors within runs, in units of the usual one, the mean over scenarios; NaN: unknown."""
+    rows = rows & np.isfinite(errors) & np.isfinite(usual)
+    by_scenario = []
+    for scenario in np.unique(runs.scenarios[rows]):
+        of_it = rows & (runs.scenarios == scenario)
+        names, place, count = np.unique(runs.runs[of_it], return_inverse=True, return_counts=True)
+        if len(names) == 0 or count.max() < _LEAST_ROWS:
+            continue
+        means = np.bincount(place, errors[of_it]) / count
+        squares = np.bincount(place, ((errors[of_it] - means[place]) / usual[of_it]) ** 2)
+        enough = count >= _LEAST_ROWS
+        # A mean takes one degree of freedom of each run.
+        by_scenario.append(math.sqrt(squares[enough].sum() / (count[enough] - 1).sum()))
+    return float(np.mean(by_scenario)) if by_scenario else math.nan
