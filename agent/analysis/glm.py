@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.model_numbers import MOST_COLUMNS, SCALE, TERM, number, whole
 from agent.analysis.relative import relative
 
 __all__ = ["LINKS", "Glm"]
@@ -39,16 +40,14 @@ class Glm:
 
         """
         try:
-            link, constant = str(data["link"]), float(data["constant"])
-            terms = [(int(t["column"]), float(t["coefficient"]), float(t["scale"])) for t in data["terms"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"estimator of kind glm: {type(error).__name__} {error}") from error
+            link, constant = str(data["link"]), number(data, "constant", TERM)
+            terms = [cls._term(at, term) for at, term in enumerate(data["terms"])]
+        except KeyError as error:
+            raise ValueError(f"estimator of kind glm: {error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"estimator of kind glm: {error}") from error
         if link not in LINKS:
             raise ValueError(f"estimator of kind glm: link must be one of {', '.join(LINKS)} (value {link})")
-        if not all(math.isfinite(x) for x in (constant, *(c for _, c, _ in terms))):
-            raise ValueError("estimator of kind glm: coefficients must be finite")
-        if any(column < 0 or not scale > 0 for column, _, scale in terms):
-            raise ValueError("estimator of kind glm: columns must be at least 0 and scales positive")
         return cls(
             link=link,
             constant=constant,
@@ -56,6 +55,17 @@ class Glm:
             coefficients=np.array([c for _, c, _ in terms], dtype=np.float64),
             scales=np.array([s for _, _, s in terms], dtype=np.float64),
         )
+
+    @staticmethod
+    def _term(at: int, term: Mapping[str, Any]) -> tuple[int, float, float]:
+        try:
+            return (
+                whole(term, "column", 0, MOST_COLUMNS),
+                number(term, "coefficient", TERM),
+                number(term, "scale", SCALE),
+            )
+        except ValueError as error:
+            raise ValueError(f"terms[{at}]: {error}") from error
 
     def predict(self, values: NDArray[np.float64], baseline: NDArray[np.float64]) -> NDArray[np.float64]:
         """Estimate the degradation.

@@ -25,6 +25,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.model_numbers import FEATURE, MOST_COLUMNS, SCALE, TERM, number, whole
 from agent.analysis.relative import relative
 
 __all__ = ["FORMS", "LINKS", "Terms", "Trees", "degradation_of", "numbers_of"]
@@ -56,18 +57,18 @@ class Terms:
 
         """
         try:
-            columns = [int(term["column"]) for term in data]
+            columns = [whole(term, "column", 0, MOST_COLUMNS) for term in data]
             forms = tuple(str(term["form"]) for term in data)
-            scales = [float(term["scale"]) for term in data]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"terms: {type(error).__name__} {error}") from error
-        if not columns or min(columns) < 0:
-            raise ValueError("terms: there must be one or more, of columns from 0")
+            scales = [number(term, "scale", SCALE) for term in data]
+        except KeyError as error:
+            raise ValueError(f"terms: {error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"terms: {error}") from error
+        if not columns:
+            raise ValueError("terms: there must be one or more")
         for form in forms:
             if form not in FORMS:
                 raise ValueError(f"terms: form must be one of {', '.join(FORMS)} (value {form})")
-        if not all(scale > 0 and math.isfinite(scale) for scale in scales):
-            raise ValueError("terms: scales must be positive")
         return cls(np.array(columns, dtype=np.int64), forms, np.array(scales, dtype=np.float64))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -133,11 +134,9 @@ class Trees:
 
     @classmethod
     def _read(cls, data: Mapping[str, Any]) -> Self:
-        link, base, factor = str(data["link"]), float(data["base"]), float(data["factor"])
+        link, base, factor = str(data["link"]), number(data, "base", TERM), number(data, "factor", TERM)
         if link not in LINKS:
             raise ValueError(f"link must be one of {', '.join(LINKS)} (value {link})")
-        if not (math.isfinite(base) and math.isfinite(factor)):
-            raise ValueError("base and factor must be finite")
         terms = Terms.from_json(data["terms"])
         columns = numbers_of(data["columns"], "columns", np.int64)
         numbers = numbers_of(data["numbers"], "numbers", np.float64)
@@ -149,6 +148,13 @@ class Trees:
         if len(roots) != int(data["trees"]) or not len(roots):
             raise ValueError(f"columns holds {len(roots)} whole trees, not {data['trees']}")
         is_leaf = columns < 0
+        for what, found, (low, high) in (
+            ("leaves", numbers[is_leaf], TERM),
+            ("thresholds", numbers[~is_leaf], FEATURE),
+        ):
+            worst = found[(found < low) | (found > high)]
+            if len(worst):
+                raise ValueError(f"numbers: {what} must be from {low:g} to {high:g} (value {worst[0]:g})")
         places = np.arange(len(columns))
         children = np.stack((np.where(is_leaf, places, places + 1), np.where(is_leaf, places, right)), axis=1)
         return cls(

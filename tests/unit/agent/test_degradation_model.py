@@ -196,10 +196,10 @@ def test_a_baseline_of_about_0_has_a_form_of_its_own():
         (lambda d: d["models"][0].update(uses=[4]), "uses and ranges must name columns 0 to 3"),
         (lambda d: d["models"][0]["estimator"].update(link="probit"), "must be one of inverse, log (value probit)"),
         (lambda d: d["models"][0]["estimator"].update(kind="oracle"), "estimator of unknown kind oracle"),
-        (lambda d: d["models"][0]["estimator"].pop("constant"), "estimator of kind glm: KeyError 'constant'"),
-        (lambda d: d["models"][0]["estimator"].update(constant=math.inf), "coefficients must be finite"),
+        (lambda d: d["models"][0]["estimator"].pop("constant"), "models[0]: estimator of kind glm: 'constant' is"),
+        (lambda d: d["models"][0]["estimator"].update(constant=math.inf), "1e+06 (value inf)"),
         (lambda d: d["models"][0]["estimator"]["terms"][0].update(column=7), "terms must name columns 0 to 3"),
-        (lambda d: d["models"][0]["estimator"]["terms"][0].update(scale=0), "scales positive"),
+        (lambda d: d["models"][0]["estimator"]["terms"][0].update(scale=0), "terms[0]: scale must be a"),
         (lambda d: d.update(baselines=3), "model: a value is of the wrong kind"),
     ],
 )  # fmt: skip
@@ -210,3 +210,90 @@ def test_a_wrong_file_is_told_in_one_line(change, message):
         parse(data)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("; write it anew with `whitepanda degradation fit`")
+
+
+def rich_file():
+    """One of each kind of number that a file has."""
+    terms = [{"column": 0, "form": "raw", "scale": 1.0}]
+    trees = {"kind": "trees", "link": "identity", "base": 0.0, "factor": 1.0, "terms": terms, "trees": 1,
+             "columns": "0 -1 -1", "numbers": "1.5 0.1 0.2"}  # fmt: skip
+    novelty = {"terms": terms, "middles": [1.0], "widths": [0.1], "spreads": [1.0], "neighbours": 1,
+               "prototypes": "0.0 1.0", "reference": 0.3, "slope": 1.0, "limit": 4.0}  # fmt: skip
+    intervals = {"kind": "conformal", "nominal": 0.9, "quantile": 2.0, "floor": 0.01, "difficulty": trees,
+                 "novelty": novelty}  # fmt: skip
+    ranges = [{"column": 0, "form": "raw", "low": 0.1, "high": 0.9, "scale": 1.0}]
+    rule = {"memory_stalls": "core_stall_ratio", "total_stalls": "total_stall_ratio", "memory_bound_from": 0.5,
+            "cpu": "guest_ratio"}  # fmt: skip
+    groups = [{"key": ["a"], "rows": 60, "target": 0.012, "values": [1.0, None, 2.0, 3.0]}]
+    return file(
+        part(intervals=intervals, ranges=ranges, uses=[0]),
+        part("memory-bound", 0.2, estimator=trees),
+        rule=rule,
+        baselines={"where": "phase = 'quiet'", "group_by": ["vm"], "groups": groups},
+    )
+
+
+NOT_EVEN_A_NUMBER = (math.nan, math.inf, 1e308, -1e308, 10**400, "1", True, [])
+ANY, POSITIVE, SHARE = NOT_EVEN_A_NUMBER, (*NOT_EVEN_A_NUMBER, 0, -1.0), (*NOT_EVEN_A_NUMBER, -0.1, 9)
+WHOLE = (*NOT_EVEN_A_NUMBER, -1, 0.5)
+ESTIMATOR, INTERVALS, NOVELTY = (
+    ("models", 0, "estimator"),
+    ("models", 0, "intervals"),
+    ("models", 0, "intervals", "novelty"),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("nominal",), (*POSITIVE, 1, 9)),
+        (("min_baseline_rows",), WHOLE),
+        (("rule", "memory_bound_from"), SHARE),
+        (("baselines", "groups", 0, "rows"), WHOLE),
+        (("baselines", "groups", 0, "target"), POSITIVE),
+        (("baselines", "groups", 0, "values", 0), ANY),
+        (("models", 1, "cpu_level"), SHARE),
+        (("models", 0, "uses", 0), (*WHOLE, 4)),
+        (("models", 0, "ranges", 0, "column"), (*WHOLE, 4)),
+        (("models", 0, "ranges", 0, "low"), (*ANY, None)),
+        (("models", 0, "ranges", 0, "high"), (*ANY, None, 0.05)),  # below `low`: no value is within
+        (("models", 0, "ranges", 0, "scale"), POSITIVE),
+        ((*ESTIMATOR, "constant"), (*ANY, None)),
+        ((*ESTIMATOR, "terms", 0, "coefficient"), (*ANY, None)),
+        ((*ESTIMATOR, "terms", 0, "scale"), POSITIVE),
+        ((*ESTIMATOR, "terms", 0, "column"), (*WHOLE, 4)),
+        (("models", 1, "estimator", "base"), ANY),
+        (("models", 1, "estimator", "factor"), ANY),
+        (("models", 1, "estimator", "numbers"), ("1.5 1e9 0.2", "1.5 nan 0.2", "1e30 0.1 0.2")),
+        (("models", 1, "estimator", "terms", 0, "scale"), POSITIVE),
+        ((*INTERVALS, "nominal"), (*POSITIVE, 1, 9)),
+        ((*INTERVALS, "quantile"), POSITIVE),
+        ((*INTERVALS, "floor"), POSITIVE),
+        ((*NOVELTY, "middles", 0), ANY),
+        ((*NOVELTY, "widths", 0), POSITIVE),
+        ((*NOVELTY, "spreads", 0), POSITIVE),
+        ((*NOVELTY, "neighbours"), (*WHOLE, 0, 3)),
+        ((*NOVELTY, "prototypes"), ("0.0 1e9", "0.0 nan")),
+        ((*NOVELTY, "reference"), POSITIVE),
+        ((*NOVELTY, "slope"), (*ANY, -1.0)),
+        ((*NOVELTY, "limit"), POSITIVE),
+    ],
+)
+def test_a_number_that_no_fit_can_have_given_is_refused_by_its_name(path, wrong):
+    parse(rich_file())
+    name = next(key for key in reversed(path) if isinstance(key, str))
+    for value in wrong:
+        data = copy.deepcopy(rich_file())
+        inner = data
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is compared below
+            parse(data)
+        text = str(caught.value)
+        assert text.startswith("model: ")
+        assert "\n" not in text
+        assert len(text) < 300
+        assert name in text, text
+        assert text.endswith("; write it anew with `whitepanda degradation fit`")

@@ -1,0 +1,70 @@
+"""Numbers of a model file, checked as they are read.
+
+A file is data of others, and estimates are shown as if they were measured: what no fit can have given is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FEATURE", "MOST_COLUMNS", "NOMINAL", "SCALE", "TERM", "number", "numbers_from", "whole"]
+
+#: What a feature in its own unit can be: bytes per second are the largest.
+FEATURE = (-1e18, 1e18)
+#: What divides a feature.
+SCALE = (1e-18, 1e18)
+#: Coefficients and leaves: of features relative to their baselines, for a degradation relative to its own.
+TERM = (-1e6, 1e6)
+
+#: Coverage of intervals.
+NOMINAL = (0.01, 0.999)
+#: Features that a model can have.
+MOST_COLUMNS = 9999
+
+
+def number(data: Mapping[str, Any], name: str, limits: tuple[float, float]) -> float:
+    """Return a number of a block.
+
+    Raises:
+        KeyError: it is not there.
+        ValueError: it is none, or outside the limits; names it, its limits and its value.
+
+    """
+    return _checked(data[name], name, limits)
+
+
+def numbers_from(data: Mapping[str, Any], name: str, limits: tuple[float, float]) -> NDArray[np.float64]:
+    """Return a list of numbers, shape (n,); raises as `number`."""
+    found = data[name]
+    if isinstance(found, str) or not isinstance(found, Sequence):
+        raise ValueError(f"{name} must be a list of numbers (value {_shown(found)})")  # noqa: TRY004 - the reader's one kind of error
+    return np.array([_checked(value, f"{name}[{at}]", limits) for at, value in enumerate(found)], np.float64)
+
+
+def whole(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    """Return a whole number of a block; raises as `number`."""
+    value = data[name]
+    if not _is_number(value) or value != value // 1:
+        raise ValueError(f"{name} must be a whole number (value {_shown(value)})")
+    return int(_checked(value, name, (least, most)))
+
+
+def _checked(value: object, name: str, limits: tuple[float, float]) -> float:
+    low, high = limits
+    # Of a whole number that is too large for a float the comparison is exact.
+    if not _is_number(value) or not low <= value <= high:
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g} (value {_shown(value)})")
+    return float(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."  # noqa: PLR2004 - one line for people
