@@ -327,9 +327,9 @@ def _warn_of_useless(choice: dict[str, Any]) -> None:
 def _print_evaluation(result: dict[str, Any]) -> None:
     grid = Grid(title=f"Held out: {result['held_out_by']}", title_justify="left")
     grid.add_column("scenario")
-    for name in ("rows", "overall", "dynamic", "mean", "median", "covered"):
+    for name in ("rows", "overall", "with scatter", "dynamic", "mean", "median", "covered"):
         grid.add_column(name, justify="right", no_wrap=True)
-    keys = ("overall_error", "dynamic_error", "mean_ape", "median_ape")
+    keys = ("overall_error", "overall_error_with_scatter", "dynamic_error", "mean_ape", "median_ape")
     for name, line in {**result["by_scenario"], "all": result}.items():
         numbers = [_percent(line[key]) for key in (*keys, "coverage")]
         grid.add_row(name, f"{line['rows']:,}", *numbers)
