@@ -159,7 +159,8 @@ class Intervals:
         half = self.quantile * difficulty * self.novelty.factor(novelty)
         is_told = np.isfinite(half) & (novelty <= self.novelty.limit)
         spread = np.exp(np.minimum(half, 700.0))
-        return degradation / spread, degradation * spread, is_told
+        with np.errstate(over="ignore"):  # infinite, far from training, where it is not told
+            return degradation / spread, degradation * spread, is_told
 
     def expected_error(self, values: Floats, baseline: Floats, degradation: Floats) -> Floats:
         """Return the difficulty of rows, the |log error| expected of such as training had, shape (n,)."""

@@ -108,12 +108,12 @@ def with_intervals(
     behaviours, levels = cells(runs, options)
     result: list[dict[str, Any]] = []
     for part in parts:
-        rows = ~runs.is_baseline
+        is_in = np.ones(len(levels), dtype=np.bool_)
         if part["behaviour"] is not None:
-            rows = rows & (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
+            is_in = (behaviours == part["behaviour"]) & (levels == part["cpu_level"])
         block: dict[str, Any] | None
         try:
-            block = _calibrated(part, runs, rows, estimated, by_scenario, options)
+            block = _calibrated(part, runs, is_in, estimated, by_scenario, options)
         except FitError:
             block = result[0]["intervals"] if result else None  # those of the model for any VM
         result.append({**part, "intervals": block})
@@ -123,7 +123,7 @@ def with_intervals(
 def _calibrated(
     part: dict[str, Any],
     runs: Runs,
-    rows: NDArray[np.bool_],
+    is_in: NDArray[np.bool_],
     estimated: Floats,
     by_scenario: Floats | None,
     options: FitOptions,
@@ -131,6 +131,8 @@ def _calibrated(
     from central.degradation import intervals  # noqa: PLC0415 - the extra `train`
 
     count = len(runs.columns.features)
+    rows = is_in & ~runs.is_baseline
+    fitted = is_in if options.baseline_rows else rows
     return intervals.fit(
         runs.values[rows, :count],
         runs.baseline[rows, :count],
@@ -143,6 +145,7 @@ def _calibrated(
         uses=part.get("uses", ()),
         is_relative=part["estimator"]["kind"] == "glm",
         each_scenario=options.calibrate_by == "scenario",
+        training=(runs.values[fitted, :count], runs.baseline[fitted, :count]),
         seed=options.seed,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ _SLOPES = (1.0, 1.4, 2.0, 2.8, 4.0)
 _LIMIT = 4.0
 _SCENARIO_SHARE = 0.95
 _LEAST_ROWS = 20
+#: Distances of the same row differ by less between batches of rows.
+_ROUNDING = 1e-9
 
 
 def fit(
@@ -54,6 +57,7 @@ def fit(
     uses: Sequence[int] = (),
     is_relative: bool = False,
     each_scenario: bool = False,
+    training: tuple[Floats, Floats] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Calibrate intervals.
@@ -71,6 +75,8 @@ def fit(
         is_relative: whether the model sees features relative to their baseline only, so that nothing else is novel.
         each_scenario: the nominal share is to be covered of each scenario, so the worst one says how wide: of a few
             scenarios, and for one more, that is what conformal prediction over scenarios comes to.
+        training: values and baselines, each of shape (m, k), of all rows that the model was fitted to, baselines too:
+            none of them is too novel to be told. None: `values` and `baseline`.
         seed: of the folds, prototypes and trees.
 
     Returns:
@@ -85,6 +91,7 @@ def fit(
         raise FitError(
             f"intervals: {int(usable.sum())} rows with estimates are too few; {_LEAST_ROWS} are needed"
         )
+    known = (values, baseline) if training is None else training
     rows = np.arange(len(values)).astype(np.str_) if units is None else units
     values, baseline, degradation, estimated = (a[usable] for a in (values, baseline, degradation, estimated))
     scenarios, rows = scenarios[usable], rows[usable]
@@ -116,7 +123,7 @@ def fit(
         "floor": floor,
         "rows": len(errors),
         "difficulty": _difficulty(wide, wide_baseline, errors, terms, seed),
-        "novelty": _novelty_block(novelty),
+        "novelty": _novelty_block(_with_training(novelty, *known, rng)),
     }
     Intervals.from_json(block)  # what the agent will read; an error here is ours
     return block
@@ -246,20 +253,27 @@ def _with_slope(novelty: Novelty, held: Floats, unusual: Floats, nominal: float)
         return novelty
     steeper = novelty
     for slope in _SLOPES:
-        steeper = Novelty(
-            novelty.terms,
-            novelty.middles,
-            novelty.widths,
-            novelty.spreads,
-            novelty.neighbours,
-            novelty.prototypes,
-            novelty.reference,
-            slope,
-            novelty.limit,
-        )
+        steeper = replace(novelty, slope=slope)
         if float((held[is_novel] <= steeper.factor(unusual[is_novel])).mean()) >= nominal:
             break
     return steeper
+
+
+def _with_training(novelty: Novelty, values: Floats, baseline: Floats, rng: np.random.Generator) -> Novelty:
+    """Return the measure such that no row of training is too novel: what it would refuse becomes a part of it.
+
+    Baseline rows are the usual case: they are fitted to, but errors there are not what intervals are calibrated with,
+    so none is a prototype, and with one scenario, or little data, they are far from all that is.
+    """
+    refused = np.flatnonzero(novelty.of(values, baseline) > novelty.limit)
+    if not len(refused):
+        return novelty
+    chosen = np.sort(rng.permutation(refused)[:_PROTOTYPES])
+    more = np.round(novelty.places(values[chosen], baseline[chosen]), 4)
+    wider = replace(novelty, prototypes=np.vstack((novelty.prototypes, more)))
+    # A row without neighbours stays lonely: then what is no more lonely can be told too.
+    most = float(wider.of(values, baseline).max()) * (1 + _ROUNDING)
+    return replace(wider, limit=max(novelty.limit, most))
 
 
 def _novelty_block(novelty: Novelty) -> dict[str, Any]:

@@ -52,8 +52,11 @@ def run(capsys, monkeypatch, *arguments):
     return code, out, err
 
 
-def study(path, *, seed=1, scenarios=("cache", "disk", "both"), quiet=12, stress=60):
-    """Runs whose degradation is a Gamma variable around 1 / (K + sum x f), other for each kind of VM; 3 % noise."""
+def study(path, *, seed=1, scenarios=("cache", "disk", "both"), quiet=12, stress=60, narrow=False):
+    """Runs whose degradation is a Gamma variable around 1 / (K + sum x f), other for each kind of VM; 3 % noise.
+
+    `narrow`: the stress is always the same.
+    """
     rng = np.random.default_rng(seed)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -66,6 +69,8 @@ def study(path, *, seed=1, scenarios=("cache", "disk", "both"), quiet=12, stress
                         forms = (
                             np.ones(5) if is_quiet else rng.uniform((0.6, 1, 1, 1, 1), (1, 2, 1.6, 1.6, 1.2))
                         )
+                        if narrow and not is_quiet:
+                            forms = np.array((0.7, 1.8, 1.5, 1.5, 1.1))
                         forms = forms * rng.normal(1, 0.005, 5)
                         linear = constant + float(np.array(slopes) @ forms[:3])
                         at_rest = constant + sum(slopes)
@@ -122,6 +127,20 @@ def test_the_agent_chooses_by_the_baseline_what_was_fitted_for_it(fitted):
     assert (np.abs(told.degradation / rows.degradation - 1)).mean() < 0.04
     covered = (told.low <= rows.degradation) & (rows.degradation <= told.high)
     assert 0.85 <= covered[~rows.is_baseline].mean() <= 0.97
+
+
+@pytest.mark.parametrize("method", ["gamma-log", "extra-trees"])
+@pytest.mark.parametrize("stress", [8, 30])
+def test_of_the_rows_that_a_model_was_fitted_to_none_is_unlike_training(tmp_path, method, stress):
+    """One scenario, little data, and the quiet rows far from the stressed ones, which alone calibrate intervals."""
+    path = study(tmp_path / "runs.csv", scenarios=("cache",), quiet=6, stress=stress, narrow=True)
+    columns = Columns(
+        "p95_latency_s", "phase = 'quiet'", ("scenario", "repetition", "vm"), FEATURES[:2], "scenario"
+    )
+    runs = read_runs(path, columns)
+    model = parse(fit_model(runs, FitOptions(methods=(method,))))
+    assert set(model.predict(*inputs_of(runs, model)).reasons) == {""}
+    assert "" not in model.predict(1000 * runs.values, runs.baseline).reasons
 
 
 def test_fit_is_the_same_for_the_same_seed(fitted):

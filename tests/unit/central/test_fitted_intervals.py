@@ -131,6 +131,46 @@ def test_estimates_without_any_error_have_narrow_intervals_not_none():
     assert (estimated <= high).all()
 
 
+@pytest.mark.parametrize("count", [20, 60, 900])
+def test_no_row_that_the_model_was_fitted_to_is_too_novel(count):
+    """Quiet rows are fitted to, and lie far from all stressed ones; so do two strays. None has to be a prototype."""
+    values, baseline, degradation, estimated = rows(count, 1)
+    rng = np.random.default_rng(7)
+    quiet = np.column_stack((rng.normal(-4.0, 0.01, count), rng.normal(60.0, 0.01, count)))
+    strays = np.array([[0.5, -300.0], [90.0, 10.0]])
+    all_values = np.vstack((values, quiet, strays))
+    all_baselines = np.vstack((baseline, np.tile(baseline.mean(axis=0), (count + 2, 1))))
+    one = np.zeros(count, dtype=np.str_)
+    arguments = (values, baseline, degradation, estimated, one)
+    without = Intervals.from_json(intervals.fit(*arguments, nominal=0.9))
+    training = Intervals.from_json(
+        intervals.fit(*arguments, nominal=0.9, training=(all_values, all_baselines))
+    )
+    guess = np.ones(len(all_values))
+    assert without.bounds(values, baseline, estimated)[2].all()
+    assert not without.bounds(all_values, all_baselines, guess)[2][count:].all()
+    assert training.bounds(all_values, all_baselines, guess)[2].all()
+    # What is calibrated stays as it was: of rows like the measured ones, the same is told.
+    for seen, was in zip(
+        training.bounds(values, baseline, estimated), without.bounds(values, baseline, estimated), strict=True
+    ):
+        assert seen == pytest.approx(was)
+    assert not training.bounds(values - 1e6, baseline, estimated)[2].any()
+
+
+def test_what_lies_between_the_groups_of_training_rows_is_still_new():
+    """Quiet rows become a part of the measure; they do not make it lenient."""
+    values, baseline, degradation, estimated = rows(300, 1)
+    quiet, between = (values + np.array((0.0, shift)) for shift in (20_000.0, 300.0))
+    training = (np.vstack((values, quiet)), np.vstack((baseline, baseline)))
+    one = np.zeros(300, dtype=np.str_)
+    block = intervals.fit(values, baseline, degradation, estimated, one, nominal=0.9, training=training)
+    fitted = Intervals.from_json(block)
+    assert block["novelty"]["limit"] == 4.0
+    assert fitted.bounds(quiet, baseline, estimated)[2].all()
+    assert not fitted.bounds(between, baseline, estimated)[2].any()
+
+
 def test_the_same_seed_gives_the_same_block_and_it_stays_small():
     first, again, other = (
         intervals.fit(*rows(3000, 1), scenarios(3000), nominal=0.9, seed=seed) for seed in (0, 0, 1)
