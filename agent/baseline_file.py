@@ -53,7 +53,15 @@ class BaselineFile:
         if held.format != _FORMAT:
             self.set_aside(f"format {held.format}, this agent knows {_FORMAT}")
             return None
-        return held.state if held.detector == self._detector else None
+        if held.detector != self._detector:
+            _log.warning(
+                "the baselines are another detector's and say nothing to this one: learning anew, over them",
+                path=str(self._path),
+                learnt_by=held.detector,
+                detector=self._detector,
+            )
+            return None
+        return held.state
 
     def set_aside(self, why: str) -> None:
         """Keep a file that is of no use under another name, for whoever wants to know, and say so."""

@@ -96,7 +96,7 @@ def behaviour_number(behaviour: str) -> Any:
 def evidence_message(shown: Shown) -> agent_pb2.Evidence:
     """Make the message of a piece of evidence."""
     return agent_pb2.Evidence(
-        signal=shown.signal, value=shown.value, baseline=shown.baseline, threshold=shown.threshold
+        signal=shown.signal, value=shown.value, baseline=shown.expected, threshold=shown.threshold
     )
 
 

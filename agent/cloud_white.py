@@ -40,15 +40,28 @@ _OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
 )
 
 
-def make_detector(name: str) -> AnyDetector:
-    """Make a detector by its name in the configuration; only that one is loaded."""
-    if name == "paper":
+def make_detector(section: CloudWhiteSection) -> AnyDetector:
+    """Make the configured detector; only that one is loaded."""
+    if section.detector == "paper":
         from agent.analysis.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
+    from agent.analysis.baseline import BaselineSettings  # noqa: PLC0415 - for memory, as above
     from agent.analysis.detector import Detector, DetectorSettings  # noqa: PLC0415 - for memory, as above
 
-    return Detector(DetectorSettings())
+    usual, baseline = DetectorSettings(), BaselineSettings()
+    settings = replace(
+        usual,
+        suffers_factor=usual.suffers_factor / section.sensitivity,
+        suffers_factor_alone=usual.suffers_factor_alone / section.sensitivity,
+        hysteresis=section.hysteresis,
+        baseline=replace(
+            baseline,
+            quiet_time_constant_s=section.baseline_quiet_s,
+            held_time_constant_s=section.baseline_disturbed_s,
+        ),
+    )
+    return Detector(settings)
 
 
 def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason) -> Values:
@@ -118,12 +131,12 @@ class CloudWhite:
         self,
         section: CloudWhiteSection,
         models: HostModels,
-        make: Callable[[str], AnyDetector] = make_detector,
+        make: Callable[[CloudWhiteSection], AnyDetector] = make_detector,
     ) -> None:
         self._section = section
         self._models = models
         self._make = make
-        self._detector = make(section.detector)
+        self._detector = make(section)
         self._identities: list[VmIdentity] = []
         self._keys: tuple[VmKey, ...] = ()
         self._rows: dict[str, int] = {}
@@ -224,12 +237,13 @@ class CloudWhite:
             return Reasoning(self.detector, verdict, (), events)
         if verdict.degradation is None and verdict.behaviour != "inflicting":
             failures: list[Exception] = []
-            (found,) = self._estimate(last, [row], failures)
-            verdict = replace(verdict, degradation=found)
-        values, baseline = last.values[row].tolist(), last.detection.baseline[row].tolist()
+            (estimate,) = self._estimate(last, [row], failures)
+            verdict = replace(verdict, degradation=estimate)
+        found = last.detection
+        numbers = (last.values[row].tolist(), found.learnt[row].tolist(), found.baseline[row].tolist())
         signals = tuple(
-            SignalView(name, value, base)
-            for name, value, base in zip(SIGNALS, values, baseline, strict=True)
+            SignalView(name, value, learnt, expected)
+            for name, value, learnt, expected in zip(SIGNALS, *numbers, strict=True)
             if not math.isnan(value)
         )
         return Reasoning(self.detector, verdict, signals, events)
@@ -329,7 +343,7 @@ class CloudWhite:
             Exception: it is not what `dump` gave; then nothing of it was taken.
 
         """
-        detector = self._make(self._section.detector)
+        detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
 
@@ -357,7 +371,7 @@ def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:
         behaviour=_word(state.behaviour),
         reason=state.reason[:_MAX_REASON],
         since_ns=round(state.since_s * 1e9),
-        evidence=tuple(Shown(one.signal, one.value, one.baseline, one.threshold) for one in state.evidence),
+        evidence=tuple(Shown(one.signal, one.value, one.expected, one.threshold) for one in state.evidence),
         culprits=state.culprits,
         baseline_ticks=state.baseline_ticks,
         baseline_ready=state.baseline_ready,

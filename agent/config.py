@@ -48,6 +48,10 @@ RANGES: tuple[Range, ...] = (
     ("analysis.mn_cpi_percentile", 50, 100),
     ("analysis.mn_cpi_floor", 0, 100),
     ("analysis.history_slots", 1, 100_000),
+    ("cloud_white.sensitivity", 0.25, 4),
+    ("cloud_white.hysteresis", 0.1, 1),
+    ("cloud_white.baseline_quiet_s", 300, 86_400),
+    ("cloud_white.baseline_disturbed_s", 300, 7 * 86_400),
     ("cloud_white.event_interval_s", 0, 86_400),
     ("cloud_white.recent_events", 1, 100_000),
     ("cloud_white.save_interval_s", 1, 86_400),
@@ -217,9 +221,19 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline."""
+    """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline.
+
+    The four settings after `detector` are of noise_scaled; the paper's rules have the paper's numbers. All other
+    thresholds are fixed: they were measured together.
+    """
 
     detector: Literal["noise_scaled", "paper", "off"] = "noise_scaled"  # by noise, or the paper's rules
+    sensitivity: float = 1.0  # of who suffers: 2 takes half as much noise for a sign
+    hysteresis: float = (
+        0.5  # a state ends below this share of what it began at; less means longer, fewer states
+    )
+    baseline_quiet_s: float = 300.0  # time constant: quiet times of so long ago count a third
+    baseline_disturbed_s: float = 3600.0  # likewise while others inflict: what never ends becomes normal
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
     event_interval_s: float = 10.0  # a VM's next change is told to central no sooner than this after its last
     recent_events: int = 500  # changes of all VMs that are kept in memory for `whitepanda explain`
@@ -287,6 +301,12 @@ def _problems(config: AgentConfig) -> list[str]:
     if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
         found.append(
             f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
+        )
+    cloud_white = config.cloud_white
+    if cloud_white.baseline_disturbed_s < cloud_white.baseline_quiet_s:
+        found.append(
+            "cloud_white.baseline_disturbed_s must be at least baseline_quiet_s "
+            f"(value {cloud_white.baseline_disturbed_s})"
         )
     if uplink.reconnect_max_s < uplink.reconnect_min_s:
         found.append(

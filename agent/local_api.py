@@ -307,7 +307,8 @@ def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
     answer.detector = why.detector
     answer.evidence.extend(evidence_message(shown) for shown in why.verdict.evidence)
     answer.signals.extend(
-        host_pb2.Signal(name=one.name, value=one.value, baseline=one.baseline) for one in why.signals
+        host_pb2.Signal(name=one.name, value=one.value, baseline=one.expected, learnt=one.learnt)
+        for one in why.signals
     )
     answer.events.extend(event_message(event) for event in why.events)
 

@@ -21,7 +21,8 @@ class Degradation:
     """How many times longer the 95th percentile of a VM's latency is than without interference, with its interval.
 
     All three are NaN where it cannot be told: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
-    "missing:SIGNAL", "out_of_range:SIGNAL" or "failed". `model` is the file's name; "" where there is none.
+    "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, together like nothing that the model was
+    fitted to) or "failed". `model` is the file's name; "" where there is none.
     """
 
     ratio: float = math.nan
@@ -33,11 +34,14 @@ class Degradation:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A signal that speaks for a verdict: its value, its baseline and the threshold it was held against."""
+    """A signal that speaks for a verdict: what it is, what it would be undisturbed, the threshold it was held against.
+
+    `expected`: at the VM's present load, as in `agent.analysis.behaviour.Evidence`.
+    """
 
     signal: str
     value: float
-    baseline: float
+    expected: float
     threshold: float
 
 
@@ -57,11 +61,15 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SignalView:
-    """A signal of the last tick beside its baseline; NaN where not known."""
+    """A signal of the last tick beside what was learnt of it in quiet times; NaN where not known.
+
+    `expected` is the same at the VM's present load: what a model's estimate is made from.
+    """
 
     name: str
     value: float
-    baseline: float
+    learnt: float
+    expected: float
 
 
 @dataclass(frozen=True, slots=True)

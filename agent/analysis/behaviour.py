@@ -33,13 +33,13 @@ class Behaviour(StrEnum):
 class Evidence:
     """One signal that speaks for a verdict: all three numbers are in the signal's own unit (docs/metrics.md).
 
-    `baseline` is what is expected of the VM at its present load without interference; `threshold` is what `value` had
-    to pass: above `baseline` it is an upper limit, below it a lower one.
+    `expected` is what it would be at the VM's present load (and clock) without interference; `threshold` is what
+    `value` had to pass: above `expected` it is an upper limit, below it a lower one.
     """
 
     signal: str
     value: float
-    baseline: float
+    expected: float
     threshold: float
 
 
@@ -73,6 +73,7 @@ class Detection:
         baseline_ticks: shape (VMs,), as in `VmState`.
         state: makes one VM's verdict, by its row; gives the same whenever it is asked.
         baseline: makes the attribute of this name; likewise.
+        learnt: makes the attribute of this name; None: the load does not change this detector's baselines.
         estimate: as the attribute of this name.
 
     Attributes:
@@ -88,12 +89,14 @@ class Detection:
         state: Callable[[int], VmState],
         baseline: Callable[[], Values],
         estimate: NDArray[np.bool_] | None = None,
+        learnt: Callable[[], Values] | None = None,
     ) -> None:
         self.behaviours = behaviours
         self.baseline_ticks = baseline_ticks
         self.estimate = estimate
         self._state = state
         self._make_baseline = baseline
+        self._make_learnt = learnt
 
     def state(self, row: int) -> VmState:
         """Return one VM's verdict."""
@@ -106,8 +109,16 @@ class Detection:
 
     @cached_property
     def baseline(self) -> Values:
-        """Shape (VMs, SIGNALS), each signal's baseline in its own unit; NaN where it is not ready or not known."""
+        """Each signal's baseline at the VM's present load, in its own unit.
+
+        Shape (VMs, SIGNALS); NaN where it is not ready or not known.
+        """
         return self._make_baseline()
+
+    @cached_property
+    def learnt(self) -> Values:
+        """Likewise, at the load at which it was learnt."""
+        return self.baseline if self._make_learnt is None else self._make_learnt()
 
 
 class AnyDetector(Protocol):

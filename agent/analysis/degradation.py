@@ -37,7 +37,16 @@ from numpy.typing import NDArray
 
 from agent.analysis.glm import Glm
 from agent.analysis.intervals import Intervals
-from agent.analysis.model_numbers import FEATURE, MOST_COLUMNS, NOMINAL, SCALE, number, numbers_from, whole
+from agent.analysis.model_numbers import (
+    FEATURE,
+    MOST_COLUMNS,
+    NOMINAL,
+    SCALE,
+    TERM,
+    number,
+    numbers_from,
+    whole,
+)
 from agent.analysis.relative import relative
 from agent.analysis.trees import Trees
 
@@ -445,9 +454,7 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
     scatter = data.get("scatter")  # models of before have none
     if scatter is not None:
-        scatter = Scatter(float(scatter["factor"]), float(scatter["quiet"]))
-        if not (0 <= scatter.factor < math.inf and 0 <= scatter.quiet < math.inf):
-            raise ValueError(f"models: scatter must be at least 0 and finite (value {scatter})")
+        scatter = Scatter(number(scatter, "factor", (0, TERM[1])), number(scatter, "quiet", (0, TERM[1])))
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
 

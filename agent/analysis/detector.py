@@ -318,7 +318,13 @@ class Detector:
         verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
         mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
-        return Detection(behaviours, ticks, verdicts.state, lambda: _baseline_at(mean, gips, judged.ready))
+        return Detection(
+            behaviours,
+            ticks,
+            verdicts.state,
+            baseline=lambda: _baseline_at(mean, gips, judged.ready),
+            learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
+        )
 
     # --- learning ---
 

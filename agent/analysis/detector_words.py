@@ -178,7 +178,7 @@ def _reason(
 
 def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
     signs = ", ".join(
-        f"{_WORDS[one.signal]} {one.value:.3g} instead of {one.baseline:.3g} (limit {one.threshold:.3g})"
+        f"{_WORDS[one.signal]} {one.value:.3g} instead of {one.expected:.3g} (limit {one.threshold:.3g})"
         for one in evidence
     )
     others = judged.movers - bool(judged.grown[row].any())
@@ -189,7 +189,7 @@ def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
 
 def _more(evidence: tuple[Evidence, ...]) -> str:
     return ", ".join(
-        f"{_ACT_WORDS[one.signal]} {_amount(one.value)} instead of {_amount(one.baseline)}"
+        f"{_ACT_WORDS[one.signal]} {_amount(one.value)} instead of {_amount(one.expected)}"
         for one in evidence[:3]
     )
 

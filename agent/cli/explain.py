@@ -84,15 +84,30 @@ def _cloud_white(answer: host_pb2.VmExplanation) -> None:
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> None:
-    """Show the signals beside their baseline: those that were judged by with their thresholds, first."""
-    judged = {shown.signal: shown for shown in answer.evidence}
-    columns = [Column("SIGNAL", text=True), Column("NOW"), Column("BASELINE"), Column("THRESHOLD")]
-    rows = [(shown.signal, (shown.value, shown.baseline, shown.threshold)) for shown in answer.evidence]
-    rows += [(s.name, (s.value, s.baseline, math.nan)) for s in answer.signals if s.name not in judged]
+    """Show the signals beside their baselines: those that were judged by with their thresholds, first."""
+    judged = {shown.signal for shown in answer.evidence}
+    learnt = {signal.name: signal.learnt for signal in answer.signals}
+    columns = [
+        Column("SIGNAL", text=True),
+        Column("NOW"),
+        Column("LEARNT"),
+        Column("EXPECTED"),
+        Column("THRESHOLD"),
+    ]
+    rows = [
+        (one.signal, (one.value, learnt.get(one.signal, math.nan), one.baseline, one.threshold))
+        for one in answer.evidence
+    ]
+    rows += [
+        (one.name, (one.value, one.learnt, one.baseline, math.nan))
+        for one in answer.signals
+        if one.name not in judged
+    ]
     if rows:
         render.print_table(
             columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows]
         )
+        _say("learnt: in quiet times, at the load of then; expected: undisturbed, at the present load", "dim")
 
 
 def _numbers(answer: host_pb2.VmExplanation) -> None:
@@ -191,10 +206,12 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
         **render.summary_json(answer.vm),
         "detector": answer.detector or None,
         "evidence": [
-            {"signal": e.signal, "value": e.value, "baseline": e.baseline, "threshold": e.threshold}
+            {"signal": e.signal, "value": e.value, "expected": e.baseline, "threshold": e.threshold}
             for e in answer.evidence
         ],
-        "signals": {s.name: {"value": s.value, "baseline": s.baseline} for s in answer.signals},
+        "signals": {
+            s.name: {"value": s.value, "learnt": s.learnt, "expected": s.baseline} for s in answer.signals
+        },
         "events": [render.event_json(event) for event in answer.events],
         "statistics": {
             "job": answer.statistics.job,

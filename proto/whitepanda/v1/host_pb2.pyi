@@ -212,14 +212,16 @@ class VmExplanation(_message.Message):
     def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ..., detector: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[_agent_pb2.Evidence, _Mapping]]] = ..., signals: _Optional[_Iterable[_Union[Signal, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_agent_pb2.VmEvent, _Mapping]]] = ...) -> None: ...
 
 class Signal(_message.Message):
-    __slots__ = ("name", "value", "baseline")
+    __slots__ = ("name", "value", "baseline", "learnt")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     BASELINE_FIELD_NUMBER: _ClassVar[int]
+    LEARNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     value: float
     baseline: float
-    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., baseline: _Optional[float] = ...) -> None: ...
+    learnt: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., baseline: _Optional[float] = ..., learnt: _Optional[float] = ...) -> None: ...
 
 class Suspect(_message.Message):
     __slots__ = ("uuid", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")

@@ -162,7 +162,7 @@ class _Told:
 
     def explain(self, uuid):
         verdict = self.verdict(uuid)
-        signals = (SignalView("gips", 3.412, 4.1), SignalView("ipc", 0.61, 1.02))
+        signals = (SignalView("gips", 3.412, 3.9, 4.1), SignalView("ipc", 0.61, 1.05, 1.05))
         event = VmEvent(
             uuid, "e1", "web", "web", True, NOW, "victim", "steady", 600 * S, "why", (), self._estimate
         )

@@ -77,6 +77,11 @@ owner = 'team-\g<size>'
         ("[sources.libvirt]\ndeadline_s = -1.0", "sources.libvirt.deadline_s must be 0.1 to 60 (value -1.0)"),
         ("[uplink]\naddress = 'central'", "uplink.address must be host:port (value 'central')"),
         (
+            "[cloud_white]\nbaseline_quiet_s = 7200.0",
+            "cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value 3600.0)",
+        ),
+        ("[cloud_white]\nsensitivity = 0.0", "cloud_white.sensitivity must be 0.25 to 4 (value 0.0)"),
+        (
             "[uplink]\nreconnect_min_s = 5.0\nreconnect_max_s = 1.0",
             "uplink.reconnect_max_s must be at least reconnect_min_s (value 1.0)",
         ),

@@ -10,9 +10,12 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.analysis.baseline import BaselineSettings
+from agent.analysis.detector import DetectorSettings
+from agent.analysis.paper_detector import PaperDetector
 from agent.analysis.signals import INDEX, SIGNALS, signals_of
 from agent.baseline_file import BaselineFile
-from agent.cloud_white import CloudWhite, matrix_of
+from agent.cloud_white import CloudWhite, make_detector, matrix_of
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels, load
 from agent.rates import HostRates, VmRates
@@ -28,6 +31,7 @@ from tests.unit.agent.cloud_white_fakes import (
     host_vm,
     rates_of,
 )
+from tests.unit.agent.interference import said, stressed
 
 
 class Host:
@@ -76,6 +80,28 @@ def test_the_quick_matrix_is_the_plain_one(vms, host):
     np.testing.assert_array_equal(matrix_of(vms, host), expected)
 
 
+def test_the_settings_reach_the_detector_and_the_defaults_are_those_it_was_measured_with():
+    assert make_detector(CloudWhiteSection())._settings == DetectorSettings()
+    section = CloudWhiteSection(
+        sensitivity=2.0, hysteresis=0.8, baseline_quiet_s=900.0, baseline_disturbed_s=7200.0
+    )
+    baseline = BaselineSettings(quiet_time_constant_s=900.0, held_time_constant_s=7200.0)
+    assert make_detector(section)._settings == DetectorSettings(
+        suffers_factor=1.25, suffers_factor_alone=3.0, hysteresis=0.8, baseline=baseline
+    )
+    assert type(make_detector(CloudWhiteSection(detector="paper"))) is PaperDetector
+
+
+def test_a_higher_sensitivity_finds_smaller_harm():
+    def victims(sensitivity):
+        detector = make_detector(CloudWhiteSection(sensitivity=sensitivity))
+        verdicts = said(detector, stressed(slow=1.05, noise=0.2))
+        return sum(row[1] == "victim" for row in verdicts[65:110])
+
+    assert victims(0.5) < 5
+    assert victims(4.0) >= victims(1.0) > 40
+
+
 def test_the_detector_gets_the_tick_of_all_vms():
     host = Host()
     host.tick()
@@ -104,10 +130,22 @@ def test_a_victim_has_an_estimate_and_others_only_when_asked():
     assert why.verdict.degradation.cannot_tell == "missing:gips"
     assert (why.detector, why.verdict.baseline_ticks) == ("noise_scaled", 60)
     why = host.it.explain("web")
-    assert [(one.name, one.value, one.baseline) for one in why.signals if one.name == "gips"] == [
+    assert [(one.name, one.value, one.expected) for one in why.signals if one.name == "gips"] == [
         ("gips", 1.4, 1.0)
     ]
     assert [one.signal for one in why.verdict.evidence] == ["ipc"]
+
+
+def test_what_was_learnt_and_what_is_expected_at_the_present_load_are_told_apart():
+    it = CloudWhite(CloudWhiteSection(), HostModels())
+    for second in range(50):
+        grown = 2.0 if second >= 40 else 1.0
+        rates = rates_of(gips=1.5 * grown, guest_ratio=0.2 * grown, ipc=1.0)
+        it.tick([host_vm("web", rates=rates)], Reason.SOURCE_OFF, second * S + 1, UNIX0)
+    told = {one.name: (one.value, one.learnt, one.expected) for one in it.explain("web").signals}
+    assert told["gips"] == pytest.approx((3.0, 1.5, 3.0), rel=0.02)
+    assert told["guest_ratio"] == pytest.approx((0.4, 0.2, 0.4), rel=0.02)
+    assert told["ipc"] == pytest.approx((1.0, 1.0, 1.0), rel=0.02)
 
 
 def test_of_a_vm_that_inflicts_nothing_is_estimated():
@@ -190,7 +228,7 @@ def test_events_tell_begin_and_end_with_the_worst_of_it():
     assert (web.name, web.job, web.epoch, web.latency_sensitive) == ("name-web", "job", "e1", True)
     assert (web.unix_ns, web.culprits, web.reason) == (UNIX0 + 106 * S, ("bully",), SUFFERS[1])
     assert web.degradation.ratio == 1.4
-    assert [(e.signal, e.value, e.baseline, e.threshold) for e in web.evidence] == [("ipc", 0.5, 1.0, 0.9)]
+    assert [(e.signal, e.value, e.expected, e.threshold) for e in web.evidence] == [("ipc", 0.5, 1.0, 0.9)]
     host.vms[1] = host_vm("web", rates=rates_of(gips=2.5))
     host.tick(10)
     host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))
@@ -274,7 +312,17 @@ def test_baselines_are_ours_alone_and_come_back(tmp_path):
     assert file.read() == {"vm": [2.0, None]}
     (path,) = (tmp_path / "state").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert BaselineFile(path, "noise_scaled").read() is None  # of another detector
+
+
+def test_another_detectors_baselines_are_not_taken_and_one_line_says_so(tmp_path):
+    path = tmp_path / "baselines.json"
+    BaselineFile(path, "paper").write({"vm": [1.0, None]}, 5)
+    with structlog.testing.capture_logs() as logs:
+        assert BaselineFile(path, "noise_scaled").read() is None
+    (line,) = logs
+    assert "another detector's" in line["event"]
+    assert (line["path"], line["learnt_by"], line["detector"]) == (str(path), "paper", "noise_scaled")
+    assert BaselineFile(path, "paper").read() == {"vm": [1.0, None]}  # until the next write
 
 
 @pytest.mark.parametrize(

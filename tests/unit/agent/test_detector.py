@@ -182,16 +182,16 @@ def test_reasons_and_evidence_have_the_numbers_in_the_signals_units():
     inflicting, victim, _ = states[100]
     ipc = next(one for one in victim.evidence if one.signal == "ipc")
     assert ipc.value == pytest.approx(1.5 / 1.08, rel=0.03)
-    assert ipc.baseline == pytest.approx(1.5, rel=0.03)
-    assert ipc.value < ipc.threshold < ipc.baseline
-    assert f"IPC {ipc.value:.3g} instead of {ipc.baseline:.3g} (limit {ipc.threshold:.3g})" in victim.reason
+    assert ipc.expected == pytest.approx(1.5, rel=0.03)
+    assert ipc.value < ipc.threshold < ipc.expected
+    assert f"IPC {ipc.value:.3g} instead of {ipc.expected:.3g} (limit {ipc.threshold:.3g})" in victim.reason
     assert victim.reason.endswith(", while 1 other VM does more than usual")
     assert victim.culprits == ("vm0",)
     assert victim.since_s == pytest.approx(1062, abs=3)
     gips = inflicting.evidence[0]
     assert gips.signal == "gips"
-    assert gips.baseline == pytest.approx(0.19 * 4 * 2.1 * 1.5, rel=0.05)
-    assert gips.baseline < gips.threshold < gips.value
+    assert gips.expected == pytest.approx(0.19 * 4 * 2.1 * 1.5, rel=0.05)
+    assert gips.expected < gips.threshold < gips.value
     assert inflicting.reason.startswith("instructions 1")
     assert inflicting.reason.endswith("; others suffer meanwhile")
     assert states[50][1].reason == "as usual"

@@ -519,9 +519,9 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
-        "SIGNAL   NOW BASELINE THRESHOLD\n"
-        "ipc     0.61     1.02      0.95\n"
-        "gips   3.412      4.1         -"
+        "SIGNAL   NOW LEARNT EXPECTED THRESHOLD\n"
+        "ipc     0.61   1.05     1.02      0.95\n"
+        "gips   3.412    3.9      4.1         -"
     )
     assert "web: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
@@ -536,8 +536,8 @@ def test_who_suffers_for_programs(run, agents):
     }  # fmt: skip
     assert (answer["cloud_white"]["behaviour"], answer["cloud_white"]["since_s"]) == ("victim", 95.0)
     assert answer["cloud_white"]["culprits"] == ["batch-0001", "new-1"]
-    assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "baseline": 1.02, "threshold": 0.95}]
-    assert answer["signals"]["gips"] == {"value": 3.412, "baseline": 4.1}
+    assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "expected": 1.02, "threshold": 0.95}]
+    assert answer["signals"]["gips"] == {"value": 3.412, "learnt": 3.9, "expected": 4.1}
     assert [(e["before"], e["behaviour"], e["lasted_s"]) for e in answer["events"]] == [
         ("steady", "victim", 600.0)
     ]

@@ -90,7 +90,7 @@ def test_the_rolling_mean_is_of_the_ticks_before():
     assert behaviours(detection)[0] == "victim"
     evidence = detection.states[0].evidence[0]
     assert (evidence.signal, evidence.value) == ("guest_ratio", 0.2)
-    assert evidence.baseline == pytest.approx(0.22)
+    assert evidence.expected == pytest.approx(0.22)
     assert evidence.threshold == pytest.approx(0.22 * 0.95)
 
 
