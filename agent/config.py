@@ -221,17 +221,11 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline.
-
-    The four settings after `detector` are of noise_scaled; the paper's rules have the paper's numbers. All other
-    thresholds are fixed: they were measured together.
-    """
+    """Who suffers, who inflicts, and how much: found on the host alone, from each VM's own baseline."""
 
     detector: Literal["noise_scaled", "paper", "off"] = "noise_scaled"  # by noise, or the paper's rules
-    sensitivity: float = 1.0  # of who suffers: 2 takes half as much noise for a sign
-    hysteresis: float = (
-        0.5  # a state ends below this share of what it began at; less means longer, fewer states
-    )
+    sensitivity: float = 1.0  # of noise_scaled, as the next three: 2 takes half as much noise for a sign
+    hysteresis: float = 0.5  # a state ends below this share of what it began at
     baseline_quiet_s: float = 300.0  # time constant: quiet times of so long ago count a third
     baseline_disturbed_s: float = 3600.0  # likewise while others inflict: what never ends becomes normal
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
