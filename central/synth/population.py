@@ -268,4 +268,5 @@ class _JobDraw:
             weights = weights if weights.sum() > 0 else np.ones(len(members))
             self._tables[epoch, sensitive] = members, np.cumsum(weights) / weights.sum()
         members, table = self._tables[epoch, sensitive]
-        return int(members[min(np.searchsorted(table, self._rng.random()), len(members) - 1)])
+        drawn = int(np.searchsorted(table, self._rng.random()))
+        return int(members[min(drawn, len(members) - 1)])

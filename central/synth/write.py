@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Written", "synthesise"]
 
 _SLOT_US = 300 * 10**6
-_BEGIN_US = 600 * 10**6  # the real trace's clock starts 600 s before the first record
+_BEGIN_US = 0  # so that days are whole ones, of 288 slots
 
 SCHEMA = pa.schema(
     {
@@ -80,9 +80,11 @@ def synthesise(
     jobs, machines = make_jobs(settings), make_machines(settings)
     tasks = make_tasks(settings, jobs)
     effects = Effects(len(jobs.job_id))
-    temporary = [_unfinished(path) for path in (out, truth)]
+    temporary: list[Path] = []
     rows = 0
     try:
+        for path in (out, truth):
+            temporary.append(_unfinished(path))  # noqa: PERF401 - the first is removed if the second fails
         with _writer(temporary[0], as_csv=out.suffix.lower() == ".csv") as writer:
             for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
                 writer.write_table(_table(settings, jobs, machines, tasks, day))
@@ -90,9 +92,9 @@ def synthesise(
                 on_day(number + 1, settings.days)
         known = _truth(settings, name, jobs, effects)
         temporary[1].write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        for path, final in zip(temporary, (out, truth), strict=True):
-            path.chmod(0o644)
-            path.replace(final)
+        for unfinished, final in zip(temporary, (out, truth), strict=True):
+            unfinished.chmod(0o644)
+            unfinished.replace(final)
     except OSError as error:
         raise UnavailableError(f"{out}: not written: {error.strerror or error}; is the disk full?") from error
     finally:
