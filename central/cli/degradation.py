@@ -18,7 +18,7 @@ from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
 from central.degradation.plot import plot as write_plot
 from central.degradation.rows import predict_rows, read_model, write_model
-from central.degradation.runs import Columns, Runs, Table, make_runs
+from central.degradation.runs import Columns, Runs, Table, left_out_words, make_runs
 from central.degradation.table import summary_tables
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
@@ -142,8 +142,7 @@ def predict(
 
     The rows are written in their order, with the columns degradation, low, high, reason and predicted_TARGET.
     """
-    if out.resolve() == rows.resolve():
-        raise InputError(f"{out}: is ROWS itself; give the name of another file")
+    _refuse_same(rows=rows, model=model, out=out)
     fitted, _ = read_model(model)
     predicted = predict_rows(rows, fitted, out, baseline_where)
     if json:
@@ -187,6 +186,9 @@ def evaluate(
     """
     if by_scenario and folds:
         raise InputError("--by-scenario and --folds are two ways to hold rows out; give one")
+    if method and not by_scenario and not folds:
+        raise InputError(f"--method {method} is what is re-fitted: give --by-scenario or --folds too")
+    _refuse_same(runs=runs, model=model, plot=plot)
     fitted, data = read_model(model)
     table = Table(runs)
     provenance = data.get("provenance", {})
@@ -270,13 +272,8 @@ def _model_line(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
-    words = {
-        "not_wanted": "not wanted (--where)",
-        "without_target": "without a target",
-        "without_baseline": "without a baseline of their group",
-        "without_feature": "with a feature not known",
-    }
-    missing = "".join(f", {counts[name]:,} {text}" for name, text in words.items() if counts[name])
+    words = left_out_words(counts)
+    missing = f", {words}" if words else ""
     console.print(
         f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}", markup=False, soft_wrap=True
     )
@@ -310,7 +307,12 @@ def _refuse_same(**files: Path | None) -> None:
             continue
         before = seen.setdefault(file.resolve(), name)
         if before != name:
-            words = {"runs": "RUNS itself", "out": "--out too"}
+            words = {
+                "runs": "RUNS itself",
+                "rows": "ROWS itself",
+                "model": "the model itself",
+                "out": "--out too",
+            }
             raise InputError(f"{file}: --{name} is {words[before]}; give the name of another file")
 
 

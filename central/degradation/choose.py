@@ -23,7 +23,7 @@ from central.degradation.fit import (
     with_ranges,
 )
 from central.degradation.glm import FitError
-from central.degradation.runs import Runs
+from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import with_scatter
 from whitepanda.common.errors import InputError
 
@@ -57,9 +57,15 @@ def fit_model(
 
     """
     count = int((~runs.is_baseline).sum())
+    if not count and not left_out_words(runs.counts):
+        raise InputError(
+            f"every row is a baseline (--baseline-where {runs.columns.baseline_where}); there is nothing to fit to"
+        )
     if count < MIN_ROWS:
+        left_out = left_out_words(runs.counts)
         raise InputError(
             f"{count} usable rows that are no baselines are too few; at least {MIN_ROWS} are needed"
+            + (f" (of {runs.counts['read']:,} rows: {left_out})" if left_out else "")
         )
     try:
         wanted = rivals(runs.columns.features, options)

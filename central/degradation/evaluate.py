@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from agent.analysis.degradation import Estimates, Model, parse
 from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
-from central.degradation.runs import Runs
+from central.degradation.runs import Runs, left_out_words
 from central.degradation.scatter import percentile_with
 from whitepanda.common.errors import InputError
 
@@ -205,12 +205,22 @@ def evaluate_refitted(
 def _measured(runs: Runs) -> Runs:
     rows = runs.take(~runs.is_baseline)
     if not len(rows.degradation):
-        raise InputError("every usable row is a baseline; there is nothing to evaluate")
+        left_out = left_out_words(runs.counts)
+        raise InputError(
+            f"every usable row is a baseline (the model's: {runs.columns.baseline_where}); there is nothing to evaluate"
+            + (f" (of {runs.counts['read']:,} rows: {left_out})" if left_out else "")
+        )
     return rows
 
 
 def _held_out(runs: Runs, folds: int, seed: int) -> list[NDArray[np.bool_]]:
     if folds:
+        rows = int((~runs.is_baseline).sum())
+        if not 1 < folds <= rows:
+            raise InputError(
+                f"--folds: must be 2 to {rows:,}, the number of rows that are no baselines (value {folds}): one fold "
+                "is held out, the others are fitted to"
+            )
         return list(folds_of(runs, folds, seed))
     names = np.unique(runs.scenarios[~runs.is_baseline])
     if len(names) < 2:  # noqa: PLR2004 - one to hold out, one to fit to

@@ -5,6 +5,7 @@ The user's expressions run on a table in memory, on a connection that can open n
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,16 @@ from numpy.typing import NDArray
 from agent.analysis.degradation import GroupBaseline, group_key
 from whitepanda.common.errors import InputError
 
-__all__ = ["Columns", "Runs", "Table", "baselines_of", "make_runs", "read_runs"]
+__all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
 
 Floats = NDArray[np.float64]
+
+_LEFT_OUT = {
+    "not_wanted": "not wanted (--where)",
+    "without_target": "without a target",
+    "without_baseline": "without a baseline of their group",
+    "without_feature": "with a feature not known",
+}
 
 
 class Table:
@@ -39,8 +47,7 @@ class Table:
         name = str(path)
         if any(c in name for c in "*?["):
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
+        _check_file(path)
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
         reader = "read_parquet(?)" if is_parquet else "read_csv(?, header = true, sample_size = -1)"
         try:
@@ -54,6 +61,8 @@ class Table:
             raise InputError(f"{path}: cannot be read as {kind}: {_line(error)}") from error
         described = self._duckdb.execute("DESCRIBE runs").fetchall()
         self.columns: tuple[str, ...] = tuple(row[0] for row in described if row[0] != "__row")
+        if not is_parquet:
+            _check_header(path, len(self.columns))
         self.rows = int(self._duckdb.execute("SELECT count(*) FROM runs").fetchall()[0][0])
 
     def require(self, names: Sequence[str], what: str) -> None:
@@ -105,6 +114,10 @@ class Table:
             InputError: it is no condition over the columns.
 
         """
+        if not expression.strip():
+            raise InputError(
+                f"{option}: must be a condition on the columns, such as phase = 'quiet'; it is empty"
+            )
         query = f"SELECT coalesce(({expression}\n)::BOOLEAN, false) FROM runs ORDER BY __row"  # noqa: S608 - no file, no network: see the class
         try:
             if len(duckdb.extract_statements(query)) != 1:
@@ -209,6 +222,8 @@ def make_runs(table: Table, columns: Columns) -> Runs:
     _check_positive(table, columns.target, target)
     values = np.column_stack([table.numbers(name) for name in columns.inputs])
     is_baseline = table.where(columns.baseline_where, "--baseline-where")
+    if not table.rows:
+        raise InputError(f"{table.path}: has columns and no rows")
     if not is_baseline.any():
         raise InputError(f"{table.path}: no row is a baseline (--baseline-where {columns.baseline_where})")
     is_wanted = (
@@ -236,8 +251,7 @@ def make_runs(table: Table, columns: Columns) -> Runs:
         "used": int(usable.sum()),
     }
     if not usable.any():
-        why = ", ".join(f"{name} {n}" for name, n in counts.items() if n and name not in ("read", "used"))
-        raise InputError(f"{table.path}: no usable row of {table.rows} ({why})")
+        raise InputError(f"{table.path}: no usable row of {table.rows:,} ({left_out_words(counts)})")
     names = table.labels([columns.scenario]) if columns.scenario else [("",)] * table.rows
     scenarios = np.array([name[0] for name in names], dtype=np.str_)
     time = table.numbers(columns.time) if columns.time else np.full(table.rows, math.nan)
@@ -256,6 +270,11 @@ def make_runs(table: Table, columns: Columns) -> Runs:
         left_out_features=left_out,
     )
     return runs.take(usable)
+
+
+def left_out_words(counts: Mapping[str, int]) -> str:
+    """Say in words which rows of `Runs.counts` are not used; "" where all are."""
+    return ", ".join(f"{counts[name]:,} {text}" for name, text in _LEFT_OUT.items() if counts[name])
 
 
 def baselines_of(
@@ -313,6 +332,46 @@ def _check_positive(table: Table, name: str, target: Floats) -> None:
         raise InputError(
             f"{table.path}: the target {name} must be positive (row {row + 1}: {target[row]:g}; {len(wrong)} such rows)"
         )
+
+
+def _check_file(path: Path) -> None:
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a CSV or Parquet file")
+    if not path.is_file():
+        raise InputError(f"{path}: is no regular file; write the rows to a CSV or Parquet file")
+    if not path.stat().st_size:
+        raise InputError(f"{path}: is empty; the first line must name the columns")
+
+
+def _check_header(path: Path, columns: int) -> None:
+    """Refuse what DuckDB made something else of: two columns of a name, lines of other lengths than the first.
+
+    It gives the second column another name, and takes lines that it can make nothing of for one column.
+    """
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        delimiter = _delimiter(file.readline())
+        file.seek(0)
+        lines = (line for line in csv.reader(file, delimiter=delimiter) if line)
+        header = next(lines, [])
+        if not header:
+            raise InputError(f"{path}: has blank lines only; the first line must name the columns")
+        if len(header) == columns:
+            names = [name.strip().casefold() for name in header]
+            twice = next((header[i] for i, name in enumerate(names) if name in names[:i]), None)
+            if twice is not None:
+                raise InputError(f"{path}: two columns are named {twice}; give one of them another name")
+            return
+        for number, line in enumerate(lines, start=1):
+            if len(line) != len(header):
+                raise InputError(
+                    f"{path}: row {number} has {len(line)} fields, but the first line names {len(header)} columns"
+                )
+
+
+def _delimiter(header: str) -> str:
+    return max(",;\t|", key=header.count)
 
 
 def _quoted(name: str) -> str:

@@ -16,7 +16,7 @@ from central.cli import degradation as command
 from central.degradation import evaluate
 from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets
 from central.degradation.fit import FitOptions, Rival, inputs_of
-from central.degradation.runs import Columns, read_runs
+from central.degradation.runs import Columns, Table, read_runs
 from whitepanda.common import cli
 
 FEATURES = ("ipc", "memory_bandwidth_bytes_per_s", "total_stall_ratio")
@@ -345,6 +345,18 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
         ({"--target": "phase"}, "column phase must be numbers (row 1: 'quiet')", 3),
         ({"--target": "p95"}, "no column p95 (wanted by --target)", 3),
         ({"--baseline-where": "phase = 'never'"}, "no row is a baseline", 3),
+        (
+            {"--baseline-where": "1=1"},
+            "every row is a baseline (--baseline-where 1=1); there is nothing to fit to",
+            3,
+        ),
+        ({"--baseline-where": " "}, "--baseline-where: must be a condition on the columns, such as", 3),
+        (
+            {"--group-by": "phase"},
+            "at least 20 are needed (of 384 rows: 240 without a baseline of their group)",
+            3,
+        ),
+        ({"--where": "1=0"}, "no usable row of 384 (384 not wanted (--where))", 3),
         ({"--methods": "oracle"}, "--methods: no method oracle; known: gamma-inverse", 3),
         (
             {"--where": "at_s < 13 AND scenario = 'disk'"},
@@ -367,6 +379,52 @@ def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message
     assert not (tmp_path / "model.json").exists()
 
 
+def test_files_that_are_no_runs_are_told_apart(tmp_path, capsys, monkeypatch, fitted):
+    _, model, _, _ = fitted
+    header, *lines = study(tmp_path / "runs.csv", stress=20).read_text().splitlines()
+    zero = lines[4].split(",")
+    zero[5] = "0"
+    texts = {
+        "empty.csv": ("", "is empty; the first line must name the columns"),
+        "blank.csv": ("\n\n", "has blank lines only; the first line must name the columns"),
+        "rowless.csv": (header + "\n", "has columns and no rows"),
+        "twice.csv": (
+            "\n".join([header.replace("guest_ratio", "IPC"), *lines]),
+            "two columns are named IPC; give one of them another name",
+        ),
+        "long.csv": (
+            "\n".join([header, *lines[:4], lines[4] + ",9,9", *lines[5:]]),
+            "row 5 has 13 fields, but the first line names 11 columns",
+        ),
+        "zero.csv": (
+            "\n".join([header, *lines[:4], ",".join(zero), *lines[5:]]),
+            "the target p95_latency_s must be positive (row 5: 0; 1 such rows)",
+        ),
+    }
+    cases = [("/dev/null", "is no regular file"), (tmp_path, "is a folder; give the name of a CSV")]
+    for name, (text, why) in texts.items():
+        (tmp_path / name).write_text(text)
+        cases.append((tmp_path / name, why))
+    for file, why in cases:
+        for arguments in (
+            ("fit", file, *FIT, "--out", tmp_path / "m.json"),
+            ("evaluate", file, "--model", model),
+        ):
+            status, out, err = run(capsys, monkeypatch, *arguments)
+            assert (status, out) == (3, "")
+            assert err.startswith(f"error: {file}: {why}")
+            assert err.count("\n") == 1
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_other_separators_and_marks_at_the_beginning_are_read(tmp_path):
+    runs = study(tmp_path / "runs.csv", stress=20)
+    other = tmp_path / "other.csv"
+    other.write_bytes(b"\xef\xbb\xbf" + runs.read_bytes().replace(b",", b";"))
+    assert Table(other).columns == Table(runs).columns
+    assert Table(other).rows == 384
+
+
 def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, fitted):
     runs, model, _, _ = fitted
     bad = tmp_path / "bad.json"
@@ -375,7 +433,13 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
         (("predict", runs, "--model", bad, "--out", tmp_path / "o.csv"), "is no JSON"),
         (("predict", runs, "--model", tmp_path / "no.json", "--out", tmp_path / "o.csv"), "cannot be read"),
         (("predict", runs, "--model", model, "--out", runs), "is ROWS itself"),
+        (("predict", runs, "--model", model, "--out", model), "--out is the model itself"),
         (("evaluate", runs, "--model", model, "--folds", "3", "--by-scenario"), "give one"),
+        (("evaluate", runs, "--model", model, "--folds", "1"), "--folds: must be 2 to 720,"),
+        (("evaluate", runs, "--model", model, "--folds", "721"), "(value 721)"),
+        (("evaluate", runs, "--model", model, "--method", "gamma-log"), "give --by-scenario or --folds too"),
+        (("evaluate", runs, "--model", model, "--plot", runs), "--plot is RUNS itself"),
+        (("evaluate", runs, "--model", model, "--plot", model), "--plot is the model itself"),
         (
             ("evaluate", runs, "--model", model, "--where", "phase = 'quiet'"),
             "every usable row is a baseline",

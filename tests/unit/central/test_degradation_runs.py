@@ -101,7 +101,7 @@ def test_not_a_number_in_parquet_is_not_known(tmp_path):
         ({"baseline_where": "fase = 'quiet'"}, "--baseline-where: Binder Error"),
         ({"baseline_where": "phase = "}, "--baseline-where: Parser Error"),
         ({"baseline_where": TWO_STATEMENTS}, "must be one condition"),
-        ({"where": "at_s > 100"}, "no usable row of 6 (not_wanted 6)"),
+        ({"where": "at_s > 100"}, "no usable row of 6 (6 not wanted (--where))"),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, changes, message):
