@@ -59,6 +59,9 @@ FEATURES = (
     ("ipc", "guest_ratio", "run_queue_wait_ratio"),
     ("ipc", "guest_ratio", "memory_stall_ratio", "total_stall_ratio"),
     ("ipc", "guest_ratio", "llc_mpki", "memory_stall_ratio", "pressure_io_some_ratio"),
+    ("ipc", "vcpu_idle_ratio"),
+    ("ipc", "guest_ratio", "vcpu_idle_ratio"),
+    ("ipc", "guest_ratio", "run_queue_wait_ratio", "vcpu_idle_ratio"),
 )
 REGRESSIONS = ("gamma-inverse", "gamma-log", "gamma-inverse-split", "gamma-log-split")
 #: Section 6.3's, the signals of both behaviours.

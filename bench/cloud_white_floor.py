@@ -182,7 +182,14 @@ def print_floors(floors: Mapping[str, Sequence[tuple[str, Floor]]]) -> None:
         errors = np.array([one.by_prior for one in some])
         best = int(errors.mean(axis=0).argmin())
         shown = [percents(list(one)) for one in ([f.number for f in some], errors[:, 0], errors[:, best])]
-        row(group, len(some), sum(one.is_hidden for one in some), *shown, PRIORS[best])
+        # Cells of single VMs are named by application and load; the others are of one load each.
+        loads = np.array([name.partition(" ")[2] for name, _ in members])
+        each = np.empty(len(some))
+        for load in set(loads.tolist()):
+            of_it = errors[loads == load]
+            each[loads == load] = of_it[:, of_it.mean(axis=0).argmin()]
+        hidden = sum(one.is_hidden for one in some)
+        row(group, len(some), hidden, *shown, PRIORS[best], percents(each.tolist()))
 
 
 def percents(values: Sequence[float]) -> str:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from agent.analysis.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
 from agent.analysis.detector_words import Judged, Verdicts
-from agent.analysis.signals import INDEX, SIGNALS, Tick, Values
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values
 from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 
 __all__ = [
@@ -394,6 +394,7 @@ def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools) -> Values:
     # Small shifts are mostly noise of one tick; a real change of load is followed in full.
     load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
     baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
+    baseline[:, INDEX[IDLE]] = 1.0 - baseline[:, INDEX["guest_ratio"]]
     baseline[~ready] = math.nan
     return baseline
 

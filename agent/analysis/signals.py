@@ -14,7 +14,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INDEX", "OTHERS", "SIGNALS", "SUMS", "Tick", "Values", "VmKey", "set_others", "signals_of"]
+__all__ = [
+    "IDLE",
+    "INDEX",
+    "OTHERS",
+    "SIGNALS",
+    "SUMS",
+    "Tick",
+    "Values",
+    "VmKey",
+    "set_others",
+    "signals_of",
+]
 
 #: A VM's own metrics, as the agent has them.
 _OWN = (
@@ -58,7 +69,9 @@ OTHERS: Mapping[str, str] = {
         "network_bytes_per_s",
     )
 }
-SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS)
+#: What a VM's vCPUs have left, 1 - `guest_ratio`: a queue's delay goes with its inverse, whatever else it does.
+IDLE = "vcpu_idle_ratio"
+SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
 
 Values = NDArray[np.float64]
@@ -109,7 +122,11 @@ def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float]) ->
 
 
 def set_others(values: Values) -> None:
-    """Fill the `others_` columns of a tick's matrix, in place: the sum over the VMs less the VM's own."""
+    """Fill what is made of other columns of a tick's matrix, in place.
+
+    The `others_` columns are the sum over the VMs less the VM's own; `IDLE` is what its vCPUs have left.
+    """
+    values[:, INDEX[IDLE]] = 1.0 - values[:, INDEX["guest_ratio"]]
     own = values[:, [INDEX[name] for name in OTHERS.values()]]
     known = ~np.isnan(own)
     filled = np.where(known, own, 0.0)
