@@ -157,9 +157,11 @@ class Baselines:
         self._unknown = unknown
         long = self._settings.long_ticks
         self._cursor = (self._cursor + 1) % long
+        filled = noisy.copy()
+        filled[unknown] = 0.0
         for at in (self._cursor, self._cursor + long):
             self._known[at] = ~unknown
-            self._ring[at] = np.where(unknown, 0.0, noisy)
+            self._ring[at] = filled
 
     def window(self, ticks: int) -> Floats:
         """Return the means of the last `ticks` values, shape (VMs, noisy columns); NaN where none was known."""

@@ -281,25 +281,36 @@ class Detector:
         else:
             self._since_change = 0
         rows.grown = grown
-        enough = np.where(grown, settings.hysteresis * least, least)
-        return _Growth(growth, share, usual, enough, growing)
+        # Whoever has grown is told of with the threshold to go on so.
+        least[grown] *= settings.hysteresis
+        return _Growth(growth, share, usual, least, growing)
 
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""
         settings, rows = self._settings, self._rows
+        grown = rows.grown.any(axis=1)
         can = rows.grown @ _HURTS  # (VMs, KINDS): has grown in what can cause this kind
-        helped = can.sum(axis=0) - can > 0
         alone = _ALONE & (judged.shift < _LEAST[_GIPS])[:, None]
-        keep = np.where(rows.suffers, settings.hysteresis, 1.0)
-        judged.factor = np.where(helped, settings.suffers_factor, settings.suffers_factor_alone) * keep
-        judged.delay = np.where(helped, settings.suffers_delay, settings.suffers_delay_alone) * keep
-        suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & (helped | alone)
+        if grown.any():
+            helped = can.sum(axis=0) - can > 0
+            judged.factor = np.where(helped, settings.suffers_factor, settings.suffers_factor_alone)
+            judged.delay = np.where(helped, settings.suffers_delay, settings.suffers_delay_alone)
+            alone |= helped
+        else:
+            judged.factor = np.full(can.shape, settings.suffers_factor_alone)
+            judged.delay = np.full(can.shape, settings.suffers_delay_alone)
+        judged.factor[rows.suffers] *= settings.hysteresis
+        judged.delay[rows.suffers] *= settings.hysteresis
+        suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & alone
         rows.suffers = suffers
-        others = suffers.sum(axis=0) - suffers > 0
-        hurting = (can & others).any(axis=1)
-        # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
-        much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(axis=1) & judged.ready
-        inflicts = hurting | ((much | rows.inflicts) & rows.grown.any(axis=1))
+        hurting = inflicts = np.zeros(len(grown), bool)
+        if grown.any():
+            hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
+            # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
+            much = (rows.grown & (judged.growth > math.log(settings.inflicting_ratio))).any(
+                axis=1
+            ) & judged.ready
+            inflicts = hurting | ((much | rows.inflicts) & grown)
         rows.inflicts = inflicts
         victim = suffers.any(axis=1) & ~inflicts
         behaviour = (judged.ready & judged.known).astype(np.int64)
@@ -308,7 +319,7 @@ class Detector:
         rows.since_s[behaviour != rows.behaviour] = at_s
         rows.behaviour = behaviour
         judged.grown, judged.suffers, judged.can, judged.hurting = rows.grown, suffers, can, hurting
-        judged.movers = int(rows.grown.any(axis=1).sum())
+        judged.movers = int(grown.sum())
 
     def _found(self, tick: Tick, judged: Judged) -> Detection:
         rows, baselines, settings = self._rows, self._baselines, self._settings.baseline
