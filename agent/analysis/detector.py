@@ -288,7 +288,7 @@ class Detector:
     def _decide(self, judged: Judged, at_s: float) -> None:
         """Update who suffers and who inflicts, with hysteresis."""
         settings, rows = self._settings, self._rows
-        grown = rows.grown.any(axis=1)
+        grown: Bools = np.any(rows.grown, axis=1)
         can = rows.grown @ _HURTS  # (VMs, KINDS): has grown in what can cause this kind
         alone = _ALONE & (judged.shift < _LEAST[_GIPS])[:, None]
         if grown.any():
@@ -303,7 +303,8 @@ class Detector:
         judged.delay[rows.suffers] *= settings.hysteresis
         suffers = (judged.score > judged.factor) & (judged.effect > judged.delay) & alone
         rows.suffers = suffers
-        hurting = inflicts = np.zeros(len(grown), bool)
+        hurting: Bools = np.zeros(len(grown), np.bool_)
+        inflicts = hurting
         if grown.any():
             hurting = (can & (suffers.sum(axis=0) - suffers > 0)).any(axis=1)
             # Much more than usual counts without a victim too: there may be one tomorrow, or one that tells nothing.
