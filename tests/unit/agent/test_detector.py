@@ -211,6 +211,9 @@ def test_the_baseline_is_given_in_the_signals_units_at_the_present_load():
     assert after[0, INDEX["guest_ratio"]] == pytest.approx(0.4, rel=0.03)
     assert after[0, INDEX["ipc"]] == pytest.approx(1.5, rel=0.01)
     assert after[1, INDEX["guest_ratio"]] == pytest.approx(0.2, rel=0.02)
+    # What is left of the vCPUs is not proportional to the load: it follows from what is used at the present one.
+    assert after[0, INDEX["vcpu_idle_ratio"]] == pytest.approx(0.6, rel=0.03)
+    np.testing.assert_allclose(after[:, INDEX["vcpu_idle_ratio"]], 1 - after[:, INDEX["guest_ratio"]])
     assert np.isnan(after[:, INDEX["l2_mpki"]]).all()
 
 
