@@ -25,7 +25,7 @@ demo: setup
 
 ## make test        everything under 12 minutes: unit, integration with real servers
 test: setup-dev setup-lab
-	@$(PYTEST) -m "not long" $(ARGS)
+	@$(PY) tools/run_tests.py $(ARGS)
 
 ## make test-long   what takes longer
 test-long: setup-dev setup-lab

@@ -33,6 +33,7 @@ class KernelTree(Tree):
         self.fail: dict[str, int] = {}  # errno of mkdir or write
         self.log: list[str] = []
         self.tells = True
+        self._written: dict[Path, str] = {}
         for path, text in self.files.items():
             self.put(root / path, text)
         (root / "mon_groups").mkdir()
@@ -62,7 +63,8 @@ class KernelTree(Tree):
         for path in self.files:
             if path.startswith("mon_data/"):
                 self.put(folder / path, "0")
-        (folder / "tasks").write_text("")
+        self._written.pop(folder / "tasks", None)
+        self._write_if_new(folder / "tasks", "")
         if not place.mon:
             (folder / "mon_groups").mkdir()
         return place
@@ -78,15 +80,21 @@ class KernelTree(Tree):
                 for tid, where in self.threads.items()
                 if where == place or (not place.mon and where.ctrl == place.ctrl)
             ]
-            (Path(self.path(place)) / "tasks").write_text("".join(f"{tid}\n" for tid in tids))
+            self._write_if_new(Path(self.path(place)) / "tasks", "".join(f"{tid}\n" for tid in tids))
         if not self.tells:
             return
         for tid, place in self.threads.items():
             text = f"res:{place.ctrl or '/'}\nmon:{place.mon}\n"
             if self.folders[tid].exists():
-                (self.folders[tid] / "cpu_resctrl_groups").write_text(text)
+                self._write_if_new(self.folders[tid] / "cpu_resctrl_groups", text)
         (self.proc / "self").mkdir(exist_ok=True)
-        (self.proc / "self/cpu_resctrl_groups").write_text("res:/\nmon:\n")
+        self._write_if_new(self.proc / "self/cpu_resctrl_groups", "res:/\nmon:\n")
+
+    def _write_if_new(self, path: Path, text: str) -> None:
+        """Most of it is as it was: tests of hundreds of turns would only write files."""
+        if self._written.get(path) != text or not path.exists():
+            path.write_text(text)
+            self._written[path] = text
 
     def make(self, place: Place) -> None:
         if "mkdir" in self.fail:

@@ -1,0 +1,79 @@
+"""Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
+
+Unit tests mostly wait (for ticks, deadlines, servers of their own), so their folders run beside each other. All else,
+integration with servers of which the machine has one, runs after them, alone. Each process is a pytest of its own with
+CI's policy for skipped tests. Whatever is under tests/ is in exactly one of them.
+
+    tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The folders of tests/unit that take longest; the others together are a part of their own.
+_APART = ("tests/unit/agent", "tests/unit/central")
+
+
+def parts() -> tuple[list[list[str]], list[str]]:
+    """Return pytest's arguments for what runs beside each other, and for what runs alone after that."""
+    others = ["tests/unit", *(f"--ignore={folder}" for folder in _APART)]
+    return [*([folder] for folder in _APART), others], ["tests", "--ignore=tests/unit"]
+
+
+def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:
+    """Run the parts; print what each says when it is over, the last one's at once.
+
+    Returns:
+        0 if all parts passed, else the first other exit status.
+
+    """
+    began = time.monotonic()
+    running = []
+    for arguments in beside:
+        said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
+        process = subprocess.Popen(_pytest(arguments), stdout=said, stderr=subprocess.STDOUT, cwd=root)
+        running.append((arguments, process, said))
+    statuses = []
+    try:
+        for arguments, process, said in running:
+            statuses.append(process.wait())
+            with said:
+                said.seek(0)
+                text = said.read().decode(errors="replace")
+            print(f"== {' '.join(arguments)}: {time.monotonic() - began:.0f} s\n{text}", flush=True)
+    finally:
+        for _, process, _ in running:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    print(f"== {' '.join(alone)}", flush=True)
+    statuses.append(subprocess.run(_pytest(alone), check=False, cwd=root).returncode)
+    print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
+    return next((status for status in statuses if status), 0)
+
+
+def _pytest(arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-m", "not long", *arguments]
+
+
+def main() -> int:
+    """Run what the command line says."""
+    arguments = sys.argv[1:]
+    if arguments:
+        return subprocess.run(_pytest(arguments), check=False, cwd=ROOT).returncode
+    beside, alone = parts()
+    return run(beside, alone)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
