@@ -7,25 +7,40 @@ between two readings neither adds its whole past nor takes it away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Generic, NamedTuple, TypeVar
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from agent.changes import (
+    MAX_READ_JITTER_NS,
+    CgroupDelta,
+    CpuDelta,
+    DiskDelta,
+    EventDelta,
+    JoinedVm,
+    NetworkDelta,
+    PerfDelta,
+    ProcessDelta,
+    RdtDelta,
+    Reading,
+    VmDelta,
+    why_no_interval,
+)
+from agent.perf_deltas import perf_delta
 from collector.base import (
     CgroupCounters,
     DiskCounters,
     InterfaceCounters,
     NumaPlacement,
-    PerfCounters,
-    PerfGroup,
     ProcessCounters,
     RdtCounters,
     RdtDomain,
     Reason,
     ThreadCounters,
 )
-from collector.perf.scale import scale_delta
 
 __all__ = [
+    "SUBTRACT",
     "CgroupDelta",
     "CpuDelta",
     "DiskDelta",
@@ -40,220 +55,45 @@ __all__ = [
     "delta",
 ]
 
-T = TypeVar("T")
-
 _S = 1_000_000_000
 # What no counter of today's hardware does. Beyond it a counter was reset, has wrapped or lied.
-_MAX_HZ = 20e9
 _MAX_BYTES_PER_S = 1e12
 _MAX_PER_S = 1e10
-# A thread cannot use more CPU time than passes. A sampling under load reads its threads up to this long after
-# its time stamp, once more, once less.
-_READ_JITTER_NS = _S // 2
 
 
-class Reading(NamedTuple, Generic[T]):
-    """One part of one VM, from one source, with the moment at which it was read."""
-
-    source: str
-    mono_ns: int
-    unix_ns: int
-    value: T
-
-
-class JoinedVm(NamedTuple):
-    """What all sources together know of one VM in one epoch. A part that nobody told has its reason.
-
-    The parts are `collector.base.VM_PARTS`, in that order.
-    """
-
-    epoch: str
-    vcpus: int
-    threads: Reading[Mapping[int, ThreadCounters]] | Reason
-    perf: Reading[PerfCounters] | Reason
-    disks: Reading[Mapping[str, DiskCounters]] | Reason
-    interfaces: Reading[Mapping[str, InterfaceCounters]] | Reason
-    process: Reading[ProcessCounters] | Reason = Reason.SOURCE_OFF
-    cgroup: Reading[CgroupCounters] | Reason = Reason.SOURCE_OFF
-    rdt: Reading[RdtCounters] | Reason = Reason.SOURCE_OFF
-    numa: Reading[NumaPlacement] | Reason = Reason.SOURCE_OFF
-
-
-class CpuDelta(NamedTuple):
-    """CPU time of the vCPU threads, `threads` in number, in `dt_ns` that ended at `mono_ns`, `unix_ns`.
-
-    `guest_ns` None: the threads do not tell it, the process does.
-    """
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    threads: int
-    guest_ns: int | None
-    cpu_ns: int
-    run_queue_wait_ns: int | None
-
-
-class EventDelta(NamedTuple):
-    """Scaled counts of one event, and the cycles and instructions that its group counted beside it."""
-
-    counted: float
-    cycles: float
-    instructions: float
-
-
-class PerfDelta(NamedTuple):
-    """Counts of the whole VM, scaled for multiplexing; `running_ns` of `enabled_ns` were truly counted.
-
-    Without any running time the counts are 0 and say nothing.
-    `incomplete` says why not all vCPU threads are in the counts: their quotient holds, their sum is too
-    small. `events` are those beside cycles and instructions that were counted; `missing` says why others were not.
-    """
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    cycles: float
-    instructions: float
-    enabled_ns: int
-    running_ns: float
-    incomplete: Reason | None
-    events: Mapping[str, EventDelta]
-    missing: Mapping[str, Reason]
-
-
-class DiskDelta(NamedTuple):
-    """Bytes and operations of all block devices."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    read_bytes: int
-    write_bytes: int
-    read_ops: int
-    write_ops: int
-
-
-class NetworkDelta(NamedTuple):
-    """Bytes, packets and drops of all network interfaces, as the guest sees the directions.
-
-    A reason where an interface does not count its drops.
-    """
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    receive_bytes: int
-    transmit_bytes: int
-    receive_packets: int
-    transmit_packets: int
-    receive_drops: int | Reason
-    transmit_drops: int | Reason
-
-
-class ProcessDelta(NamedTuple):
-    """The whole process. A reason where the process does not tell."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    cpu_ns: int
-    guest_ns: int | Reason
-    storage_read_bytes: int | Reason
-    storage_write_bytes: int | Reason
-
-
-class CgroupDelta(NamedTuple):
-    """The control group: times of pressure and throttling, in `dt_ns`; quota and memory now."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    cpu_some_ns: int | Reason
-    memory_some_ns: int | Reason
-    memory_full_ns: int | Reason
-    io_some_ns: int | Reason
-    io_full_ns: int | Reason
-    throttled_ns: int | Reason
-    quota_cores: float | Reason
-    memory_bytes: int | Reason
-
-
-class RdtDelta(NamedTuple):
-    """All cache domains together: occupancy now, bytes moved in `dt_ns`."""
-
-    dt_ns: int
-    mono_ns: int
-    unix_ns: int
-    llc_occupancy_bytes: int | Reason
-    mbm_total_bytes: int | Reason
-    mbm_local_bytes: int | Reason
-
-
-class VmDelta(NamedTuple):
-    """What happened between two readings, part by part; each part over its own source's time."""
-
-    cpu: CpuDelta | Reason
-    perf: PerfDelta | Reason
-    disk: DiskDelta | Reason
-    network: NetworkDelta | Reason
-    process: ProcessDelta | Reason = Reason.SOURCE_OFF
-    cgroup: CgroupDelta | Reason = Reason.SOURCE_OFF
-    rdt: RdtDelta | Reason = Reason.SOURCE_OFF
-    numa: NumaPlacement | Reason = Reason.SOURCE_OFF
-
-
-def delta(now: JoinedVm, last: JoinedVm, known: tuple[JoinedVm, JoinedVm, VmDelta] | None = None) -> VmDelta:
-    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.rates.derive`).
-
-    `known` are two earlier readings and their difference: what is still the same (disks are polled slowly) is taken
-    from there.
-    """
+def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
+    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.rates.derive`)."""
     if now.epoch != last.epoch:
         starting = Reason.VM_STARTING
-        return VmDelta(*(part if isinstance(part, Reason) else starting for part in now[2:]))
-    if known is not None and now.disks is known[0].disks and last.disks is known[1].disks:
-        disk = known[2].disk
-    else:
-        disk = _disk_delta(now.disks, last.disks)
+        return VmDelta(*(starting if isinstance(part, Reading) else part for part in now[2:]))
     return VmDelta(
-        _cpu_delta(now.threads, last.threads, now.vcpus),
-        _perf_delta(now.perf, last.perf, now.vcpus),
-        disk,
-        _network_delta(now.interfaces, last.interfaces),
-        _process_delta(now.process, last.process),
-        _cgroup_delta(now.cgroup, last.cgroup),
-        _rdt_delta(now.rdt, last.rdt),
-        now.numa if isinstance(now.numa, Reason) else now.numa.value,
+        *(
+            subtract(new, old, now.vcpus) if isinstance(new, Reading) else new
+            for new, old, subtract in zip(now[2:], last[2:], SUBTRACT, strict=True)
+        )
     )
 
 
-def _interval(now: Reading[T] | Reason, last: Reading[T] | Reason) -> int | Reason:
-    """Time between two readings, or why none can be used."""
-    if isinstance(now, Reason):
-        return now
-    if isinstance(last, Reason):  # the first reading, or the first after too long a gap
-        return Reason.STALE if last is Reason.STALE else Reason.VM_STARTING
-    if now.source != last.source:  # two sources' counters of one thing need not have one zero
-        return Reason.COUNTER_RESET
-    dt_ns = now.mono_ns - last.mono_ns
-    return dt_ns if dt_ns > 0 else Reason.STALE
-
-
-def _cpu_delta(
-    now: Reading[Mapping[int, ThreadCounters]] | Reason,
+def _cpu_delta(  # noqa: C901 - one loop over the threads, with nothing called: the hottest of all
+    now: Reading[Mapping[int, ThreadCounters]],
     last: Reading[Mapping[int, ThreadCounters]] | Reason,
     vcpus: int,
 ) -> CpuDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    most_ns = 2 * dt_ns + _READ_JITTER_NS
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading):
+        return why or Reason.VM_STARTING
+    dt_ns = now.mono_ns - last.mono_ns
+    most_ns = 2 * dt_ns + MAX_READ_JITTER_NS
     before = last.value
     guest_ns = cpu_ns = wait_ns = threads = 0
     waits = guests = True
     for tid, thread in now.value.items():
         old = before.get(tid)
+        if old is thread:  # it slept, and its source hands on what it had: nothing was added
+            threads += 1
+            guests = guests and thread.guest_ns is not None
+            waits = waits and thread.run_queue_wait_ns is not None
+            continue
         if old is None or old.start_ticks != thread.start_ticks:
             continue
         cpu = thread.cpu_ns - old.cpu_ns
@@ -281,235 +121,138 @@ def _cpu_delta(
     return CpuDelta(dt_ns, now.mono_ns, now.unix_ns, threads, guest_or_none, cpu_ns, wait_or_none)
 
 
-def _perf_delta(
-    now: Reading[PerfCounters] | Reason, last: Reading[PerfCounters] | Reason, vcpus: int
-) -> PerfDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    counters, before = now.value, last.value
-    if counters.layout != before.layout or counters.scope != before.scope:
-        return Reason.COUNTER_RESET
-    most_ns = 2 * dt_ns + _READ_JITTER_NS
-    cycles = instructions = running_ns = 0.0
-    enabled_ns = 0
-    groups = len(counters.groups)
-    events: dict[str, EventDelta] = {}
-    missing = dict(counters.missing)
-    for index, layout in enumerate(counters.layout):
-        sums = _sum_groups(counters.groups, before.groups, index, most_ns)
-        if isinstance(sums, Reason):
-            return sums
-        groups = min(groups, sums.groups)
-        cycles += sums.counts[0]
-        instructions += sums.counts[1]
-        enabled_ns += sums.enabled_ns
-        running_ns += sums.running_ns
-        if len(counters.layout) > 1 and not sums.enabled_ns:
-            for name in layout[2:]:  # the group was off, or the whole VM slept: a later tick knows
-                missing.setdefault(name, Reason.TIME_SLICED)
-        else:
-            for name, count in zip(layout[2:], sums.counts[2:], strict=True):
-                events[name] = EventDelta(count, sums.counts[0], sums.counts[1])
-    wanted = max(vcpus, len(counters.groups)) if counters.scope == "thread" else len(counters.groups)
-    incomplete = Reason.VM_STARTING if groups < wanted else None
-    return PerfDelta(
-        dt_ns,
-        now.mono_ns,
-        now.unix_ns,
-        cycles,
-        instructions,
-        enabled_ns,
-        running_ns,
-        incomplete,
-        events,
-        missing,
-    )
-
-
-class _GroupSums(NamedTuple):
-    """Sums over the groups of one layout that both readings have."""
-
-    groups: int
-    counts: tuple[float, ...]
-    enabled_ns: int
-    running_ns: float
-
-
-def _sum_groups(
-    now: Mapping[int, tuple[PerfGroup, ...]],
-    before: Mapping[int, tuple[PerfGroup, ...]],
-    index: int,
-    most_ns: int,
-) -> _GroupSums | Reason:
-    """Sum the scaled deltas. `most_ns` is the most CPU time that one thread can have had."""
-    most = _MAX_HZ * most_ns / _S
-    totals: list[float] = []
-    running_ns = 0.0
-    enabled_ns = unscheduled_ns = groups = 0
-    for key, counters in now.items():
-        old = before.get(key)
-        new = counters[index]
-        if old is None or old[index].opened != new.opened:
-            continue
-        groups += 1
-        scaled = scale_delta(new, old[index])
-        if isinstance(scaled, Reason):
-            if scaled is not Reason.NOT_SCHEDULED:
-                return scaled
-            unscheduled_ns += new.time_enabled_ns - old[index].time_enabled_ns
-            continue
-        if scaled.enabled_ns > most_ns or max(scaled.counts) > most:
-            return Reason.INVALID_VALUE
-        totals = (
-            [a + b for a, b in zip(totals, scaled.counts, strict=True)] if totals else list(scaled.counts)
-        )
-        enabled_ns += scaled.enabled_ns
-        running_ns += scaled.enabled_ns * scaled.running_ratio
-    if groups == 0:
-        return Reason.VM_STARTING
-    if not totals:  # all of them ran and none was counted
-        totals = [0.0] * len(next(iter(now.values()))[index].counts)
-    sums = _GroupSums(groups, tuple(totals), enabled_ns, running_ns)
-    return _scale_for(sums, unscheduled_ns, most_ns, most) if unscheduled_ns else sums
-
-
-def _scale_for(sums: _GroupSums, unscheduled_ns: int, most_ns: int, most: float) -> _GroupSums | Reason:
-    """Scale for threads that ran while the PMU counted only others: time slices as well, seen from the VM."""
-    if unscheduled_ns > most_ns * sums.groups:
-        return Reason.INVALID_VALUE
-    enabled_ns = sums.enabled_ns + unscheduled_ns
-    factor = enabled_ns / sums.enabled_ns if sums.enabled_ns else 0.0
-    counts = tuple(count * factor for count in sums.counts)
-    if max(counts) > most * sums.groups:
-        return Reason.MULTIPLEXED  # too little of it was counted to scale from
-    return _GroupSums(sums.groups, counts, enabled_ns, sums.running_ns)
-
-
 def _disk_delta(
-    now: Reading[Mapping[str, DiskCounters]] | Reason, last: Reading[Mapping[str, DiskCounters]] | Reason
+    now: Reading[Mapping[str, DiskCounters]],
+    last: Reading[Mapping[str, DiskCounters]] | Reason,
+    _vcpus: int,
 ) -> DiskDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    totals = [0, 0, 0, 0]
-    matched = False
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading):
+        return why or Reason.VM_STARTING
+    dt_ns = now.mono_ns - last.mono_ns
+    read_bytes = write_bytes = read_ops = write_ops = matched = 0
     for name, device in now.value.items():
         old = last.value.get(name)
         if old is None:
             continue
-        matched = True
-        totals[0] += (a := device.read_bytes - old.read_bytes)
-        totals[1] += (b := device.write_bytes - old.write_bytes)
-        totals[2] += (c := device.read_ops - old.read_ops)
-        totals[3] += (d := device.write_ops - old.write_ops)
+        matched += 1
+        read_bytes += (a := device.read_bytes - old.read_bytes)
+        write_bytes += (b := device.write_bytes - old.write_bytes)
+        read_ops += (c := device.read_ops - old.read_ops)
+        write_ops += (d := device.write_ops - old.write_ops)
         if a < 0 or b < 0 or c < 0 or d < 0:
             return Reason.COUNTER_RESET
-    problem = _devices_problem(matched, len(now.value), totals, 2, dt_ns)
-    return problem or DiskDelta(dt_ns, now.mono_ns, now.unix_ns, *totals)
+    most_bytes, most = max(read_bytes, write_bytes), max(read_ops, write_ops)
+    problem = _devices_problem(matched, len(now.value), most_bytes, most, dt_ns)
+    if problem is not None:
+        return problem
+    return DiskDelta(dt_ns, now.mono_ns, now.unix_ns, read_bytes, write_bytes, read_ops, write_ops)
 
 
 def _network_delta(
-    now: Reading[Mapping[str, InterfaceCounters]] | Reason,
+    now: Reading[Mapping[str, InterfaceCounters]],
     last: Reading[Mapping[str, InterfaceCounters]] | Reason,
+    _vcpus: int,
 ) -> NetworkDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
-    totals = [0, 0, 0, 0]
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading):
+        return why or Reason.VM_STARTING
+    dt_ns = now.mono_ns - last.mono_ns
+    receive_bytes = transmit_bytes = receive_packets = transmit_packets = matched = 0
     receive_drops: int | Reason = 0
     transmit_drops: int | Reason = 0
-    matched = False
+    reset = Reason.COUNTER_RESET
     for name, port in now.value.items():
         old = last.value.get(name)
         if old is None:
             continue
-        matched = True
-        totals[0] += (a := port.receive_bytes - old.receive_bytes)
-        totals[1] += (b := port.transmit_bytes - old.transmit_bytes)
-        totals[2] += (c := port.receive_packets - old.receive_packets)
-        totals[3] += (d := port.transmit_packets - old.transmit_packets)
+        matched += 1
+        receive_bytes += (a := port.receive_bytes - old.receive_bytes)
+        transmit_bytes += (b := port.transmit_bytes - old.transmit_bytes)
+        receive_packets += (c := port.receive_packets - old.receive_packets)
+        transmit_packets += (d := port.transmit_packets - old.transmit_packets)
         e, f = _less(port.receive_drops, old.receive_drops), _less(port.transmit_drops, old.transmit_drops)
-        reset = Reason.COUNTER_RESET
         if a < 0 or b < 0 or c < 0 or d < 0 or e is reset or f is reset or port.opened != old.opened:
             return reset
         receive_drops, transmit_drops = _plus(receive_drops, e), _plus(transmit_drops, f)
-    counts = [*totals, *(drops for drops in (receive_drops, transmit_drops) if not isinstance(drops, Reason))]
-    problem = _devices_problem(matched, len(now.value), counts, 2, dt_ns)
-    sums = (*totals, receive_drops, transmit_drops)
-    return problem or NetworkDelta(dt_ns, now.mono_ns, now.unix_ns, *sums)
+    counts = [receive_packets, transmit_packets]
+    counts += [drops for drops in (receive_drops, transmit_drops) if drops.__class__ is not Reason]
+    most_bytes = max(receive_bytes, transmit_bytes)
+    problem = _devices_problem(matched, len(now.value), most_bytes, max(counts), dt_ns)
+    if problem is not None:
+        return problem
+    return NetworkDelta(
+        dt_ns,
+        now.mono_ns,
+        now.unix_ns,
+        receive_bytes,
+        transmit_bytes,
+        receive_packets,
+        transmit_packets,
+        receive_drops,
+        transmit_drops,
+    )
 
 
 def _plus(total: int | Reason, value: int | Reason) -> int | Reason:
     """Add up; what one of them does not tell, the sum does not."""
-    if isinstance(total, Reason):
+    if total.__class__ is Reason:
         return total
-    return value if isinstance(value, Reason) else total + value
+    return value if value.__class__ is Reason else total + value
 
 
-def _devices_problem(
-    matched: bool,  # noqa: FBT001 - private, named at each call
-    devices: int,
-    totals: list[int],
-    byte_counters: int,
-    dt_ns: int,
-) -> Reason | None:
+def _devices_problem(matched: int, devices: int, most_bytes: int, most: int, dt_ns: int) -> Reason | None:
     """Why a sum over devices is no rate: none there, none there before, or beyond any device."""
     if devices == 0:
         return Reason.NOT_PRESENT
     if not matched:
         return Reason.VM_STARTING
-    seconds = dt_ns / _S
-    most_bytes = devices * _MAX_BYTES_PER_S * seconds
-    most = devices * _MAX_PER_S * seconds
-    if max(totals[:byte_counters]) > most_bytes or max(totals[byte_counters:]) > most:
+    device_s = devices * dt_ns / _S
+    if most_bytes > _MAX_BYTES_PER_S * device_s or most > _MAX_PER_S * device_s:
         return Reason.INVALID_VALUE
     return None
 
 
 def _process_delta(
-    now: Reading[ProcessCounters] | Reason, last: Reading[ProcessCounters] | Reason
+    now: Reading[ProcessCounters], last: Reading[ProcessCounters] | Reason, _vcpus: int
 ) -> ProcessDelta | Reason:
-    dt_ns = _interval(now, last)
-    if isinstance(dt_ns, Reason) or isinstance(now, Reason) or isinstance(last, Reason):
-        return dt_ns if isinstance(dt_ns, Reason) else Reason.NOT_PRESENT
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading):
+        return why or Reason.VM_STARTING
+    dt_ns = now.mono_ns - last.mono_ns
     new, old = now.value, last.value
     if new.start_ticks != old.start_ticks:
         return Reason.COUNTER_RESET
     cpu_ns = new.cpu_ns - old.cpu_ns
     if cpu_ns < 0:
         return Reason.COUNTER_RESET
-    why = new.storage_reason or Reason.NOT_PRESENT
-    most_bytes = round(_MAX_BYTES_PER_S * dt_ns / _S)
+    untold = new.storage_reason or Reason.NOT_PRESENT
+    most_bytes = _MAX_BYTES_PER_S * dt_ns / _S
     return ProcessDelta(
         dt_ns,
         now.mono_ns,
         now.unix_ns,
         cpu_ns,
         _less(new.guest_ns, old.guest_ns),
-        _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, why),
-        _less(new.storage_write_bytes, old.storage_write_bytes, most_bytes, why),
+        _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, untold),
+        _less(new.storage_write_bytes, old.storage_write_bytes, most_bytes, untold),
     )
 
 
 def _cgroup_delta(
-    now: Reading[CgroupCounters] | Reason, last: Reading[CgroupCounters] | Reason
+    now: Reading[CgroupCounters], last: Reading[CgroupCounters] | Reason, _vcpus: int
 ) -> CgroupDelta | Reason:
-    if isinstance(now, Reason):
-        return now
     new = now.value
-    dt_ns = _interval(now, last)
     gauges = (
         Reason.NOT_PRESENT if new.quota_cores is None else new.quota_cores,
         Reason.NOT_PRESENT if new.memory_bytes is None else new.memory_bytes,
     )
-    if not isinstance(dt_ns, Reason) and not isinstance(last, Reason) and last.value.opened != new.opened:
-        dt_ns = Reason.COUNTER_RESET
-    if isinstance(dt_ns, Reason) or isinstance(last, Reason):
-        why = dt_ns if isinstance(dt_ns, Reason) else Reason.VM_STARTING
-        return CgroupDelta(0, now.mono_ns, now.unix_ns, *(why,) * 6, *gauges)
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading) or last.value.opened != new.opened:
+        return CgroupDelta(0, now.mono_ns, now.unix_ns, *(why or Reason.COUNTER_RESET,) * 6, *gauges)
+    dt_ns = now.mono_ns - last.mono_ns
     old = last.value
-    most_ns = 2 * dt_ns + _READ_JITTER_NS
+    most_ns = 2 * dt_ns + MAX_READ_JITTER_NS
     return CgroupDelta(
         dt_ns,
         now.mono_ns,
@@ -524,44 +267,47 @@ def _cgroup_delta(
     )
 
 
-def _rdt_delta(now: Reading[RdtCounters] | Reason, last: Reading[RdtCounters] | Reason) -> RdtDelta | Reason:
-    if isinstance(now, Reason):
-        return now
+def _rdt_delta(
+    now: Reading[RdtCounters], last: Reading[RdtCounters] | Reason, _vcpus: int
+) -> RdtDelta | Reason:
     domains = now.value.domains
-    occupancy = _sum_domains(domains, "llc_occupancy_bytes")
-    dt_ns = _interval(now, last)
-    if (
-        not isinstance(dt_ns, Reason)
-        and not isinstance(last, Reason)
-        and last.value.opened != now.value.opened
-    ):
-        dt_ns = Reason.COUNTER_RESET
-    if isinstance(dt_ns, Reason) or isinstance(last, Reason):
-        why = dt_ns if isinstance(dt_ns, Reason) else Reason.VM_STARTING
+    occupancy = _sum_domains(domains)
+    why = why_no_interval(now, last)
+    if why is not None or not isinstance(last, Reading) or last.value.opened != now.value.opened:
+        why = why or Reason.COUNTER_RESET
         return RdtDelta(0, now.mono_ns, now.unix_ns, occupancy, why, why)
+    dt_ns = now.mono_ns - last.mono_ns
     before = last.value.domains
     return RdtDelta(
         dt_ns,
         now.mono_ns,
         now.unix_ns,
         occupancy,
-        _domain_bytes(domains, before, "mbm_total_bytes", dt_ns),
-        _domain_bytes(domains, before, "mbm_local_bytes", dt_ns),
+        _domain_bytes(domains, before, _total_bytes, dt_ns),
+        _domain_bytes(domains, before, _local_bytes, dt_ns),
     )
 
 
-def _sum_domains(domains: Mapping[str, RdtDomain], field: str) -> int | Reason:
+def _sum_domains(domains: Mapping[str, RdtDomain]) -> int | Reason:
+    """Return the occupancy of all domains together."""
     total = 0
     for domain in domains.values():
-        value = getattr(domain, field)
+        value = domain.llc_occupancy_bytes
         if value is None:  # a sum over some of the domains would look like a smaller VM
             return domain.reason or Reason.NOT_PRESENT
         total += value
     return total if domains else Reason.NOT_PRESENT
 
 
+_total_bytes = operator.attrgetter("mbm_total_bytes")
+_local_bytes = operator.attrgetter("mbm_local_bytes")
+
+
 def _domain_bytes(
-    now: Mapping[str, RdtDomain], before: Mapping[str, RdtDomain], field: str, dt_ns: int
+    now: Mapping[str, RdtDomain],
+    before: Mapping[str, RdtDomain],
+    counter: Callable[[RdtDomain], int | None],
+    dt_ns: int,
 ) -> int | Reason:
     total = 0
     most = _MAX_BYTES_PER_S * dt_ns / _S
@@ -569,8 +315,8 @@ def _domain_bytes(
         old = before.get(name)
         if old is None:
             return Reason.VM_STARTING
-        moved = _less(getattr(domain, field), getattr(old, field), most, domain.reason or Reason.NOT_PRESENT)
-        if isinstance(moved, Reason):
+        moved = _less(counter(domain), counter(old), most, domain.reason or Reason.NOT_PRESENT)
+        if moved.__class__ is Reason:
             return moved
         total += moved
     return total if now else Reason.NOT_PRESENT
@@ -588,3 +334,24 @@ def _less(
     if value < 0:
         return Reason.COUNTER_RESET
     return Reason.INVALID_VALUE if value > most else value
+
+
+def _placement(
+    now: Reading[NumaPlacement], _last: Reading[NumaPlacement] | Reason, _vcpus: int
+) -> NumaPlacement:
+    """Return what is no counter as it is."""
+    return now.value
+
+
+#: How each part is subtracted, in the order of `collector.base.VM_PARTS`: given the later reading, the earlier one (or
+#: why there is none) and the VM's number of vCPUs, it returns the difference or the reason why there is none.
+SUBTRACT: tuple[Callable[[Reading[Any], Reading[Any] | Reason, int], Any], ...] = (
+    _cpu_delta,
+    perf_delta,
+    _disk_delta,
+    _network_delta,
+    _process_delta,
+    _cgroup_delta,
+    _rdt_delta,
+    _placement,
+)

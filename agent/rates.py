@@ -13,6 +13,7 @@ from agent.deltas import (
     CgroupDelta,
     CpuDelta,
     DiskDelta,
+    EventDelta,
     JoinedVm,
     NetworkDelta,
     PerfDelta,
@@ -128,7 +129,7 @@ def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
     guest: Value
     wait: Value
     steal: Value
-    if isinstance(cpu, Reason):
+    if not isinstance(cpu, CpuDelta):
         usage = guest = wait = steal = cpu
     else:
         usage = cpu.cpu_ns / cpu.dt_ns
@@ -218,7 +219,7 @@ def _perf_rates(
     perf: PerfDelta | Reason, usage_cores: Value, limits: Limits
 ) -> tuple[Value, Value, Value, Value]:
     """Return gips, ipc, cpi and running_ratio."""
-    if isinstance(perf, Reason):
+    if not isinstance(perf, PerfDelta):
         return perf, perf, perf, perf
     # A VM whose threads all slept has had its counters on the whole time: ratio 1, as in scale_delta.
     ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
@@ -232,14 +233,14 @@ def _perf_rates(
 
 
 def _disk_rates(disk: DiskDelta | Reason) -> tuple[Value, ...]:
-    if isinstance(disk, Reason):
+    if not isinstance(disk, DiskDelta):
         return (disk,) * 4
     per_s = _S / disk.dt_ns
-    return tuple(count * per_s for count in disk[3:])
+    return disk.read_bytes * per_s, disk.write_bytes * per_s, disk.read_ops * per_s, disk.write_ops * per_s
 
 
 def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
-    if isinstance(network, Reason):
+    if not isinstance(network, NetworkDelta):
         return (network,) * 6
     per_s = _S / network.dt_ns
     received, sent = network.receive_drops, network.transmit_drops
@@ -248,8 +249,8 @@ def _network_rates(network: NetworkDelta | Reason) -> tuple[Value, ...]:
         network.transmit_bytes * per_s,
         network.receive_packets * per_s,
         network.transmit_packets * per_s,
-        received if isinstance(received, Reason) else received * per_s,
-        sent if isinstance(sent, Reason) else sent * per_s,
+        received if received.__class__ is Reason else received * per_s,
+        sent if sent.__class__ is Reason else sent * per_s,
     )
 
 
@@ -257,50 +258,50 @@ def _guest_ratio(cpu: CpuDelta, process: ProcessDelta | Reason) -> Value:
     """Share of time in guest mode: the threads' own word, else the process's."""
     if cpu.guest_ns is not None:
         return cpu.guest_ns / (cpu.dt_ns * cpu.threads)
-    if isinstance(process, Reason):
+    if not isinstance(process, ProcessDelta):
         return process
-    if isinstance(process.guest_ns, Reason):
+    if process.guest_ns.__class__ is Reason:
         return process.guest_ns
     # The kernel accounts guest time in ticks, so a VM that never leaves its guests can seem to have a bit too much.
     return min(1.0, process.guest_ns / (process.dt_ns * cpu.threads))
 
 
-#: Metric, its event, what it is divided by (a field of `EventDelta`) and multiplied with.
+_CYCLES, _INSTRUCTIONS = (EventDelta._fields.index(name) for name in ("cycles", "instructions"))
+#: Event, what it is divided by (a place in `EventDelta`) and multiplied with, in the order of the metrics.
 _EVENT_RATIOS = (
-    ("l2_misses", "instructions", 1000.0),
-    ("llc_misses", "instructions", 1000.0),
-    ("memory_stall_cycles", "cycles", 1.0),
-    ("total_stall_cycles", "cycles", 1.0),
-    ("core_stall_cycles", "cycles", 1.0),
+    ("l2_misses", _INSTRUCTIONS, 1000.0),
+    ("llc_misses", _INSTRUCTIONS, 1000.0),
+    ("memory_stall_cycles", _CYCLES, 1.0),
+    ("total_stall_cycles", _CYCLES, 1.0),
+    ("core_stall_cycles", _CYCLES, 1.0),
 )
 
 
 def _event_rates(perf: PerfDelta | Reason, usage_cores: Value, limits: Limits) -> tuple[Value, ...]:
     """Return frequency_ratio, l2_mpki, llc_mpki and the three stall ratios."""
     count = 1 + len(_EVENT_RATIOS)
-    if isinstance(perf, Reason):
+    if not isinstance(perf, PerfDelta):
         return (perf,) * count
     ratio = perf.running_ns / perf.enabled_ns if perf.enabled_ns else 1.0
     if ratio == 0 or ratio < limits.min_running_ratio:
         return (Reason.MULTIPLEXED,) * count
     if isinstance(usage_cores, float) and usage_cores < limits.min_activity_cores:
         return (Reason.IDLE,) * count
-    reference = perf.events.get("reference_cycles")
+    events, missing = perf.events, perf.missing
+    reference = events.get("reference_cycles")
     values: list[Value] = [
-        _missing(perf, "reference_cycles")
+        missing.get("reference_cycles", Reason.NOT_PRESENT)
         if reference is None
         else _quotient(reference.cycles, reference.counted)
     ]
     for name, base, factor in _EVENT_RATIOS:
-        event = perf.events.get(name)
+        event = events.get(name)
         values.append(
-            _missing(perf, name) if event is None else _quotient(event.counted * factor, getattr(event, base))
+            missing.get(name, Reason.NOT_PRESENT)
+            if event is None
+            else _quotient(event.counted * factor, event[base])
         )
     return tuple(values)
-
-
-def _missing(perf: PerfDelta, name: str) -> Reason:
-    return perf.missing.get(name, Reason.NOT_PRESENT)
 
 
 def _quotient(dividend: float, divisor: float) -> Value:
@@ -309,49 +310,51 @@ def _quotient(dividend: float, divisor: float) -> Value:
 
 def _process_rates(process: ProcessDelta | Reason, cpu: CpuDelta | Reason) -> tuple[Value, Value, Value]:
     """Return the storage rates and the CPU that the process used beside its vCPU threads."""
-    if isinstance(process, Reason):
+    if not isinstance(process, ProcessDelta):
         return process, process, process
     per_s = _S / process.dt_ns
     read, write = process.storage_read_bytes, process.storage_write_bytes
     # The process's time is counted in ticks and the threads' in nanoseconds: a little less than nothing is nothing.
     emulator: Value = (
-        cpu if isinstance(cpu, Reason) else max(0.0, process.cpu_ns / process.dt_ns - cpu.cpu_ns / cpu.dt_ns)
+        max(0.0, process.cpu_ns / process.dt_ns - cpu.cpu_ns / cpu.dt_ns)
+        if isinstance(cpu, CpuDelta)
+        else cpu
     )
     return (
-        read if isinstance(read, Reason) else read * per_s,
-        write if isinstance(write, Reason) else write * per_s,
+        read if read.__class__ is Reason else read * per_s,
+        write if write.__class__ is Reason else write * per_s,
         emulator,
     )
 
 
 def _cgroup_rates(cgroup: CgroupDelta | Reason) -> tuple[Value, ...]:
-    if isinstance(cgroup, Reason):
+    if not isinstance(cgroup, CgroupDelta):
         return (cgroup,) * 8
     dt_ns = cgroup.dt_ns
-    pressures = (v if isinstance(v, Reason) else min(1.0, v / dt_ns) for v in cgroup[3:8])
+    pressures = (v if v.__class__ is Reason else min(1.0, v / dt_ns) for v in cgroup[3:8])
     throttled = cgroup.throttled_ns
     return (
         *pressures,
-        throttled if isinstance(throttled, Reason) else throttled / dt_ns,
+        throttled if throttled.__class__ is Reason else throttled / dt_ns,
         cgroup.quota_cores,
         cgroup.memory_bytes,
     )
 
 
 def _rdt_rates(rdt: RdtDelta | Reason) -> tuple[Value, Value, Value]:
-    if isinstance(rdt, Reason):
+    if not isinstance(rdt, RdtDelta):
         return rdt, rdt, rdt
     total, local = rdt.mbm_total_bytes, rdt.mbm_local_bytes
     return (
         rdt.llc_occupancy_bytes,
-        total if isinstance(total, Reason) else total * _S / rdt.dt_ns,
-        local if isinstance(local, Reason) else local * _S / rdt.dt_ns,
+        total if total.__class__ is Reason else total * _S / rdt.dt_ns,
+        local if local.__class__ is Reason else local * _S / rdt.dt_ns,
     )
 
 
 def _remote_memory(numa: NumaPlacement | Reason) -> Value:
     """Share of the VM's memory that a vCPU drawn at random has on another node."""
-    if isinstance(numa, Reason):
+    if not isinstance(numa, NumaPlacement):
         return numa
     memory, vcpus = sum(numa.memory_bytes.values()), sum(numa.vcpus.values())
     if memory <= 0 or vcpus <= 0:

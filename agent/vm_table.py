@@ -5,15 +5,14 @@ A VM is a UUID in one epoch. A new epoch starts it anew, so that no delta crosse
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from agent.config import JobRule
-from agent.deltas import JoinedVm, Reading, VmDelta, delta
+from agent.deltas import SUBTRACT, JoinedVm, PerfDelta, Reading, VmDelta
 from agent.metrics import METRICS
 from agent.rates import Limits, VmRates, rates_of
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
@@ -27,6 +26,7 @@ _log = log.get("vms")
 Part = Reading[Any] | Reason
 
 _STARTING = (Reason.VM_STARTING,) * len(VM_PARTS)
+_NOTHING = VmDelta(*_STARTING)
 _INVALID = VmRates(*(Reason.INVALID_VALUE,) * len(VmRates._fields))
 
 
@@ -65,14 +65,17 @@ class JobRules:
 class Vm:
     """One VM in its epoch. `change` None: its data made no sense, and its rates are INVALID_VALUE.
 
-    `held` has the metrics, by their place in `rates`, that are of an earlier tick, and its moment.
+    `latest` is the last reading that each part ever had, from which the next difference is made, and `known` the last
+    differences that made sense: all that is kept of earlier ticks. `held` has the metrics, by their place in `rates`,
+    that are of an earlier tick, and its moment.
     """
 
     identity: VmIdentity
     job: str
     latency_sensitive: bool
     now: JoinedVm
-    last: JoinedVm
+    latest: Sequence[Part]
+    known: VmDelta
     change: VmDelta | None
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
@@ -141,42 +144,78 @@ class VmTable:
         for uuid in self._vms.keys() - found.keys():
             del self._vms[uuid]
             self._broken.pop(uuid, None)
-        absent: dict[str, Reason] = {part: self._why_absent(part, samples, mono_ns) for part in VM_PARTS}
+        absent = [self._why_absent(part, samples, mono_ns) for part in VM_PARTS]
+        told = [_Told(sample, *_TOLD_BY.get(sample.source, _ALL)) for sample in fresh]
         for uuid, identity in found.items():
             try:
-                self._update_vm(uuid, identity, fresh, absent)
+                self._update_vm(uuid, identity, told, absent)
             except Exception as error:  # noqa: BLE001 - one VM's bad data must not cost another VM's sample
                 self._break(uuid, identity, error)
             else:
-                if self._broken.pop(uuid, ""):
+                if self._broken and self._broken.pop(uuid, ""):
                     _log.info("VM's data makes sense again", vm=identity.name, uuid=uuid)
 
     def _update_vm(
-        self,
-        uuid: str,
-        identity: VmIdentity,
-        fresh: Sequence[SourceSample],
-        absent: Mapping[str, Reason],
+        self, uuid: str, identity: VmIdentity, told: Sequence[_Told], absent: Sequence[Reason]
     ) -> None:
-        parts = _join(uuid, identity.epoch, fresh, absent)
+        parts = _join(uuid, identity.epoch, told, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
-            job, latency_sensitive, owner = self._rules.job_of(identity)
-            now = JoinedVm(identity.epoch, identity.vcpus, *parts)
-            last = JoinedVm(identity.epoch, identity.vcpus, *_STARTING)
-            change = delta(now, last)
+            now, latest, change = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING)
             rates = rates_of(change, self._limits)
-            self._vms[uuid] = Vm(identity, job, latency_sensitive, now, last, change, rates, owner=owner)
+            job, latency_sensitive, owner = self._rules.job_of(identity)
+            self._vms[uuid] = Vm(
+                identity, job, latency_sensitive, now, latest, change, change, rates, owner=owner
+            )
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
                 vm.job, vm.latency_sensitive, vm.owner = self._rules.job_of(identity)
+            if vm.identity.vcpus != identity.vcpus:
+                vm.known = _without_vcpus(vm.known)
             vm.identity = identity
-        now, last = self._pair(parts, vm)
-        change = delta(now, last, known=None if vm.change is None else (vm.now, vm.last, vm.change))
+        now, latest, change = self._subtract(parts, identity, vm.now[2:], vm.latest, vm.known)
         rates = rates_of(change, self._limits)
-        vm.rates = self._hold(vm, rates, now) if Reason.TIME_SLICED in rates else rates
-        vm.now, vm.last, vm.change = now, last, change
+        vm.rates = self._hold(vm, rates, now) if _in_turns(change) and Reason.TIME_SLICED in rates else rates
+        vm.now, vm.latest, vm.known, vm.change = now, latest, change, change
+
+    def _subtract(
+        self,
+        parts: Sequence[Part],
+        identity: VmIdentity,
+        former: Sequence[Part],
+        latest: Sequence[Part],
+        known: VmDelta,
+    ) -> tuple[JoinedVm, list[Part], VmDelta]:
+        """Return the new readings, the last one of each part, and the differences to the last ones so far.
+
+        The same sample seen again (a source slower than the tick) leaves what it made before: its rates stand and age.
+        """
+        vcpus = len(identity.vcpu_tids)
+        changes: list[Any] = []
+        now: list[Part] = []
+        last: list[Part] = []
+        for new, before, old, change, stale_after_ns, subtract in zip(
+            parts, former, latest, known, self._stale_part_ns, SUBTRACT, strict=True
+        ):
+            if not isinstance(new, Reading):
+                now.append(new)
+                last.append(old)
+                changes.append(new)
+                continue
+            base, reading, difference = old, new, change
+            if isinstance(old, Reading):
+                gap_ns = new.mono_ns - old.mono_ns
+                if gap_ns == 0 and before is old and new.source == old.source:
+                    reading = old
+                elif gap_ns > stale_after_ns:
+                    base = Reason.STALE
+            if reading is new:
+                difference = subtract(new, base, vcpus)
+            now.append(reading)
+            last.append(reading)
+            changes.append(difference)
+        return JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes)
 
     def _hold(self, vm: Vm, rates: VmRates, now: JoinedVm) -> VmRates:
         """Keep the values of counters whose turn it was not, until they are stale; `vm.held` has their moments."""
@@ -192,30 +231,6 @@ class VmTable:
                 if mono_ns - since_ns <= self._stale_after_ns:
                     values[index] = old
         return VmRates(*values)
-
-    def _pair(self, parts: Sequence[Part], vm: Vm) -> tuple[JoinedVm, JoinedVm]:
-        """Return the later and the earlier reading of each part, given the new ones and the pairs so far.
-
-        The same sample seen again (a source slower than the tick) leaves the pair as it was: its rates stand
-        and age.
-        """
-        earlier: list[Part] = []
-        later: list[Part] = []
-        for new, now, last, stale_after_ns in zip(
-            parts, vm.now[2:], vm.last[2:], self._stale_part_ns, strict=True
-        ):
-            latest = last if isinstance(now, Reason) else now
-            reading = new
-            if not (isinstance(new, Reason) or isinstance(latest, Reason)):
-                if new.mono_ns == latest.mono_ns and new.source == latest.source:
-                    if latest is now:
-                        reading, latest = now, last
-                elif new.mono_ns - latest.mono_ns > stale_after_ns:
-                    latest = Reason.STALE
-            later.append(reading)
-            earlier.append(latest)
-        epoch, vcpus = vm.identity.epoch, vm.identity.vcpus
-        return JoinedVm(epoch, vcpus, *later), JoinedVm(epoch, vcpus, *earlier)
 
     def _why_absent(self, part: str, samples: Sequence[SourceSample], mono_ns: int) -> Reason:
         """Why a VM may have no reading of a part, where no source gave a reason for that very VM."""
@@ -240,40 +255,74 @@ class VmTable:
             vm.change, vm.rates = None, _INVALID
             return
         nothing = JoinedVm(identity.epoch, identity.vcpus, *(Reason.INVALID_VALUE,) * len(VM_PARTS))
-        self._vms[uuid] = Vm(identity, identity.name, False, nothing, nothing, None, _INVALID)
+        self._vms[uuid] = Vm(identity, identity.name, False, nothing, _STARTING, _NOTHING, None, _INVALID)
 
 
-def _join(uuid: str, epoch: str, fresh: Sequence[SourceSample], absent: Mapping[str, Reason]) -> list[Part]:
+class _Told(NamedTuple):
+    """A sample, which parts its source can tell (a bit each), and those parts' places and names."""
+
+    sample: SourceSample
+    mask: int
+    parts: Sequence[tuple[int, str]]
+
+
+def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]) -> list[Part]:
     """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
     parts: list[Part | None] = [None] * len(VM_PARTS)
-    told: Mapping[str, Reason] = {}
-    seen = []
-    for sample in fresh:
+    reasons: Mapping[str, Reason] = {}
+    seen = found = 0
+    for sample, mask, tellable in told:
         vm = sample.vms.get(uuid)
         if vm is None or vm.epoch != epoch:
             continue
         source, stamps = sample.source, vm.stamps
-        seen.append(source)
-        for index, value in enumerate(_values(vm)):
+        seen |= mask
+        for index, name in tellable:
+            value = getattr(vm, name)
             if value is not None and parts[index] is None:
-                moment = stamps.get(VM_PARTS[index], sample) if stamps else sample
+                moment = stamps.get(name, sample) if stamps else sample
                 parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
+                found += 1
         if vm.absent:
-            told = {**told, **vm.absent}
+            reasons = {**reasons, **vm.absent}
+    if found == len(VM_PARTS):
+        return cast("list[Part]", parts)
     return [
-        (told.get(name) or _reason(name, absent[name], seen)) if part is None else part
-        for name, part in zip(VM_PARTS, parts, strict=True)
+        (reasons.get(name) or _reason(absent[index], seen >> index & 1)) if part is None else part
+        for index, (name, part) in enumerate(zip(VM_PARTS, parts, strict=True))
     ]
 
 
-def _reason(part: str, reason: Reason, seen: Sequence[str]) -> Reason:
+def _reason(reason: Reason, seen: int) -> Reason:
     """Why a part is absent where no source said: one that tells of the VM and not of this part has none to tell."""
-    if reason is Reason.VM_STARTING and any(source in PART_SOURCES[part] for source in seen):
-        return Reason.NOT_PRESENT
-    return reason
+    return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
 
 
-_values = operator.attrgetter(*VM_PARTS)
+def _in_turns(change: VmDelta) -> bool:
+    """Whether there may be counters whose turn it was not; to look through all rates for that would cost more."""
+    perf = change.perf
+    if isinstance(perf, PerfDelta):
+        return Reason.TIME_SLICED in perf.missing.values()
+    return perf is Reason.TIME_SLICED
+
+
+def _without_vcpus(known: VmDelta) -> VmDelta:
+    """Forget what was made of a former number of vCPUs: a reading that is handed on may lack the new ones."""
+    return known._replace(
+        cpu=known.cpu if isinstance(known.cpu, Reason) else Reason.VM_STARTING,
+        perf=known.perf if isinstance(known.perf, Reason) else Reason.VM_STARTING,
+    )
+
+
+#: What each source tells of a VM, as `_Told` has it; a source that the registry does not know may tell anything.
+_TOLD_BY = {
+    source: (
+        sum(1 << index for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
+        tuple((index, part) for index, part in enumerate(VM_PARTS) if source in PART_SOURCES[part]),
+    )
+    for source in {source for part in VM_PARTS for source in PART_SOURCES[part]}
+}
+_ALL = (0, tuple(enumerate(VM_PARTS)))
 _SLICED = tuple(
     index
     for index, metric in enumerate(metric for metric in METRICS if metric.scope == "vm")

@@ -158,11 +158,11 @@ class Sampler:
         for vm, own in zip(vms, values, strict=True):
             if self._wanted[0] not in (vm.identity.name, vm.identity.uuid):
                 continue
-            last, now = vm.last.threads, vm.now.threads
-            if isinstance(last, Reason) or isinstance(now, Reason) or last.mono_ns >= now.mono_ns:
+            cpu = Reason.INVALID_VALUE if vm.change is None else vm.change.cpu
+            if isinstance(cpu, Reason):
                 continue
-            if not self.seconds or now.mono_ns > self.seconds[-1].end_ns:
-                self.seconds.append(Second(last.mono_ns, now.mono_ns, own))
+            if not self.seconds or cpu.mono_ns > self.seconds[-1].end_ns:
+                self.seconds.append(Second(cpu.mono_ns - cpu.dt_ns, cpu.mono_ns, own))
 
 
 def _known(rates: VmRates | HostRates | Reason) -> dict[str, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from operator import sub
+from typing import NamedTuple
 
 from collector.base import PerfGroup, Reason
 
 __all__ = ["ScaledDelta", "scale_delta"]
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledDelta:
+class ScaledDelta(NamedTuple):
     """What was done between two readings, as if the counters had run all the time.
 
     `counts` are in the group's order. `enabled_ns` is the CPU time in which the group could have counted: the kernel
@@ -23,7 +23,7 @@ class ScaledDelta:
     enabled_ns: int
 
 
-def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:
+def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:  # noqa: PLR0911 - a return per case of the docstring
     """Scale the difference of two readings of one group by d(enabled) / d(running), or say why not.
 
     Deltas are scaled, never totals: a scaled total can go backwards when the running ratio falls.
@@ -45,7 +45,9 @@ def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:
         return Reason.COUNTER_RESET
     enabled_ns = now.time_enabled_ns - last.time_enabled_ns
     running_ns = now.time_running_ns - last.time_running_ns
-    counts = [new - old for new, old in zip(now.counts, last.counts, strict=True)]
+    if len(now.counts) != len(last.counts):
+        raise ValueError("one reading of the group is shorter than the other")
+    counts = tuple(map(sub, now.counts, last.counts))
     if enabled_ns < 0 or running_ns < 0 or min(counts) < 0:
         return Reason.COUNTER_RESET
     if running_ns == 0:
@@ -54,5 +56,7 @@ def scale_delta(now: PerfGroup, last: PerfGroup) -> ScaledDelta | Reason:
         return ScaledDelta((0.0,) * len(counts), 1.0, 0) if enabled_ns == 0 else Reason.NOT_SCHEDULED
     if running_ns > enabled_ns:
         return Reason.INVALID_VALUE
+    if running_ns == enabled_ns:
+        return ScaledDelta(counts, 1.0, enabled_ns)
     factor = enabled_ns / running_ns
     return ScaledDelta(tuple([count * factor for count in counts]), running_ns / enabled_ns, enabled_ns)

@@ -161,16 +161,18 @@ class _Meter:
                 counted = (instructions + offset * instructions_skew) * ratio
                 cycles, calm = thread_ns * counted_ghz, (base + offset * base_skew) * counted_ghz
                 misses = thread_ns * misses_per_ns
+                whole_cycles = int(cycles)
                 counts = (
-                    int(cycles),
+                    whole_cycles,
                     int(counted),
-                    int(cycles),
+                    whole_cycles,
                     int(misses * _L2_MISSES_PER_LLC_MISS),
                     int(misses),
                     int(cycles - calm * _BUSY_SHARE),
                     int(cycles - calm * (_BUSY_SHARE - _CORE_STALL_SHARE)),
                 )
-                perf[tid] = (PerfGroup(opened, whole_ns, int(thread_ns * ratio), counts),)
+                running_ns = whole_ns if ratio == 1 else int(thread_ns * ratio)
+                perf[tid] = (PerfGroup(opened, whole_ns, running_ns, counts),)
         return VmSample(
             self.identity.epoch,
             threads,

@@ -16,6 +16,7 @@ import pytest
 from agent.cli.record import record
 from agent.config import load
 from agent.daemon import Daemon
+from agent.deltas import CpuDelta
 from agent.playback import Playback, header_of
 from agent.rates import HostRates
 from collector.base import Reason, SourceError
@@ -168,10 +169,10 @@ def rates_by_samples(pipeline):
     """Rates of each VM by the moments' distance: two replays shift the clocks, and nothing else."""
     found = {}
     for vm in pipeline.table:
-        if not isinstance(vm.now.threads, Reason) and not isinstance(vm.last.threads, Reason):
-            both = (vm.last.threads.value, vm.now.threads.value)
+        if not isinstance(vm.now.threads, Reason) and isinstance(vm.change.cpu, CpuDelta):
             # The threads' CPU time never repeats.
-            found[vm.identity.name, *(sum(t.cpu_ns for t in part.values()) for part in both)] = vm.rates
+            until_ns = sum(thread.cpu_ns for thread in vm.now.threads.value.values())
+            found[vm.identity.name, until_ns - vm.change.cpu.cpu_ns, until_ns] = vm.rates
     return found
 
 

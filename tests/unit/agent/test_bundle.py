@@ -142,7 +142,7 @@ def take() -> SourceSample:
     odd = {f"00000000-0000-4000-8000-00000000000{n}": name for n, name in enumerate(ODD)}
     vms = {UUID: vm, **dict.fromkeys(odd, vm)}
     inventory = (identity(), *(identity(name, uuid) for uuid, name in odd.items()))
-    return SourceSample("procfs", now_ns, time.time_ns(), vms, None, inventory)
+    return SourceSample("simulated", now_ns, time.time_ns(), vms, None, inventory)
 
 
 @pytest.fixture
@@ -220,7 +220,9 @@ class FakeAgent:
 def host(monkeypatch, tmp_path):
     """A host whose every part tells secrets."""
     monkeypatch.setattr(
-        recording, "make_plans", lambda _config: [SourcePlan("procfs", "auto", FakeSource("procfs", take))]
+        recording,
+        "make_plans",
+        lambda _config: [SourcePlan("simulated", "auto", FakeSource("simulated", take))],
     )
     monkeypatch.setattr(module.socket, "gethostname", lambda: "rack7-node3")
 

@@ -211,7 +211,7 @@ def test_no_setting_and_no_moment_of_the_polls_loses_disks(
             read[due_ns] = (Stamp(at_ns, at_ns - 1000 * S + UNIX0), disk((at_ns - 1000 * S) / S))
         stamp, disks = read[due_ns]
         vm = replace(vm_sample(now_s), disks=disks, stamps={"disks": stamp})
-        return SourceSample("libvirt", clock.mono, clock.unix, {"u1": vm}, None, (identity(),))
+        return SourceSample("simulated", clock.mono, clock.unix, {"u1": vm}, None, (identity(),))
 
     pipeline = Pipeline(config, HandSlots(take))
     windows = []

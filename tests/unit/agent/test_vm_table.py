@@ -202,6 +202,43 @@ def test_the_same_sample_again_keeps_its_rates_until_it_is_stale():
     assert host.vms["u1"].rates.cpi == pytest.approx(1.6)
 
 
+def test_a_sample_that_is_handed_on_keeps_what_was_made_of_it():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    last = whole(11, "u1")
+    host.at(11, last)
+    made = host.vms["u1"].change
+    host.at(12, last)
+    again = host.vms["u1"].change
+    assert [one is other for one, other in zip(again[:4], made[:4], strict=True)] == [True] * 4
+    host.at(13, whole(13, "u1"))
+    assert [part.dt_ns for part in host.vms["u1"].change[:4]] == [2 * S] * 4
+
+
+def test_a_sample_of_before_a_vcpu_was_plugged_in_tells_nothing_of_the_vm_with_it():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    last = whole(11, "u1")
+    host.at(11, last)
+    host.at(12, replace(last, inventory=(identity(name="u1", vcpus=3),)))
+    rates = host.vms["u1"].rates
+    assert (rates.cpu_usage_cores, rates.cpi) == (Reason.VM_STARTING, Reason.VM_STARTING)
+    assert rates.network_receive_bytes_per_s == pytest.approx(3000)
+
+
+def test_after_bad_data_differences_are_from_the_last_readings_that_made_sense():
+    host = Host()
+    host.at(10, whole(10, "u1"))
+    good = whole(11, "u1")
+    host.at(11, good)
+    bad = VmSample("e1", threads={101: None}, disks=good.vms["u1"].disks)  # type: ignore[dict-item]
+    host.at(12, replace(whole(12, "u1"), vms={"u1": bad}))
+    assert host.vms["u1"].change is None
+    host.at(13, whole(13, "u1"))
+    change = host.vms["u1"].change
+    assert [part.dt_ns for part in change[:4]] == [2 * S] * 4
+
+
 def test_a_short_failure_of_one_part_is_bridged():
     host = Host()
     host.at(10, whole(10, "u1"))
