@@ -22,7 +22,7 @@ _PAPER = SynthSettings(
     burners=10,
     batch_lifetime_h=36,
     antagonist_effect=0.035,
-    saturation=0.1,
+    saturation=0.25,
     machine_effect=0.12,
     machine_noise=0.15,
     machine_noise_memory_h=12,
@@ -33,7 +33,7 @@ PRESETS: dict[str, tuple[str, SynthSettings]] = {
     "paper": ("the plain methods score about as published; linear contention", _PAPER),
     "paper-saturating": (
         "the same, contention saturates",
-        replace(_PAPER, form="saturating", antagonist_effect=0.045),
+        replace(_PAPER, form="saturating", antagonist_effect=0.07),
     ),
     "quiet": (
         "nobody hurts anyone: what triggers is noise, load and bad machines",
