@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
+
+from central.validate import StoredBatch
 
 __all__ = [
     "EVENTS_SCHEMA",
     "HOST_COLUMNS",
+    "PACKS_SCHEMA",
     "SCHEMA",
     "SCHEMA_VERSION",
     "EventRow",
@@ -27,21 +31,15 @@ __all__ = [
     "read_events",
     "read_hosts",
     "read_stats",
+    "unpack",
     "unpack_kept",
+    "upgrade",
     "write_group",
 ]
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE batches (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
-    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
-    received_unix_ns INTEGER NOT NULL,
-    rows INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
-    kept BLOB,              -- bit per row, most significant first; NULL: all are accepted
-    payload BLOB NOT NULL   -- the agent's CpiBatch as it came
-);
 CREATE TABLE received (
     host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     PRIMARY KEY (host, spool_id, first)
@@ -53,11 +51,24 @@ CREATE TABLE rejections (
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE hosts (
     host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
-    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL,
     spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
     clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
+"""
+#: What schema 2 brought: the batches of a commit side by side in one row, for a row each costs a turn of Python's lock
+#: per row and half a page; and what changes with every batch of a host in rows of its own, many to a page.
+PACKS_SCHEMA = """
+CREATE TABLE packs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- never used twice: segments are named after it
+    batches INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    contents BLOB NOT NULL,  -- MessagePack: of each batch (host, platform, spool_id, sequence, rows, kept, bytes)
+    payload BLOB NOT NULL    -- the agents' CpiBatches as they came, one after the other
+);
+CREATE TABLE seen (
+    host TEXT PRIMARY KEY, accepted_rows INTEGER NOT NULL, last_seen_unix_ns INTEGER NOT NULL
+) WITHOUT ROWID;
 """
 #: Made where it is missing, also in journals of a central that did not know it; one that does not know it goes on
 #: with a journal that has it. The last number that was given is the number of events ever taken.
@@ -71,9 +82,12 @@ CREATE TABLE IF NOT EXISTS events (
 """
 
 HOST_COLUMNS = (
-    "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, accepted_rows, spooled_batches, "
+    "host, platform, agent_version, protocol_version, boot_id, last_seen_unix_ns, spooled_batches, "
     "dropped_batches, coefficient_version, clock_offset_ns, jobs"
 )
+
+_PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
+_ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +170,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """Rows `first..last` of the journal, on their way into the lake's files named `stem`."""
+    """Packs `first..last` of the journal, on their way into the lake's files named `stem`."""
 
     stem: str
     first: int
@@ -197,52 +211,93 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -
             [astuple(event) for event in group.events],
         )
         connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (max_events,))
-    connection.executemany(
-        "INSERT INTO batches (host, platform, spool_id, sequence, received_unix_ns, rows, accepted_rows, kept, payload)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (
-                i.host,
-                i.platform,
-                i.spool_id,
-                i.sequence,
-                i.received_unix_ns,
-                i.rows,
-                i.accepted_rows,
-                i.kept,
-                i.payload,
-            )
-            for i in group.new
-        ],
-    )
+    _insert_many(connection, "packs (batches, accepted_rows, contents, payload)", 4, _packs(group.new))
     connection.executemany(
         "DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes
     )
-    connection.executemany(
-        "INSERT INTO received VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET last = excluded.last",
-        [(*key, last) for key, last in group.upserts.items()],
+    upserts = [(*key, last) for key, last in group.upserts.items()]
+    _insert_many(connection, "received", 4, upserts, "UPDATE SET last = excluded.last")
+    counts = [(*key, count) for key, count in group.rejections.items()]
+    _insert_many(connection, "rejections", 4, counts, "UPDATE SET count = count + excluded.count")
+    counters = list(group.counters.items())
+    _insert_many(connection, "counters", 2, counters, "UPDATE SET value = value + excluded.value")
+    hosts = [_host_values(record) for record in group.hosts.values()]
+    settings = ", ".join(f"{name} = excluded.{name}" for name in HOST_COLUMNS.split(", ")[1:])
+    _insert_many(connection, f"hosts ({HOST_COLUMNS})", 11, hosts, f"UPDATE SET {settings}")
+    seen = [(host, rows, seen) for host, (rows, seen) in group.seen.items()]
+    change = "accepted_rows = accepted_rows + excluded.accepted_rows, last_seen_unix_ns = excluded.last_seen_unix_ns"
+    _insert_many(connection, "seen", 3, seen, f"UPDATE SET {change}")
+
+
+def _insert_many(
+    connection: sqlite3.Connection, table: str, width: int, rows: list[tuple[Any, ...]], on_conflict: str = ""
+) -> None:
+    """Insert rows of `width` values, many with one statement: each statement hands Python's lock round once."""
+    conflict = f" ON CONFLICT DO {on_conflict}" if on_conflict else ""
+    one = f"({', '.join('?' * width)})"
+    at = 0
+    for size in _ROWS_AT_ONCE:
+        statement = f"INSERT INTO {table} VALUES {', '.join([one] * size)}{conflict}"  # noqa: S608 - all constants
+        while len(rows) - at >= size:
+            connection.execute(statement, [value for row in rows[at : at + size] for value in row])
+            at += size
+
+
+def _packs(batches: list[Submission]) -> list[tuple[int, int, bytes, bytes]]:
+    """Return the rows of `packs` that hold these batches, in their order."""
+    packs = []
+    at = 0
+    while at < len(batches):
+        first, size = at, 0
+        while at < len(batches) and size < _PACK_BYTES:
+            size += len(batches[at].payload)
+            at += 1
+        some = batches[first:at]
+        contents = [
+            (b.host, b.platform, b.spool_id, b.sequence, b.rows, b.kept, len(b.payload)) for b in some
+        ]
+        packs.append(
+            (
+                len(some),
+                sum(b.accepted_rows for b in some),
+                msgspec.msgpack.encode(contents),
+                b"".join([b.payload for b in some]),
+            )
+        )
+    return packs
+
+
+def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]:
+    """Yield the batches of a pack, each with the number of rows that count."""
+    at = 0
+    for host, platform, spool_id, sequence, rows, kept, size in msgspec.msgpack.decode(contents):
+        mask = unpack_kept(kept, rows)
+        batch = StoredBatch(host, platform, spool_id, sequence, payload[at : at + size], mask)
+        yield batch, rows if mask is None else int(np.count_nonzero(mask))
+        at += size
+
+
+def upgrade(connection: sqlite3.Connection) -> None:
+    """Bring a journal of schema 1 to schema 2, within the transaction that the caller began.
+
+    Numbers of rows stay, as rolls and segments are named after them: each batch becomes a pack of its own.
+    """
+    for statement in PACKS_SCHEMA.split(";"):
+        connection.execute(statement)
+    found = connection.execute(
+        "SELECT id, accepted_rows, host, platform, spool_id, sequence, rows, kept, payload FROM batches"
     )
-    connection.executemany(
-        "INSERT INTO rejections VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
-        [(*key, count) for key, count in group.rejections.items()],
-    )
-    connection.executemany(
-        "INSERT INTO counters VALUES (?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
-        list(group.counters.items()),
-    )
-    connection.executemany(
-        f"INSERT INTO hosts ({HOST_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)"  # noqa: S608 - a constant
-        " ON CONFLICT DO UPDATE SET platform = excluded.platform, agent_version = excluded.agent_version,"
-        " protocol_version = excluded.protocol_version, boot_id = excluded.boot_id,"
-        " last_seen_unix_ns = excluded.last_seen_unix_ns, spooled_batches = excluded.spooled_batches,"
-        " dropped_batches = excluded.dropped_batches, coefficient_version = excluded.coefficient_version,"
-        " clock_offset_ns = excluded.clock_offset_ns, jobs = excluded.jobs",
-        [_host_values(record) for record in group.hosts.values()],
-    )
-    connection.executemany(
-        "UPDATE hosts SET accepted_rows = accepted_rows + ?, last_seen_unix_ns = ? WHERE host = ?",
-        [(rows, seen, host) for host, (rows, seen) in group.seen.items()],
-    )
+    for number, accepted, *batch, payload in found:
+        contents = msgspec.msgpack.encode([(*batch, len(payload))])
+        row = (number, 1, accepted, contents, payload)
+        connection.execute("INSERT INTO packs VALUES (?, ?, ?, ?, ?)", row)
+    last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'batches'").fetchone()
+    connection.execute("DROP TABLE batches")
+    connection.execute("DELETE FROM sqlite_sequence WHERE name = 'packs'")
+    connection.execute("INSERT INTO sqlite_sequence VALUES ('packs', ?)", last or (0,))
+    connection.execute("INSERT INTO seen SELECT host, accepted_rows, last_seen_unix_ns FROM hosts")
+    connection.execute("ALTER TABLE hosts DROP COLUMN accepted_rows")
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (SCHEMA_VERSION,))
 
 
 def _host_values(record: HostRecord) -> tuple[Any, ...]:
@@ -264,9 +319,11 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
     """Return how many batches left."""
+    packs = (roll.first, roll.last)
     gone = connection.execute(
-        "DELETE FROM batches WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
-    ).rowcount
+        "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", packs
+    ).fetchone()[0]
+    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", packs)
     connection.execute("DELETE FROM rolls WHERE stem = ?", (roll.stem,))
     connection.execute(
         "INSERT INTO counters VALUES ('rolled_rows', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
@@ -283,7 +340,9 @@ def unpack_kept(kept: bytes | None, rows: int) -> Any:
 def read_stats(connection: sqlite3.Connection) -> JournalStats:
     """Return the totals."""
     counters = dict(connection.execute("SELECT name, value FROM counters"))
-    batches, rows = connection.execute("SELECT count(*), total(accepted_rows) FROM batches").fetchone()
+    batches, rows = connection.execute(
+        "SELECT coalesce(sum(batches), 0), total(accepted_rows) FROM packs"
+    ).fetchone()
     stats = JournalStats(**counters, journal_batches=batches, journal_rows=int(rows))
     for kind, reason, count in connection.execute(
         "SELECT kind, reason, sum(count) FROM rejections GROUP BY 1, 2"
@@ -338,5 +397,10 @@ def read_events(
 
 def read_hosts(connection: sqlite3.Connection) -> dict[str, HostRecord]:
     """Return every host that ever said Hello, by name."""
-    found = connection.execute(f"SELECT {HOST_COLUMNS} FROM hosts")  # noqa: S608 - a constant
+    found = connection.execute(
+        "SELECT host, platform, agent_version, protocol_version, boot_id,"
+        " max(hosts.last_seen_unix_ns, coalesce(seen.last_seen_unix_ns, 0)), coalesce(accepted_rows, 0),"
+        " spooled_batches, dropped_batches, coefficient_version, clock_offset_ns, jobs"
+        " FROM hosts LEFT JOIN seen USING (host)"
+    )
     return {row[0]: HostRecord(*[*row[:-1], tuple(json.loads(row[-1]))]) for row in found}

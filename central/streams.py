@@ -6,6 +6,7 @@ Everything here belongs to the one asyncio loop; nothing is safe to call from an
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ __all__ = ["MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
 
 #: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
 MAX_QUEUED_MESSAGES = 64
+_ACK_WAITS_S = 0.02  # for other batches of the stream to be acknowledged with; agents wait for a minute
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class _PendingAck:
     accepted_rows: int = 0
     rejected_rows: Counter[str] = field(default_factory=Counter)
     rejected_batches: list[agent_pb2.RejectedBatch] = field(default_factory=list)
+    since_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,21 +65,28 @@ class HostStream:
         accepted_rows: int = 0,
         rejected_rows: Mapping[str, int] | None = None,
         rejected_batch: agent_pb2.RejectedBatch | None = None,
+        more_follow: bool = False,
     ) -> None:
         """Queue the acknowledgement of one batch; those that wait together leave as one message of merged ranges.
 
-        Sequence 0 is no batch's number: it is told as rejected but not put into the ranges.
+        Sequence 0 is no batch's number: it is told as rejected but not put into the ranges. Where `more_follow`, as
+        other batches of the stream are on their way to the disk, it waits for them a little, but not for ever: a
+        message of its own costs more than all else that is done for a batch.
         """
         if self.closed:
             return
-        ack = self._acks.setdefault(spool_id, _PendingAck())
+        ack = self._acks.get(spool_id)
+        if ack is None:
+            ack = self._acks[spool_id] = _PendingAck()
         if sequence:
             ack.sequences.append(sequence)
         ack.accepted_rows += accepted_rows
-        ack.rejected_rows.update(rejected_rows or {})
+        if rejected_rows:
+            ack.rejected_rows.update(rejected_rows)
         if rejected_batch is not None:
             ack.rejected_batches.append(rejected_batch)
-        self._wake.set()
+        if not more_follow or time.monotonic() - ack.since_s >= _ACK_WAITS_S:
+            self._wake.set()
 
     def close(self, reason: str) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""

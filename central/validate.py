@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from central.columns import Bounds, Located, column, locate
 from central.schema import SAMPLES
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
@@ -26,6 +27,7 @@ __all__ = [
     "Checked",
     "Limits",
     "StoredBatch",
+    "bounds",
     "check",
     "is_name",
     "samples_table",
@@ -63,6 +65,8 @@ _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's
 _MAX_SPOOL_ID = 64  # characters; it is remembered for ever
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
 _ROUNDING = 1e-9
+_SMALL = 0x80  # numbers below it take one byte in protobuf
+_INDEX_TAG = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["task_index"].number << 3 | 2
 
 _REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
 _OPTIONAL = ("cpi", "cycles", "instructions")
@@ -137,6 +141,7 @@ def check(
     is_importer: bool,
     limits: Limits,
     now_unix_ns: int,
+    payload: bytes = b"",
 ) -> Checked:
     """Check a batch of one host's stream.
 
@@ -147,19 +152,21 @@ def check(
         is_importer: whether rows may name other machines and platforms.
         limits: from the configuration.
         now_unix_ns: central's clock.
+        payload: the batch as its `SerializeToString` made it; reading columns there is quicker.
 
     Raises:
         BatchError: nothing of the batch can be used.
 
     """
     rows = _check_structure(batch, limits)
-    task_index = np.array(batch.task_index, dtype=np.int64)
     bad_task, bad_machine, jobs = _check_tasks(batch, host, platform, is_importer=is_importer)
     if rows == 0:
         return Checked(0, 0, {}, None, jobs)
     rejected: dict[str, int] = {}
     bad = np.zeros(rows, dtype=np.bool_)
-    masks = _row_masks(batch, limits, now_unix_ns, is_importer=is_importer)
+    columns = _Columns(batch, payload)
+    task_index = columns.task_index()
+    masks = _row_masks(columns, limits, now_unix_ns, is_importer=is_importer)
     if bad_task.any():
         masks["bad_task"] = bad_task[task_index]
     if bad_machine.any():
@@ -173,6 +180,57 @@ def check(
     rejected = {reason: count for reason, count in rejected.items() if count}
     lost = sum(rejected.values())
     return Checked(rows, rows - lost, rejected, ~bad if lost else None, jobs)
+
+
+def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
+    """Return between which values no number of a host's batch gives a reason to refuse its row."""
+    return Bounds(
+        earliest_unix_ns=_earliest(limits, now_unix_ns),
+        latest_unix_ns=_latest(limits, now_unix_ns),
+        max_duration_ns=_MAX_DURATION_NS,
+        max_cpu_usage_cores=limits.max_cpu_usage_cores,
+        max_cpi=limits.max_cpi,
+    )
+
+
+def _earliest(limits: Limits, now_unix_ns: int) -> int:
+    return max(0, now_unix_ns - int(limits.max_past_days * 86_400e9))
+
+
+def _latest(limits: Limits, now_unix_ns: int) -> int:
+    return max(0, min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64 - _MAX_DURATION_NS))
+
+
+class _Columns:
+    """A batch's columns as arrays, straight from its bytes where they are as expected."""
+
+    def __init__(self, batch: agent_pb2.CpiBatch, payload: bytes) -> None:
+        self._batch, self._payload = batch, payload
+        self._located: Located | None = locate(payload, batch) if payload else None
+
+    def get(self, name: str, kind: Any) -> npt.NDArray[Any] | None:
+        """Return a column, shape (rows,); None where it was not measured."""
+        if self._located is not None:
+            return column(self._payload, self._located, name)
+        values = getattr(self._batch, name)
+        return np.array(values, dtype=kind) if len(values) else None
+
+    def task_index(self) -> npt.NDArray[np.int64]:
+        """Return which task each row is of, shape (rows,)."""
+        rows = len(self._batch.task_index)
+        if (
+            self._located is not None and rows < _SMALL
+        ):  # then its bytes are the numbers, where each takes one
+            end = self._located.begin
+            head = bytes((_INDEX_TAG, rows))
+            if self._payload.startswith(head, end - rows - 2) and self._payload[end - rows : end].isascii():
+                return np.frombuffer(self._payload, np.uint8, rows, end - rows).astype(np.int64)
+        return np.array(self._batch.task_index, dtype=np.int64)
+
+    def required(self, name: str, kind: Any) -> npt.NDArray[Any]:
+        """Return a column of a batch that has rows, and so has it."""
+        values = self.get(name, kind)
+        return np.zeros(0, kind) if values is None else values
 
 
 def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
@@ -197,7 +255,7 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
         if length != rows and (length or name in _REQUIRED):
             raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
     if rows:
-        highest = int(np.array(batch.task_index, dtype=np.int64).max())
+        highest = max(batch.task_index)
         if highest >= len(batch.tasks):
             raise BatchError(
                 "task_index", f"task_index {highest} points beyond the batch's {len(batch.tasks)} tasks"
@@ -242,30 +300,24 @@ def _check_tasks(
     return bad_task, bad_machine, frozenset(jobs)
 
 
-def _row_masks(
-    batch: agent_pb2.CpiBatch, limits: Limits, now_unix_ns: int, *, is_importer: bool
-) -> dict[str, _Mask]:
+def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_importer: bool) -> dict[str, _Mask]:
     """Return, by reason, which rows have a bad value; reasons without a chance are left out."""
-    start = np.array(batch.start_unix_ns, dtype=np.uint64)
-    duration = np.array(batch.duration_ns, dtype=np.uint64)
-    usage = np.array(batch.cpu_usage_cores, dtype=np.float64)
-    latest = max(0, min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64 - _MAX_DURATION_NS))
+    start = columns.required("start_unix_ns", np.uint64)
+    duration = columns.required("duration_ns", np.uint64)
+    usage = columns.required("cpu_usage_cores", np.float64)
     masks = {
         "bad_time": (duration == 0) | (duration > _MAX_DURATION_NS) | (start > _MAX_INT64 - _MAX_DURATION_NS),
-        "future_time": start > latest,
+        "future_time": start > _latest(limits, now_unix_ns),
         # A comparison with NaN is False: so are values that are not a number.
         "bad_cpu_usage": ~((usage >= 0) & (usage <= limits.max_cpu_usage_cores)),
     }
     if not is_importer:  # a trace is of any time; a host's clock that is that wrong has not been set
-        earliest = max(0, now_unix_ns - int(limits.max_past_days * 86_400e9))
-        masks["old_time"] = start < earliest
-    if len(batch.cpi):
-        cpi = np.array(batch.cpi, dtype=np.float64)
+        masks["old_time"] = start < _earliest(limits, now_unix_ns)
+    cpi = columns.get("cpi", np.float64)
+    if cpi is not None:
         masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is no fault
         masks["absurd_cpi"] = cpi > limits.max_cpi
-    counters = [
-        np.array(getattr(batch, name), dtype=np.uint64) for name in _COUNTERS if len(getattr(batch, name))
-    ]
+    counters = [found for name in _COUNTERS if (found := columns.get(name, np.uint64)) is not None]
     if counters:
         masks["bad_counter"] = np.any([(c > _MAX_INT64) & (c != UNKNOWN_COUNT) for c in counters], axis=0)
     return masks
@@ -276,41 +328,55 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
 
     It depends on nothing but its argument: the same batches give the same table, whatever the configuration is now.
     """
-    parsed = [agent_pb2.CpiBatch.FromString(stored.payload) for stored in batches]
-    counts = np.array([len(batch.task_index) for batch in parsed], dtype=np.int64)
+    read = [_read(stored.payload) for stored in batches]
+    counts = np.array([len(each.task_index) for each in read], dtype=np.int64)
     if not counts.sum():
         return SAMPLES.empty_table()
-    kept = np.concatenate(
-        [
-            np.ones(n, dtype=np.bool_) if b.kept is None else b.kept
-            for b, n in zip(batches, counts, strict=True)
-        ]
-    )
-    of_batch = np.repeat(np.arange(len(batches)), counts)[kept]
-    columns: dict[str, pa.Array] = _batch_columns(batches, of_batch) | _task_columns(batches, parsed, kept)
+    kept = None
+    if any(stored.kept is not None for stored in batches):
+        masks = zip(batches, counts, strict=True)
+        kept = np.concatenate([np.ones(n, dtype=np.bool_) if b.kept is None else b.kept for b, n in masks])
+    of_batch = np.repeat(np.arange(len(batches)), counts)
+    columns: dict[str, pa.Array] = _batch_columns(batches, of_batch) | _task_columns(batches, read)
     for name in ("start_unix_ns", "duration_ns"):
-        columns[name] = pa.array(_gather(parsed, counts, name, np.uint64, 0)[kept].astype(np.int64))
-    usage = _gather(parsed, counts, "cpu_usage_cores", np.float64, np.nan)[kept]
-    columns["cpu_usage_cores"] = pa.array(usage)
-    cpi = _gather(parsed, counts, "cpi", np.float64, np.nan)[kept]
+        columns[name] = pa.array(_gather(read, counts, name, np.uint64, 0).astype(np.int64))
+    columns["cpu_usage_cores"] = pa.array(_gather(read, counts, "cpu_usage_cores", np.float64, np.nan))
+    cpi = _gather(read, counts, "cpi", np.float64, np.nan)
     columns["cpi"] = pa.array(cpi, mask=np.isnan(cpi))
     for name in _COUNTERS:
-        values = _gather(parsed, counts, name, np.uint64, UNKNOWN_COUNT)[kept]
+        values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
         columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
     for name, largest in _GAUGES.items():
-        gauge: _Floats = _gather(parsed, counts, name, np.float64, np.nan)[kept]
+        gauge: _Floats = _gather(read, counts, name, np.float64, np.nan)
         columns[name] = pa.array(gauge, mask=~((gauge >= 0) & (gauge <= largest)))
-    return pa.table([columns[field.name] for field in SAMPLES], schema=SAMPLES)
+    # Refused rows may hold what the schema does not know, so the schema comes last.
+    table = pa.table({field.name: columns[field.name] for field in SAMPLES})
+    if kept is not None:
+        table = table.filter(pa.array(kept))
+    return table.cast(SAMPLES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A stored batch: its tasks and rows from the library, its columns from its bytes where they can be located."""
+
+    tasks: Sequence[agent_pb2.Task]
+    task_index: npt.NDArray[np.int64]
+    columns: _Columns
+
+
+def _read(payload: bytes) -> _Read:
+    batch = agent_pb2.CpiBatch.FromString(payload)
+    columns = _Columns(batch, payload)
+    return _Read(batch.tasks, columns.task_index(), columns)
 
 
 def _gather(
-    parsed: Sequence[agent_pb2.CpiBatch], counts: npt.NDArray[np.int64], name: str, kind: Any, absent: float
+    read: Sequence[_Read], counts: npt.NDArray[np.int64], name: str, kind: Any, absent: float
 ) -> npt.NDArray[Any]:
     """Return one column over all batches; a batch that did not measure it has `absent` in every row."""
-    parts = [np.array(getattr(batch, name), dtype=kind) for batch in parsed]
-    whole = [
-        part if len(part) else np.full(n, absent, dtype=kind) for part, n in zip(parts, counts, strict=True)
-    ]
+    parts = [each.columns.get(name, kind) for each in read]
+    whole = [np.full(n, absent, kind) if p is None else p for p, n in zip(parts, counts, strict=True)]
     return np.concatenate(whole)
 
 
@@ -323,22 +389,19 @@ def _batch_columns(batches: Sequence[StoredBatch], of_batch: npt.NDArray[np.int6
     }
 
 
-def _task_columns(
-    batches: Sequence[StoredBatch], parsed: Sequence[agent_pb2.CpiBatch], kept: _Mask
-) -> dict[str, pa.Array]:
-    tasks = [task for batch in parsed for task in batch.tasks]
-    sizes = np.array([len(batch.tasks) for batch in parsed], dtype=np.int64)
+def _task_columns(batches: Sequence[StoredBatch], read: Sequence[_Read]) -> dict[str, pa.Array]:
+    sizes = np.array([len(each.tasks) for each in read], dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
-    shifted = [np.array(b.task_index, dtype=np.int64) + o for b, o in zip(parsed, offsets, strict=True)]
-    indices = pa.array(np.concatenate(shifted)[kept])
-    owners = [stored for stored, size in zip(batches, sizes, strict=True) for _ in range(size)]
-    values: dict[str, list[Any]] = {
-        "vm": [task.vm for task in tasks],
-        "epoch": [task.epoch for task in tasks],
-        "job": [task.job for task in tasks],
-        "machine": [task.machine or owner.host for task, owner in zip(tasks, owners, strict=True)],
-        "platform": [task.platform or owner.platform for task, owner in zip(tasks, owners, strict=True)],
-    }
-    columns = {name: pa.array(value, pa.string()).take(indices) for name, value in values.items()}
-    sensitive = pa.array([task.latency_sensitive for task in tasks], pa.bool_())
-    return columns | {"latency_sensitive": sensitive.take(indices)}
+    indices = np.concatenate([e.task_index + o for e, o in zip(read, offsets, strict=True)])
+    tasks = [
+        (t.vm, t.epoch, t.job, t.machine or b.host, t.platform or b.platform, t.latency_sensitive)
+        for b, each in zip(batches, read, strict=True)
+        for t in each.tasks
+    ]
+    kinds = dict.fromkeys(("vm", "epoch", "job", "machine", "platform"), pa.string())
+    kinds["latency_sensitive"] = pa.bool_()
+    values = zip(*tasks, strict=True)
+    columns = {n: pa.array(v, k) for (n, k), v in zip(kinds.items(), values, strict=True)}
+    if np.array_equal(indices, np.arange(len(tasks))):  # each VM once, in order: as agents have it
+        return columns
+    return {name: values.take(pa.array(indices)) for name, values in columns.items()}

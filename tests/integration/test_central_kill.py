@@ -274,10 +274,10 @@ async def test_the_kill_test_notices_batches_taken_twice(central: CentralProcess
 
 @pytest.fixture
 def small_disk(tmp_path: Path):
-    """A file system of 1 MiB for the journal."""
+    """A file system of 4 MiB for the journal."""
     folder = tmp_path / "small"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], check=False).returncode:
         pytest.skip("mounting a tmpfs needs root with CAP_SYS_ADMIN")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
@@ -290,13 +290,15 @@ async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> No
     ballast = small_disk / "ballast"
     try:
         central.start()
-        ballast.write_bytes(bytes(550 * 1024))
+        ballast.write_bytes(bytes(3500 * 1024))
         host = Host(central, "host-0")
         uplink = asyncio.create_task(host.uplink.run())
         while "commit failed" not in central.log.read_text():
             for _ in range(50):  # an uplink keeps 64 submissions for a slow disk
                 host.produce()
             await asyncio.sleep(0.1)
+            while host.uplink._pending:
+                await asyncio.sleep(0.01)
         await asyncio.sleep(2.5)  # several tries
         assert central.process.poll() is None
         assert host.spool.counts().batches > 0

@@ -16,6 +16,39 @@ from central.rolls import Roller
 from tests.unit.central.test_validate import a_batch
 from whitepanda.common.errors import UnavailableError
 
+SCHEMA_1 = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE batches (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, platform TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL,
+    received_unix_ns INTEGER NOT NULL, rows INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    kept BLOB, payload BLOB NOT NULL
+);
+CREATE TABLE received (
+    host TEXT NOT NULL, spool_id TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    PRIMARY KEY (host, spool_id, first)
+) WITHOUT ROWID;
+CREATE TABLE rejections (
+    host TEXT NOT NULL, kind TEXT NOT NULL, reason TEXT NOT NULL, count INTEGER NOT NULL,
+    PRIMARY KEY (host, kind, reason)
+) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE hosts (
+    host TEXT PRIMARY KEY, platform TEXT NOT NULL, agent_version TEXT NOT NULL, protocol_version INTEGER NOT NULL,
+    boot_id TEXT NOT NULL, last_seen_unix_ns INTEGER NOT NULL, accepted_rows INTEGER NOT NULL,
+    spooled_batches INTEGER NOT NULL, dropped_batches INTEGER NOT NULL, coefficient_version INTEGER NOT NULL,
+    clock_offset_ns INTEGER NOT NULL, jobs TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE rolls (stem TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO meta VALUES ('schema', '1'), ('journal', '0000abcd');
+INSERT INTO received VALUES ('h', 's', 1, 3);
+INSERT INTO counters VALUES ('accepted_batches', 3), ('accepted_rows', 8);
+INSERT INTO hosts VALUES ('h', 'P', '0.1.0', 2, 'boot', 50, 8, 1, 2, 3, -4, '["a"]');
+INSERT INTO rolls VALUES ('central-0-0000abcd-000000000004', 4, 5);
+INSERT INTO batches VALUES (6, 'h', 'P', 's', 9, 7, 3, 3, NULL, x'');
+DELETE FROM batches;
+"""
+
 
 class Sender:
     """Submits batches of three rows and notes what came back."""
@@ -149,7 +182,7 @@ async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Pa
     told: list[str] = []
     journal.on_failure.append(told.append)
     pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
-    journal._connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite's own "disk is full"
+    journal._connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "disk is full"
     sender = Sender(journal)
     for sequence in range(1, 101):
         sender.submit(sequence)
@@ -159,7 +192,7 @@ async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Pa
     assert told == ["database or disk is full"]
     assert journal.failure == "database or disk is full"
     before = len(sender.outcomes)
-    committed = journal._connection.execute("SELECT count(*) FROM batches").fetchone()[0]
+    committed = journal._connection.execute("SELECT coalesce(sum(batches), 0) FROM packs").fetchone()[0]
     assert before == committed < 100
     journal._connection.execute("PRAGMA max_page_count = 100000")
     assert sorted(await sender.heard(100)) == [(sequence, True) for sequence in range(1, 101)]
@@ -185,7 +218,7 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     sender = Sender(journal)
     for sequence in range(1, 6):
         sender.submit(sequence)
-    await sender.heard(5)
+        await sender.heard(sequence)  # what is committed together is rolled together
     roll = await journal.begin_roll(6)
     assert roll == Roll(f"central-0-{journal.journal_id}-000000000001", 1, 2)
     assert await journal.begin_roll(10**6) == roll, "the unfinished one comes first"
@@ -288,8 +321,44 @@ async def test_a_journal_of_another_schema_is_refused(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     journal._connection.execute("UPDATE meta SET value = '9' WHERE key = 'schema'")
     await journal.close()
-    with pytest.raises(UnavailableError, match="has schema 9, this central knows 1: run the version"):
+    with pytest.raises(UnavailableError, match="has schema 9, this central knows 2: run the version"):
         Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
+
+
+async def test_a_journal_of_schema_1_is_taken_over(tmp_path: Path) -> None:
+    """Rows keep their numbers, an unfinished roll goes on, and what was received once is still known."""
+    batches = [a_batch(3, spool_id="s", sequence=sequence).SerializeToString() for sequence in (1, 2)]
+    connection = sqlite3.connect(tmp_path / "journal.sqlite")
+    connection.executescript(f"PRAGMA journal_mode = WAL; {SCHEMA_1}")
+    connection.executemany(
+        "INSERT INTO batches VALUES (?, 'h', 'P', 's', ?, 7, 3, ?, ?, ?)",
+        [(4, 1, 3, None, batches[0]), (5, 2, 2, b"\xc0", batches[1])],
+    )
+    connection.commit()
+    connection.close()
+
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    assert (journal.stats.journal_batches, journal.stats.journal_rows, journal.stats.accepted_rows) == (
+        2,
+        5,
+        8,
+    )
+    record = HostRecord("h", "P", "0.1.0", 2, "boot", 50, 8, 1, 2, 3, -4, ("a",))
+    assert journal.hosts == {"h": record}
+    sender = Sender(journal)
+    for sequence in (3, 4):
+        sender.submit(sequence)
+    assert await sender.heard(2) == [(3, False), (4, True)]
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 8
+    assert [s.path.stem for s in lake.segments()] == [
+        "central-0-0000abcd-000000000004",
+        "central-0-0000abcd-000000000007",
+    ]
+    assert [s.rows for s in lake.segments()] == [5, 3]
+    await journal.close()
+    again = opened(tmp_path)
+    assert again.stats.accepted_rows == 11
+    await again.close()
 
 
 async def test_a_writer_that_cannot_go_on_says_so(tmp_path: Path) -> None:
