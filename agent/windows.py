@@ -150,7 +150,8 @@ class WindowAccumulator:
         labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
         for index, part in enumerate((change.cpu, change.perf, change.disk, change.network)):
-            if isinstance(part, Reason) or part.mono_ns <= seen[index]:
+            # That way round: to look for what an Enum is not costs ten times as much.
+            if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
                 continue
             seen[index] = part.mono_ns
             sums = self._sums(key, labels, part)
