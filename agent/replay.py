@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agent.batch_queue import QueueCounts, QueuedBatch
 from agent.batches import encode
 from agent.config import AgentConfig, CloudWhiteSection, UplinkSection
 from agent.playback import Playback
-from agent.spool import QueueCounts, QueuedBatch
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
 from agent.verdicts import VmEvent

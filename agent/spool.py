@@ -21,12 +21,11 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from agent.batch_queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from agent.batches import pieces
 from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
 from agent.verdicts import VmEvent
@@ -36,12 +35,10 @@ from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["BatchQueue", "QueueCounts", "QueuedBatch", "Spool"]
+__all__ = ["Spool"]
 
 #: What a batch costs on disk beside its payload, roughly.
 ROW_OVERHEAD_BYTES = 256
-#: The gRPC message around a batch.
-ENVELOPE_BYTES = 64
 
 _MAX_SEQUENCE = 2**63 - 1
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -60,50 +57,6 @@ CREATE TABLE IF NOT EXISTS batches (
     UNIQUE (spool_id, sequence)
 ) STRICT;
 """
-
-
-@dataclass(frozen=True, slots=True)
-class QueuedBatch:
-    """A batch that waits to be acknowledged."""
-
-    rows: int
-    message: agent_pb2.CpiBatch
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """(spool_id, sequence)."""
-        return self.message.spool_id, self.message.sequence
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounts:
-    """What waits now, and what was dropped ever (persisted in the spool)."""
-
-    batches: int = 0
-    rows: int = 0
-    bytes: int = 0
-    dropped_batches: int = 0
-    dropped_rows: int = 0
-
-
-class BatchQueue(Protocol):
-    """Where the uplink takes batches from. All calls but `counts` may block, and come one at a time."""
-
-    @property
-    def spool_id(self) -> str:
-        """The incarnation that new batches are numbered in."""
-
-    def begin_stream(self) -> None:
-        """Start over: all that is not acknowledged is to be fetched again."""
-
-    def fetch(self, limit: int) -> list[QueuedBatch]:
-        """Return up to `limit` batches not fetched since `begin_stream`, in the order to send them."""
-
-    def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
-        """Forget these batches (ranges include both ends). Returns how many there were."""
-
-    def counts(self) -> QueueCounts:
-        """Return what waits; never blocks."""
 
 
 class Spool:

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 
 import grpc
 
+from agent.batch_queue import BatchQueue
 from agent.config import UplinkSection
-from agent.spool import BatchQueue, Spool
+from agent.spool import Spool
 from agent.state import UplinkView
 from agent.uplink_stream import AckTotals, Outage, StreamError, Timing, UplinkStream, explain
 from agent.verdicts import VmEvent

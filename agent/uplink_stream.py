@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from agent.spool import ENVELOPE_BYTES, BatchQueue, QueuedBatch
+from agent.batch_queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,

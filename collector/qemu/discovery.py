@@ -33,9 +33,10 @@ from collector.identity import boot_of, epoch_of
 from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
+from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
 from collector.qemu.owners import Owners, real_uid
 
-__all__ = ["Launch", "Learned", "QemuFinder"]
+__all__ = ["Learned", "QemuFinder"]
 
 _log = logging.getLogger("whitepanda.qemu")
 
@@ -57,24 +58,6 @@ _CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
 _MAX_CMDLINE_BYTES = 1 << 20
 _VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
 _NAMESPACE = uuid.UUID("5f0c2f4e-7b0b-5d52-9b0e-3b1d5c0f6a11")  # of the UUIDs that we make
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a VM was started, as its source needs it.
-
-    `vmid` is Proxmox' number ("" elsewhere), `qmp` the sockets, `taps` the host's devices by back-end ("" unknown),
-    `netns` the network namespace (see `network_namespace`; 0 unknown), `uid` the user.
-    """
-
-    pid: int
-    start_ticks: int
-    command: CommandLine
-    vmid: str
-    qmp: tuple[str, ...]
-    taps: tuple[str, ...]
-    netns: int
-    uid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +147,9 @@ class QemuFinder:
     def probe(self) -> Probe:
         """Say whether processes can be listed, and Proxmox' run directory where there is one."""
         try:
-            _names(self._proc)
+            listed(self._proc)
             if self._run_dir.is_dir():
-                _names(self._run_dir)
+                listed(self._run_dir)
         except OSError as error:
             detail = f"{error.filename}: {error.strerror}; run the agent as root"
             return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
@@ -261,7 +244,7 @@ class QemuFinder:
 
     def _lives(self, launch: Launch) -> bool:
         try:
-            is_alive, start = parse_life(_read(f"{self._proc}/{launch.pid}/stat", 1024))
+            is_alive, start = parse_life(read_start(f"{self._proc}/{launch.pid}/stat", 1024))
         except (FileNotFoundError, ProcessLookupError, ValueError):
             return False
         return is_alive and int(start) == launch.start_ticks
@@ -323,7 +306,7 @@ class QemuFinder:
         if not look.full:
             self._look_at(look, list(self._proxmox_pids()))
             return
-        pids = {int(name) for name in _names(self._proc) if name.isdecimal()}
+        pids = {int(name) for name in listed(self._proc) if name.isdecimal()}
         with self._lock:
             for seen in (self._looked, self._told_ns, self._untold_ns):
                 for pid in seen.keys() - pids:
@@ -353,7 +336,7 @@ class QemuFinder:
             return
         for path in files:
             try:
-                pid = int(_read(str(path), 32))
+                pid = int(read_start(str(path), 32))
             except (OSError, ValueError):
                 continue  # being written, or removed
             with self._lock:
@@ -374,22 +357,22 @@ class QemuFinder:
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
-        text = _read(f"{folder}/cmdline", _CMDLINE_BYTES)
+        text = read_start(f"{folder}/cmdline", _CMDLINE_BYTES)
         self._enter(look, pid)
         if not text or not is_qemu(text):
             return
         if len(text) == _CMDLINE_BYTES:
-            text = _read(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
+            text = read_start(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
         command = parse_command_line(text)
-        stat = parse_task_stat(_read(f"{folder}/stat", 1024))
+        stat = parse_task_stat(read_start(f"{folder}/stat", 1024))
         if command.machine == "none" or not stat.alive:
             return
-        is_starting = len(_names(f"{folder}/task")) < _MIN_THREADS
+        is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
         if is_starting or (command.libvirt and self._may_be_told(pid, look.since_ns)):
             with self._lock:
                 self._looked[pid] = _LOOKS
             return
-        uid = real_uid(_read(f"{folder}/status", 4096))
+        uid = real_uid(read_start(f"{folder}/status", 4096))
         if not self._owners.trusts(uid, pid):
             return
         launch = self._launch(pid, stat.start_ticks, uid, command)
@@ -411,11 +394,11 @@ class QemuFinder:
         folder = f"{self._proc}/{pid}"
         vmid = self._vmid(command)
         # libvirt's own connection is the only one that a QMP socket serves.
-        qmp = () if command.libvirt else tuple(_absolute(path, folder) for path in command.qmp)
+        qmp = () if command.libvirt else tuple(absolute(path, folder) for path in command.qmp)
         if vmid and not qmp:
             qmp = (str(self._run_dir / f"{vmid}.qmp"),)
         return Launch(
-            pid, start_ticks, command, vmid, qmp, _taps(command, folder), network_namespace(folder), uid
+            pid, start_ticks, command, vmid, qmp, taps_of(command, folder), network_namespace(folder), uid
         )
 
     def _vmid(self, command: CommandLine) -> str:
@@ -450,13 +433,13 @@ class QemuFinder:
         """Find the vCPU threads by their names; one that was unplugged is gone."""
         folder = f"{self._proc}/{process.launch.pid}/task"
         try:
-            tids = frozenset(int(name) for name in _names(folder))
+            tids = frozenset(int(name) for name in listed(folder))
         except (FileNotFoundError, ProcessLookupError):
             return
         vcpus = {tid: vcpu for tid, vcpu in process.vcpus.items() if tid in tids}
         for tid in tids - process.others - vcpus.keys():
             try:
-                name = _read(f"{folder}/{tid}/comm", 64).decode("utf-8", "replace").strip()
+                name = read_start(f"{folder}/{tid}/comm", 64).decode("utf-8", "replace").strip()
             except (FileNotFoundError, ProcessLookupError):
                 continue
             match = _VCPU.fullmatch(name)
@@ -503,75 +486,8 @@ def _facts(vmid: str) -> dict[str, str]:
     return {"pve:vmid": vmid} if vmid else {}
 
 
-def network_namespace(folder: str | Path) -> int:
-    """Tell the network namespace of a process by its folder in /proc; 0 unknown.
-
-    The number of the file net/dev is one of the namespace's own. /proc/PID/ns/net would say it too, but needs the right
-    to trace the process, which the agent's unit does not have.
-    """
-    try:
-        return Path(f"{folder}/net/dev").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _taps(command: CommandLine, folder: str) -> tuple[str, ...]:
-    """Return the host's device per network back-end.
-
-    Of taps that the kernel or a helper named, or that were handed in, the open files tell it where we may look.
-    """
-    names = [netdev.ifname if netdev.tap else "" for netdev in command.netdevs]
-    nameless = [i for i, netdev in enumerate(command.netdevs) if netdev.tap and not netdev.ifname]
-    if nameless:
-        opened = _tun_names(folder)
-        by_fd = {i: opened.get(fd) for i in nameless for fd in command.netdevs[i].fds[:1]}
-        names = [by_fd.get(i) or name for i, name in enumerate(names)]
-        # The others in the order in which QEMU opened them; several queues are one device.
-        left = [name for name in dict.fromkeys(opened[fd] for fd in sorted(opened)) if name not in names]
-        waiting = [i for i in nameless if not names[i]]
-        if len(left) == len(waiting):
-            for i, name in zip(waiting, left, strict=True):
-                names[i] = name
-    return tuple(names)
-
-
-def _tun_names(folder: str) -> dict[int, str]:
-    """Return the tap devices that a process has open, by file descriptor; none where we may not look."""
-    found = {}
-    try:
-        for name in _names(f"{folder}/fdinfo"):
-            text = _read(f"{folder}/fdinfo/{name}", 4096)
-            match = re.search(rb"^iff:\s*(\S+)", text, re.MULTILINE)
-            if match:
-                found[int(name)] = match[1].decode("utf-8", "replace")
-    except (OSError, ValueError):
-        return found
-    return found
-
-
-def _absolute(path: str, folder: str) -> str:
-    if path.startswith(("/", "\0")):
-        return path
-    try:
-        return str(Path(f"{folder}/cwd").readlink() / path)
-    except OSError:
-        return path
-
-
-def _names(folder: str | Path) -> list[str]:
-    return os.listdir(folder)  # noqa: PTH208 - of all processes: no object for each
-
-
 def _mtime_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return -1
-
-
-def _read(path: str, size: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, size)
-    finally:
-        os.close(fd)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from collector.base import DiskCounters, Reason, Stamp, VmIdentity
 from collector.proc_parse import parse_task_stat
-from collector.qemu.discovery import Launch, Learned, QemuFinder
+from collector.qemu.discovery import Learned, QemuFinder
+from collector.qemu.launch import Launch
 from collector.qemu.proxmox import ProxmoxConfig
 from collector.qemu.qmp import QmpError, ask, parse_blockstats, parse_devices, parse_state, parse_tids
 

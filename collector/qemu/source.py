@@ -25,7 +25,8 @@ from collector.base import (
     VmSample,
 )
 from collector.identity import Inventory
-from collector.qemu.discovery import Launch, QemuFinder, network_namespace
+from collector.qemu.discovery import QemuFinder
+from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller
 from collector.qemu.proxmox import ProxmoxConfig
 

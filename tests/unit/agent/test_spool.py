@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.spool import QueueCounts, Spool
+from agent.batch_queue import QueueCounts
+from agent.spool import Spool
 from agent.spool_overflow import Acknowledged
 from agent.windows import CpiWindow
 from whitepanda.common.errors import UnavailableError

@@ -105,8 +105,8 @@ def test_a_libvirts_that_no_status_file_tells_is_measured_after_a_while(qemu_hos
 def test_a_libvirts_arguments_are_not_read_while_libvirt_tells_of_it(qemu_host, found, monkeypatch):
     qemu_host.process(500, LIBVIRTS.format(name="a", uuid=ONE))
     reads = []
-    real = discovery._read
-    monkeypatch.setattr(discovery, "_read", lambda path, size: reads.append(path) or real(path, size))
+    real = discovery.read_start
+    monkeypatch.setattr(discovery, "read_start", lambda path, size: reads.append(path) or real(path, size))
     for _ in range(40):
         assert list(found(libvirt_pids={500})) == []
     assert reads == []
@@ -182,9 +182,9 @@ def test_processes_are_not_looked_at_each_time(qemu_host, finder, found, monkeyp
     for _ in range(5):
         found()
     reads = Counter()
-    real = discovery._read
+    real = discovery.read_start
     monkeypatch.setattr(
-        discovery, "_read", lambda path, size: reads.update([path.rsplit("/")[-1]]) or real(path, size)
+        discovery, "read_start", lambda path, size: reads.update([path.rsplit("/")[-1]]) or real(path, size)
     )
     for _ in range(10):
         found(0.25)  # no scan but one in eight

@@ -1,0 +1,58 @@
+"""What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.spool`) or of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["ENVELOPE_BYTES", "BatchQueue", "QueueCounts", "QueuedBatch"]
+
+#: The gRPC message around a batch.
+ENVELOPE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBatch:
+    """A batch that waits to be acknowledged."""
+
+    rows: int
+    message: agent_pb2.CpiBatch
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(spool_id, sequence)."""
+        return self.message.spool_id, self.message.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """What waits now, and what was dropped ever (persisted in the spool)."""
+
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+    dropped_batches: int = 0
+    dropped_rows: int = 0
+
+
+class BatchQueue(Protocol):
+    """Where the uplink takes batches from. All calls but `counts` may block, and come one at a time."""
+
+    @property
+    def spool_id(self) -> str:
+        """The incarnation that new batches are numbered in."""
+
+    def begin_stream(self) -> None:
+        """Start over: all that is not acknowledged is to be fetched again."""
+
+    def fetch(self, limit: int) -> list[QueuedBatch]:
+        """Return up to `limit` batches not fetched since `begin_stream`, in the order to send them."""
+
+    def acknowledge(self, spool_id: str, ranges: Iterable[tuple[int, int]]) -> int:
+        """Forget these batches (ranges include both ends). Returns how many there were."""
+
+    def counts(self) -> QueueCounts:
+        """Return what waits; never blocks."""

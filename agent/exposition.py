@@ -1,0 +1,246 @@
+"""The text of /metrics, made of a `Snapshot` by `agent.metrics.METRICS`.
+
+A value that is not known has no sample; `whitepanda_vm_part_absent` says why where all of a part is absent,
+`whitepanda_vm_metric_absent` where only that metric is. Source and age are told once per VM and part, so that a series
+stays the same one when another source takes over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from agent import metrics
+from agent.deltas import Reading
+from agent.state import SourceView, UplinkView
+from agent.verdicts import BEHAVIOURS
+from agent.view import Snapshot, VmSnapshot
+from collector.base import VM_PARTS, Reason
+
+__all__ = ["family_name", "render"]
+
+_MAX_LABEL = 256  # characters
+
+_VM_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "vm")
+_PLACES = {
+    part: tuple(index for index, metric in enumerate(_VM_METRICS) if metric.part == part)
+    for part in VM_PARTS
+    if any(metric.part == part for metric in _VM_METRICS)
+}
+
+
+def family_name(metric: metrics.Metric) -> str:
+    """Return a metric's name in /metrics: ours with a prefix, and "second" spelt out as Prometheus wants it."""
+    scope = "vm_" if metric.scope == "vm" else ""
+    name = metric.name
+    return (
+        f"whitepanda_{scope}{name.removesuffix('_s')}_second"
+        if name.endswith("_per_s")
+        else f"whitepanda_{scope}{name}"
+    )
+
+
+# -- a snapshot as metric families
+
+
+class _Families(Collector):
+    """One snapshot as Prometheus' library wants it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._host = snapshot.host
+
+    def collect(self) -> Iterator[Metric]:
+        """Give out all families. Between two other threads (the tick's) may run."""
+        for family in self._families():
+            if family.samples:
+                yield family
+            time.sleep(0)
+
+    def _families(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily(
+            "whitepanda_agent_info", "The agent's version and the host's CPU model; always 1."
+        )
+        labels = {"version": self._host.agent_version, "platform": _label(self._host.platform)}
+        info.add_sample(info.name, labels, 1)
+        yield info
+        values = {value.name: value.value for value in self._host.metrics}
+        for metric in metrics.METRICS:
+            if metric.scope in {"host", "agent"}:
+                yield _family(metric, [({}, values.get(metric.name))])
+            elif metric.scope == "source":
+                yield _family(metric, _of_sources(metric.name, self._host.sources))
+            elif metric.scope == "uplink" and self._host.uplink.state != "off":
+                yield _family(metric, [({}, _of_uplink(metric.name, self._host.uplink))])
+        yield from _of_vms(self._snapshot)
+
+
+def _family(metric: metrics.Metric, samples: Iterable[tuple[dict[str, str], float | None]]) -> Metric:
+    name = family_name(metric)
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family: Metric = kind(name, metric.help)
+    for labels, value in samples:
+        if value is not None:
+            family.add_sample(name, labels, value)
+    return family
+
+
+def _of_sources(name: str, sources: Iterable[SourceView]) -> Iterator[tuple[dict[str, str], float | None]]:
+    for source in sources:
+        if source.state != "off":
+            yield {"source": source.name}, _of_source(name, source)
+
+
+def _of_source(name: str, source: SourceView) -> float | None:
+    match name:
+        case "source_success":
+            # Of `auto` sources that cannot be here it would be 0 for ever: nothing to wake anybody for.
+            worked = source.samples or source.failures or source.state != "unavailable"
+            return source.state == "available" if worked else None
+        case "source_samples_total":
+            return source.samples
+        case "source_failures_total":
+            return source.failures
+        case "source_age_seconds":
+            return source.age_ns / 1e9 if source.samples else None
+        case "source_duration_seconds":
+            return source.duration_ns / 1e9 if source.samples else None
+    raise AssertionError(name)
+
+
+def _of_uplink(name: str, uplink: UplinkView) -> float:
+    if name == "uplink_connected":
+        return uplink.state == "connected"
+    return float(getattr(uplink, name.removeprefix("uplink_").removesuffix("_total")))
+
+
+def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
+    labelled = [
+        ({"vm": _label(vm.uuid), "name": _label(vm.name), "job": _label(vm.job)}, vm) for vm in snapshot.vms
+    ]
+    for index, metric in enumerate(_VM_METRICS):
+        values = ((labels, vm.rates[index]) for labels, vm in labelled)
+        yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
+    yield from _verdicts(labelled)
+    yield from _cloud_white(labelled)
+    yield _ages(labelled, snapshot.mono_ns)
+    yield from _absences(labelled)
+
+
+def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    victim = GaugeMetricFamily(
+        "whitepanda_vm_victim", "1 where the VM is a victim now, 0 where it is not; unknown: no sample."
+    )
+    degradation = GaugeMetricFamily(
+        "whitepanda_vm_degradation_ratio",
+        "How many times slower the VM is than its job's norm (1: not slower).",
+    )
+    for labels, vm in labelled:
+        verdict = vm.verdict
+        if verdict is None:
+            continue
+        if verdict.verdict != "unknown":
+            victim.add_sample(victim.name, labels, verdict.verdict == "victim")
+        if verdict.degradation is not None:
+            degradation.add_sample(degradation.name, labels, verdict.degradation)
+    yield victim
+    yield degradation
+
+
+_CLOUD_WHITE = (
+    (
+        "latency_degradation_ratio",
+        "ratio",
+        "How many times longer a victim's latency (p95) is than undisturbed.",
+    ),
+    ("latency_degradation_low_ratio", "low", "Lower end of that estimate's interval."),
+    ("latency_degradation_high_ratio", "high", "Upper end of that estimate's interval."),
+)
+
+
+def _cloud_white(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    behaviour = GaugeMetricFamily(
+        "whitepanda_vm_behaviour", "1 for what the VM does now, 0 for what it does not; unknown: no sample."
+    )
+    ticks = GaugeMetricFamily(
+        "whitepanda_vm_baseline_ticks", "Ticks without interference that the VM's baseline was learnt from."
+    )
+    ready = GaugeMetricFamily("whitepanda_vm_baseline_ready", "1 where the VM's baseline is old enough.")
+    unknown = GaugeMetricFamily(
+        "whitepanda_vm_latency_degradation_absent",
+        "1 for a victim whose degradation cannot be told, with why.",
+    )
+    estimates = [
+        (GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _CLOUD_WHITE
+    ]
+    for labels, vm in labelled:
+        verdict = vm.suffering
+        if verdict is None:
+            continue
+        if verdict.behaviour != "unknown":
+            for word in BEHAVIOURS[1:]:
+                behaviour.add_sample(behaviour.name, {**labels, "behaviour": word}, verdict.behaviour == word)
+        ticks.add_sample(ticks.name, labels, verdict.baseline_ticks)
+        ready.add_sample(ready.name, labels, verdict.baseline_ready)
+        found = verdict.degradation
+        if found is not None and found.cannot_tell:
+            unknown.add_sample(unknown.name, {**labels, "reason": found.cannot_tell}, 1)
+        for family, field in estimates if found is not None else ():
+            value = getattr(found, field)
+            if math.isfinite(value):
+                family.add_sample(family.name, labels, value)
+    yield from (behaviour, ticks, ready, unknown)
+    yield from (family for family, _ in estimates)
+
+
+def _ages(labelled: Iterable[tuple[dict[str, str], VmSnapshot]], mono_ns: int) -> Metric:
+    ages = GaugeMetricFamily(
+        "whitepanda_vm_part_age_seconds",
+        "Age of what each part of a VM's metrics is made of, and its source.",
+    )
+    for labels, vm in labelled:
+        for part in _PLACES:
+            reading = getattr(vm.now, part, None)
+            if isinstance(reading, Reading):
+                told = {**labels, "part": part, "source": reading.source}
+                ages.add_sample(ages.name, told, max(0, mono_ns - reading.mono_ns) / 1e9)
+    return ages
+
+
+def _absences(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
+    parts = GaugeMetricFamily(
+        "whitepanda_vm_part_absent", "1 for each part of a VM of which nothing is known, with the reason."
+    )
+    single = GaugeMetricFamily(
+        "whitepanda_vm_metric_absent", "1 for each metric that is not known while others of its part are."
+    )
+    for labels, vm in labelled:
+        for part, places in _PLACES.items():
+            absent = [(place, why) for place in places if isinstance(why := vm.rates[place], Reason)]
+            if len(absent) == len(places):
+                why = absent[0][1]
+                parts.add_sample(parts.name, {"vm": labels["vm"], "part": part, "reason": why.code}, 1)
+                continue
+            for place, why in absent:
+                told = {"vm": labels["vm"], "metric": _VM_METRICS[place].name, "reason": why.code}
+                single.add_sample(single.name, told, 1)
+    yield parts
+    yield single
+
+
+def _label(text: str) -> str:
+    """Bound a text that others made. What is no UTF-8 would spoil the whole page."""
+    return text[:_MAX_LABEL].encode("utf-8", "replace").decode("utf-8")
+
+
+def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
+    """Make the page of a snapshot in the format that `accept` (the HTTP header) asks for; return it and its type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(snapshot))
+    encoder, content_type = choose_encoder(accept)
+    return encoder(registry), content_type

@@ -1,0 +1,100 @@
+"""How a QEMU was started: what its source needs of it, and what of that only its folder in /proc tells."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from collector.qemu.cmdline import CommandLine
+
+__all__ = ["Launch", "absolute", "listed", "network_namespace", "read_start", "taps_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a VM was started, as its source needs it.
+
+    `vmid` is Proxmox' number ("" elsewhere), `qmp` the sockets, `taps` the host's devices by back-end ("" unknown),
+    `netns` the network namespace (see `network_namespace`; 0 unknown), `uid` the user.
+    """
+
+    pid: int
+    start_ticks: int
+    command: CommandLine
+    vmid: str
+    qmp: tuple[str, ...]
+    taps: tuple[str, ...]
+    netns: int
+    uid: int
+
+
+def network_namespace(folder: str | Path) -> int:
+    """Tell the network namespace of a process by its folder in /proc; 0 unknown.
+
+    The number of the file net/dev is one of the namespace's own. /proc/PID/ns/net would say it too, but needs the right
+    to trace the process, which the agent's unit does not have.
+    """
+    try:
+        return Path(f"{folder}/net/dev").stat().st_ino
+    except OSError:
+        return 0
+
+
+def taps_of(command: CommandLine, folder: str) -> tuple[str, ...]:
+    """Return the host's device per network back-end.
+
+    Of taps that the kernel or a helper named, or that were handed in, the open files tell it where we may look.
+    """
+    names = [netdev.ifname if netdev.tap else "" for netdev in command.netdevs]
+    nameless = [i for i, netdev in enumerate(command.netdevs) if netdev.tap and not netdev.ifname]
+    if nameless:
+        opened = _tun_names(folder)
+        by_fd = {i: opened.get(fd) for i in nameless for fd in command.netdevs[i].fds[:1]}
+        names = [by_fd.get(i) or name for i, name in enumerate(names)]
+        # The others in the order in which QEMU opened them; several queues are one device.
+        left = [name for name in dict.fromkeys(opened[fd] for fd in sorted(opened)) if name not in names]
+        waiting = [i for i in nameless if not names[i]]
+        if len(left) == len(waiting):
+            for i, name in zip(waiting, left, strict=True):
+                names[i] = name
+    return tuple(names)
+
+
+def _tun_names(folder: str) -> dict[int, str]:
+    """Return the tap devices that a process has open, by file descriptor; none where we may not look."""
+    found = {}
+    try:
+        for name in listed(f"{folder}/fdinfo"):
+            text = read_start(f"{folder}/fdinfo/{name}", 4096)
+            match = re.search(rb"^iff:\s*(\S+)", text, re.MULTILINE)
+            if match:
+                found[int(name)] = match[1].decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return found
+    return found
+
+
+def absolute(path: str, folder: str) -> str:
+    """Return a path of a process as seen from its working directory; as it is where we may not look."""
+    if path.startswith(("/", "\0")):
+        return path
+    try:
+        return str(Path(f"{folder}/cwd").readlink() / path)
+    except OSError:
+        return path
+
+
+def listed(folder: str | Path) -> list[str]:
+    """Return the names in a folder. OSError: it cannot be read."""
+    return os.listdir(folder)  # noqa: PTH208 - of all processes: no object for each
+
+
+def read_start(path: str, size: int) -> bytes:
+    """Return at most `size` bytes of a file. OSError: it cannot be read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, size)
+    finally:
+        os.close(fd)
