@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,12 @@ class Located:
     heads: tuple[tuple[int, bytes], ...]
 
 
+@lru_cache(maxsize=4096)
+def _tail(rows: int) -> tuple[tuple[str, bytes, int], ...]:
+    """Return the columns that may be there: name, tag and length, bytes."""
+    return tuple((name, tag + _varint(width * rows), width * rows) for name, tag, width in _TAIL if rows)
+
+
 def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
     """Find the columns in a batch's bytes.
 
@@ -84,11 +91,7 @@ def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
 
     """
     rows = len(batch.task_index)
-    there = [
-        (name, tag + _varint(width * rows), width * rows)
-        for name, tag, width in _TAIL
-        if rows and len(getattr(batch, name))
-    ]
+    there = [each for each in _tail(rows) if len(getattr(batch, each[0]))]
     end = _IS_BACKLOG if batch.backlog else b""
     begin = at = len(payload) - len(end) - sum(len(head) + size for _, head, size in there)
     columns, heads = {}, []

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from central.columns import Bounds, Located, column, locate
 from central.schema import SAMPLES
@@ -393,15 +394,21 @@ def _task_columns(batches: Sequence[StoredBatch], read: Sequence[_Read]) -> dict
     sizes = np.array([len(each.tasks) for each in read], dtype=np.int64)
     offsets = np.cumsum(sizes) - sizes
     indices = np.concatenate([e.task_index + o for e, o in zip(read, offsets, strict=True)])
-    tasks = [
-        (t.vm, t.epoch, t.job, t.machine or b.host, t.platform or b.platform, t.latency_sensitive)
-        for b, each in zip(batches, read, strict=True)
-        for t in each.tasks
-    ]
-    kinds = dict.fromkeys(("vm", "epoch", "job", "machine", "platform"), pa.string())
-    kinds["latency_sensitive"] = pa.bool_()
-    values = zip(*tasks, strict=True)
-    columns = {n: pa.array(v, k) for (n, k), v in zip(kinds.items(), values, strict=True)}
+    tasks = [task for each in read for task in each.tasks]
+    names = {name: [getattr(task, name) for task in tasks] for name in ("machine", "platform")}
+    owners = {"machine": [b.host for b in batches], "platform": [b.platform for b in batches]}
+    values: dict[str, pa.Array] = {
+        "vm": pa.array([task.vm for task in tasks], pa.string()),
+        "epoch": pa.array([task.epoch for task in tasks], pa.string()),
+        "job": pa.array([task.job for task in tasks], pa.string()),
+        "latency_sensitive": pa.array([task.latency_sensitive for task in tasks], pa.bool_()),
+    }
+    owner = pa.array(np.repeat(np.arange(len(batches)), sizes))
+    for name, named in names.items():
+        values[name] = pa.array(owners[name], pa.string()).take(owner)
+        if any(named):  # importers' rows
+            own = pa.array(named, pa.string())
+            values[name] = pc.if_else(pc.equal(own, ""), values[name], own)
     if np.array_equal(indices, np.arange(len(tasks))):  # each VM once, in order: as agents have it
-        return columns
-    return {name: values.take(pa.array(indices)) for name, values in columns.items()}
+        return values
+    return {name: column.take(pa.array(indices)) for name, column in values.items()}
