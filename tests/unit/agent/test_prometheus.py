@@ -397,7 +397,12 @@ async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
     try:
         await asyncio.to_thread(drip)
         await until(lambda: refused)
-        assert (await asyncio.to_thread(get, server.address, context=context))[0] == 200
+        status = 0
+        for _ in range(20):  # all others have this short time too
+            with contextlib.suppress(OSError):
+                status = (await asyncio.to_thread(get, server.address, context=context))[0]
+                break
+        assert status == 200
     finally:
         await server.stop()
 
