@@ -40,7 +40,7 @@ class Run:
     """All days of a trace in memory, as columns of shape (rows,)."""
 
     def __init__(self, **values):
-        self.settings = changed(SynthSettings(), values)
+        self.settings = changed(SynthSettings(machines=10), values)
         self.jobs, self.machines = make_jobs(self.settings), make_machines(self.settings)
         self.tasks = make_tasks(self.settings, self.jobs)
         self.effects = Effects(len(self.jobs.job_id))
@@ -190,7 +190,7 @@ def _beside(run):
 
 
 def test_companions_ride_along_and_use_cpu_together():
-    knob = {"days": 4, "antagonists": 1, "companions": 1, "usage_task_spread": 0, "popularity_exponent": 0}
+    knob = {"days": 3, "antagonists": 1, "companions": 1, "usage_task_spread": 0, "popularity_exponent": 0}
     knob |= {"batch_jobs": 100, "rare_share": 0, "transient_share": 0, "batch_diurnal_load": 0}
     together, correlation = _beside(Run(**knob, ride_along=1, companion_usage_correlation=0.9))
     assert together > 0.95
@@ -223,8 +223,8 @@ def test_corrupted_and_missing_samples_come_at_their_rates():
 )
 def test_knobs_of_spread_widen_a_jobs_cpi(knob, value):
     base = {
-        "days": 3,
-        "machines": 12,
+        "days": 2,
+        "machines": 8,
         "cpi_noise": 0.05,
         "machine_effect": 0.02,
         "corrupted_share": 0,
