@@ -22,7 +22,7 @@ from whitepanda.common.errors import InputError
 __all__ = ["DEFAULT_METHOD", "ORACLE", "TraceEvaluation", "TraceEvaluationOptions", "Truth", "evaluate_trace"]
 
 #: What agents get; the results have it under its own name and as "default".
-DEFAULT_METHOD = "panda"
+DEFAULT_METHOD = "whitepanda"
 #: Ranks by the true coefficients of TRUTH.json, where it has them.
 ORACLE = "oracle"
 

@@ -14,8 +14,9 @@ from central.models.groups import Column, Floats, find
 from central.models.panda import CpiMoments, PairState
 from central.models.panda_local import LocalCoefficients, LocalState
 from central.models.slots import TaskSlots
+from central.models.whitepanda import WhitepandaState
 
-__all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor"]
+__all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor", "Whitepanda"]
 
 
 class Method(Protocol):
@@ -72,6 +73,31 @@ class Panda:
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""
         return _times(_by_job(self._jobs, self._values, event.suspect_job), event.suspect_usage[:, -1])[None]
+
+
+@dataclass(slots=True)
+class Whitepanda:
+    """A_k * u, with our A_k."""
+
+    _state: WhitepandaState | None = None
+    _jobs: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    _values: Floats = field(default_factory=lambda: np.empty(0))
+
+    def learn(self, day: TaskSlots) -> None:
+        """Take a day in."""
+        state = WhitepandaState.of(day)
+        self._state = self._state.merge(state) if self._state else state
+
+    def settle(self) -> None:
+        """Compute the coefficients."""
+        if self._state:
+            found = self._state.coefficients()
+            self._jobs, self._values = found.job, found.value
+
+    def scores(self, event: Event) -> Floats:
+        """Return A_k * u; 0, what the ridge takes for granted, for a job never seen."""
+        value = _by_job(self._jobs, self._values, event.suspect_job)
+        return (np.where(np.isneginf(value), 0.0, value) * event.suspect_usage[:, -1])[None]
 
 
 @dataclass(slots=True)
@@ -172,4 +198,5 @@ METHODS: Mapping[str, Callable[[], Method]] = {
     "panda_local": PandaLocal,
     "cpi2": Cpi2,
     "proctor": Proctor,
+    "whitepanda": Whitepanda,
 }

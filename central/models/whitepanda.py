@@ -1,0 +1,326 @@
+"""Our estimator of antagonist coefficients: joint least squares on robust mnCPI within machine days. Pure numpy.
+
+As PANDA, y(m, t) = mean over L(m, t) of a normalised CPI is explained by the CPU usage beside it, and a coefficient is
+the rise of y per core. Unlike PANDA:
+
+* Normalised CPI is z = (ln c - median) / (IQR / 1.349), cut to +-3, with median and IQR of the job's samples on that
+  platform *on that day*: corrupted samples, drift and phases of a job do not reach it. 0 where the IQR is 0.
+* All jobs of a machine are fitted at once, y = sum_k A_k U_k + noise, U_k the summed usage of job k there: who only
+  rides along with an antagonist gets nothing of its effect.
+* Noise lasts: rows are quasi-differences x_t - 0.6 x_(t-1) within a run of slots (0.8 x_t at its begin).
+* A machine day has a level of its own (platform, neighbours' age, weather), which is taken out. What the means of
+  days and of machines tell enters as two further regressions, weighed by how much noisier they turn out to be.
+* Ridge on the effect of usual usage, and each estimate is shrunk by its own evidence, A t^2 / (t^2 + 10).
+
+A part of the data (whole days) leaves sums that merge exactly: nothing in them depends on other days.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from central.models.colocation import cells_of
+from central.models.groups import Column, Floats, Ints, concatenate, find, group, sums
+from central.models.slots import SLOTS_PER_DAY, TaskSlots
+from central.models.whitepanda_solve import Level, solve
+
+__all__ = ["CLIP", "PERSISTENCE", "WhitepandaCoefficients", "WhitepandaState", "robust_n_cpi"]
+
+#: Normalised CPI is cut to plus and minus this.
+CLIP = 3.0
+#: Of noise from slot to slot, taken out by quasi-differences.
+PERSISTENCE = 0.6
+_IQR_OF_NORMAL = 1.3489795003921634
+_SUMS = ("within", "between_days")
+
+
+@dataclass(frozen=True, slots=True)
+class WhitepandaCoefficients:
+    """Columns sorted by job; values are rises of y per core (or normalised unit) of CPU usage.
+
+    Attributes:
+        job: every job that used CPU beside a latency-sensitive task.
+        value: what suspects are ranked by, times their usage: the estimate shrunk by its evidence.
+        estimate: as fitted.
+        standard_error: of the estimate; beyond `whitepanda_solve.MAX_DENSE_JOBS` jobs a lower bound.
+        samples: machine slots in which the job used CPU beside a latency-sensitive task.
+        sum_usage_squared: of the job's summed usage over these.
+
+    """
+
+    job: Column
+    value: Floats
+    estimate: Floats
+    standard_error: Floats
+    samples: Ints
+    sum_usage_squared: Floats
+
+
+def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
+    """Normalise CPI by median and interquartile range of ln c per (job, platform, day), cut to +-`CLIP`.
+
+    Args:
+        job: of each sample, shape (n,).
+        platform: CPU model that each was taken on.
+        day: on which.
+        cpi: above 0, no NaN.
+
+    """
+    keys, code = group(job, platform, day)
+    x = np.log(cpi)
+    order = np.lexsort((x, code))
+    ordered = x[order]
+    size = np.bincount(code, minlength=len(keys[0]))
+    first = np.cumsum(size) - size
+
+    def quantile(q: float) -> Floats:
+        position = q * (size - 1)
+        below = np.floor(position).astype(np.int64)
+        above = np.minimum(below + 1, size - 1)
+        low, high = ordered[first + below], ordered[first + above]
+        return np.asarray(low + (high - low) * (position - below), dtype=np.float64)
+
+    if not len(x):
+        return x
+    scale = (quantile(0.75) - quantile(0.25)) / _IQR_OF_NORMAL
+    deviation = x - quantile(0.5)[code]
+    z = np.divide(deviation, scale[code], out=np.zeros_like(x), where=scale[code] > 0)
+    return np.asarray(np.clip(z, -CLIP, CLIP), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class WhitepandaState:
+    """What whole days leave behind. Parts share no machine day.
+
+    With U_k(m, t) the job's summed usage (0 where it did not run) over the slots t of a machine day that have a y;
+    d the quasi-differences of U, e those of y, o those of 1; and S, s sums over a machine day:
+
+    * per pair of jobs j <= k that share a machine day, sums over machine days: `within` = sum_t d_j d_k - s_j s_k / q
+      with s = sum_t o d and q = sum_t o^2, and `between_days` = S_j S_k / n with S = sum_t U and n slots;
+    * per job, the same with y in place of U_k: `job_within`, `job_between_days`; `samples` slots with U > 0;
+      `sum_usage_squared` = sum U^2;
+    * per machine and job `machine_usage` = sum U; per machine `slots` and `sum_y`;
+    * `total`: slots, machine days, and the two sums of pairs with y in place of both.
+    """
+
+    pair_job: Column
+    pair_other: Column
+    within: Floats
+    between_days: Floats
+    job: Column
+    job_within: Floats
+    job_between_days: Floats
+    samples: Ints
+    sum_usage_squared: Floats
+    machine_key: Column
+    machine_job: Column
+    machine_usage: Floats
+    machine: Column
+    slots: Floats
+    sum_y: Floats
+    total: Floats
+
+    @classmethod
+    def of(cls, rows: TaskSlots) -> WhitepandaState:
+        """Make the state of whole days of some machines."""
+        sensitive = rows.latency_sensitive & ~np.isnan(rows.cpi)
+        day = rows.slot // SLOTS_PER_DAY
+        z = robust_n_cpi(rows.job[sensitive], rows.platform[sensitive], day[sensitive], rows.cpi[sensitive])
+        (machine, slot), at = group(rows.machine[sensitive], rows.slot[sensitive])
+        y = sums(at, z, len(slot)) / np.maximum(np.bincount(at, minlength=len(slot)), 1)
+
+        place = np.full(rows.rows, -1, dtype=np.int64)
+        used = ~np.isnan(rows.usage)
+        place[used] = find((machine, slot), (rows.machine[used], rows.slot[used]))
+        beside = place >= 0
+        parts = _MachineDays(machine, slot, y, place[beside], rows.job[beside], rows.usage[beside])
+        return parts.state()
+
+    def merge(self, other: WhitepandaState) -> WhitepandaState:
+        """Return the state of both parts together. Associative and commutative up to rounding."""
+        pairs, pair = _keys(self, other, "pair_job", "pair_other")
+        jobs, job = _keys(self, other, "job")
+        places, place = _keys(self, other, "machine_key", "machine_job")
+        machines, machine = _keys(self, other, "machine")
+
+        def added(name: str, number: Ints, n: int) -> Floats:
+            return sums(number, np.concatenate([getattr(self, name), getattr(other, name)]), n)
+
+        n = len(jobs[0])
+        return WhitepandaState(
+            pairs[0],
+            pairs[1],
+            added("within", pair, len(pairs[0])),
+            added("between_days", pair, len(pairs[0])),
+            jobs[0],
+            added("job_within", job, n),
+            added("job_between_days", job, n),
+            added("samples", job, n).astype(np.int64),
+            added("sum_usage_squared", job, n),
+            places[0],
+            places[1],
+            added("machine_usage", place, len(places[0])),
+            machines[0],
+            added("slots", machine, len(machines[0])),
+            added("sum_y", machine, len(machines[0])),
+            self.total + other.total,
+        )
+
+    def coefficients(self) -> WhitepandaCoefficients:
+        """Solve for all jobs at once, see `whitepanda_solve`."""
+        has = self.sum_usage_squared > 0
+        jobs = self.job[has]
+        usual_squared = self.sum_usage_squared[has] / self.samples[has]
+        value, estimate, error = solve(self._levels(jobs, has), usual_squared)
+        return WhitepandaCoefficients(
+            jobs, value, estimate, error, self.samples[has], self.sum_usage_squared[has]
+        )
+
+    def _levels(self, jobs: Column, has: npt.NDArray[np.bool_]) -> list[Level]:
+        """Within machine days, between days of a machine, between machines."""
+        slots, machine_days, within_y, between_y = self.total.tolist()
+        i, j = find((jobs,), (self.pair_job,)), find((jobs,), (self.pair_other,))
+        both = (i >= 0) & (j >= 0)
+        i, j = i[both], j[both]
+        k, m = find((jobs,), (self.machine_job,)), find((self.machine,), (self.machine_key,))
+        known = k >= 0
+        k, m, usage = k[known], m[known], self.machine_usage[known]
+        mean_y = self.sum_y / self.slots
+        machine_products = sums(k, usage * mean_y[m], len(jobs))
+        machine_y = float(self.sum_y @ mean_y)
+        # Rows sqrt(n_m) * mean: their products are what the means of machines tell.
+        root = np.sqrt(self.slots)
+        rows = (m, k, usage / root[m], len(root))
+        count = max(len(self.machine) - 1, 1)
+        usage_sum = sums(k, usage, len(jobs))
+        y_sum = float(self.sum_y.sum())
+        one = (np.zeros(len(jobs), np.int64), np.arange(len(jobs)), usage_sum / np.sqrt(max(slots, 1)), 1)
+        return [
+            Level(
+                len(jobs),
+                self.job_within[has],
+                within_y,
+                max(slots - machine_days, 1),
+                (i, j, self.within[both]),
+            ),
+            Level(
+                len(jobs),
+                self.job_between_days[has] - machine_products,
+                between_y - machine_y,
+                max(machine_days - len(self.machine), 1),
+                (i, j, self.between_days[both]),
+                less=rows,
+            ),
+            Level(
+                len(jobs),
+                machine_products - usage_sum * y_sum / max(slots, 1),
+                machine_y - y_sum**2 / max(slots, 1),
+                count,
+                more=rows,
+                less=one,
+            ),
+        ]
+
+
+def _keys(a: WhitepandaState, b: WhitepandaState, *names: str) -> tuple[list[Column], Ints]:
+    return group(*(concatenate(getattr(a, name), getattr(b, name)) for name in names))
+
+
+class _MachineDays:
+    """Task slots beside a y, machine day by machine day as dense matrices (slots x jobs)."""
+
+    def __init__(
+        self, machine: Column, slot: Ints, y: Floats, place: Ints, job: Column, usage: Floats
+    ) -> None:
+        self._y = y
+        self._usage = usage
+        (self._machine, self._day), self._of_place = group(machine, slot // SLOTS_PER_DAY)
+        self._slot = slot
+        self._cells = cells_of(self._of_place[place], place, job)
+
+    def state(self) -> WhitepandaState:
+        """Sum over machine days."""
+        days, cells = len(self._machine), self._cells
+        first = np.searchsorted(self._of_place, np.arange(days + 1))
+        columns = np.searchsorted(cells.machine, np.arange(days + 1))
+        order = np.argsort(cells.place, kind="stable")
+        entries = np.searchsorted(cells.place[order], first)
+        width = len(cells.machine)
+        job_sums = np.zeros((5, width))
+        left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        products = {name: [np.empty(0)] for name in _SUMS}
+        day_sums = np.zeros((days, 4))
+        for d in range(days):
+            places, mine = (
+                slice(int(first[d]), int(first[d + 1])),
+                slice(int(columns[d]), int(columns[d + 1])),
+            )
+            u = cells.dense(self._usage, places, mine, order[entries[d] : entries[d + 1]])
+            y = self._y[places]
+            gram, with_y, own = _quasi_differenced(u, y, self._slot[places])
+            total, total_y, n = u.sum(axis=0), float(y.sum()), len(y)
+            upper = np.triu_indices(u.shape[1])
+            left.append(upper[0] + mine.start)
+            right.append(upper[1] + mine.start)
+            products["within"].append(gram[upper])
+            products["between_days"].append((np.outer(total, total) / n)[upper])
+            job_sums[:, mine] = [with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total]
+            day_sums[d] = [n, own, total_y**2 / n, total_y]
+        return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
+
+    def _gathered(
+        self,
+        left: Ints,
+        right: Ints,
+        products: dict[str, list[Floats]],
+        job_sums: Floats,
+        day_sums: Floats,
+    ) -> WhitepandaState:
+        """Sum what machine days have left, by the keys of the state."""
+        job = self._cells.keys[0]
+        pairs, pair = group(job[left], job[right])
+        jobs, member = group(job)
+        of_column = self._machine[self._cells.machine]
+        places, place = group(of_column, job)
+        machines, machine = group(self._machine)
+        n, m = len(jobs[0]), len(machines[0])
+        return WhitepandaState(
+            pairs[0],
+            pairs[1],
+            sums(pair, np.concatenate(products["within"]), len(pairs[0])),
+            sums(pair, np.concatenate(products["between_days"]), len(pairs[0])),
+            jobs[0],
+            sums(member, job_sums[0], n),
+            sums(member, job_sums[1], n),
+            sums(member, job_sums[2], n).astype(np.int64),
+            sums(member, job_sums[3], n),
+            places[0],
+            places[1],
+            sums(place, job_sums[4], len(places[0])),
+            machines[0],
+            sums(machine, day_sums[:, 0], m),
+            sums(machine, day_sums[:, 3], m),
+            np.array([day_sums[:, 0].sum(), len(day_sums), day_sums[:, 1].sum(), day_sums[:, 2].sum()]),
+        )
+
+
+def _quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
+    """Return products of quasi-differences about the machine day's own level: of U, of U and y, of y.
+
+    Args:
+        u: usage per slot and job, shape (slots, jobs).
+        y: of each slot.
+        slot: their numbers, ascending; a gap begins a new run.
+
+    """
+    begins = np.append(True, np.diff(slot) != 1)
+    x = np.column_stack([u, y, np.ones(len(y))])
+    before = np.vstack([np.zeros(x.shape[1]), x[:-1]])
+    rows = np.where(begins[:, None], np.sqrt(1 - PERSISTENCE**2) * x, x - PERSISTENCE * before)
+    product = rows.T @ rows
+    level = product[-1]
+    product = product - np.outer(level, level) / level[-1]
+    return product[:-2, :-2], product[:-2, -2], float(product[-2, -2])

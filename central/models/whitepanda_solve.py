@@ -1,0 +1,171 @@
+"""Solving `central.models.whitepanda`'s regressions together: weights, ridge, shrinkage. Pure numpy.
+
+Each level is a least squares problem in the same coefficients, given by its normal equations G A = b. They are
+added, each weighed by the inverse of its residual variance relative to the first. The ridge adds 10 slots of usual
+usage without effect; the shrinkage takes out what an estimate's own evidence does not bear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from central.models.groups import Floats, Ints, sums
+
+__all__ = ["EVIDENCE", "MAX_DENSE_JOBS", "RIDGE_SLOTS", "Level", "solve"]
+
+#: Slots of usual usage without effect that the ridge adds.
+RIDGE_SLOTS = 10.0
+#: An estimate of t standard errors is multiplied by t^2 / (t^2 + this).
+EVIDENCE = 10.0
+#: The other levels weigh at most so much: what quasi-differences leave of a mean, (1 - 0.6)^2.
+MAX_WEIGHT = 0.16
+#: Variance of an estimate relative to what independent rows would give it.
+DESIGN_EFFECT = 3.0
+#: Up to so many jobs the normal equations are one dense matrix; beyond, conjugate gradients.
+MAX_DENSE_JOBS = 5000
+_ROUNDS = 2
+_TOLERANCE = 1e-10
+_MAX_ITERATIONS = 2000
+
+#: Entries (row, column, value) and the number of rows of a sparse matrix X, standing for X'X.
+Rows = tuple[Ints, Ints, Floats, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Normal equations of one regression: G = pairs + more' more - less' less, b, y'y and degrees of freedom.
+
+    `pairs` has the upper triangle (i <= j, value). G is positive semidefinite.
+    """
+
+    jobs: int
+    b: Floats
+    yy: float
+    freedom: float
+    pairs: tuple[Ints, Ints, Floats] | None = None
+    more: Rows | None = None
+    less: Rows | None = None
+
+    def times(self, a: Floats) -> Floats:
+        """Return G a."""
+        out = np.zeros(self.jobs)
+        if self.pairs:
+            i, j, value = self.pairs
+            off = i != j
+            out += sums(i, value * a[j], self.jobs)
+            out += sums(j[off], value[off] * a[i[off]], self.jobs)
+        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
+            if rows:
+                m, k, value, count = rows
+                out += sign * sums(k, value * sums(m, value * a[k], count)[m], self.jobs)
+        return out
+
+    def diagonal(self) -> Floats:
+        """Return the diagonal of G."""
+        out = np.zeros(self.jobs)
+        if self.pairs:
+            i, j, value = self.pairs
+            out += sums(i[i == j], value[i == j], self.jobs)
+        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
+            if rows:
+                out += sign * sums(rows[1], rows[2] ** 2, self.jobs)
+        return out
+
+    def dense(self) -> Floats:
+        """Return G."""
+        out = np.zeros((self.jobs, self.jobs))
+        if self.pairs:
+            i, j, value = self.pairs
+            out[i, j] = value
+            out[j, i] = value
+        for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
+            if rows:
+                m, k, value, count = rows
+                order = np.argsort(m, kind="stable")
+                for part in np.split(order, np.searchsorted(m[order], np.arange(1, count))):
+                    out[np.ix_(k[part], k[part])] += sign * np.outer(value[part], value[part])
+        return out
+
+    def variance(self, a: Floats) -> float:
+        """Residual variance of y under coefficients."""
+        rss = self.yy - 2 * float(a @ self.b) + float(a @ self.times(a))
+        return max(rss, 0.0) / self.freedom
+
+
+def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, Floats]:
+    """Fit the levels' common coefficients.
+
+    Args:
+        levels: the first is the one that the others are weighed against; the same jobs in all.
+        usual_squared: mean square of each job's usage, above 0.
+
+    Returns:
+        Per job the shrunk estimate, the estimate, and its standard error.
+
+    """
+    ridge = RIDGE_SLOTS * usual_squared
+    weights = [1.0] + [0.0] * (len(levels) - 1)
+    is_dense = len(ridge) <= MAX_DENSE_JOBS
+    grams = [level.dense() for level in levels] if is_dense else []
+    estimate: Floats = np.zeros(len(ridge))
+    inverse: Floats = np.zeros(len(ridge))
+    for round_ in range(_ROUNDS + 1):
+        b = sum((w * level.b for w, level in zip(weights, levels, strict=True)), np.zeros(len(ridge)))
+        if is_dense:
+            gram = sum((w * g for w, g in zip(weights, grams, strict=True)), np.diag(ridge))
+            estimate, inverse = _dense(gram, b)
+        else:
+            estimate, inverse = _iterated(levels, weights, ridge, b, estimate)
+        variances = [level.variance(estimate) for level in levels]
+        if round_ < _ROUNDS:
+            weights = [1.0] + [_weight(variances[0], other) for other in variances[1:]]
+    error = np.sqrt(inverse * variances[0] * DESIGN_EFFECT)
+    t_squared = np.divide(estimate, error, out=np.full_like(estimate, np.inf), where=error > 0) ** 2
+    kept = np.where(
+        np.isinf(t_squared), 1.0, t_squared / (np.where(np.isinf(t_squared), 0, t_squared) + EVIDENCE)
+    )
+    return estimate * kept, estimate, error
+
+
+def _weight(first: float, other: float) -> float:
+    return min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT
+
+
+def _dense(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Solve, and return the diagonal of the inverse too. Scaled to a diagonal of ones first."""
+    scale = 1 / np.sqrt(np.diag(gram))
+    inverse: npt.NDArray[np.float64] = np.linalg.inv(gram * scale[:, None] * scale)
+    solved: Floats = scale * (inverse @ (scale * b))
+    return solved, scale**2 * np.diag(inverse)
+
+
+def _iterated(
+    levels: list[Level], weights: list[float], ridge: Floats, b: Floats, start: Floats
+) -> tuple[Floats, Floats]:
+    """Conjugate gradients, preconditioned by the diagonal, whose inverse stands for the inverse's diagonal."""
+    used = [(w, level) for w, level in zip(weights, levels, strict=True) if w > 0]
+    diagonal = ridge + sum((w * level.diagonal() for w, level in used), np.zeros(len(ridge)))
+
+    def times(a: Floats) -> Floats:
+        return ridge * a + sum((w * level.times(a) for w, level in used), np.zeros(len(ridge)))
+
+    a = start.copy()
+    residual = b - times(a)
+    step = direction = residual / diagonal
+    before = float(residual @ step)
+    goal = _TOLERANCE**2 * float(b @ (b / diagonal))
+    for _ in range(_MAX_ITERATIONS):
+        if before <= goal:
+            break
+        moved = times(direction)
+        length = before / float(direction @ moved)
+        a = a + length * direction
+        residual = residual - length * moved
+        step = residual / diagonal
+        now = float(residual @ step)
+        direction = step + now / before * direction
+        before = now
+    return a, 1 / diagonal
