@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow.csv as pcsv
@@ -144,3 +147,10 @@ def test_a_full_disk_leaves_the_files_as_they_were(tmp_path, monkeypatch):
         run("synth", "--out", str(out), "--truth", str(truth), *SMALL)
     assert out.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_the_guide_has_every_parameter_of_paper():
+    guide = (Path(__file__).parents[3] / "docs" / "traces.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", guide, re.MULTILINE))
+    settings = dataclasses.asdict(PRESETS["paper"][1])
+    assert told == {name: f"{value:g}" for name, value in settings.items() if name not in ("form", "seed")}
