@@ -7,11 +7,19 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPS = ROOT / "tests" / "skips.toml"
+
+
+# How long an example takes says how busy the machine is. In CI this is hypothesis' own profile, which stays.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def _allowed() -> dict[str, str]:

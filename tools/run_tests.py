@@ -9,6 +9,7 @@ CI's policy for skipped tests. Whatever is under tests/ is in exactly one of the
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # each process has a core, not all of them
 #: The folders of tests/unit that take longest; the others together are a part of their own.
 _APART = ("tests/unit/agent", "tests/unit/central")
 
@@ -38,7 +43,9 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
     running = []
     for arguments in beside:
         said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
-        process = subprocess.Popen(_pytest(arguments), stdout=said, stderr=subprocess.STDOUT, cwd=root)
+        process = subprocess.Popen(
+            _pytest(arguments), stdout=said, stderr=subprocess.STDOUT, cwd=root, env=os.environ | _ONE_THREAD
+        )
         running.append((arguments, process, said))
     statuses = []
     try:
