@@ -137,7 +137,7 @@ def _weight(first: float, other: float) -> float:
 def _dense(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
     """Solve, and return the diagonal of the inverse too. Scaled to a diagonal of ones first."""
     scale = 1 / np.sqrt(np.diag(gram))
-    inverse: npt.NDArray[np.float64] = np.linalg.inv(gram * scale[:, None] * scale)
+    inverse = np.asarray(np.linalg.inv(gram * scale[:, None] * scale), dtype=np.float64)
     solved: Floats = scale * (inverse @ (scale * b))
     return solved, scale**2 * np.diag(inverse)
 

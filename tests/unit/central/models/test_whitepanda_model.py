@@ -1,0 +1,196 @@
+"""Our estimator: its sums by hand, exact merges, what it is robust against; and PANDA's merge over 31 days."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from central.models import panda, whitepanda, whitepanda_solve
+from central.models.slots import TaskSlots
+from central.models.whitepanda import WhitepandaState, robust_n_cpi
+
+
+def make(seed, *, days=2, machines=3, tasks=7, jobs=6, per_day=24, drift=0.0, effect=(0, 0, 0, 0, 0, 0)):
+    """Task slots of `per_day` slots a day; jobs 0 to 2 are latency-sensitive and drift; gaps and unknowns occur."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for day in range(days):
+        for machine in range(machines):
+            mine = rng.integers(0, jobs, tasks)
+            for slot in range(day * 288, day * 288 + per_day):
+                usage = rng.gamma(2.0, 0.2, tasks)
+                pressure = float(np.array(effect)[mine] @ usage)
+                for task in np.flatnonzero(rng.random(tasks) > 0.15).tolist():
+                    job = int(mine[task])
+                    cpi = (1 + job) * (1 + drift * day) * np.exp(0.1 * rng.standard_normal() + pressure)
+                    rows.append(
+                        (
+                            machine,
+                            slot,
+                            task + 100 * day,
+                            job,
+                            machine % 2,
+                            job < 3,
+                            usage[task] if rng.random() > 0.05 else np.nan,
+                            cpi if rng.random() > 0.1 else np.nan,
+                        )
+                    )
+    return TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def same(a, b, rel):
+    for field in fields(a):
+        x, y = np.asarray(getattr(a, field.name)), np.asarray(getattr(b, field.name))
+        assert x.shape == y.shape, field.name
+        if x.dtype.kind == "f":
+            scale = np.abs(x).max(initial=1e-300)
+            np.testing.assert_allclose(x, y, rtol=rel, atol=rel * scale, err_msg=field.name)
+        else:
+            assert x.tolist() == y.tolist(), field.name
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 5))
+def test_states_merge_associatively(seed, days):
+    rows = make(seed, days=days, per_day=12)
+    parts = [WhitepandaState.of(rows.take(rows.slot // 288 == day)) for day in range(days)]
+    left = parts[0]
+    for part in parts[1:]:
+        left = left.merge(part)
+    right = parts[-1]
+    for part in parts[-2::-1]:
+        right = part.merge(right)
+    same(left, right, 1e-12)
+    same(left, WhitepandaState.of(rows), 1e-12)
+    same(left.coefficients(), WhitepandaState.of(rows).coefficients(), 1e-9)
+
+
+def test_31_drifting_days_merge_to_the_full_fit():
+    rows = make(11, days=31, drift=0.03, per_day=12)
+    parts = [rows.take(rows.slot // 288 == day) for day in range(31)]
+    state, ours = panda.PairState.of(**parts[0].columns()), WhitepandaState.of(parts[0])
+    for part in parts[1:]:
+        state, ours = state.merge(panda.PairState.of(**part.columns())), ours.merge(WhitepandaState.of(part))
+    full, merged = panda.fit(**rows.columns()).coefficients, state.coefficients()
+    assert merged.job.tolist() == full.job.tolist()
+    np.testing.assert_allclose(merged.value, full.value, rtol=1e-9, atol=1e-9 * np.abs(full.value).max())
+    same(ours.coefficients(), WhitepandaState.of(rows).coefficients(), 1e-9)
+
+
+def test_normalised_cpi_by_hand():
+    # ln c is 0, 1, 2, 3, 100: median 2, quartiles 1 and 3
+    x = np.array([0.0, 1, 2, 3, 100])
+    zeros = np.zeros(5, np.int64)
+    found = robust_n_cpi(zeros, zeros, zeros, np.exp(x))
+    scale = 2 / 1.3489795003921634
+    assert found == pytest.approx([-2 / scale, -1 / scale, 0, 1 / scale, 3.0], abs=1e-12)
+    assert robust_n_cpi(zeros, zeros, zeros, np.full(5, 2.0)).tolist() == [0] * 5
+    assert robust_n_cpi(zeros, zeros, np.arange(5), np.exp(x)).tolist() == [0] * 5  # a day of its own each
+
+
+def test_sums_by_hand():
+    """One machine day: slots 0, 1 and 5; one latency-sensitive job with ln c = 0, 1, 2; a batch job uses 1, 3, 2."""
+    rows = TaskSlots(
+        machine=np.zeros(6, np.int64),
+        slot=np.array([0, 1, 5, 0, 1, 5]),
+        task=np.array([1, 1, 1, 2, 2, 2]),
+        job=np.array([1, 1, 1, 2, 2, 2]),
+        platform=np.zeros(6, np.int64),
+        latency_sensitive=np.array([True] * 3 + [False] * 3),
+        usage=np.array([np.nan] * 3 + [1.0, 3.0, 2.0]),
+        cpi=np.concatenate([np.exp([0.0, 1, 2]), [np.nan] * 3]),
+    )
+    state = WhitepandaState.of(rows)
+    z = 1.3489795003921634  # per unit of ln c, for the quartiles are 0.5 and 1.5
+    y = np.array([-z, 0, z])
+    # slots 0 and 5 begin runs (factor 0.8), slot 1 goes on from slot 0
+    d, e, o = (
+        np.array([0.8, 3 - 0.6, 1.6]),
+        np.array([0.8 * y[0], -0.6 * y[0], 0.8 * y[2]]),
+        np.array([0.8, 0.4, 0.8]),
+    )
+    q = o @ o
+    assert state.within == pytest.approx([d @ d - (o @ d) ** 2 / q])
+    assert state.job_within == pytest.approx([d @ e - (o @ d) * (o @ e) / q])
+    assert state.between_days == pytest.approx([36 / 3])
+    assert state.job_between_days == pytest.approx([0], abs=1e-12)
+    assert state.samples.tolist() == [3]
+    assert state.sum_usage_squared.tolist() == [14]
+    assert state.machine_usage.tolist() == [6]
+    assert state.total == pytest.approx([3, 1, e @ e - (o @ e) ** 2 / q, 0], abs=1e-12)
+
+
+def test_who_rides_along_is_not_blamed():
+    """Job 4 comes with job 3 and its usage goes along; PANDA gives it a share of the blame, we do not."""
+    rng = np.random.default_rng(2)
+    rows = []
+    for machine in range(12):
+        has = machine % 2 == 0
+        common = rng.gamma(2, 0.5, 288)
+        own, extra = common * rng.lognormal(0, 0.3, 288), common * rng.lognormal(0, 0.3, 288)
+        for slot in range(288):
+            used = [own[slot], extra[slot]] if has else [0.0, 0.0]
+            for task, job in enumerate((0, 1, 2)):
+                cpi = np.exp(0.1 * used[0] + 0.1 * rng.standard_normal() + 0.3 * (machine % 3))
+                rows.append((machine, slot, task, job, 0, True, 0.1, cpi))
+            if has:
+                rows += [
+                    (machine, slot, 10, 3, 0, False, used[0], 1.0),
+                    (machine, slot, 11, 4, 0, False, used[1], 1.0),
+                ]
+    data = TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
+    ours = WhitepandaState.of(data).coefficients()
+    plain = panda.fit(**data.columns()).coefficients
+    mine = dict(zip(ours.job.tolist(), ours.value.tolist(), strict=True))
+    theirs = dict(zip(plain.job.tolist(), plain.value.tolist(), strict=True))
+    assert theirs[4] > 0.4 * theirs[3]
+    assert abs(mine[4]) < 0.1 * mine[3]
+    error = ours.standard_error[ours.job.tolist().index(3)]
+    assert 0 < error < 0.1 * mine[3]
+
+
+def test_a_corrupted_sample_changes_little():
+    rows = make(3, effect=(0, 0, 0, 0.3, 0, 0), per_day=96, machines=6)
+    cpi = rows.cpi.copy()
+    known = np.flatnonzero(~np.isnan(cpi) & rows.latency_sensitive)
+    cpi[known[::200]] *= 1000
+    spoilt = TaskSlots(*(cpi if f.name == "cpi" else getattr(rows, f.name) for f in fields(rows)))
+    clean, dirty = WhitepandaState.of(rows).coefficients(), WhitepandaState.of(spoilt).coefficients()
+    assert clean.job[np.argmax(clean.value)] == dirty.job[np.argmax(dirty.value)] == 3
+    assert dirty.value[3] == pytest.approx(clean.value[3], rel=0.1)
+
+
+def test_conjugate_gradients_equal_the_dense_solution(monkeypatch):
+    state = WhitepandaState.of(make(4, days=6, machines=5, jobs=6, per_day=48))
+    dense = state.coefficients()
+    monkeypatch.setattr(whitepanda_solve, "MAX_DENSE_JOBS", 0)
+    sparse = state.coefficients()
+    np.testing.assert_allclose(
+        sparse.estimate, dense.estimate, rtol=1e-7, atol=1e-7 * np.abs(dense.estimate).max()
+    )
+    assert (sparse.standard_error <= dense.standard_error * (1 + 1e-9)).all()
+
+
+def test_no_data_no_coefficients():
+    rows = make(5)
+    nobody = rows.take(np.zeros(rows.rows, np.bool_))
+    assert len(WhitepandaState.of(nobody).coefficients().job) == 0
+    whole = WhitepandaState.of(rows)
+    same(whole.merge(WhitepandaState.of(nobody)), whole, 1e-15)
+
+
+def test_jobs_may_have_names():
+    rows = make(6)
+    named = TaskSlots(
+        *(
+            np.char.add("job-", rows.job.astype(str)) if f.name == "job" else getattr(rows, f.name)
+            for f in fields(rows)
+        )
+    )
+    a, b = WhitepandaState.of(rows).coefficients(), WhitepandaState.of(named).coefficients()
+    np.testing.assert_allclose(a.value, b.value, rtol=1e-9)
+    assert whitepanda.PERSISTENCE == 0.6
