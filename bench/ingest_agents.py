@@ -213,7 +213,13 @@ class Agents:
             size = int.from_bytes(incoming[at : at + 3])
             if end - at < 9 + size:
                 break
-            self.take_frame(host, incoming[at + 3], incoming[at + 4], incoming[at + 5 : at + 9], incoming[at + 9 : at + 9 + size])
+            self.take_frame(
+                host,
+                incoming[at + 3],
+                incoming[at + 4],
+                incoming[at + 5 : at + 9],
+                incoming[at + 9 : at + 9 + size],
+            )
             at += 9 + size
         del incoming[:at]
         self.push(host)
@@ -318,7 +324,9 @@ class Agents:
                 plain = socket.create_connection(("127.0.0.1", self.port))
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 plain.setblocking(False)
-                host.sock = context.wrap_socket(plain, server_hostname="localhost", do_handshake_on_connect=False)
+                host.sock = context.wrap_socket(
+                    plain, server_hostname="localhost", do_handshake_on_connect=False
+                )
                 host.ready = False
                 fd = host.sock.fileno()
                 self.by_fd[fd] = host
@@ -347,7 +355,7 @@ class Agents:
             self.keep_alive()
 
     def paced(self, seconds: float, interval_s: float) -> float:
-        """Send one batch per host and interval, evenly spread; returns how late the sending was at the 99th percentile."""
+        """Send one batch per host and interval, evenly spread; returns how late it was sent, in seconds (p99)."""
         began, sent, count = _now(), 0, len(self.hosts)
         step = interval_s / count
         lateness = []

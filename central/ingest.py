@@ -28,7 +28,7 @@ from central.journal_tables import EventRow
 from central.streams import HostStream, StreamRegistry
 from central.validate import BatchError, Checked, Limits, bounds, check, is_name
 from whitepanda.common import log
-from whitepanda.common.protocol import DEFAULT_HEARTBEAT_MS, MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
+from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
 from whitepanda.common.tls import peer_names
 from whitepanda.v1 import agent_pb2
 
@@ -41,6 +41,8 @@ _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stoppi
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
+#: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
+_HEARTBEAT_MS = 120_000
 _SHOWN = 60  # characters of somebody else's text in a message
 _NO_REJECTIONS: dict[str, int] = {}
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
@@ -247,7 +249,7 @@ class Ingest:
                 sent_unix_ns=now_unix_ns,
                 max_batch_rows=self._config.ingest.max_batch_rows,
                 max_batch_bytes=self._config.ingest.max_message_bytes,
-                heartbeat_ms=DEFAULT_HEARTBEAT_MS,
+                heartbeat_ms=_HEARTBEAT_MS,
             )
         )
 
