@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central import engine
-from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
+from central.models.slots import SLOT_S
+from central.models.whitepanda import WhitepandaState
+from central.trace_slots import SlotFile, slot_file, trace_names
+from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
+__all__ = ["ENGINES", "FIT_METHODS", "RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
 
-#: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task, `cpi_samples`
+#: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
+#: machine slots), `cpi_samples`
 #: those with a CPI; `latency_sensitive_ratio` is the share of all its task slots that are latency-sensitive.
 RESULT = pa.schema(
     {
@@ -42,20 +44,9 @@ RESULT = pa.schema(
     }
 )
 
-# A trace's rows as the engine wants samples. Keys stay numbers; a task is (job, vm) = (collection, instance).
-_SAMPLES = pa.schema(
-    {
-        "machine": pa.int64(),
-        "vm": pa.int64(),
-        "job": pa.int64(),
-        "platform": pa.int8(),  # a trace says nothing of it
-        "latency_sensitive": pa.bool_(),
-        "start_unix_ns": pa.int64(),
-        "duration_ns": pa.int64(),
-        "cpi": pa.float64(),
-        "cpu_usage_cores": pa.float64(),
-    }
-)
+#: What a fit can run on.
+ENGINES = ("duckdb",)
+FIT_METHODS = ("whitepanda", "panda")
 
 _MIN_SLOT_S = 0.001
 _MAX_SLOT_S = 86_400.0
@@ -63,8 +54,14 @@ _MAX_SLOT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TraceFitOptions:
-    """How a trace is fitted. Slots begin at multiples of `slot_s` on the trace's own clock."""
+    """How a trace is fitted. Slots begin at multiples of `slot_s` on the trace's own clock.
 
+    `until_day`: only the days before that one; the trace's first is 0.
+    """
+
+    method: str = "whitepanda"
+    engine: str = "duckdb"
+    until_day: int | None = None
     slot_s: float = 300.0
     rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
     limits: TraceLimits = field(default_factory=TraceLimits)
@@ -89,7 +86,7 @@ def fit_trace(
     options: TraceFitOptions,
     on_progress: Callable[[str, int, int | None], None] = lambda _step, _done, _total: None,
 ) -> TraceFit:
-    """Fit PANDA's coefficients (equations (1) to (3)) to the files of one trace and write them to `out`.
+    """Fit antagonist coefficients to the files of one trace and write them to `out`.
 
     Args:
         traces: Google cluster trace v3 usage rows, see `collector.traces`.
@@ -107,28 +104,30 @@ def fit_trace(
     began = time.monotonic()
     if not _MIN_SLOT_S <= options.slot_s <= _MAX_SLOT_S:
         raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {options.slot_s})")
-    reader = read_trace(traces, rule=options.rule, limits=options.limits)
-    try:
-        with contextlib.ExitStack() as stack:
-            file = _begin(stack, out, traces)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="whitepanda-fit-"))
-            samples = Path(folder) / "samples.parquet"
-            with pq.ParquetWriter(samples, _SAMPLES, compression="zstd") as writer:
-                for batch in reader:
-                    writer.write_table(_samples(batch))
-                    on_progress("read", reader.counts.rows_read, reader.total_rows)
-            counts = reader.counts
-            if not counts.accepted:
-                raise InputError(f"{_names(traces)}: no usable row ({_rejections(counts)})")
-            on_progress("fit", 0, None)
-            table, task_slots, machine_slots = _fitted(samples, Path(folder), options)
-            _check_found(table, machine_slots, _names(traces), options.rule)
-            pq.write_table(table, file, compression="zstd")
-    except (OSError, duckdb.Error) as error:
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        remedy = "TMPDIR names the folder for temporary files"
-        raise UnavailableError(f"{_names(traces)}: the fit was broken off: {line}; {remedy}") from error
-    return TraceFit(table, counts, task_slots, machine_slots, time.monotonic() - began)
+    for kind, value, known in (("method", options.method, FIT_METHODS), ("engine", options.engine, ENGINES)):
+        if value not in known:
+            raise InputError(f"no {kind} '{value}' to fit with; there are {', '.join(known)}")
+    if options.method == "whitepanda" and options.slot_s != SLOT_S:
+        raise InputError(
+            f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s"
+        )
+    with contextlib.ExitStack() as stack:
+        file = _begin(stack, out, traces)
+        slots = stack.enter_context(
+            slot_file(
+                traces,
+                rule=options.rule,
+                limits=options.limits,
+                slot_s=options.slot_s,
+                memory_limit_mib=options.memory_limit_mib,
+                threads=options.threads,
+                on_progress=on_progress,
+            )
+        )
+        table, task_slots, machine_slots = _fitted(slots, options)
+        _check_found(table, machine_slots, trace_names(traces), options.rule)
+        pq.write_table(table, file, compression="zstd")
+    return TraceFit(table, slots.counts, task_slots, machine_slots, time.monotonic() - began)
 
 
 def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:
@@ -153,33 +152,41 @@ def _check_found(table: pa.Table, machine_slots: int, names: str, rule: LatencyS
         raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
 
 
-def _samples(batch: TraceBatch) -> pa.Table:
-    """Give a batch the engine's columns. An unknown CPI is null."""
-    columns = [
-        pa.array(batch.machine_id),
-        pa.array(batch.instance_index),
-        pa.array(batch.collection_id),
-        pa.repeat(pa.scalar(0, pa.int8()), batch.rows),
-        pa.array(batch.latency_sensitive),
-        pa.array(batch.start_unix_ns),
-        pa.array(batch.duration_ns),
-        pa.array(batch.cpi, from_pandas=True),
-        pa.array(batch.cpu_usage),
-    ]
-    return pa.Table.from_arrays(columns, schema=_SAMPLES)
-
-
-def _fitted(samples: Path, folder: Path, options: TraceFitOptions) -> tuple[pa.Table, int, int]:
-    """Return the result, the number of task slots, and that of machine slots with an mnCPI."""
-    with engine.Engine(
-        memory_limit_mib=options.memory_limit_mib, threads=options.threads, spill_dir=folder / "spill"
-    ) as duckdb:
-        merged = engine.task_slots(duckdb.read([samples]), round(options.slot_s * 1e9))
-        task_slots = engine.write_parquet(merged, folder / "slots.parquet")
-        slots = duckdb.read([folder / "slots.parquet"])
+def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:
+    """Return the result, the number of task slots, and that of machine slots with a latency-sensitive task."""
+    slots = file.duckdb.read([file.path])
+    if options.until_day is not None:
+        slots = slots.filter(slots.slot_start_ns < file.begin_of_day_ns(options.until_day))
+    task_slots = int(slots.count().to_pyarrow().as_py())
+    if options.method == "panda":
         tables = engine.fit(slots)
         machine_slots = int(tables.machine_cpi.count().to_pyarrow().as_py())
         return _result(slots, tables.coefficients), task_slots, machine_slots
+    state = None
+    for _number, day in file.days(until_day=options.until_day):
+        today = WhitepandaState.of(day)
+        state = state.merge(today) if state is not None else today
+    if state is None:
+        raise InputError(f"no day before day {options.until_day}; see --until-day")
+    return _result(slots, _ours(state)), task_slots, int(state.slots.sum())
+
+
+def _ours(state: WhitepandaState) -> ir.Table:
+    """Give our coefficients the columns of `engine.fit`'s."""
+    import ibis  # noqa: PLC0415 - takes a second
+
+    found = state.coefficients()
+    return ibis.memtable(
+        pa.table(
+            {
+                "job": pa.array(found.job, pa.int64()),
+                "samples": pa.array(found.samples, pa.int64()),
+                "sum_usage_squared": pa.array(found.sum_usage_squared, pa.float64()),
+                "coefficient": pa.array(found.value, pa.float64()),
+                "standard_error": pa.array(found.standard_error, pa.float64()),
+            }
+        )
+    )
 
 
 def _result(slots: ir.Table, coefficients: ir.Table) -> pa.Table:
@@ -197,14 +204,3 @@ def _result(slots: ir.Table, coefficients: ir.Table) -> pa.Table:
     )
     rows = rows.order_by([rows.coefficient.desc(), rows.collection_id.asc()])
     return rows.select(*RESULT.names).to_pyarrow().cast(RESULT)
-
-
-def _names(traces: Sequence[Path]) -> str:
-    return str(traces[0]) if len(traces) == 1 else f"{traces[0]} and {len(traces) - 1} more"
-
-
-def _rejections(counts: TraceCounts) -> str:
-    if not counts.rows_read:
-        return "the trace is empty"
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.rejected.items()))
-    return f"{counts.rows_read} rows read; rejected: {reasons}"

@@ -52,6 +52,12 @@ class SlotFile:
     counts: TraceCounts
     rows: int
 
+    def begin_of_day_ns(self, day: int) -> int:
+        """When a day of the trace begins, on its own clock. Day 0 is the first that has a row."""
+        query = f"SELECT min(slot_start_ns) // {_DAY_NS} FROM read_parquet('{_quoted(self.path)}')"  # noqa: S608 - our own file's name
+        (first,) = self.duckdb.connection.con.execute(query).fetchone()
+        return (int(first) + day) * _DAY_NS
+
     def days(self, *, until_day: int | None = None) -> Iterator[tuple[int, TaskSlots]]:
         """Give out number and rows of each day that has any, ascending; day 0 is the trace's first.
 

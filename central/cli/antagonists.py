@@ -46,8 +46,13 @@ def fit(
     out: Annotated[
         Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")
     ],
+    method: Annotated[str, typer.Option(help="whitepanda or panda.")] = "whitepanda",
+    engine: Annotated[str, typer.Option(help="What it runs on: duckdb.")] = "duckdb",
+    until_day: Annotated[
+        int | None, typer.Option(min=1, help="Only the days before this one; the first is 0.")
+    ] = None,
     slot_s: Annotated[
-        float, typer.Option(help="Length of a time slot, in seconds of the trace's clock.")
+        float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
     ] = 300.0,
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
@@ -59,10 +64,14 @@ def fit(
 ) -> None:
     """Fit antagonist coefficients to a trace.
 
-    A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k: by how many standard deviations the CPI of the
-    latency-sensitive tasks beside it rises per unit of CPU that it uses.
+    By how many standard deviations the CPI of the latency-sensitive tasks beside it rises per unit of CPU that a job
+    uses. panda: A_k = sum(u * mnCPI) / sum(u^2) over all tasks of job k. whitepanda: all jobs at once, from robust
+    mnCPI, within machine days; see docs/methods.md.
     """
     options = TraceFitOptions(
+        method=method,
+        engine=engine,
+        until_day=until_day,
         slot_s=slot_s,
         rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
         limits=TraceLimits(max_cpi=max_cpi),
@@ -70,18 +79,19 @@ def fit(
     )
     with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress)
-    summary = _summary(result, out, slot_s)
+    summary = _summary(result, out, options)
     if json:
         print_json(summary)
     else:
         _print_fit(summary)
 
 
-def _summary(result: TraceFit, out: Path, slot_s: float) -> dict[str, Any]:
+def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str, Any]:
     counts = result.counts
     return {
         "out": str(out),
-        "slot_s": slot_s,
+        "method": options.method,
+        "slot_s": options.slot_s,
         "rows": {
             "read": counts.rows_read,
             "used": counts.accepted,

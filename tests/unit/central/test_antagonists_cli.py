@@ -116,7 +116,7 @@ def test_coefficients_equal_plain_numpy(tmp_path, monkeypatch, capsys, suffix):
     half = len(rows) // 2  # several files are one trace
     files = [write(part, tmp_path / f"t{i}{suffix}") for i, part in enumerate((rows[:half], rows[half:]))]
     out = tmp_path / "fit.parquet"
-    assert run(monkeypatch, "fit", *files, "--out", out, "--json") == 0
+    assert run(monkeypatch, "fit", *files, "--out", out, "--method", "panda", "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     expected = plain(rows)
     found = pq.read_table(out)
@@ -173,7 +173,9 @@ def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
         row(4, 2, 1, 1.0, 1.0, False),  # never beside a latency-sensitive task: none either
     ]
     out = tmp_path / "fit.parquet"
-    assert run(monkeypatch, "fit", write(rows, tmp_path / "t.parquet"), "--out", out) == 0
+    assert (
+        run(monkeypatch, "fit", write(rows, tmp_path / "t.parquet"), "--out", out, "--method", "panda") == 0
+    )
     batch, victim = pq.read_table(out).to_pylist()
     # u = 1, 2 beside mnCPI -1, 1: A = (-1 + 2) / 5, residuals 2 - 1/5 over 1 degree of freedom
     assert (batch["job"], batch["samples"], batch["cpi_samples"]) == ("2", 2, 1)
@@ -201,7 +203,19 @@ def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, c
     ]
     bad.append(dict(rows[3], start_time=8, avg_cpu=-1.0))
     out = tmp_path / "fit.parquet"
-    assert run(monkeypatch, "fit", write(rows + bad, tmp_path / "t.parquet"), "--out", out, "--json") == 0
+    assert (
+        run(
+            monkeypatch,
+            "fit",
+            write(rows + bad, tmp_path / "t.parquet"),
+            "--out",
+            out,
+            "--method",
+            "panda",
+            "--json",
+        )
+        == 0
+    )
     counts = json.loads(capsys.readouterr().out)["rows"]
     assert counts["rejected"] == {"absurd_cpi": 1, "bad_cpu_usage": 1, "duplicate": 1, "unknown_machine": 1}
     assert counts["read"] == counts["used"] + 4
@@ -240,6 +254,12 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
         ((good, "--out", tmp_path / "no" / "x"), "x: cannot write: No such file or directory"),
         ((good, "--out", tmp_path), "is a folder; give the name of a file"),
         ((good, "--out", good), "good.parquet: is the trace itself"),
+        (
+            (good, "--out", out, "--method", "guess"),
+            "no method 'guess' to fit with; there are whitepanda, panda",
+        ),
+        ((good, "--out", out, "--engine", "abacus"), "no engine 'abacus' to fit with; there are duckdb"),
+        ((good, "--out", out, "--slot-s", "60"), "method whitepanda: slots are 300 s long (value 60)"),
         ((good, "--out", out, "--slot-s", "0"), "a slot must be 0.001 s to 86400.0 s long (value 0.0)"),
     ]
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -303,3 +323,77 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     for cell in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "-0.0001234", "1,234,567"):
         assert cell in text
     assert ("┃ sensitive ┃" in text, "100%" in text) == (shows_share, shows_share)
+
+
+def test_fit_of_the_days_before_one_day(tmp_path, monkeypatch, capsys):
+    rows = trace(slots=600)
+    day = 86_400 * 10**6
+    before = write([row for row in rows if row["start_time"] < day], tmp_path / "before.parquet")
+    whole = write(rows, tmp_path / "whole.parquet")
+    for method in ("whitepanda", "panda"):
+        found = []
+        for source, more in ((before, ()), (whole, ("--until-day", "1"))):
+            out = tmp_path / "fit.parquet"
+            assert run(monkeypatch, "fit", source, "--out", out, "--method", method, "--json", *more) == 0
+            assert json.loads(capsys.readouterr().out)["method"] == method
+            found.append(pq.read_table(out).sort_by("job").to_pylist())
+        assert len(found[0]) == 15
+        for one, other in zip(*found, strict=True):
+            assert one.pop("job") == other.pop("job")
+            assert one == pytest.approx(other, rel=1e-9), method
+        ranked = sorted(found[0], key=lambda row: -row["coefficient"])
+        assert {row["collection_id"] - 10_000_000_000 for row in ranked[:2]} <= {11, 12, 13, 14}
+        assert all(row["standard_error"] > 0 for row in found[0])
+
+
+def evaluated(tmp_path, monkeypatch, capsys, *more):
+    source = write(trace(machines=6, slots=700), tmp_path / "t.parquet")
+    truth = tmp_path / "truth.json"
+    jobs = {10_000_000_000 + job: 0.05 * (job - 5) for job in range(5, 15)}
+    truth.write_text(json.dumps({"antagonists": [10_000_000_014, "10000000013"], "coefficients": jobs}))
+    assert run(monkeypatch, "evaluate", source, "--truth", truth, "--from-day", "1", *more) == 0
+    return capsys.readouterr()
+
+
+def test_evaluate_as_json(tmp_path, monkeypatch, capsys):
+    found = json.loads(evaluated(tmp_path, monkeypatch, capsys, "--json").out)
+    names = ["panda", "panda_local", "cpi2", "proctor", "whitepanda", "oracle", "default"]
+    assert list(found["methods"]) == names
+    assert found["methods"]["default"] == found["methods"]["whitepanda"]
+    assert found["default"] == {"method": "whitepanda", **found["methods"]["whitepanda"]}
+    assert found["events"] >= 0
+    assert (found["days"], found["evaluated_days"], found["antagonists"]) == (3, 2, 2)
+    assert set(found["methods"]["panda"]) >= {"mean_percentile", "mean_percentile_interval", "consistency"}
+
+
+def test_evaluate_chosen_methods_as_a_table(tmp_path, monkeypatch, capsys):
+    shown = evaluated(tmp_path, monkeypatch, capsys, "--methods", "cpi2, default").out
+    assert "cpi2" in shown
+    assert "whitepanda" in shown
+    assert "proctor" not in shown
+    assert "2 of 3 days; 2 of the antagonists are in the trace" in shown
+
+
+def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsys):
+    source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
+    truth = tmp_path / "truth.json"
+    cases = [
+        (None, (), "truth.json: cannot read: No such file"),
+        ("{", (), "truth.json: is not JSON"),
+        ("[]", (), 'must be {"antagonists": [job ids]} with at least one job'),
+        ('{"antagonists": []}', (), "with at least one job"),
+        ('{"antagonists": [true]}', (), "job ids must be integers"),
+        ('{"antagonists": [1], "coefficients": {"1": "x"}}', (), "coefficients numbers"),
+        ('{"antagonists": [1]}', ("--methods", "guess"), "no method 'guess'; there are panda, panda_local"),
+        ('{"antagonists": [1]}', ("--methods", "oracle"), "method oracle: the truth has no"),
+        ('{"antagonists": [1]}', (), "no day to evaluate: days 0 to 0, evaluated from day 20"),
+    ]
+    for text, more, line in cases:
+        truth.unlink(missing_ok=True)
+        if text is not None:
+            truth.write_text(text)
+        assert run(monkeypatch, "evaluate", source, "--truth", truth, *more) == 3, line
+        shown = capsys.readouterr()
+        assert line in shown.err
+        assert shown.err.count("\n") == 1, shown.err
+        assert shown.out == ""

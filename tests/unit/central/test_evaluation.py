@@ -1,0 +1,188 @@
+"""The protocol of PANDA's section 5.2 on a trace made by hand, whose events and percentiles are known."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from central.evaluation.events import History, events_of
+from central.evaluation.methods import METHODS, Known, Panda
+from central.evaluation.protocol import evaluate
+from central.models.panda import CpiMoments
+from central.models.slots import SLOTS_PER_DAY, TaskSlots
+
+VICTIMS, BATCH = (1, 2), (5, 6, 7)
+QUIET = (1.0, 1.2)  # CPI by turns: mean 1.1, std 0.1
+
+
+def day_of(day, raised=(), *, machine=0, usage=(0.1, 0.2, 0.3), slots=range(SLOTS_PER_DAY), only=VICTIMS):
+    """Two latency-sensitive tasks, of one job each, and three of batch; CPI is 2 in the slots `raised`."""
+    rows = []
+    for slot in slots:
+        for job in VICTIMS:
+            cpi = 2.0 if slot in raised and job in only else QUIET[(slot + job) % 2]
+            rows.append((machine, day * SLOTS_PER_DAY + slot, 100 + job, job, 0, True, 0.05, cpi))
+        for job, used in zip(BATCH, usage, strict=True):
+            rows.append((machine, day * SLOTS_PER_DAY + slot, 100 + job, job, 0, False, used, np.nan))
+    return TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def found_of(*days, antagonists=(6,)):
+    """Events of the last day."""
+    history, moments = History(), None
+    for day in days[:-1]:
+        history.add(day)
+        today = CpiMoments.of(day.job, day.platform, day.cpi)
+        moments = moments.merge(today) if moments else today
+    statistics = moments.statistics()
+    rows = TaskSlots.concatenate(list(days[-2:]))
+    first = (len(days) - 1) * SLOTS_PER_DAY
+    limits = history.thresholds(statistics)
+    return list(events_of(rows, first, statistics, limits, np.array(antagonists)))
+
+
+def slots_of(events):
+    return [event.slot % SLOTS_PER_DAY for event in events]
+
+
+def test_the_third_slot_with_a_victim_triggers():
+    events = found_of(day_of(0), day_of(1, raised=(100, 101, 102, 103, 200, 201)))
+    assert slots_of(events) == [102, 103]
+    event = events[0]
+    assert event.mn_cpi == pytest.approx((2.0 - 1.1) / 0.1)
+    assert event.suspect_job.tolist() == [5, 6, 7]
+    assert event.is_antagonist.tolist() == [False, True, False]
+    assert event.victim_job.tolist() == [1, 2]
+    assert event.suspect_usage[:, -1].tolist() == [0.1, 0.2, 0.3]
+    assert event.victim_cpi[0, -3:].tolist() == [2, 2, 2]
+    assert event.victim_cpi.shape == (2, 24)
+
+
+def test_victims_in_a_row_may_differ_and_cross_midnight():
+    late, early = day_of(1, raised=(286, 287), only=(1,)), day_of(2, raised=(0,), only=(2,))
+    assert slots_of(found_of(day_of(0), late, early)) == [0]
+
+
+def test_a_gap_ends_the_row():
+    slots = [s for s in range(SLOTS_PER_DAY) if s != 101]
+    assert slots_of(found_of(day_of(0), day_of(1, raised=(99, 100, 102, 103), slots=slots))) == []
+
+
+def test_machines_and_days_have_their_own_percentile():
+    """A machine whose mnCPI has been as high before does not trigger; a machine without history never does."""
+    raised = tuple(range(100, 110))
+    assert slots_of(found_of(day_of(0, raised=raised), day_of(1, raised=(100, 101, 102)))) == []
+    other = day_of(1, raised=(100, 101, 102), machine=1)
+    assert found_of(day_of(0), other) == []
+
+
+def test_no_event_without_an_antagonist_or_another_suspect():
+    raised = day_of(1, raised=(100, 101, 102))
+    assert found_of(day_of(0), raised, antagonists=(99,)) == []
+    assert found_of(day_of(0), raised, antagonists=(1,)) == []  # latency-sensitive ones are no suspects
+    alone = raised.take(~np.isin(raised.job, (5, 7)))
+    assert found_of(day_of(0), alone) == []
+
+
+def test_windows_are_zero_or_unknown_where_a_task_was_not_there():
+    today = day_of(1, raised=(100, 101, 102))
+    today = today.take(~((today.job == 6) & (today.slot < SLOTS_PER_DAY + 99)))
+    (event,) = found_of(day_of(0), today.take(~((today.job == 1) & (today.slot % SLOTS_PER_DAY == 90))))
+    assert event.suspect_usage[1].tolist() == [0.0] * 20 + [0.2] * 4
+    assert np.flatnonzero(np.isnan(event.victim_cpi[0])).tolist() == [23 - 12]
+    (event,) = found_of(day_of(0), day_of(1, raised=(0, 1, 2)))  # reaches into the day before
+    assert event.suspect_usage[0].tolist() == [0.1] * 24
+
+
+def test_percentiles_by_hand():
+    days = [(0, day_of(0)), (1, day_of(1)), (2, day_of(2, raised=(100, 101, 102, 103)))]
+    methods = {
+        "best": Known({6: 10.0, 7: 1.0}),  # scores 0, 2, 0.3
+        "tied": Known({}),
+        "last": Known({5: 1.0, 6: -1.0}),
+    }
+    found = evaluate(days, np.array([6]), methods, from_day=2)
+    assert (found.events, found.machines, found.days, found.evaluated_days) == (2, 1, 3, 1)
+    assert {name: result.mean_percentile.value for name, result in found.methods.items()} == {
+        "best": 1.0,
+        "tied": 0.5,
+        "last": 0.0,
+    }
+    first = {name: result.first_is_antagonist.value for name, result in found.methods.items()}
+    assert first == {"best": 1.0, "tied": pytest.approx(1 / 3), "last": 0.0}
+    assert all(result.consistency.value == 1.0 for result in found.methods.values())
+    assert all((result.ranked, result.pairs) == (2, 2) for result in found.methods.values())
+    both = evaluate(days, np.array([6, 7]), methods, from_day=2).methods["best"]
+    assert both.mean_percentile.value == 0.75  # ranks 1 and 2 of 3
+    assert both.ranked == 4
+
+
+def test_consistency_and_average_over_victims():
+    class Divided:
+        """Victim 1 blames job 5 alone, victim 2 mostly job 6."""
+
+        def learn(self, day):
+            pass
+
+        def settle(self):
+            pass
+
+        def scores(self, event):
+            return np.array([[0.4, 0.0, 0.1], [0.0, 0.6, 0.1]])
+
+    days = [(0, day_of(0)), (1, day_of(1, raised=(100, 101, 102)))]
+    found = evaluate(days, np.array([6]), {"divided": Divided()}, from_day=1).methods["divided"]
+    assert found.mean_percentile.value == 1.0
+    assert found.consistency.value == 0.0
+    assert found.pairs == 1
+
+
+def test_a_method_knows_only_the_days_before():
+    class Watched(Panda):
+        def learn(self, day):
+            seen.append(("learn", int(day.slot[0]) // SLOTS_PER_DAY))
+            super().learn(day)
+
+        def settle(self):
+            seen.append(("settle", None))
+            super().settle()
+
+    seen = []
+    evaluate([(n, day_of(n)) for n in range(3)], np.array([6]), {"panda": Watched()}, from_day=1)
+    assert seen == [("learn", 0), ("settle", None), ("learn", 1), ("settle", None), ("learn", 2)]
+
+
+def test_no_event_is_no_number():
+    found = evaluate([(0, day_of(0)), (1, day_of(1))], np.array([6]), {"panda": Panda()}, from_day=1)
+    assert found.events == 0
+    estimate = found.methods["panda"].mean_percentile
+    assert (estimate.value, estimate.low, estimate.high) == (None, None, None)
+
+
+def test_every_method_finds_the_one_whose_usage_goes_along():
+    rng = np.random.default_rng(0)
+    days = []
+    for day in range(4):
+        parts = []
+        for machine in range(4):
+            high = (np.arange(SLOTS_PER_DAY) // 8 + machine) % 12 == 0
+            made = day_of(day, machine=machine)
+            slot = made.slot % SLOTS_PER_DAY
+            usage = np.where(
+                made.job == 6, np.where(high[slot], 1.0, 0.01), made.usage * rng.lognormal(0, 0.3, made.rows)
+            )
+            strength = 1 + 0.01 * day  # so that the last days pass the percentile of those before
+            cpi = made.cpi * np.where(high[slot], 1.8 * strength, 1.0) * rng.lognormal(0, 0.05, made.rows)
+            new = {"usage": usage, "cpi": cpi}
+            parts.append(TaskSlots(*(new.get(f.name, getattr(made, f.name)) for f in fields(made))))
+        days.append((day, TaskSlots.concatenate(parts)))
+    found = evaluate(days, np.array([6]), {name: make() for name, make in METHODS.items()}, from_day=2)
+    assert found.events >= 3
+    for name, result in found.methods.items():
+        assert result.mean_percentile.value > 0.9, name
+        assert result.mean_percentile.low <= result.mean_percentile.value <= result.mean_percentile.high
+        if "panda" in name:
+            assert result.consistency.value == 1.0, name
+    assert found.methods["panda"].minus_panda.value == 0.0
