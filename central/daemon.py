@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from central.ingest import Ingest
 from central.journal import Journal
 from central.lake import Lake
 from central.publish import Publisher
+from central.refusals import Refusals, reading_standard_error
 from central.rolls import Roller
 from central.streams import StreamRegistry
 from whitepanda.common import log, sdnotify
@@ -52,6 +54,7 @@ class Central:
         self._log = log.get("central")
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
+        self.registry = StreamRegistry()
 
     async def start(self) -> None:
         """Open the journal, listen, and start the loops.
@@ -62,7 +65,7 @@ class Central:
 
         """
         config = self.config
-        credentials = server_credentials(config.central.tls)
+        credentials = server_credentials(config.central.tls, on_change=self._tls_changed)
         for doubt in warnings(config.central.tls, server=True, prefix="central.tls"):
             self._log.warning("agents may not accept this certificate", problem=doubt)
         state = Path(config.central.state_dir)
@@ -77,7 +80,6 @@ class Central:
         )
         self.journal.start()
         try:
-            self.registry = StreamRegistry()
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
             self.builder = Builder(config.build, self.lake, first_look_s=config.ingest.roll_interval_s)
@@ -131,6 +133,15 @@ class Central:
             )
         for task in done:
             await task
+
+    def _tls_changed(self, problem: str) -> None:
+        if problem:
+            told = "changed certificate files cannot be used; the ones before stay in force"
+            self._log.error(told, problem=problem)
+        else:
+            self._log.info(
+                "changed certificate files are in force", certificate=self.config.central.tls.certificate
+            )
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
@@ -189,6 +200,12 @@ async def run(config: CentralConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     central = Central(config)
+    refusals = Refusals(central.registry.refused)
+    with reading_standard_error(lambda told: _on_loop(loop, refusals.note, told)):
+        await _run(central, stopping)
+
+
+async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
@@ -203,6 +220,11 @@ async def run(config: CentralConfig) -> None:
             task.cancel()
         await central.stop()
         log.get("central").info("stopped", accepted_rows=central.journal.stats.accepted_rows)
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[str], None], told: str) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended; nobody counts any more
+        loop.call_soon_threadsafe(call, told)
 
 
 async def _watchdog() -> None:

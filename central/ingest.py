@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import metadata
@@ -91,7 +90,7 @@ class Ingest:
     ) -> None:
         self.pending = 0  # batches that wait for their commit
         self.pending_bytes = 0
-        self.refused_streams: Counter[str] = Counter()  # by reason, since the start
+        self.refused_streams = registry.refused
         self._config = config
         self._journal = journal
         self._registry = registry

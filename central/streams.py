@@ -134,6 +134,9 @@ class StreamRegistry:
 
     def __init__(self) -> None:
         self.on_change: list[Callable[[HostStream], None]] = []
+        self.refused: Counter[str] = (
+            Counter()
+        )  # streams and handshakes that were refused since the start, by reason
         self._streams: dict[str, HostStream] = {}
 
     def __len__(self) -> int:

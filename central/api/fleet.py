@@ -113,6 +113,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             rows_left_out=self._builder.left_out.rows,
             accepted_events=stats.accepted_events,
             rejected_events=_counts(stats.rejected_events),
+            refused_streams=_counts(self._registry.refused),
         )
 
     async def ListHosts(  # noqa: N802 - the name in fleet.proto

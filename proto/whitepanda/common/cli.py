@@ -94,7 +94,8 @@ def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
     # gRPC's core writes raw lines of its own for every handshake that fails, and reads this as it is imported, which
     # is below here. Errors reach us, and our log, as exceptions.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Central alone has to hear of them, and reads what the core writes (central.refusals).
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if _wanted(sys.argv) == "central" else "NONE")
     try:
         build()()
     except WhitepandaError as error:

@@ -6,11 +6,14 @@ look first, with nothing but the standard library: a handshake in memory against
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
@@ -84,15 +87,60 @@ def channel_credentials(files: TlsFiles, prefix: str = "uplink.tls") -> grpc.Cha
     return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
-def server_credentials(files: TlsFiles, prefix: str = "central.tls") -> grpc.ServerCredentials:
+def server_credentials(
+    files: TlsFiles, prefix: str = "central.tls", on_change: Callable[[str], None] | None = None
+) -> grpc.ServerCredentials:
     """Credentials of central: clients must present a certificate of the CA.
+
+    Files that change are taken up by the next handshake, without a restart; those that cannot work are not, and the
+    ones before stay in force.
+
+    Args:
+        files: as they are now, they must work.
+        prefix: what their settings are called.
+        on_change: told, in a thread of gRPC's, after each change: "" or why it was not taken up.
 
     Raises:
         TlsError: as of `channel_credentials`; here a client's certificate is the wrong one.
 
     """
-    ca, certificate, key = _usable(files, server=True, prefix=prefix)
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)
+    current = _stamps(files)
+    first = _configuration(_usable(files, server=True, prefix=prefix))
+    lock = threading.Lock()
+
+    def fetch() -> Any:  # None: they have not changed, which the stubs do not know
+        nonlocal current
+        with lock:  # handshakes of several threads
+            stamps = _stamps(files)
+            if stamps == current:
+                return None
+            current = stamps
+            try:
+                configuration = _configuration(_usable(files, server=True, prefix=prefix))
+            except TlsError as error:  # half written, perhaps: the rest will change the files again
+                problem, configuration = str(error), None
+            else:
+                problem = ""
+        if on_change is not None:
+            on_change(problem)
+        return configuration
+
+    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+
+
+def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
+    ca, certificate, key = material
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
+
+
+def _stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
+    """Return what changes when a file is written or replaced; nothing for one that is not there."""
+    found = []
+    for what in _FILES:
+        with contextlib.suppress(OSError):
+            status = Path(getattr(files, what)).stat()
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return found
 
 
 def _usable(files: TlsFiles, *, server: bool, prefix: str) -> tuple[bytes, bytes, bytes]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from whitepanda.v1 import agent_pb2 as whitepanda_dot_v1_dot_agent__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19whitepanda/v1/fleet.proto\x12\rwhitepanda.v1\x1a\x19whitepanda/v1/agent.proto\"\x17\n\x15GetFleetStatusRequest\"\xc0\x04\n\x0b\x46leetStatus\x12\x17\n\x0f\x63\x65ntral_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fstarted_unix_ns\x18\x03 \x01(\x06\x12\x17\n\x0f\x63onnected_hosts\x18\x04 \x01(\x04\x12\x18\n\x10\x61\x63\x63\x65pted_batches\x18\x05 \x01(\x04\x12\x15\n\raccepted_rows\x18\x06 \x01(\x04\x12\x19\n\x11\x64uplicate_batches\x18\x07 \x01(\x04\x12-\n\x08rejected\x18\x08 \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\x12\x35\n\x10rejected_batches\x18\t \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\x12\x17\n\x0fjournal_batches\x18\n \x01(\x04\x12\x15\n\rlake_segments\x18\x0b \x01(\x04\x12\x11\n\tlake_rows\x18\x0c \x01(\x04\x12\x1b\n\x13\x63oefficient_version\x18\r \x01(\x04\x12#\n\x1b\x63oefficient_created_unix_ns\x18\x0e \x01(\x06\x12\x18\n\x10last_build_error\x18\x0f \x01(\t\x12\x15\n\rdays_left_out\x18\x10 \x01(\x04\x12\x15\n\rrows_left_out\x18\x11 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_events\x18\x12 \x01(\x04\x12\x34\n\x0frejected_events\x18\x13 \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\"9\n\x10ListHostsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x99\x02\n\x0bHostSummary\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x11\n\tconnected\x18\x05 \x01(\x08\x12\x19\n\x11last_seen_unix_ns\x18\x06 \x01(\x06\x12\x15\n\raccepted_rows\x18\x07 \x01(\x04\x12\x17\n\x0fspooled_batches\x18\x08 \x01(\x04\x12\x17\n\x0f\x64ropped_batches\x18\t \x01(\x04\x12\x1b\n\x13\x63oefficient_version\x18\n \x01(\x04\x12\x0c\n\x04jobs\x18\x0b \x03(\t\x12\x17\n\x0f\x63lock_offset_ns\x18\x0c \x01(\x12\"W\n\x11ListHostsResponse\x12)\n\x05hosts\x18\x01 \x03(\x0b\x32\x1a.whitepanda.v1.HostSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"N\n\x18ListJobStatisticsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"w\n\x19ListJobStatisticsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\nstatistics\x18\x02 \x03(\x0b\x32\x1c.whitepanda.v1.JobStatistics\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"M\n\x17ListCoefficientsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"v\n\x18ListCoefficientsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\x0c\x63oefficients\x18\x02 \x03(\x0b\x32\x1a.whitepanda.v1.Coefficient\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xaf\x01\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\n\n\x02vm\x18\x04 \x01(\t\x12+\n\tbehaviour\x18\x05 \x01(\x0e\x32\x18.whitepanda.v1.Behaviour\x12\x15\n\rsince_unix_ns\x18\x06 \x01(\x06\x12\x15\n\runtil_unix_ns\x18\x07 \x01(\x06\"[\n\nFleetEvent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x18\n\x10received_unix_ns\x18\x02 \x01(\x06\x12%\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x16.whitepanda.v1.VmEvent\"X\n\x12ListEventsResponse\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.whitepanda.v1.FleetEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xcb\x03\n\x05\x46leet\x12R\n\x0eGetFleetStatus\x12$.whitepanda.v1.GetFleetStatusRequest\x1a\x1a.whitepanda.v1.FleetStatus\x12N\n\tListHosts\x12\x1f.whitepanda.v1.ListHostsRequest\x1a .whitepanda.v1.ListHostsResponse\x12\x66\n\x11ListJobStatistics\x12\'.whitepanda.v1.ListJobStatisticsRequest\x1a(.whitepanda.v1.ListJobStatisticsResponse\x12\x63\n\x10ListCoefficients\x12&.whitepanda.v1.ListCoefficientsRequest\x1a\'.whitepanda.v1.ListCoefficientsResponse\x12Q\n\nListEvents\x12 .whitepanda.v1.ListEventsRequest\x1a!.whitepanda.v1.ListEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19whitepanda/v1/fleet.proto\x12\rwhitepanda.v1\x1a\x19whitepanda/v1/agent.proto\"\x17\n\x15GetFleetStatusRequest\"\xf6\x04\n\x0b\x46leetStatus\x12\x17\n\x0f\x63\x65ntral_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x17\n\x0fstarted_unix_ns\x18\x03 \x01(\x06\x12\x17\n\x0f\x63onnected_hosts\x18\x04 \x01(\x04\x12\x18\n\x10\x61\x63\x63\x65pted_batches\x18\x05 \x01(\x04\x12\x15\n\raccepted_rows\x18\x06 \x01(\x04\x12\x19\n\x11\x64uplicate_batches\x18\x07 \x01(\x04\x12-\n\x08rejected\x18\x08 \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\x12\x35\n\x10rejected_batches\x18\t \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\x12\x17\n\x0fjournal_batches\x18\n \x01(\x04\x12\x15\n\rlake_segments\x18\x0b \x01(\x04\x12\x11\n\tlake_rows\x18\x0c \x01(\x04\x12\x1b\n\x13\x63oefficient_version\x18\r \x01(\x04\x12#\n\x1b\x63oefficient_created_unix_ns\x18\x0e \x01(\x06\x12\x18\n\x10last_build_error\x18\x0f \x01(\t\x12\x15\n\rdays_left_out\x18\x10 \x01(\x04\x12\x15\n\rrows_left_out\x18\x11 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_events\x18\x12 \x01(\x04\x12\x34\n\x0frejected_events\x18\x13 \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\x12\x34\n\x0frefused_streams\x18\x14 \x03(\x0b\x32\x1b.whitepanda.v1.RejectedRows\"9\n\x10ListHostsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x99\x02\n\x0bHostSummary\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x15\n\ragent_version\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\x12\x11\n\tconnected\x18\x05 \x01(\x08\x12\x19\n\x11last_seen_unix_ns\x18\x06 \x01(\x06\x12\x15\n\raccepted_rows\x18\x07 \x01(\x04\x12\x17\n\x0fspooled_batches\x18\x08 \x01(\x04\x12\x17\n\x0f\x64ropped_batches\x18\t \x01(\x04\x12\x1b\n\x13\x63oefficient_version\x18\n \x01(\x04\x12\x0c\n\x04jobs\x18\x0b \x03(\t\x12\x17\n\x0f\x63lock_offset_ns\x18\x0c \x01(\x12\"W\n\x11ListHostsResponse\x12)\n\x05hosts\x18\x01 \x03(\x0b\x32\x1a.whitepanda.v1.HostSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"N\n\x18ListJobStatisticsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"w\n\x19ListJobStatisticsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\nstatistics\x18\x02 \x03(\x0b\x32\x1c.whitepanda.v1.JobStatistics\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"M\n\x17ListCoefficientsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\"v\n\x18ListCoefficientsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x30\n\x0c\x63oefficients\x18\x02 \x03(\x0b\x32\x1a.whitepanda.v1.Coefficient\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"\xaf\x01\n\x11ListEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\n\n\x02vm\x18\x04 \x01(\t\x12+\n\tbehaviour\x18\x05 \x01(\x0e\x32\x18.whitepanda.v1.Behaviour\x12\x15\n\rsince_unix_ns\x18\x06 \x01(\x06\x12\x15\n\runtil_unix_ns\x18\x07 \x01(\x06\"[\n\nFleetEvent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x18\n\x10received_unix_ns\x18\x02 \x01(\x06\x12%\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x16.whitepanda.v1.VmEvent\"X\n\x12ListEventsResponse\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.whitepanda.v1.FleetEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xcb\x03\n\x05\x46leet\x12R\n\x0eGetFleetStatus\x12$.whitepanda.v1.GetFleetStatusRequest\x1a\x1a.whitepanda.v1.FleetStatus\x12N\n\tListHosts\x12\x1f.whitepanda.v1.ListHostsRequest\x1a .whitepanda.v1.ListHostsResponse\x12\x66\n\x11ListJobStatistics\x12\'.whitepanda.v1.ListJobStatisticsRequest\x1a(.whitepanda.v1.ListJobStatisticsResponse\x12\x63\n\x10ListCoefficients\x12&.whitepanda.v1.ListCoefficientsRequest\x1a\'.whitepanda.v1.ListCoefficientsResponse\x12Q\n\nListEvents\x12 .whitepanda.v1.ListEventsRequest\x1a!.whitepanda.v1.ListEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETFLEETSTATUSREQUEST']._serialized_start=71
   _globals['_GETFLEETSTATUSREQUEST']._serialized_end=94
   _globals['_FLEETSTATUS']._serialized_start=97
-  _globals['_FLEETSTATUS']._serialized_end=673
-  _globals['_LISTHOSTSREQUEST']._serialized_start=675
-  _globals['_LISTHOSTSREQUEST']._serialized_end=732
-  _globals['_HOSTSUMMARY']._serialized_start=735
-  _globals['_HOSTSUMMARY']._serialized_end=1016
-  _globals['_LISTHOSTSRESPONSE']._serialized_start=1018
-  _globals['_LISTHOSTSRESPONSE']._serialized_end=1105
-  _globals['_LISTJOBSTATISTICSREQUEST']._serialized_start=1107
-  _globals['_LISTJOBSTATISTICSREQUEST']._serialized_end=1185
-  _globals['_LISTJOBSTATISTICSRESPONSE']._serialized_start=1187
-  _globals['_LISTJOBSTATISTICSRESPONSE']._serialized_end=1306
-  _globals['_LISTCOEFFICIENTSREQUEST']._serialized_start=1308
-  _globals['_LISTCOEFFICIENTSREQUEST']._serialized_end=1385
-  _globals['_LISTCOEFFICIENTSRESPONSE']._serialized_start=1387
-  _globals['_LISTCOEFFICIENTSRESPONSE']._serialized_end=1505
-  _globals['_LISTEVENTSREQUEST']._serialized_start=1508
-  _globals['_LISTEVENTSREQUEST']._serialized_end=1683
-  _globals['_FLEETEVENT']._serialized_start=1685
-  _globals['_FLEETEVENT']._serialized_end=1776
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=1778
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1866
-  _globals['_FLEET']._serialized_start=1869
-  _globals['_FLEET']._serialized_end=2328
+  _globals['_FLEETSTATUS']._serialized_end=727
+  _globals['_LISTHOSTSREQUEST']._serialized_start=729
+  _globals['_LISTHOSTSREQUEST']._serialized_end=786
+  _globals['_HOSTSUMMARY']._serialized_start=789
+  _globals['_HOSTSUMMARY']._serialized_end=1070
+  _globals['_LISTHOSTSRESPONSE']._serialized_start=1072
+  _globals['_LISTHOSTSRESPONSE']._serialized_end=1159
+  _globals['_LISTJOBSTATISTICSREQUEST']._serialized_start=1161
+  _globals['_LISTJOBSTATISTICSREQUEST']._serialized_end=1239
+  _globals['_LISTJOBSTATISTICSRESPONSE']._serialized_start=1241
+  _globals['_LISTJOBSTATISTICSRESPONSE']._serialized_end=1360
+  _globals['_LISTCOEFFICIENTSREQUEST']._serialized_start=1362
+  _globals['_LISTCOEFFICIENTSREQUEST']._serialized_end=1439
+  _globals['_LISTCOEFFICIENTSRESPONSE']._serialized_start=1441
+  _globals['_LISTCOEFFICIENTSRESPONSE']._serialized_end=1559
+  _globals['_LISTEVENTSREQUEST']._serialized_start=1562
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1737
+  _globals['_FLEETEVENT']._serialized_start=1739
+  _globals['_FLEETEVENT']._serialized_end=1830
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1832
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1920
+  _globals['_FLEET']._serialized_start=1923
+  _globals['_FLEET']._serialized_end=2382
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,111 @@
+"""Clients whose certificate is refused: gRPC ends such a handshake inside its core and tells its standard error only.
+
+So what the core writes there is read: of each refused handshake it says why, though not who. Its lines are told from
+all others by their form, and go no further; everything else goes on to where standard error went before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from whitepanda.common import log
+
+__all__ = ["REASONS", "Refusals", "reading_standard_error", "reason_of"]
+
+_CORE_LINE = re.compile(rb"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] ")
+_REFUSED = re.compile(rb"\] Handshake failed with error (?P<why>.*)$")
+_TOLD_EVERY_S = 60.0
+_SHOWN = 300  # characters of a line
+
+#: Why a handshake is refused: the reason's name, what the core says, what to do.
+REASONS = (
+    ("tls_expired", "certificate has expired", "issue a new one with `whitepanda pki host`"),
+    ("tls_not_yet_valid", "certificate is not yet valid", "compare the clocks"),
+    (
+        "tls_wrong_ca",
+        "CERTIFICATE_VERIFY_FAILED",
+        "it is not signed by the CA of central.tls.ca; issue it there",
+    ),
+    (
+        "tls_no_certificate",
+        "PEER_DID_NOT_RETURN_A_CERTIFICATE",
+        "it presented none; central speaks mTLS only",
+    ),
+    ("tls_handshake", "", "it is no agent's, or its TLS is too old"),
+)
+
+
+def reason_of(told: str) -> tuple[str, str]:
+    """Return the reason's name and the remedy for what gRPC's core says of a handshake."""
+    return next((name, remedy) for name, text, remedy in REASONS if text in told)
+
+
+class Refusals:
+    """Counts refused handshakes; the first of a reason is logged, and then one a minute with their number."""
+
+    def __init__(self, counts: Counter[str], *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._counts = counts
+        self._clock_s = clock_s
+        self._told: dict[str, tuple[float, int]] = {}  # when, and how many there were then
+        self._log = log.get("ingest")
+
+    def note(self, told: str) -> None:
+        """Take what gRPC's core said of one."""
+        reason, remedy = reason_of(told)
+        self._counts[reason] += 1
+        now, count = self._clock_s(), self._counts[reason]
+        when, before = self._told.get(reason, (now - _TOLD_EVERY_S, 0))
+        if now - when >= _TOLD_EVERY_S:
+            self._told[reason] = (now, count)
+            self._log.warning(
+                "client refused in the TLS handshake; its own log names it",
+                reason=reason,
+                refused=count - before,
+                detail=told[:_SHOWN],
+                remedy=remedy,
+            )
+
+
+@contextmanager
+def reading_standard_error(on_refusal: Callable[[str], None]) -> Iterator[None]:
+    """Read this process's standard error meanwhile; `on_refusal` is called in a thread with what the core says.
+
+    Python's own sys.stderr goes past it, straight to where it went before.
+    """
+    sys.stderr.flush()
+    outside = os.dup(2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    before, sys.stderr = (
+        sys.stderr,
+        os.fdopen(os.dup(outside), "w", buffering=1, encoding="utf-8", errors="replace"),
+    )
+    reader = threading.Thread(
+        target=_read, args=(reading, outside, on_refusal), name="standard error", daemon=True
+    )
+    reader.start()
+    try:
+        yield
+    finally:
+        os.dup2(outside, 2)  # the pipe's last writer: the reader comes to its end
+        reader.join(1.0)
+        sys.stderr, passing = before, sys.stderr
+        passing.close()
+        os.close(outside)
+
+
+def _read(reading: int, outside: int, on_refusal: Callable[[str], None]) -> None:
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            if not _CORE_LINE.match(line):
+                os.write(outside, line)
+            elif refused := _REFUSED.search(line.rstrip()):
+                on_refusal(refused["why"].decode("utf-8", "replace"))

@@ -1,0 +1,194 @@
+"""Certificates change while central runs: its own, its CA's, and an agent's."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import shutil
+import socket
+import ssl
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from agent.config import UplinkSection
+from agent.spool import Spool
+from agent.uplink import Timing, Uplink
+from central import pki
+from central.config import CentralConfig, CentralSection, IngestSection
+from central.daemon import Central
+from central.pki import issue, make_ca
+from tests.support.central_process import CentralProcess
+from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+CONNECT = "/whitepanda.v1.AgentStream/Connect"
+
+
+async def says(central: Central, files: TlsFiles, host: str) -> str:
+    """Return the status that a Hello is answered with, "welcome" where it is a welcome."""
+    async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
+        call = channel.stream_stream(CONNECT)()
+        hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
+        try:
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            raw = await asyncio.wait_for(call.read(), 10)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raw = grpc.aio.EOF
+        if raw is grpc.aio.EOF:
+            return (await call.code()).name
+        return agent_pb2.CentralMessage.FromString(raw).WhichOneof("body")
+
+
+@pytest.fixture
+async def central(tmp_path: Path):
+    for name in ("old", "new"):
+        make_ca(tmp_path / name)
+        issue(tmp_path / name, "central", server=True, addresses=["localhost"])
+        issue(tmp_path / name, "h1")
+    shutil.copytree(tmp_path / "old", tmp_path / "tls")
+    tls = TlsFiles(*(str(tmp_path / "tls" / file) for file in ("ca.crt", "central.crt", "central.key")))
+    section = CentralSection(listen="localhost:0", state_dir=str(tmp_path / "state"), tls=tls)
+    central = Central(CentralConfig(central=section, ingest=IngestSection(commit_interval_ms=1)))
+    await central.start()
+    yield central
+    await central.stop()
+
+
+def of(folder: Path, name: str = "h1") -> TlsFiles:
+    return TlsFiles(*(str(folder / file) for file in ("ca.crt", f"{name}.crt", f"{name}.key")))
+
+
+async def test_centrals_files_are_taken_up_without_a_restart(
+    central: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = of(tmp_path / "old"), of(tmp_path / "new")
+    assert await says(central, old, "h1") == "welcome"
+    assert await says(central, new, "h1") == "UNAVAILABLE"
+    (tmp_path / "tls" / "central.crt").write_text("-----BEGIN nothing")
+    assert await says(central, old, "h1") == "welcome", "what cannot work is not taken up"
+    for name in ("ca.crt", "central.crt", "central.key"):
+        shutil.copy(tmp_path / "new" / name, tmp_path / "tls" / name)
+    assert await says(central, new, "h1") == "welcome"
+    assert await says(central, old, "h1") == "UNAVAILABLE"
+    told = capsys.readouterr()
+    told = told.out + told.err
+    assert told.count("cannot be used; the ones before stay in force") == 1
+    assert told.count("changed certificate files are in force") == 1
+
+
+async def test_the_certificate_of_another_host_is_refused(central: Central, tmp_path: Path) -> None:
+    assert await says(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
+    assert central.ingest.refused_streams == {"wrong_host": 1}
+
+
+async def test_an_agents_new_certificate_is_taken_up_without_a_restart(
+    central: Central, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First it has one that expired, then one of another CA, then a good one."""
+    folder = tmp_path / "agent"
+    make_ca(folder)
+    shutil.copy(tmp_path / "old" / "ca.crt", folder / "own.crt")
+    for name in ("ca.crt", "ca.key"):
+        shutil.copy(tmp_path / "old" / name, folder / name)
+    issue_long_ago(folder, "h1", monkeypatch)
+    section = UplinkSection(
+        address=f"localhost:{central.port}", tls=of(folder), reconnect_min_s=0.02, reconnect_max_s=0.1
+    )
+    spool = Spool(tmp_path / "spool", max_bytes=1 << 20, boot_id="b")
+    uplink = Uplink(
+        section, lambda: agent_pb2.Hello(host="h1", platform="P"), spool, timing=Timing(welcome_s=1.0)
+    )
+    running = asyncio.create_task(uplink.run())
+
+    async def says_error(text: str) -> None:
+        async with asyncio.timeout(20):
+            while text not in uplink.view().last_error:
+                await asyncio.sleep(0.02)
+
+    try:
+        await says_error("expired")
+        for kind in ("crt", "key"):
+            shutil.copy(tmp_path / "new" / f"h1.{kind}", folder / f"h1.{kind}")
+        await says_error("not signed by the CA")
+        for kind in ("crt", "key"):
+            shutil.copy(tmp_path / "old" / f"h1.{kind}", folder / f"h1.{kind}")
+        async with asyncio.timeout(20):
+            while uplink.view().state != "connected":
+                await asyncio.sleep(0.02)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await uplink.close()
+        spool.close()
+
+
+def knock(port: int, ca: Path, files: TlsFiles | None) -> None:
+    """Do a TLS handshake as a client, and wait until central hangs up."""
+    context = ssl.create_default_context(cafile=str(ca))
+    context.set_alpn_protocols(["h2"])
+    if files is not None:
+        context.load_cert_chain(files.certificate, files.key)
+    with socket.create_connection(("localhost", port), timeout=10) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
+                while wrapped.recv(4096):
+                    continue
+        except (ssl.SSLError, ConnectionError):
+            return
+
+
+def issue_long_ago(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> TlsFiles:
+    """Issue a certificate that expired three weeks ago."""
+    real = dt.datetime
+
+    class LongAgo(dt.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return real.now(tz) - dt.timedelta(days=30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pki, "dt", SimpleNamespace(datetime=LongAgo, UTC=dt.UTC, timedelta=dt.timedelta))
+        return issue(folder, name, days=7)
+
+
+def test_refused_handshakes_are_counted_and_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # what a test before may have left
+    central = CentralProcess(tmp_path / "c")
+    make_ca(tmp_path / "c" / "pki-old")
+    for name in ("ca.crt", "ca.key"):
+        shutil.copy(central.pki / name, tmp_path / "c" / "pki-old" / name)
+    expired = issue_long_ago(tmp_path / "c" / "pki-old", "h1", monkeypatch)
+    make_ca(tmp_path / "other")
+    foreign = issue(tmp_path / "other", "h1")
+    operator = central.client("operator")
+    central.start()
+    try:
+        for files, times in ((foreign, 3), (expired, 2), (None, 1)):
+            for _ in range(times):
+                knock(central.port, central.pki / "ca.crt", files)
+        with grpc.secure_channel(central.address, channel_credentials(operator)) as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            wanted = {"tls_wrong_ca": 3, "tls_expired": 2, "tls_no_certificate": 1}
+            until = time.monotonic() + 10
+            while True:
+                status = stub.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), timeout=10)
+                found = {each.reason: each.count for each in status.refused_streams}
+                if found == wanted or time.monotonic() > until:
+                    break
+                time.sleep(0.05)
+        assert found == wanted
+        assert central.stop() == 0
+    finally:
+        central.end()
+    lines = [
+        line for line in central.log.read_text().splitlines() if "client refused in the TLS handshake" in line
+    ]
+    assert len(lines) == 3, "one a reason"
+    for reason in wanted:
+        assert sum(f"reason={reason} " in line for line in lines) == 1
