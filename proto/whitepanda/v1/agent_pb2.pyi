@@ -128,7 +128,7 @@ class Hello(_message.Message):
     def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
-    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog", "events")
+    __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog", "events", "triggers")
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class CpiBatch(_message.Message):
     MEMORY_BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERS_FIELD_NUMBER: _ClassVar[int]
     spool_id: str
     sequence: int
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
@@ -167,7 +168,74 @@ class CpiBatch(_message.Message):
     memory_bandwidth_bytes_per_s: _containers.RepeatedScalarFieldContainer[float]
     backlog: bool
     events: _containers.RepeatedCompositeFieldContainer[VmEvent]
-    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ...) -> None: ...
+    triggers: _containers.RepeatedCompositeFieldContainer[Trigger]
+    def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ...) -> None: ...
+
+class Trigger(_message.Message):
+    __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine")
+    UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_NS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    MN_CPI_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    unix_ns: int
+    slot_ns: int
+    since_unix_ns: int
+    mn_cpi: float
+    mn_cpi_threshold: float
+    coefficient_version: int
+    victims: _containers.RepeatedCompositeFieldContainer[TriggerVictim]
+    suspects: _containers.RepeatedCompositeFieldContainer[TriggerSuspect]
+    victims_left_out: int
+    suspects_left_out: int
+    machine: str
+    def __init__(self, unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., coefficient_version: _Optional[int] = ..., victims: _Optional[_Iterable[_Union[TriggerVictim, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[TriggerSuspect, _Mapping]]] = ..., victims_left_out: _Optional[int] = ..., suspects_left_out: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
+
+class TriggerVictim(_message.Message):
+    __slots__ = ("vm", "epoch", "name", "job", "cpi", "n_cpi", "threshold_cpi", "cpu_usage_cores")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    N_CPI_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    epoch: str
+    name: str
+    job: str
+    cpi: float
+    n_cpi: float
+    threshold_cpi: float
+    cpu_usage_cores: float
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., threshold_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
+
+class TriggerSuspect(_message.Message):
+    __slots__ = ("vm", "epoch", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    epoch: str
+    name: str
+    job: str
+    coefficient: float
+    cpu_usage_cores: float
+    score: float
+    reason: Reason
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[Reason, str]] = ...) -> None: ...
 
 class VmEvent(_message.Message):
     __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits", "machine")

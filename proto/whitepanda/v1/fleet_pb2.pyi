@@ -174,3 +174,157 @@ class ListEventsResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[FleetEvent]
     next_page_token: str
     def __init__(self, events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class ListIncidentsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
+    VICTIM_JOB_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    host: str
+    suspect_job: str
+    victim_job: str
+    vm: str
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Incident(_message.Message):
+    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    PEAK_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    host: str
+    suspect_job: str
+    first_unix_ns: int
+    last_unix_ns: int
+    reports: int
+    peak_mn_cpi: float
+    peak_threshold: float
+    victims: _containers.RepeatedCompositeFieldContainer[IncidentVm]
+    suspects: _containers.RepeatedCompositeFieldContainer[IncidentVm]
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ...) -> None: ...
+
+class IncidentVm(_message.Message):
+    __slots__ = ("vm", "name", "job", "peak", "reports")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    name: str
+    job: str
+    peak: float
+    reports: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ...) -> None: ...
+
+class ListIncidentsResponse(_message.Message):
+    __slots__ = ("incidents", "next_page_token")
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    incidents: _containers.RepeatedCompositeFieldContainer[Incident]
+    next_page_token: str
+    def __init__(self, incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetIncidentRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class IncidentDetail(_message.Message):
+    __slots__ = ("incident", "reports", "recurrence")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    RECURRENCE_FIELD_NUMBER: _ClassVar[int]
+    incident: Incident
+    reports: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Trigger]
+    recurrence: SuspectJob
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[_agent_pb2.Trigger, _Mapping]]] = ..., recurrence: _Optional[_Union[SuspectJob, _Mapping]] = ...) -> None: ...
+
+class ListSuspectJobsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "job")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    job: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+
+class SuspectJob(_message.Message):
+    __slots__ = ("job", "hosts", "incidents", "first_unix_ns", "last_unix_ns")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    hosts: int
+    incidents: int
+    first_unix_ns: int
+    last_unix_ns: int
+    def __init__(self, job: _Optional[str] = ..., hosts: _Optional[int] = ..., incidents: _Optional[int] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ...) -> None: ...
+
+class ListSuspectJobsResponse(_message.Message):
+    __slots__ = ("jobs", "next_page_token")
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[SuspectJob]
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[SuspectJob, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetVmHistoryRequest(_message.Message):
+    __slots__ = ("vm", "since_unix_ns", "until_unix_ns", "max_windows")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MAX_WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    since_unix_ns: int
+    until_unix_ns: int
+    max_windows: int
+    def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ...) -> None: ...
+
+class VmHistory(_message.Message):
+    __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    windows: _containers.RepeatedCompositeFieldContainer[VmWindow]
+    windows_left_out: bool
+    events: _containers.RepeatedCompositeFieldContainer[FleetEvent]
+    incidents: _containers.RepeatedCompositeFieldContainer[Incident]
+    def __init__(self, vm: _Optional[str] = ..., windows: _Optional[_Iterable[_Union[VmWindow, _Mapping]]] = ..., windows_left_out: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+
+class VmWindow(_message.Message):
+    __slots__ = ("host", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    start_unix_ns: int
+    duration_ns: int
+    cpi: float
+    cpu_usage_cores: float
+    def __init__(self, host: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...

@@ -59,6 +59,26 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.FromString,
                 _registered_method=True)
+        self.ListIncidents = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListIncidents',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsResponse.FromString,
+                _registered_method=True)
+        self.GetIncident = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetIncident',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentDetail.FromString,
+                _registered_method=True)
+        self.ListSuspectJobs = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListSuspectJobs',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsResponse.FromString,
+                _registered_method=True)
+        self.GetVmHistory = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetVmHistory',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.VmHistory.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -94,6 +114,31 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListIncidents(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetIncident(self, request, context):
+        """NOT_FOUND where there is none of this number.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSuspectJobs(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetVmHistory(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +166,26 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListEvents,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.SerializeToString,
+            ),
+            'ListIncidents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListIncidents,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsResponse.SerializeToString,
+            ),
+            'GetIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIncident,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetIncidentRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.IncidentDetail.SerializeToString,
+            ),
+            'ListSuspectJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSuspectJobs,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsResponse.SerializeToString,
+            ),
+            'GetVmHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVmHistory,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.VmHistory.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -258,6 +323,114 @@ class Fleet:
             '/whitepanda.v1.Fleet/ListEvents',
             whitepanda_dot_v1_dot_fleet__pb2.ListEventsRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.ListEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListIncidents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListIncidents',
+            whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListIncidentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetIncident',
+            whitepanda_dot_v1_dot_fleet__pb2.GetIncidentRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.IncidentDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSuspectJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListSuspectJobs',
+            whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListSuspectJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVmHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetVmHistory',
+            whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.VmHistory.FromString,
             options,
             channel_credentials,
             insecure,
