@@ -6,12 +6,26 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.verdicts import Degradation, Shown, VmEvent
 from agent.windows import CpiWindow
+from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["behaviour_number", "degradation_message", "encode", "event_message", "evidence_message", "pieces"]
+__all__ = [
+    "Report",
+    "behaviour_number",
+    "degradation_message",
+    "encode",
+    "event_message",
+    "evidence_message",
+    "pieces",
+    "trigger_message",
+]
+
+#: What goes along with windows, in their order and numbered with them, so that it is told exactly once.
+Report = VmEvent | Trigger
 
 _COUNTS = ("cycles", "instructions")
 _MAX_SEQUENCE = 2**63 - 1
@@ -24,7 +38,7 @@ def encode(
     spool_id: str,
     sequence: int,
     backlog: bool = False,
-    events: Sequence[VmEvent] = (),
+    events: Sequence[Report] = (),
 ) -> agent_pb2.CpiBatch:
     """Make the batch of some windows.
 
@@ -65,7 +79,8 @@ def encode(
         values = [getattr(window, name) for window in windows]
         if any(value is not None for value in values):
             getattr(batch, name).extend(math.nan if value is None else value for value in values)
-    batch.events.extend(event_message(event) for event in events)
+    batch.events.extend(event_message(event) for event in events if isinstance(event, VmEvent))
+    batch.triggers.extend(trigger_message(event) for event in events if isinstance(event, Trigger))
     return batch
 
 
@@ -86,6 +101,52 @@ def event_message(event: VmEvent) -> agent_pb2.VmEvent:
         degradation=None if event.degradation is None else degradation_message(event.degradation),
         culprits=event.culprits,
     )
+
+
+def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
+    """Make the message of contention: the worst victims and suspects, and how many more there are."""
+    victims, suspects = trigger.victims[:MAX_VICTIMS], trigger.suspects[:MAX_SUSPECTS]
+    return agent_pb2.Trigger(
+        unix_ns=trigger.unix_ns,
+        slot_ns=trigger.slot_ns,
+        since_unix_ns=trigger.since_unix_ns,
+        mn_cpi=trigger.mn_cpi,
+        mn_cpi_threshold=trigger.mn_cpi_threshold,
+        coefficient_version=trigger.coefficient_version,
+        victims=[
+            agent_pb2.TriggerVictim(
+                vm=v.vm,
+                epoch=v.epoch,
+                name=v.name,
+                job=v.job,
+                cpi=v.cpi,
+                n_cpi=v.n_cpi,
+                threshold_cpi=v.threshold_cpi,
+                cpu_usage_cores=v.cpu_usage_cores,
+            )
+            for v in victims
+        ],
+        suspects=[
+            agent_pb2.TriggerSuspect(
+                vm=s.vm,
+                epoch=s.epoch,
+                name=s.name,
+                job=s.job,
+                coefficient=math.nan if s.coefficient is None else s.coefficient,
+                cpu_usage_cores=s.cpu_usage_cores,
+                score=math.nan if s.score is None else s.score,
+                reason=_reason_number(s.reason),
+            )
+            for s in suspects
+        ],
+        victims_left_out=len(trigger.victims) - len(victims),
+        suspects_left_out=len(trigger.suspects) - len(suspects),
+    )
+
+
+def _reason_number(reason: Reason) -> Any:
+    """The numbers of collector.base.Reason are those of the protocol's."""
+    return int(reason)
 
 
 def behaviour_number(behaviour: str) -> Any:
@@ -123,7 +184,7 @@ def pieces(
     spool_id: str,
     number: Callable[[], int],
     max_payload: int,
-    events: Sequence[VmEvent] = (),
+    events: Sequence[Report] = (),
 ) -> Iterator[tuple[int, bytes]]:
     """Serialise windows, one batch per chunk; a chunk of too many bytes is halved. Events go with the first batch.
 

@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.batches import Report
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig
 from agent.host_info import platform_name
@@ -261,12 +262,15 @@ class Daemon:
     # --- sinks: none of them stops the tick ---
 
     def _submit(self, windows: list[CpiWindow]) -> None:
-        events = self.state.cloud_white.take_events() if self.state.cloud_white is not None else ()
+        events: tuple[Report, ...] = (
+            () if self.state.cloud_white is None else self.state.cloud_white.take_events()
+        )
         if not windows and not events:
             return
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
+            events += self.state.analysis.take_triggers()
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
 

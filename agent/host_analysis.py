@@ -18,6 +18,7 @@ from agent.analysis import antagonists
 from agent.analysis.antagonists import CpiStatistics, SlotState, TaskSlot
 from agent.coefficients import CoefficientStore
 from agent.config import AnalysisSection
+from agent.triggers import Trigger, Triggers, TriggerSuspect, TriggerVictim
 from agent.windows import CpiWindow
 from collector.base import Reason
 
@@ -139,6 +140,7 @@ class HostAnalysis:
         self._states: list[SlotState] = []
         self._threshold = section.mn_cpi_floor
         self._suspects: tuple[SuspectView, ...] = ()
+        self._triggers = Triggers()
 
     @property
     def slot_ns(self) -> int:
@@ -184,6 +186,7 @@ class HostAnalysis:
         self._states = [antagonists.slot_state(t) for t in reversed(tasks)]
         self._record()
         self._suspects = self._rank(tasks[0])
+        self._triggers.note(self._trigger(), now_unix_ns)
 
     def verdict(self, uuid: str) -> Verdict:
         """Judge one VM by the last slot."""
@@ -227,6 +230,56 @@ class HostAnalysis:
             suspects=tuple(s for s in self._suspects if s.uuid != uuid),
             history=tuple(vm.points) if vm else (),
             triggered=self.triggered,
+        )
+
+    # --- what central is told ---
+
+    def take_triggers(self) -> tuple[Trigger, ...]:
+        """Return the contention to be reported since the last call."""
+        return self._triggers.take()
+
+    def _trigger(self) -> Trigger | None:
+        """Return the contention of the last slot with its evidence; None where there is none."""
+        mn_cpi = self.mn_cpi
+        if mn_cpi is None or not self.triggered:
+            return None
+        victims = [self._victim(uuid) for uuid in self._states[-1].victims]
+        return Trigger(
+            unix_ns=self._now_unix_ns,
+            slot_ns=self._slot_ns,
+            mn_cpi=mn_cpi,
+            mn_cpi_threshold=self._threshold,
+            coefficient_version=self._store.version,
+            victims=tuple(sorted((v for v in victims if v), key=lambda v: (-v.n_cpi, v.vm))),
+            suspects=tuple(
+                TriggerSuspect(
+                    vm=s.uuid,
+                    epoch=self._vms[s.uuid].epoch,
+                    name=s.name,
+                    job=s.job,
+                    coefficient=s.coefficient,
+                    cpu_usage_cores=s.cpu_usage_cores,
+                    score=s.score,
+                    reason=s.reason,
+                )
+                for s in self._suspects
+            ),
+        )
+
+    def _victim(self, uuid: str) -> TriggerVictim | None:
+        vm, slot = self._vms[uuid], self._last[uuid]
+        statistics = self._statistics(vm)
+        if slot.cpi is None or statistics is None:
+            return None
+        return TriggerVictim(
+            vm=uuid,
+            epoch=vm.epoch,
+            name=vm.name,
+            job=vm.job,
+            cpi=slot.cpi,
+            n_cpi=antagonists.n_cpi(slot.cpi, statistics),
+            threshold_cpi=antagonists.victim_threshold(statistics),
+            cpu_usage_cores=slot.cpu_usage_cores,
         )
 
     # --- windows and slots ---

@@ -26,9 +26,8 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from agent.batch_queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
-from agent.batches import pieces
+from agent.batches import Report, pieces
 from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
-from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
@@ -119,7 +118,7 @@ class Spool:
         *,
         max_rows: int = 2000,
         max_batch_bytes: int = MAX_MESSAGE_BYTES,
-        events: Sequence[VmEvent] = (),
+        events: Sequence[Report] = (),
     ) -> int:
         """Queue windows, as several batches where they are too many for one, and events with the first of them.
 
@@ -319,7 +318,7 @@ class Spool:
         )
 
     def _insert(
-        self, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[VmEvent]
+        self, chunks: Sequence[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report]
     ) -> int:
         assert self._db is not None  # noqa: S101 - opened by the caller
         last = 0

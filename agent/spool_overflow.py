@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.batches import pieces
-from agent.verdicts import VmEvent
+from agent.batches import Report, pieces
 from agent.windows import CpiWindow
 
 __all__ = ["Acknowledged", "MemoryQueue", "Reserve", "Waiting"]
@@ -58,7 +57,7 @@ class MemoryQueue:
         return self._next_sequence - 1
 
     def append(
-        self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int, events: Sequence[VmEvent] = ()
+        self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report] = ()
     ) -> list[Waiting]:
         """Queue windows and events. Returns the batches that had to go: the oldest."""
         for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload, events):

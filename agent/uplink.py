@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 import grpc
 
 from agent.batch_queue import BatchQueue
+from agent.batches import Report
 from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.state import UplinkView
 from agent.uplink_stream import AckTotals, Outage, StreamError, Timing, UplinkStream, explain
-from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
@@ -75,7 +75,7 @@ class Uplink:
         self._timing = timing or Timing()
         self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._pending: deque[tuple[Sequence[CpiWindow], Sequence[VmEvent]]] = deque()
+        self._pending: deque[tuple[Sequence[CpiWindow], Sequence[Report]]] = deque()
         self._submitted = asyncio.Event()
         self._appending: asyncio.Future[Any] | None = None
         self._stream: UplinkStream | None = None
@@ -87,7 +87,7 @@ class Uplink:
         #: Streams that central answered on.
         self.connections = 0
 
-    def submit(self, windows: Sequence[CpiWindow], events: Sequence[VmEvent] = ()) -> None:
+    def submit(self, windows: Sequence[CpiWindow], events: Sequence[Report] = ()) -> None:
         """Queue windows and events for central. Never waits; is the disk stuck the oldest are dropped, counted."""
         if not windows and not events:
             return
@@ -159,7 +159,7 @@ class Uplink:
             if self._stream is not None:
                 self._stream.wake()
 
-    def _append(self, windows: Sequence[CpiWindow], events: Sequence[VmEvent]) -> None:
+    def _append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> None:
         assert isinstance(self._queue, Spool)  # noqa: S101 - tools that bring their own queue submit nothing
         rows, size = self._limits
         most = min(self._section.batch_rows, rows)
