@@ -1,10 +1,11 @@
 """Every method on generated traces with known antagonists: the tables of docs/studies/antagonists.md.
 
-    python bench/antagonists.py --out FOLDER [--seeds 8] [--parts study,others,ablation] [--processes 2]
+    python bench/antagonists.py --out FOLDER [--seeds 8] [--parts study,others,ablation] [--sample TRACE]
 
 study: presets paper and paper-saturating (matched to the plain methods' published scores alone), seeds 1 to N;
 others: presets of other mechanisms, two seeds each; ablation: ours with one idea changed, on development traces
-that share neither settings nor seeds with the study. Writes one JSON line per trace and tables.md into FOLDER; a
+that share neither settings nor seeds with the study; with --sample, how stable the location and scale of jobs' CPI
+are between two halves of the days of a real trace. Writes one JSON line per trace and tables.md into FOLDER; a
 trace that is there already is not run again. Exits with 1 where a bar is missed.
 """
 
@@ -23,12 +24,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from central.evaluation.methods import METHODS, Known, Method, Whitepanda
 from central.evaluation.protocol import evaluate
 from central.models import whitepanda, whitepanda_solve
 from central.models.groups import Column, Floats, group, sums
-from central.models.slots import TaskSlots
+from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
 from central.synth.presets import preset
 from central.synth.settings import SynthSettings
@@ -290,6 +292,50 @@ def ablation_table(found: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def marginals(path: Path, least: int) -> list[str]:
+    """Compare location and scale of jobs' CPI between the earlier and the later half of the days of a trace.
+
+    A job is a logical name, whose collections come and go. The sample of the Google trace has one CPI per collection
+    and time, repeated in all its rows: each counts once.
+    """
+    rows = pq.read_table(path, columns=["collection_logical_name", "start_time", "cycles_per_instruction"])
+    rows = rows.drop_null()
+    name = np.unique(rows["collection_logical_name"].to_numpy().astype(str), return_inverse=True)[1]
+    values_of = rows["cycles_per_instruction"].to_numpy()
+    (job, start, cpi), _ = group(name, rows["start_time"].to_numpy(), values_of)
+    good = (cpi > 0) & (cpi <= 100)
+    job, start, cpi = job[good], start[good], cpi[good]
+    day = start // (300_000_000 * SLOTS_PER_DAY)
+    late = day > np.median(np.unique(day))
+    names = ("mean", "median of ln", "std / mean", "IQR / 1.349 of ln")
+    halves: list[list[list[float]]] = [[], []]
+    for each in np.unique(job):
+        parts = [cpi[(job == each) & (late == half)] for half in (False, True)]
+        if min(map(len, parts)) < least:
+            continue
+        for half, x in zip(halves, parts, strict=True):
+            q = np.percentile(np.log(x), [25, 50, 75])
+            half.append([np.log(x.mean()), q[1], np.log(x.std() / x.mean()), np.log((q[2] - q[0]) / 1.349)])
+    values = np.array(halves).reshape(2, -1, len(names))
+    lines = [
+        "",
+        "### Real marginals",
+        "",
+        f"{rows.num_rows:,} rows with a CPI, {len(cpi):,} distinct (job, time, CPI);",
+    ]
+    lines[-1] += f" {values.shape[1]} jobs with at least {least} in each half."
+    lines += [
+        "",
+        "| | median ratio between halves | 90th percentile | correlation of logs |",
+        "|---|---|---|---|",
+    ]
+    for k, name in enumerate(names):
+        ratio = np.exp(np.abs(values[1, :, k] - values[0, :, k]))
+        at = np.corrcoef(values[0, :, k], values[1, :, k])[0, 1]
+        lines.append(f"| {name} | {np.median(ratio):.2f} | {np.percentile(ratio, 90):.2f} | {at:.2f} |")
+    return lines
+
+
 def main() -> int:
     """Run what is asked for and write the tables."""
     parser = argparse.ArgumentParser(
@@ -299,6 +345,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--parts", default="study,others,ablation")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--sample", type=Path)
+    parser.add_argument("--least", type=int, default=5, help="CPI values of a job in each half of the days")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     parts = arguments.parts.split(",")
@@ -325,6 +373,8 @@ def main() -> int:
     ablation = [result for kind, _, result in done if kind == "ablation"]
     if ablation:
         lines += ablation_table(ablation)
+    if arguments.sample:
+        lines += marginals(arguments.sample, arguments.least)
     (arguments.out / "tables.md").write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
     sys.stdout.write("\n".join(lines).strip() + "\n")
     return 0 if held else 1

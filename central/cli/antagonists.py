@@ -147,7 +147,10 @@ def evaluate(
         ),
     ],
     truth: Annotated[
-        Path, typer.Option(metavar="TRUTH.json", help='The antagonists: {"antagonists": [job ids]}.')
+        Path,
+        typer.Option(
+            metavar="TRUTH.json", help='The antagonists: JSON with "antagonists", a list of job ids.'
+        ),
     ],
     methods: Annotated[
         str, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
