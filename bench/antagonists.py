@@ -300,9 +300,9 @@ def marginals(path: Path, least: int) -> list[str]:
     """
     rows = pq.read_table(path, columns=["collection_logical_name", "start_time", "cycles_per_instruction"])
     rows = rows.drop_null()
-    name = np.unique(rows["collection_logical_name"].to_numpy().astype(str), return_inverse=True)[1]
+    code = np.unique(rows["collection_logical_name"].to_numpy().astype(str), return_inverse=True)[1]
     values_of = rows["cycles_per_instruction"].to_numpy()
-    (job, start, cpi), _ = group(name, rows["start_time"].to_numpy(), values_of)
+    (job, start, cpi), _ = group(code, rows["start_time"].to_numpy(), values_of)
     good = (cpi > 0) & (cpi <= 100)
     job, start, cpi = job[good], start[good], cpi[good]
     day = start // (300_000_000 * SLOTS_PER_DAY)
