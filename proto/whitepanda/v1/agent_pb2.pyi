@@ -102,7 +102,7 @@ class CentralMessage(_message.Message):
     def __init__(self, ack: _Optional[_Union[Ack, _Mapping]] = ..., coefficients: _Optional[_Union[CoefficientUpdate, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., slow_down: _Optional[_Union[SlowDown, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("host", "boot_id", "spool_id", "platform", "sent_unix_ns", "agent_version", "protocol_version", "min_protocol_version", "coefficient_version", "jobs", "window_ms")
+    __slots__ = ("host", "boot_id", "spool_id", "platform", "sent_unix_ns", "agent_version", "protocol_version", "min_protocol_version", "coefficient_version", "jobs", "window_ms", "held")
     HOST_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     SPOOL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class Hello(_message.Message):
     COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_MS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     host: str
     boot_id: str
     spool_id: str
@@ -125,7 +126,8 @@ class Hello(_message.Message):
     coefficient_version: int
     jobs: _containers.RepeatedScalarFieldContainer[str]
     window_ms: int
-    def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[JobTag]
+    def __init__(self, host: _Optional[str] = ..., boot_id: _Optional[str] = ..., spool_id: _Optional[str] = ..., platform: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., min_protocol_version: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., window_ms: _Optional[int] = ..., held: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ...) -> None: ...
 
 class CpiBatch(_message.Message):
     __slots__ = ("spool_id", "sequence", "tasks", "task_index", "start_unix_ns", "duration_ns", "cpi", "cpi_reason", "cpu_usage_cores", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s", "backlog", "events", "triggers")
@@ -390,7 +392,7 @@ class SlowDown(_message.Message):
     def __init__(self, min_batch_interval_ms: _Optional[int] = ...) -> None: ...
 
 class CoefficientUpdate(_message.Message):
-    __slots__ = ("version", "created_unix_ns", "ttl_ns", "slot_ns", "statistics", "coefficients", "full", "removed_jobs")
+    __slots__ = ("version", "created_unix_ns", "ttl_ns", "slot_ns", "statistics", "coefficients", "full", "removed_jobs", "tags")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     TTL_NS_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +401,7 @@ class CoefficientUpdate(_message.Message):
     COEFFICIENTS_FIELD_NUMBER: _ClassVar[int]
     FULL_FIELD_NUMBER: _ClassVar[int]
     REMOVED_JOBS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     version: int
     created_unix_ns: int
     ttl_ns: int
@@ -407,30 +410,45 @@ class CoefficientUpdate(_message.Message):
     coefficients: _containers.RepeatedCompositeFieldContainer[Coefficient]
     full: bool
     removed_jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, version: _Optional[int] = ..., created_unix_ns: _Optional[int] = ..., ttl_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., statistics: _Optional[_Iterable[_Union[JobStatistics, _Mapping]]] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., full: _Optional[bool] = ..., removed_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    tags: _containers.RepeatedCompositeFieldContainer[JobTag]
+    def __init__(self, version: _Optional[int] = ..., created_unix_ns: _Optional[int] = ..., ttl_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., statistics: _Optional[_Iterable[_Union[JobStatistics, _Mapping]]] = ..., coefficients: _Optional[_Iterable[_Union[Coefficient, _Mapping]]] = ..., full: _Optional[bool] = ..., removed_jobs: _Optional[_Iterable[str]] = ..., tags: _Optional[_Iterable[_Union[JobTag, _Mapping]]] = ...) -> None: ...
+
+class JobTag(_message.Message):
+    __slots__ = ("job", "tag")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    tag: int
+    def __init__(self, job: _Optional[str] = ..., tag: _Optional[int] = ...) -> None: ...
 
 class JobStatistics(_message.Message):
-    __slots__ = ("job", "platform", "samples", "mean_cpi", "std_cpi")
+    __slots__ = ("job", "platform", "samples", "mean_cpi", "std_cpi", "location_log_cpi", "scale_log_cpi")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
     STD_CPI_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_LOG_CPI_FIELD_NUMBER: _ClassVar[int]
+    SCALE_LOG_CPI_FIELD_NUMBER: _ClassVar[int]
     job: str
     platform: str
     samples: int
     mean_cpi: float
     std_cpi: float
-    def __init__(self, job: _Optional[str] = ..., platform: _Optional[str] = ..., samples: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., std_cpi: _Optional[float] = ...) -> None: ...
+    location_log_cpi: float
+    scale_log_cpi: float
+    def __init__(self, job: _Optional[str] = ..., platform: _Optional[str] = ..., samples: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., std_cpi: _Optional[float] = ..., location_log_cpi: _Optional[float] = ..., scale_log_cpi: _Optional[float] = ...) -> None: ...
 
 class Coefficient(_message.Message):
-    __slots__ = ("job", "value", "samples", "standard_error")
+    __slots__ = ("job", "value", "samples", "standard_error", "method")
     JOB_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
     job: str
     value: float
     samples: int
     standard_error: float
-    def __init__(self, job: _Optional[str] = ..., value: _Optional[float] = ..., samples: _Optional[int] = ..., standard_error: _Optional[float] = ...) -> None: ...
+    method: str
+    def __init__(self, job: _Optional[str] = ..., value: _Optional[float] = ..., samples: _Optional[int] = ..., standard_error: _Optional[float] = ..., method: _Optional[str] = ...) -> None: ...
