@@ -28,6 +28,8 @@ RANGES: tuple[Range, ...] = (
     ("ingest.max_events", 1, 100_000_000),
     ("ingest.roll_interval_s", 0.05, 86_400),
     ("ingest.roll_rows", 1, 100_000_000),
+    ("incidents.quiet_gap_s", 1, 7 * 86_400),
+    ("incidents.retention_days", 1, 3660),
     ("build.interval_s", 0.05, 31 * 86_400),
     ("build.slot_s", 1, 86_400),
     ("build.days", 1, 3660),
@@ -59,7 +61,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_rows: int = 10_000  # larger batches are refused whole
     max_message_bytes: int = 4 << 20  # larger messages end the stream
     max_streams: int = 12_000  # further hosts are refused until others leave
-    commit_interval_ms: int = 5  # group commit: how long the journal gathers batches
+    commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
     max_pending_batches: int = 2_000  # beyond this agents are told to slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
     max_past_days: float = 400.0  # older windows are refused; importers may send windows of any age
@@ -68,6 +70,16 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
+
+
+class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """History of the contention that hosts report."""
+
+    url: str = (
+        ""  # postgresql://user:password@host/database; "" = SQLite in central.state_dir, for one replica
+    )
+    quiet_gap_s: float = 900.0  # contention with the same suspect after a longer pause is another incident
+    retention_days: float = 400.0  # incidents that were over before are forgotten
 
 
 class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +100,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     central: CentralSection
     ingest: IngestSection = IngestSection()
     build: BuildSection = BuildSection()
+    incidents: IncidentsSection = IncidentsSection()
 
 
 def load(path: Path) -> CentralConfig:
@@ -105,6 +118,11 @@ def load(path: Path) -> CentralConfig:
         raise ConfigError(f"{path}: {address}")
     if 86400 % config.build.slot_s:
         raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
+    if config.incidents.quiet_gap_s < 2 * config.build.slot_s:
+        raise ConfigError(
+            f"{path}: incidents.quiet_gap_s must be at least twice build.slot_s (value {config.incidents.quiet_gap_s}): "
+            "hosts report once per slot"
+        )
     if not _REPLICA.fullmatch(config.central.replica):
         allowed = "1 to 64 letters, digits and '-'"
         raise ConfigError(

@@ -52,7 +52,7 @@ CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 #: Options of central's server; it adds its own limit of the message length.
 SERVER_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_time_ms", 2 * _KEEPALIVE_MS),  # agents ping; it is for those whose pings have stopped
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
