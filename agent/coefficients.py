@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agent.analysis.antagonists import CpiStatistics
+from agent.analysis.antagonists import CpiStatistics, RobustLogCpi
 from whitepanda.common import durable, log
 from whitepanda.v1 import agent_pb2
 
@@ -34,11 +34,15 @@ def _is_count(value: int) -> bool:
 
 
 class Coefficient(msgspec.Struct, frozen=True):
-    """A_k of a job, equation (3): mnCPI per core of its CPU usage. `samples` are task slots behind it."""
+    """A_k of a job, equation (3): mnCPI per core of its CPU usage. `samples` are task slots behind it.
+
+    `method` is what central fitted it by; "" is PANDA.
+    """
 
     value: float
     samples: int
     standard_error: float | None = None
+    method: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be.
@@ -61,13 +65,23 @@ class _Statistics(msgspec.Struct, frozen=True):
     samples: int
     mean_cpi: float
     std_cpi: float
+    location_log_cpi: float = 0.0
+    scale_log_cpi: float = 0.0  # 0: neither is known
 
     def __post_init__(self) -> None:
         _require(
             samples=_is_count(self.samples),
             mean_cpi=math.isfinite(self.mean_cpi) and self.mean_cpi > 0,
             std_cpi=math.isfinite(self.std_cpi) and self.std_cpi >= 0,
+            location_log_cpi=math.isfinite(self.location_log_cpi),
+            scale_log_cpi=math.isfinite(self.scale_log_cpi) and self.scale_log_cpi >= 0,
         )
+
+    @property
+    def plain(self) -> CpiStatistics:
+        """As the analysis takes them."""
+        robust = RobustLogCpi(self.location_log_cpi, self.scale_log_cpi) if self.scale_log_cpi else None
+        return CpiStatistics(self.mean_cpi, self.std_cpi, self.samples, robust)
 
 
 class _Held(msgspec.Struct, frozen=True):
@@ -80,6 +94,7 @@ class _Held(msgspec.Struct, frozen=True):
     slot_ns: int = 0
     statistics: tuple[_Statistics, ...] = ()
     coefficients: dict[str, Coefficient] = {}
+    tags: dict[str, int] = {}  # by job, as central sent them with the rows
 
     def __post_init__(self) -> None:
         _require(
@@ -108,6 +123,7 @@ class CoefficientStore:
         self._log = log.get("coefficients")
         self._held = _Held()
         self._by_job: dict[tuple[str, str], CpiStatistics] = {}
+        self._held_tags: tuple[agent_pb2.JobTag, ...] = ()
         self._take(self._read())
 
     @property
@@ -134,6 +150,11 @@ class CoefficientStore:
     def jobs(self) -> frozenset[str]:
         """Jobs of which anything is held."""
         return frozenset(self._held.coefficients) | {job for job, _ in self._by_job}
+
+    @property
+    def held_tags(self) -> tuple[agent_pb2.JobTag, ...]:
+        """What central is told in a Hello, so that it sends only what differs."""
+        return self._held_tags
 
     def age_ns(self, now_unix_ns: int) -> int:
         """Nanoseconds since central made this version; 0 where nothing is held or its clock is ahead."""
@@ -198,10 +219,27 @@ class CoefficientStore:
         removed = set(update.removed_jobs)
         statistics = {key: value for key, value in statistics.items() if key[0] not in removed}
         coefficients = {job: value for job, value in coefficients.items() if job not in removed}
+        # A central without tags may have changed any row: what it sends in full has none, what it merges keeps those
+        # of other jobs.
+        changed = removed | {row.job for row in (*update.statistics, *update.coefficients)}
+        tags = {} if update.full else {job: tag for job, tag in self._held.tags.items() if job not in changed}
+        tags.update((row.job, row.tag) for row in update.tags)
+        # Rows of a job with a new tag replace all that were held of it, also those that it has no more.
+        replaced = {row.job for row in update.tags}
+        statistics = {key: value for key, value in statistics.items() if key[0] not in replaced}
+        coefficients = {job: value for job, value in coefficients.items() if job not in replaced}
         absurd = 0
         for row in update.statistics:
             try:
-                new = _Statistics(row.job, row.platform, row.samples, row.mean_cpi, row.std_cpi)
+                new = _Statistics(
+                    row.job,
+                    row.platform,
+                    row.samples,
+                    row.mean_cpi,
+                    row.std_cpi,
+                    row.location_log_cpi,
+                    row.scale_log_cpi,
+                )
             except ValueError:
                 absurd += 1
                 continue
@@ -209,7 +247,9 @@ class CoefficientStore:
         for coefficient in update.coefficients:
             error = coefficient.standard_error if math.isfinite(coefficient.standard_error) else None
             try:
-                coefficients[coefficient.job] = Coefficient(coefficient.value, coefficient.samples, error)
+                coefficients[coefficient.job] = Coefficient(
+                    coefficient.value, coefficient.samples, error, coefficient.method
+                )
             except ValueError:
                 absurd += 1
         if absurd:
@@ -223,13 +263,13 @@ class CoefficientStore:
             slot_ns=update.slot_ns,
             statistics=tuple(statistics.values()),
             coefficients=coefficients,
+            tags=tags,
         )
 
     def _take(self, held: _Held) -> None:
         self._held = held
-        self._by_job = {
-            (s.job, s.platform): CpiStatistics(s.mean_cpi, s.std_cpi, s.samples) for s in held.statistics
-        }
+        self._by_job = {(s.job, s.platform): s.plain for s in held.statistics}
+        self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _Held:
         try:

@@ -423,6 +423,7 @@ class Daemon:
             coefficient_version=self._store.version if self._store else 0,
             jobs=sorted(self.state.pipeline.table.jobs()),
             window_ms=names.window_ms,
+            held=self._store.held_tags if self._store else (),
         )
 
     @contextlib.asynccontextmanager

@@ -25,6 +25,7 @@ from central.events import check_events
 from central.journal import HostRecord, Journal, Submission
 from central.journal_tables import EventRow
 from central.streams import HostStream, StreamRegistry
+from central.triggers import TriggerRow, check_triggers
 from central.validate import BatchError, Checked, Limits, bounds, check, is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
@@ -222,6 +223,7 @@ class Ingest:
             is_importer=hello.host in self._config.central.importers,
             jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
+            held_tags={held.job: held.tag for held in hello.held},
         )
         record = HostRecord(
             host=hello.host,
@@ -419,7 +421,8 @@ class Ingest:
         stream, now = flow.stream, self._clock()
         spool_id, sequence = batch.spool_id, batch.sequence
         batch.DiscardUnknownFields()  # of a newer protocol: nobody here would read them
-        payload = b"" if batch.events else batch.SerializeToString()
+        has_reports = bool(batch.events or batch.triggers)
+        payload = b"" if has_reports else batch.SerializeToString()
         refusal: BatchError | None = None
         try:
             checked = check(
@@ -447,9 +450,12 @@ class Ingest:
             self._tell_once(flow, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
         if not stream.is_importer and not checked.jobs <= stream.jobs:
             self._registry.update(stream, jobs=stream.jobs | checked.jobs)
-        events, rejected_events = self._check_events(flow, batch, now) if refusal is None else ([], {})
-        if batch.events:
-            batch.ClearField("events")  # they have a table of their own
+        events, triggers, rejected_events = (
+            self._check_reports(flow, batch, now) if refusal is None else ([], [], {})
+        )
+        if has_reports:
+            for name in ("events", "triggers"):  # they have tables of their own
+                batch.ClearField(name)
             payload = batch.SerializeToString()
         if not checked.accepted_rows:
             payload = b""
@@ -484,25 +490,30 @@ class Ingest:
                 done=done,
                 refused=refusal.reason if refusal else "",
                 events=tuple(events),
+                triggers=tuple(triggers),
                 rejected_events=rejected_events,
             )
         )
 
-    def _check_events(
+    def _check_reports(
         self, flow: _Flow, batch: agent_pb2.CpiBatch, now_unix_ns: int
-    ) -> tuple[list[EventRow], dict[str, int]]:
+    ) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
+        if not batch.events and not batch.triggers:
+            return [], [], {}
         stream = flow.stream
-        events, rejected = check_events(
-            batch,
-            host=stream.host,
-            is_importer=stream.is_importer,
-            limits=self._limits,
-            now_unix_ns=now_unix_ns,
-        )
+        known: dict[str, Any] = {
+            "host": stream.host,
+            "is_importer": stream.is_importer,
+            "limits": self._limits,
+            "now_unix_ns": now_unix_ns,
+        }
+        events, rejected = check_events(batch, **known)
+        triggers, rejected_triggers = check_triggers(batch, **known)
+        rejected |= rejected_triggers
+        of = len(batch.events) + len(batch.triggers)
         for reason, count in rejected.items():
-            told = f"{count} of {len(batch.events)} events of batch {batch.sequence} refused"
-            self._tell_once(flow, reason, told)
-        return events, rejected
+            self._tell_once(flow, reason, f"{count} of {of} reports of batch {batch.sequence} refused")
+        return events, triggers, rejected
 
     def _tell_once(self, flow: _Flow, reason: str, detail: str) -> None:
         """Log the first of its kind on a stream; all are counted in the journal and told to the agent."""

@@ -1,9 +1,11 @@
 """Push back: each host gets the statistics and coefficients of the jobs that it runs, and of no others.
 
-A stream's first message of a version is full: it replaces what the agent has. While the version stays and
-only the host's jobs change, a delta brings the new jobs' rows and names the jobs that left. A new version is
-sent in full, for with it nearly every row changes. What a stream was sent is remembered only as long as it
-lasts: after a reconnect nobody has to guess what arrived before the break.
+A job's rows are told together with a tag, made of their content. An agent says in its Hello which tags it holds, so
+one message takes it from any version to the one in force, with just the rows that differ and the names of the jobs
+that it no longer needs; nobody has to know what arrived before a break, and any replica can answer. Within a stream
+it is compared with what was sent there. A message is full, and replaces all, where the agent keeps nothing anyway or
+where its version would go back. A version that changes none of a host's rows is still told, as its time to live counts
+from the making of the version.
 
 Rows of few samples are not sent: a coefficient of two task slots, or the spread of two CPIs, blames at random.
 """
@@ -11,7 +13,10 @@ Rows of few samples are not sent: a coefficient of two task slots, or the spread
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from central.builds import Builder
 from central.streams import HostStream, StreamRegistry
@@ -24,11 +29,19 @@ _RETRY_S = 1.0  # for a host that does not read its messages
 _SENT_AT_ONCE = 32  # hosts, before others on the loop have their turn
 
 
+class _Rows(NamedTuple):
+    """Rows of a job on a platform with their tag, as a serialised CoefficientUpdate: merging is then appending."""
+
+    job: str
+    tag: int
+    message: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class _Sent:
     stream: HostStream
     version: int
-    jobs: frozenset[str]
+    tags: dict[str, int]  # by job
 
 
 class Publisher:
@@ -53,8 +66,7 @@ class Publisher:
         self._due: dict[HostStream, None] = {}
         self._wake = asyncio.Event()
         self._sent: dict[str, _Sent] = {}
-        # Rows of a job on a platform as a serialised CoefficientUpdate: merging is then appending.
-        self._rows: dict[tuple[str, str], bytes] = {}
+        self._rows: dict[tuple[str, str], _Rows | None] = {}
         self._rows_version = 0
         registry.on_change.append(self._look_at)
         builder.on_version.append(self._on_version)
@@ -92,45 +104,62 @@ class Publisher:
         if built is None or stream.closed or stream.is_importer:
             return True
         rows = {job: part for job in stream.jobs if (part := self._rows_of(built, job, stream.platform))}
-        sent = self._sent.get(stream.host)
-        if sent is not None and sent.stream is not stream:
-            sent = None
-        if not rows and (sent is None or not sent.jobs):
+        before = self._sent.get(stream.host)
+        if before is None or before.stream is not stream:
+            before = _Sent(stream, stream.coefficient_version, stream.held_tags)
+        same = {job for job, part in rows.items() if before.tags.get(job) == part.tag}
+        gone = before.tags.keys() - rows.keys()
+        if before.version == built.version and len(same) == len(rows) and not gone:
             return True
+        if not rows and not before.version:
+            return True
+        if not same or built.version < before.version:
+            update = self._update(built, rows.values())
+            update.full = True
+        else:
+            update = self._update(built, [part for job, part in rows.items() if job not in same])
+            update.removed_jobs.extend(sorted(gone))
+        if stream.protocol_version < 2:  # noqa: PLR2004 - before there were tags
+            update.ClearField("tags")
+        if not stream.send(agent_pb2.CentralMessage(coefficients=update)):
+            return stream.closed
+        tags = {job: part.tag for job, part in rows.items()}
+        self._sent[stream.host] = _Sent(stream, built.version, tags)
+        return True
+
+    def _update(self, built: BuiltVersion, rows: Iterable[_Rows]) -> agent_pb2.CoefficientUpdate:
         update = agent_pb2.CoefficientUpdate(
             version=built.version,
             created_unix_ns=built.manifest.created_unix_ns,
             ttl_ns=self._ttl_ns,
             slot_ns=built.slot_ns,
         )
-        if sent is None or sent.version != built.version:
-            update.full = True
-            wanted = set(rows)
-        else:
-            wanted = rows.keys() - sent.jobs
-            update.removed_jobs.extend(sorted(sent.jobs - rows.keys()))
-            if not wanted and not update.removed_jobs:
-                return True
-        for job in sorted(wanted):
-            update.MergeFromString(rows[job])
-        if not stream.send(agent_pb2.CentralMessage(coefficients=update)):
-            return stream.closed
-        self._sent[stream.host] = _Sent(stream, built.version, frozenset(rows))
-        return True
+        for part in sorted(rows, key=lambda part: part.job):
+            update.MergeFromString(part.message)
+        return update
 
-    def _rows_of(self, built: BuiltVersion, job: str, platform: str) -> bytes:
-        """Return a job's rows for hosts of a platform; b"" where too little is known of the job there."""
+    def _rows_of(self, built: BuiltVersion, job: str, platform: str) -> _Rows | None:
+        """Return a job's rows for hosts of a platform; None where too little is known of the job there."""
         if self._rows_version != built.version:
             self._rows = {}
             self._rows_version = built.version
-        known = self._rows.get((job, platform))
-        if known is None:
+        key = (job, platform)
+        if key not in self._rows:
             statistics = [row for row in built.statistics(job) if row.platform == platform]
             coefficient = built.coefficient(job)
             coefficients = [] if coefficient is None else [coefficient]
-            known = agent_pb2.CoefficientUpdate(
+            rows = agent_pb2.CoefficientUpdate(
                 statistics=[row for row in statistics if row.samples >= self._min_samples],
                 coefficients=[row for row in coefficients if row.samples >= self._min_samples],
-            ).SerializeToString()
-            self._rows[job, platform] = known
-        return known
+                slot_ns=built.slot_ns,
+            )
+            self._rows[key] = _tagged(job, rows) if rows.statistics or rows.coefficients else None
+        return self._rows[key]
+
+
+def _tagged(job: str, rows: agent_pb2.CoefficientUpdate) -> _Rows:
+    """Tag rows by all that they say, and by the slots that they are of: values of other slots do not mix with them."""
+    digest = hashlib.blake2b(rows.SerializeToString(deterministic=True), digest_size=8).digest()
+    tag = int.from_bytes(digest, "big")
+    rows.tags.add(job=job, tag=tag)
+    return _Rows(job, tag, rows.SerializeToString())

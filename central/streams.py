@@ -32,7 +32,10 @@ class _PendingAck:
 
 @dataclass(slots=True, eq=False)
 class HostStream:
-    """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said."""
+    """One agent's open stream. `jobs` and `coefficient_version` are what the agent last said.
+
+    `held_tags` are the tags, by job, of the rows that it held when it connected.
+    """
 
     host: str
     platform: str = ""
@@ -41,6 +44,7 @@ class HostStream:
     is_importer: bool = False
     jobs: frozenset[str] = frozenset()
     coefficient_version: int = 0
+    held_tags: dict[str, int] = field(default_factory=dict)
     spooled_batches: int = 0
     dropped_batches: int = 0
     closed: bool = False

@@ -15,9 +15,11 @@ from collector.base import Reason
 
 __all__ = [
     "MIN_HISTORY_SLOTS",
+    "ROBUST_CLIP",
     "VICTIM_STDS",
     "CpiStatistics",
     "RankedSuspect",
+    "RobustLogCpi",
     "SlotState",
     "Suspect",
     "TaskSlot",
@@ -37,17 +39,32 @@ __all__ = [
 #: A victim's CPI is more than this many standard deviations above its job's mean (section 5.2).
 VICTIM_STDS = 2.0
 
+#: nCPI by robust statistics is cut to plus and minus this (`central.models.whitepanda.CLIP`).
+ROBUST_CLIP = 3.0
+
 #: A high percentile of fewer slots than this is little else than their maximum; until then the floor decides.
 MIN_HISTORY_SLOTS = 100
 
 
 @dataclass(frozen=True, slots=True)
+class RobustLogCpi:
+    """Location and scale of ln(CPI) that a few odd samples do not reach: median, interquartile range / 1.349."""
+
+    location: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class CpiStatistics:
-    """The CPI of a job on a platform, over the fleet. `std` is the population one (ddof 0)."""
+    """The CPI of a job on a platform, over the fleet. `std` is the population one (ddof 0).
+
+    With `robust` the coefficients that come along were fitted to nCPI of ln(CPI): `n_cpi` takes it then.
+    """
 
     mean: float
     std: float
     samples: int
+    robust: RobustLogCpi | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +110,14 @@ class RankedSuspect:
 
 
 def n_cpi(cpi: float, statistics: CpiStatistics) -> float:
-    """Normalised CPI, equation (1): (c - mean) / std. 0 for a job whose CPI never varies."""
+    """Normalised CPI, equation (1): (c - mean) / std. 0 for a job whose CPI never varies.
+
+    With robust statistics it is (ln c - location) / scale instead, cut to +-`ROBUST_CLIP`: what central's own method
+    fits its coefficients to.
+    """
+    robust = statistics.robust
+    if robust is not None:
+        return max(-ROBUST_CLIP, min(ROBUST_CLIP, (math.log(cpi) - robust.location) / robust.scale))
     if statistics.std <= 0:
         return 0.0
     return (cpi - statistics.mean) / statistics.std
