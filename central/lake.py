@@ -6,18 +6,20 @@ The day is that of `start_unix_ns` in UTC. `<n>` is `<journal>-<first row>`: the
 journal row that was rolled, so that repeating a roll after a crash writes the same files, and a journal that was made
 anew never writes over an older one's. One roll writes at most one file per day.
 
-A file that is being written ends in `.tmp`; it is flushed, renamed and its folder flushed, so a name that ends in
-`.parquet` is always a whole segment.
+A compacted segment is named `<first row>_<last row>` and takes the place of the day's segments of that journal whose
+first rows are in that range, whether they are still there or not (`central.compaction`): its name alone makes it count,
+so it counts from the moment it is there.
+
+Segments are whole objects of a folder or an object store (`central.objects`). `central.slots` has what builds read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from importlib import metadata
@@ -29,46 +31,107 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central.objects import Folder, Objects, open_objects
 from central.schema import SAMPLES, SCHEMA_VERSION
-from whitepanda.common.durable import sync_folder
+from whitepanda.common.errors import WhitepandaError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["DAY_NS", "Lake", "Segment", "day_of", "segment_stem"]
+__all__ = [
+    "DAY_NS",
+    "Lake",
+    "LakeError",
+    "Segment",
+    "SegmentFile",
+    "day_in",
+    "day_of",
+    "segment_stem",
+    "stamped_schema",
+]
 
 DAY_NS = 86_400 * 10**9
 _OPEN_FILES = 64  # at once
 _EPOCH = date(1970, 1, 1)
-_NAME = re.compile(r"^(?P<replica>[A-Za-z0-9-]+)-(?P<journal>[0-9a-f]{8})-(?P<first>\d{12,19})\.parquet$")
+_SAMPLES = "samples"
+_NAME = re.compile(
+    r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
+)
+
+
+class LakeError(WhitepandaError):
+    """The lake holds what this central cannot use."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of the lake. Rows of one batch are in segments of one `stem` only, unless two origins both took it."""
+    """One object of the lake. Rows of one batch and day are in one segment only, unless two origins both took it.
 
-    path: Path
+    Attributes:
+        key: its name in the lake, `samples/day=<day>/<replica>-<n>.parquet`.
+        origin: the journal that it came from, as `<replica>-<journal>`; within one, no batch is there twice.
+        first: the first journal row of the roll; of a compacted segment that of its first roll.
+        last: the same, but of a compacted segment that of its last roll.
+
+    """
+
+    objects: Objects = field(repr=False, compare=False)
+    key: str
     day: date
+    origin: str
+    first: int
+    last: int
+    size_bytes: int = field(default=0, compare=False)
+    modified_unix_s: float = field(default=0.0, compare=False)
 
     @property
     def name(self) -> str:
         """Return what identifies the segment within the lake, `day=<day>/<replica>-<n>`."""
-        return f"{self.path.parent.name}/{self.path.stem}"
+        return self.key.removeprefix(f"{_SAMPLES}/").removesuffix(".parquet")
 
     @property
-    def origin(self) -> str:
-        """The journal that the segment came from, as `<replica>-<journal>`; within one, no batch is there twice."""
-        return self.path.stem.rpartition("-")[0]
+    def is_compacted(self) -> bool:
+        """Whether it stands for several rolls."""
+        return "_" in self.key.rpartition("-")[2]
+
+    @property
+    def path(self) -> Path:
+        """A local file with the segment's bytes; in a folder the segment itself."""
+        return self.objects.local(self.key)
 
     @cached_property
     def footer(self) -> pq.FileMetaData:
-        """The Parquet footer: number of rows, and the provenance in its key-value metadata."""
-        return pq.read_metadata(self.path)
+        """The Parquet footer: number of rows, and the provenance in its key-value metadata.
+
+        Raises:
+            LakeError: it is damaged.
+
+        """
+        try:
+            with self.objects.open(self.key) as file:
+                return pq.read_metadata(file)
+        except pa.ArrowException as error:
+            raise LakeError(f"{self.objects.root}/{self.key} is damaged: {error}") from error
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return int(self.footer.num_rows)
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of its columns; older segments may lack some of `central.schema.SAMPLES`.
+
+        Raises:
+            LakeError: a newer central wrote it.
+
+        """
+        version = int((self.footer.metadata or {}).get(b"whitepanda.schema", b"1"))
+        if version > SCHEMA_VERSION:
+            raise LakeError(
+                f"{self.objects.root}/{self.key} has schema {version}, this central reads up to {SCHEMA_VERSION}; "
+                "update central"
+            )
+        return tuple(self.footer.schema.to_arrow_schema().names)
 
 
 def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
@@ -84,25 +147,60 @@ def segment_stem(replica: str, journal_id: str, first_row: int) -> str:
 
 
 class Lake:
-    """Segments below a folder. It keeps nothing in memory: several processes may read while one replica writes."""
+    """Segments below a folder or a URL. It keeps nothing in memory: several processes may read and write.
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
-        self.samples_dir = self.root / "samples"
+    Args:
+        root: a folder, or `s3://bucket/prefix`.
+        copies: folder for copies of an object store's objects; None takes the system's for temporary files.
+        options: of the object store's client, see `central.objects.Bucket`.
+
+    """
+
+    def __init__(
+        self, root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        self.objects = open_objects(root, copies, options)
+        self.is_folder = isinstance(self.objects, Folder)
+        self.name = str(root)
+
+    @property
+    def root(self) -> Path:
+        """The folder; only where the lake is one."""
+        if not self.is_folder:
+            raise LakeError(f"lake {self.name} is no folder")
+        return Path(self.name)
+
+    @property
+    def samples_dir(self) -> Path:
+        """The folder of the segments; only where the lake is a folder."""
+        return self.root / _SAMPLES
 
     def days(self) -> list[date]:
         """Return the days that have segments, ascending."""
-        return sorted(day for day, folder in self._folders() if any(self._segments_in(day, folder)))
+        return sorted({segment.day for segment in self.segments()})
 
     def segments(self, day: date | None = None) -> list[Segment]:
-        """Return the segments of one day, or all of them, by day and name."""
-        found = [
-            segment
-            for each, folder in self._folders()
-            if day is None or each == day
-            for segment in self._segments_in(each, folder)
-        ]
-        return sorted(found, key=lambda segment: (segment.day, segment.path.name))
+        """Return the segments of one day, or all of them, by day and name; none that a compacted one stands for."""
+        return without_superseded(self.all_segments(day))
+
+    def all_segments(self, day: date | None = None) -> list[Segment]:
+        """Return the segments of one day, or all of them, with those that a compacted one stands for."""
+        prefix = _SAMPLES if day is None else f"{_SAMPLES}/day={day.isoformat()}"
+        found = []
+        for entry in self.objects.entries(prefix):
+            folder, _, file = entry.name.rpartition("/")
+            each, name = day_in(folder.removeprefix(f"{_SAMPLES}/")), _NAME.match(file)
+            if each is None or name is None:
+                continue
+            first = int(name["first"])
+            last = int(name["last"] or first)
+            found.append(
+                Segment(
+                    self.objects, entry.name, each, name["origin"], first, last,
+                    entry.size_bytes, entry.modified_unix_s,
+                )
+            )  # fmt: skip
+        return sorted(found, key=lambda segment: (segment.day, segment.key))
 
     def write_segment(
         self, table: pa.Table, stem: str, provenance: dict[str, str] | None = None
@@ -134,20 +232,13 @@ class Lake:
             OSError: the disk is full or not writable. Nothing is left half written under a segment's name.
 
         """
-        facts = {
-            "schema": str(SCHEMA_VERSION),
-            "version": metadata.version("whitepanda"),
-            **(provenance or {}),
-        }
-        schema = SAMPLES.with_metadata(
-            {f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()}
-        )
+        schema = stamped_schema(provenance)
         written: dict[int, Segment] = {}
         is_complete = False
         while not is_complete:
             done, is_complete = set(written), True
             with contextlib.ExitStack() as stack:
-                files: dict[int, _SegmentFile] = {}
+                files: dict[int, SegmentFile] = {}
                 for piece in pieces():
                     for number, rows in _by_day(piece):
                         if number in done:
@@ -156,18 +247,25 @@ class Lake:
                             is_complete = False
                             continue
                         if number not in files:
-                            day = _EPOCH + timedelta(days=number)
-                            path = self.samples_dir / f"day={day.isoformat()}" / f"{stem}.parquet"
-                            files[number] = stack.enter_context(_SegmentFile(path, schema))
-                            written[number] = Segment(path, day)
+                            written[number] = segment = self.segment(_EPOCH + timedelta(days=number), stem)
+                            files[number] = stack.enter_context(SegmentFile(segment, schema))
                         files[number].write(rows)
                 for file in files.values():
                     file.finish()
         return [written[number] for number in sorted(written)]
 
+    def segment(self, day: date, stem: str) -> Segment:
+        """Return the segment of a day and stem, whether it is there or not."""
+        name = _NAME.match(f"{stem}.parquet")
+        if name is None:
+            raise ValueError(f"no stem of a segment: {stem}")
+        first = int(name["first"])
+        key = f"{_SAMPLES}/day={day.isoformat()}/{stem}.parquet"
+        return Segment(self.objects, key, day, name["origin"], first, int(name["last"] or first))
+
     def remove_unfinished(self, origin: str) -> int:
         """Delete what a killed `write_segment` of this origin (see `Segment`) left behind. Returns how many files."""
-        left = [path for _, folder in self._folders() for path in folder.glob(f"{origin}-*.parquet.tmp")]
+        left = list(self.samples_dir.glob(f"day=*/{origin}-*.parquet.tmp")) if self.is_folder else []
         for path in left:
             path.unlink(missing_ok=True)
         return len(left)
@@ -186,16 +284,24 @@ class Lake:
         """
         import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
 
-        by_origin: dict[str, list[str]] = defaultdict(list)
+        by_origin: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)
         for segment in self.segments():
             if wanted is None or segment.day in wanted:
-                by_origin[segment.origin].append(str(segment.path))
+                by_origin[segment.origin, segment.columns()].append(str(segment.path))
         if not by_origin:
             return ibis.memtable(SAMPLES.empty_table())
+        parts: dict[str, list[ir.Table]] = defaultdict(list)
+        for (origin, columns), paths in sorted(by_origin.items()):
+            table = connection.read_parquet(paths)
+            lacking = {
+                field.name: ibis.null(ibis.dtype(field.type))
+                for field in SAMPLES
+                if field.name not in columns
+            }
+            parts[origin].append(table.mutate(**lacking).select(*SAMPLES.names))
         tables = {
-            origin: connection.read_parquet(paths).select(*SAMPLES.names)
-            for origin, paths in sorted(by_origin.items())
+            origin: ibis.union(*found) if len(found) > 1 else found[0] for origin, found in parts.items()
         }
         if len(tables) == 1:
             return next(iter(tables.values()))
@@ -206,25 +312,43 @@ class Lake:
         joined = union.join(first, key)
         return joined.filter(joined._origin == joined._first).select(*SAMPLES.names)  # noqa: SLF001 - the same
 
-    def _folders(self) -> Iterator[tuple[date, Path]]:
-        try:
-            entries = list(os.scandir(self.samples_dir))
-        except FileNotFoundError:
-            return
-        for entry in entries:
-            text = entry.name.removeprefix("day=")
-            try:
-                day = date.fromisoformat(text)
-            except ValueError:
-                continue
-            if entry.name == f"day={day.isoformat()}":
-                yield day, Path(entry.path)
 
-    @staticmethod
-    def _segments_in(day: date, folder: Path) -> Iterator[Segment]:
-        for path in folder.iterdir():
-            if _NAME.match(path.name):
-                yield Segment(path, day)
+def without_superseded(segments: Iterable[Segment]) -> list[Segment]:
+    """Leave out the segments for which a compacted one of the same day and journal stands; the order is kept.
+
+    Rolls of a journal are numbered upwards and the ranges of compacted segments are nested or apart, so a
+    segment whose range lies in a longer one has been merged into that.
+    """
+    given = list(segments)
+    reach: dict[tuple[date, str], int] = {}
+    live: set[str] = set()
+    for segment in sorted(given, key=lambda each: (each.first, -each.last, not each.is_compacted)):
+        place = segment.day, segment.origin
+        if segment.last > reach.get(place, -1):
+            reach[place] = segment.last
+            live.add(segment.key)
+    return [segment for segment in given if segment.key in live]
+
+
+def day_in(text: str) -> date | None:
+    """Return the day of a folder's name `day=YYYY-MM-DD`, or None."""
+    try:
+        day = date.fromisoformat(text.removeprefix("day="))
+    except ValueError:
+        return None
+    return day if text == f"day={day.isoformat()}" else None
+
+
+def stamped_schema(provenance: dict[str, str] | None) -> pa.Schema:
+    """Return the columns of a segment with what its footer says."""
+    facts = {
+        "schema": str(SCHEMA_VERSION),
+        "version": metadata.version("whitepanda"),
+        **(provenance or {}),
+    }
+    return SAMPLES.with_metadata(
+        {f"whitepanda.{key}".encode(): value.encode() for key, value in facts.items()}
+    )
 
 
 def day_of(unix_ns: int) -> date:
@@ -240,21 +364,19 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
         yield int(number), table if len(numbers) == 1 else table.filter(pa.array(days == number))
 
 
-class _SegmentFile:
-    """A segment on its way: written beside its place; `finish` flushes it and gives it its name.
+class SegmentFile:
+    """A segment on its way: written as a draft; `finish` makes it whole and gives it its name.
 
-    What is left without `finish` leaves nothing.
+    What is left without `finish` leaves nothing. Pages have checksums, which `whitepanda lake verify` looks at.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
-        self._unfinished = path.with_name(path.name + ".tmp")
-        self._new_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, segment: Segment, schema: pa.Schema) -> None:
+        self._segment = segment
+        self._unfinished = segment.objects.draft(segment.key)
         self._schema = schema
         self._file = self._unfinished.open("wb")
         try:
-            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")
+            self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
         except BaseException:
             self._discard()
             raise
@@ -268,21 +390,17 @@ class _SegmentFile:
         if not self._file.closed:
             with contextlib.suppress(OSError, pa.ArrowException):  # it writes a footer; the disk may be full
                 self._writer.close()
-            self._discard()
+        self._discard()
 
     def write(self, rows: pa.Table) -> None:
         """Append a row group."""
         self._writer.write_table(rows.cast(self._schema))
 
     def finish(self) -> None:
-        """Flush, rename, flush the folder (and its parents where they are new)."""
+        """Close the draft and publish it."""
         self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._unfinished.replace(self._path)
         self._file.close()
-        for folder in {self._path.parent, *(made.parent for made in self._new_folders)}:
-            sync_folder(folder)
+        self._segment.objects.publish(self._unfinished, self._segment.key)
 
     def _discard(self) -> None:
         with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ import pytest
 from central import engine
 from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection
-from central.lake import DAY_NS, Lake, segment_stem
+from central.lake import DAY_NS, Lake, LakeError, segment_stem
 from central.models import panda
 from central.schema import SAMPLES
 from central.versions import VersionStore
@@ -214,7 +214,7 @@ def test_a_failed_build_leaves_the_last_version(lake):
     broken = lake.samples_dir / "day=2026-11-02" / "central-0-0badcafe-000000000009.parquet"
     broken.parent.mkdir()
     broken.write_bytes(b"PAR1 this is no Parquet file PAR1")
-    with pytest.raises(Exception, match="Footer length"):
+    with pytest.raises(LakeError, match="is damaged"):
         builder.build_once()
     assert builder.current.version == 1
     assert "central-0-0badcafe-000000000009.parquet" in builder.last_error

@@ -1,0 +1,251 @@
+"""Whole objects under names: a folder, or a bucket of an object store by fsspec (`s3://bucket/prefix`).
+
+An object is there whole or not at all. `publish` replaces, `create` never does: of several callers one creates, in a
+folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from whitepanda.common.durable import sync_folder
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.private_files import create_beside
+
+__all__ = ["Bucket", "Entry", "Folder", "Objects", "open_objects"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An object as it is listed; `name` is relative to the root, with "/" between its parts."""
+
+    name: str
+    size_bytes: int
+    modified_unix_s: float
+
+
+class Objects(Protocol):
+    """Objects below a root. Every method raises OSError where the disk or the store fails."""
+
+    root: str
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the objects below `prefix`, in any order. None where there is nothing of that name."""
+
+    def read(self, name: str) -> bytes:
+        """Return an object's bytes; FileNotFoundError where there is none."""
+
+    def open(self, name: str) -> BinaryIO:
+        """Open an object to read from any place in it."""
+
+    def draft(self, name: str) -> Path:
+        """Return the path of a local file that is to be written and then published as `name`."""
+
+    def publish(self, draft: Path, name: str) -> None:
+        """Make a written draft the object `name`, whole and durable, in the place of an older one. The draft goes."""
+
+    def create(self, name: str, data: bytes) -> None:
+        """Create a small object; FileExistsError where there is one of that name."""
+
+    def remove(self, name: str) -> None:
+        """Delete an object; all is well where there is none."""
+
+    def local(self, name: str) -> Path:
+        """Return a local file with the object's bytes, not to be changed; see `drop_copies`."""
+
+    def drop_copies(self) -> None:
+        """Delete the copies that `local` made."""
+
+
+class Folder:
+    """Objects as files below a folder, which is made when it is needed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self._root = root
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet."""
+        for folder, _, names in os.walk(self._root / prefix):
+            for name in names:
+                if name.startswith(".") or name.endswith(".tmp"):
+                    continue
+                path = Path(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    facts = path.stat()
+                    yield Entry(path.relative_to(self._root).as_posix(), facts.st_size, facts.st_mtime)
+
+    def read(self, name: str) -> bytes:
+        """Read the file."""
+        return (self._root / name).read_bytes()
+
+    def open(self, name: str) -> BinaryIO:
+        """Open the file."""
+        return (self._root / name).open("rb")
+
+    def draft(self, name: str) -> Path:
+        """Return `name`.tmp beside its place; its folder is made."""
+        path = self._root / name
+        self._make(path.parent)
+        return path.with_name(path.name + ".tmp")
+
+    def publish(self, draft: Path, name: str) -> None:
+        """Flush, rename, flush the folder."""
+        path = self._root / name
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+        sync_folder(path.parent)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write beside, flush, link: unlike a rename a link never replaces, and nobody sees it half written."""
+        path = self._root / name
+        self._make(path.parent)
+        unfinished, file = create_beside(path)
+        try:
+            with file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+    def remove(self, name: str) -> None:
+        """Delete the file, and its folder if it was the last one there."""
+        path = self._root / name
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+    def local(self, name: str) -> Path:
+        """Return the file itself."""
+        return self._root / name
+
+    def drop_copies(self) -> None:
+        """There are none."""
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder and those above it; their names are on the disk when this returns."""
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in new:
+            sync_folder(each.parent)
+
+
+class Bucket:
+    """Objects of an object store that fsspec knows, by URL.
+
+    Args:
+        url: `s3://bucket/prefix`.
+        copies: folder for drafts and for copies of objects; a folder of its own in it is used and deleted at the end.
+        options: of the fsspec file system, such as `endpoint_url`. Credentials come from where the store's client
+            looks for them (environment, ~/.aws, the machine's role).
+
+    """
+
+    def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
+        try:
+            import fsspec  # noqa: PLC0415 - only lakes in an object store need it
+        except ImportError as error:
+            raise UnavailableError(f"lake {url}: fsspec is not installed; install whitepanda[s3]") from error
+        self.root = url.rstrip("/")
+        fixed = {"use_listings_cache": False, "skip_instance_cache": True}
+        with self._told("connect to", ""):
+            self._store: Any = fsspec.filesystem(url.partition("://")[0], **fixed, **(options or {}))
+        self._prefix = self.root.partition("://")[2]
+        if copies is not None:
+            copies.mkdir(parents=True, exist_ok=True)
+        self._copies_folder = tempfile.TemporaryDirectory(prefix=".objects-", dir=copies)
+        self._copies = Path(self._copies_folder.name)
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        """Yield what is listed below the prefix."""
+        with self._told("list", prefix):
+            found = self._store.find(f"{self._prefix}/{prefix}", detail=True)
+        for path, facts in found.items():
+            modified = facts["LastModified"].timestamp()
+            yield Entry(path[len(self._prefix) + 1 :], int(facts["size"]), modified)
+
+    def read(self, name: str) -> bytes:
+        """GET."""
+        with self._told("read", name):
+            return bytes(self._store.cat_file(self._path(name)))
+
+    def open(self, name: str) -> BinaryIO:
+        """GETs of ranges."""
+        with self._told("open", name):
+            return cast("BinaryIO", self._store.open(self._path(name), "rb", block_size=1 << 20))
+
+    def draft(self, name: str) -> Path:
+        """Return a file in the folder of copies."""
+        path = self._copies / "drafts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def publish(self, draft: Path, name: str) -> None:
+        """PUT; a large object goes in parts and appears when it is complete."""
+        with self._told("write", name):
+            self._store.put_file(str(draft), self._path(name))
+        draft.unlink()
+
+    def create(self, name: str, data: bytes) -> None:
+        """PUT with If-None-Match: *."""
+        with self._told("create", name):
+            self._store.pipe_file(self._path(name), data, mode="create")
+
+    def remove(self, name: str) -> None:
+        """DELETE."""
+        with contextlib.suppress(FileNotFoundError), self._told("delete", name):
+            self._store.rm_file(self._path(name))
+
+    def local(self, name: str) -> Path:
+        """GET into the folder of copies, once."""
+        path = self._copies / "copies" / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_name(path.name + ".part")
+            with self._told("read", name):
+                self._store.get_file(self._path(name), str(unfinished))
+            unfinished.replace(path)
+        return path
+
+    def drop_copies(self) -> None:
+        """Delete them all."""
+        shutil.rmtree(self._copies / "copies", ignore_errors=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._prefix}/{name}"
+
+    @contextlib.contextmanager
+    def _told(self, what: str, name: str) -> Iterator[None]:
+        """Errors of the store's client are OSErrors of one line; those that say something stay what they are."""
+        try:
+            yield
+        except (FileNotFoundError, FileExistsError):
+            raise
+        except Exception as error:
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise OSError(f"cannot {what} {self.root}/{name}: {line}") from error
+
+
+def open_objects(
+    root: Path | str, copies: Path | None = None, options: dict[str, Any] | None = None
+) -> Objects:
+    """Return the objects below a folder or, where `root` is a URL, in an object store.
+
+    Raises:
+        UnavailableError: the store's client is not installed.
+        OSError: it cannot be set up.
+
+    """
+    text = str(root)
+    return Bucket(text, copies, options) if "://" in text else Folder(Path(text))
