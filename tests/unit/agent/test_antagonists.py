@@ -1,5 +1,7 @@
 """PANDA's equations by hand-computed numbers, and what holds for all numbers."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from agent.analysis.antagonists import (
     MIN_HISTORY_SLOTS,
     CpiStatistics,
     RankedSuspect,
+    RobustLogCpi,
     SlotState,
     Suspect,
     TaskSlot,
@@ -222,3 +225,9 @@ def test_ranking_keeps_all_suspects_and_descends(found):
 def test_threshold_is_at_least_the_floor_and_at_most_the_largest(history, percentile, floor):
     threshold = mn_cpi_threshold(history, percentile, floor)
     assert floor <= threshold <= max([floor, *history])
+
+
+def test_robust_n_cpi_is_that_of_centrals_own_method():
+    statistics = CpiStatistics(1.0, 0.5, 100, RobustLogCpi(math.log(1.2), 0.1))
+    values = [n_cpi(cpi, statistics) for cpi in (1.2, 1.2 * math.exp(0.25), 9.0, 0.1)]
+    assert values == pytest.approx([0.0, 2.5, 3.0, -3.0])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.analysis.antagonists import CpiStatistics
+from agent.analysis.antagonists import CpiStatistics, RobustLogCpi
 from agent.coefficients import Coefficient, CoefficientStore
 from whitepanda.v1 import agent_pb2
 
@@ -255,3 +255,42 @@ def test_the_file_is_plain_json(store, tmp_path):
     text = Path(tmp_path / "state" / "coefficients.json").read_text()
     assert '"version":7' in text
     assert '"standard_error":null' in text
+
+
+def test_tags_are_kept_with_the_rows_that_they_stand_for(store, tmp_path):
+    first = update(7, jobs=("web", "db", "old"))
+    first.tags.extend(
+        agent_pb2.JobTag(job=job, tag=tag) for job, tag in (("web", 1), ("db", 2), ("old", 2**64 - 1))
+    )
+    store.apply(first)
+    delta = update(8, full=False, jobs=("db",), removed=("web",))
+    delta.tags.add(job="db", tag=5)
+    store.apply(delta)
+    for held in (store, CoefficientStore(tmp_path / "state" / "coefficients.json")):
+        assert {row.job: row.tag for row in held.held_tags} == {"db": 5, "old": 2**64 - 1}
+    store.apply(
+        update(9, full=False, jobs=("db",))
+    )  # a central without tags: nobody knows what these rows are
+    assert [row.job for row in store.held_tags] == ["old"]
+    store.apply(update(10))
+    assert store.held_tags == ()
+
+
+def test_a_tag_replaces_all_rows_of_its_job(store):
+    store.apply(update(7, jobs=("web", "db")))
+    store.apply(
+        agent_pb2.CoefficientUpdate(version=8, slot_ns=SLOT, tags=[agent_pb2.JobTag(job="web", tag=3)])
+    )
+    assert store.jobs == {"db"}
+
+
+def test_robust_statistics_and_the_method_are_kept(store, tmp_path):
+    sent = update(7)
+    sent.statistics[0].location_log_cpi, sent.statistics[0].scale_log_cpi = -0.25, 0.125
+    sent.coefficients[0].method = "whitepanda"
+    store.apply(sent)
+    for held in (store, CoefficientStore(tmp_path / "state" / "coefficients.json")):
+        assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(
+            1.2, 0.35, 100, RobustLogCpi(-0.25, 0.125)
+        )
+        assert held.coefficient("web", NOW) == Coefficient(0.5, 90, None, "whitepanda")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.coefficients import CoefficientStore
 from central import publish
@@ -150,7 +155,7 @@ async def test_a_host_that_connects_gets_its_part(fleet):
     # it reports the version that it took: nothing more is due
     fleet.registry.update(stream, coefficient_version=1)
     assert await received(stream) == []
-    # a new stream of the same host starts from nothing, whatever it claims to hold
+    # an agent that does not say which rows it holds gets all of them, whatever version it claims
     again = fleet.host("h", "web", coefficient_version=1)
     (update,) = await received(again)
     assert update.full
@@ -240,3 +245,126 @@ async def test_many_hosts_do_not_hold_up_the_loop(fleet):
         await asyncio.sleep(0)
     task.cancel()
     assert turns >= 200 // 32
+
+
+THREE = version(
+    3, [("db", "intel", 1.0), ("web", "intel", 2.5)], [("batch", 0.5), ("db", 0.1), ("web", -0.1)]
+)
+
+
+def connect(fleet, store, *jobs, **more) -> HostStream:
+    """Connect as an agent with this store does: `ingest` takes these from its Hello."""
+    held = {row.job: row.tag for row in store.held_tags}
+    return fleet.host("h", *jobs, coefficient_version=store.version, held_tags=held, **more)
+
+
+async def exchanged(fleet, store, *jobs) -> list[agent_pb2.CoefficientUpdate]:
+    """Connect, and apply what comes."""
+    updates = await received(connect(fleet, store, *jobs))
+    assert all(store.apply(update) for update in updates)
+    return updates
+
+
+async def test_a_new_version_brings_only_the_rows_that_changed(fleet):
+    fleet.built(ONE)
+    stream = fleet.host("h", "db", "web", "batch")
+    await received(stream)
+    fleet.built(THREE)
+    (update,) = await received(stream)
+    assert (update.version, update.full, list(update.removed_jobs)) == (3, False, [])
+    assert content(update) == ([("web", "intel", 2.5)], [("web", -0.1)])
+
+
+async def test_an_agent_that_was_away_catches_up_in_one_exchange(fleet, tmp_path):
+    path = tmp_path / "coefficients.json"
+    fleet.built(ONE)
+    assert len(await exchanged(fleet, CoefficientStore(path), "db", "web", "batch")) == 1
+    store = CoefficientStore(path)  # after a restart
+    assert await exchanged(fleet, store, "db", "web", "batch") == []
+    for number in (5, 6):  # versions that it never sees
+        fleet.built(version(number, [("web", "intel", number)], []))
+    fleet.built(version(7, [("db", "intel", 1.0), ("web", "intel", 2.5)], [("batch", 0.5), ("db", 0.1)]))
+    (update,) = await exchanged(fleet, store, "db", "web", "new")
+    assert (update.version, update.full, list(update.removed_jobs)) == (7, False, ["batch"])
+    assert content(update) == ([("web", "intel", 2.5)], [])
+    assert (store.version, store.jobs) == (7, {"db", "web"})
+    assert store.coefficient("web", 2_000) is None  # it has none any more
+    assert store.statistics("db", "intel", 2_000).mean == 1.0
+    assert await exchanged(fleet, store, "db", "web", "new") == []
+
+
+async def test_a_version_that_changes_nothing_of_a_host_renews_its_time_to_live(fleet, tmp_path):
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    fleet.built(ONE)
+    stream = connect(fleet, store, "db")
+    assert store.apply((await received(stream))[0])
+    fleet.built(THREE)
+    (update,) = await received(stream)
+    assert (update.full, content(update), len(update.tags)) == (False, ([], []), 0)
+    assert store.apply(update)
+    assert (store.version, store.created_unix_ns, store.jobs) == (3, 1_003, {"db"})
+
+
+async def test_slots_of_another_length_replace_all(fleet, tmp_path):
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    fleet.built(ONE)
+    await exchanged(fleet, store, "db", "web")
+    other = version(2, [("db", "intel", 1.0), ("web", "intel", 2.0)], [("db", 0.1), ("web", -0.1)])
+    other.manifest = msgspec.structs.replace(other.manifest, slot_s=60.0)
+    fleet.built(other)
+    (update,) = await exchanged(fleet, store, "db", "web")
+    assert (update.full, len(update.statistics), store.slot_ns) == (True, 2, 60 * 10**9)
+
+
+async def test_a_version_that_goes_back_is_sent_in_full(fleet, tmp_path):
+    """Central lost its lake: the agent takes a lower version in full only."""
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    lost = version(9, [("db", "intel", 1.0), ("web", "intel", 2.0)], [])
+    lost.manifest = msgspec.structs.replace(lost.manifest, created_unix_ns=500)
+    fleet.built(lost)
+    await exchanged(fleet, store, "db", "web")
+    fleet.built(version(1, [("db", "intel", 1.0)], []))
+    (update,) = await exchanged(fleet, store, "db", "web")
+    assert (update.version, update.full, store.version, store.jobs) == (1, True, 1, {"db"})
+
+
+async def test_a_host_whose_known_jobs_all_left_forgets_them(fleet, tmp_path):
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    fleet.built(ONE)
+    await exchanged(fleet, store, "db")
+    (update,) = await exchanged(fleet, store, "unheard-of")
+    assert (update.full, content(update), store.jobs) == (True, ([], []), frozenset())
+
+
+async def test_agents_of_protocol_1_get_no_tags(fleet):
+    fleet.built(ONE)
+    (update,) = await received(fleet.host("old", "db", protocol_version=1))
+    assert (update.full, len(update.statistics), len(update.tags)) == (True, 1, 0)
+
+
+HELD = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
+
+
+@given(st.lists(st.tuples(HELD, st.sets(st.sampled_from("abcd")), st.booleans()), max_size=6))
+def test_whatever_happened_an_exchange_leaves_just_the_rows_of_the_jobs_that_run(steps):
+    """Any versions, missed or not, any jobs; an answer may be lost on its way."""
+
+    async def scenario(store: CoefficientStore) -> None:
+        made = Fleet()
+        task = asyncio.create_task(made.publisher.run())
+        for number, (means, jobs, is_lost) in enumerate([*steps, ({"a": 1, "b": 2}, {"a", "c"}, False)], 1):
+            made.built(
+                version(number, [(job, "intel", float(mean)) for job, mean in sorted(means.items())], [])
+            )
+            updates = await received(connect(made, store, *jobs))
+            if is_lost:
+                continue
+            assert all(store.apply(update) for update in updates)
+            expected = {job: float(mean) for job, mean in means.items() if job in jobs}
+            assert {job: store.statistics(job, "intel", 2_000).mean for job in store.jobs} == expected
+            assert store.version == number or not (expected or store.version)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(scenario(CoefficientStore(Path(folder) / "coefficients.json")))
