@@ -454,9 +454,13 @@ def _part(data: Mapping[str, Any], method: str, width: int) -> SubModel:
     intervals = None if data["intervals"] is None else Intervals.from_json(data["intervals"])
     scatter = data.get("scatter")  # models of before have none
     if scatter is not None:
-        scatter = Scatter(number(scatter, "factor", (0, TERM[1])), number(scatter, "quiet", (0, TERM[1])))
+        scatter = _at("scatter", _scatter, scatter)
     name = method if level is None else f"{method} {behaviour} {level:.0%}"
     return SubModel(name, behaviour, level, estimator, intervals, uses, ranges, scatter)
+
+
+def _scatter(data: Mapping[str, Any]) -> Scatter:
+    return Scatter(number(data, "factor", (0, TERM[1])), number(data, "quiet", (0, TERM[1])))
 
 
 def _range(data: Mapping[str, Any]) -> Range:
