@@ -21,6 +21,8 @@ from grpc_reflection.v1alpha import reflection
 from central.api.fleet import Fleet
 from central.builds import Builder
 from central.config import CentralConfig
+from central.incident_store import IncidentStore
+from central.incidents import IncidentRecorder
 from central.ingest import Ingest
 from central.journal import Journal
 from central.lake import Lake
@@ -70,8 +72,9 @@ class Central:
             self._log.warning("agents may not accept this certificate", problem=doubt)
         state = Path(config.central.state_dir)
         _make_writable(state, "central.state_dir")
-        self.lake = Lake(config.central.lake_dir or state / "lake")
-        _make_writable(self.lake.root, "central.lake_dir")
+        self.lake = Lake(config.central.lake_dir or state / "lake", copies=state)
+        if self.lake.is_folder:
+            _make_writable(self.lake.root, "central.lake_dir")
         self.journal = Journal(
             state,
             replica=config.central.replica,
@@ -80,9 +83,19 @@ class Central:
         )
         self.journal.start()
         try:
+            self.incidents = await asyncio.to_thread(IncidentStore, config.incidents.url, state)
+            self.recorder = IncidentRecorder(
+                config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s
+            )
             self.ingest = Ingest(config, self.journal, self.registry)
             self.roller = Roller(config.ingest, self.journal, self.lake)
-            self.builder = Builder(config.build, self.lake, first_look_s=config.ingest.roll_interval_s)
+            self.builder = Builder(
+                config.build,
+                self.lake,
+                first_look_s=config.ingest.roll_interval_s,
+                holder=config.central.replica,
+                state_dir=None if self.lake.is_folder else state / "state",
+            )
             self.publisher = Publisher(
                 self.registry,
                 self.builder,
@@ -98,6 +111,7 @@ class Central:
         self._spawn(self.roller.run(), "rolls")
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
+        self._spawn(self.recorder.run(), "incidents")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
         self._log.info(
@@ -113,6 +127,7 @@ class Central:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.journal.close()
+        self.incidents.close()
 
     async def wait(self) -> None:
         """Return never, unless a part of central ends, which it must not.
@@ -159,7 +174,12 @@ class Central:
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self.ingest.handler(),))
         fleet = Fleet(
-            self.journal, self.registry, self.lake, self.builder, operators=config.central.operators
+            self.journal,
+            self.registry,
+            self.lake,
+            self.builder,
+            self.incidents,
+            operators=config.central.operators,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

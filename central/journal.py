@@ -30,6 +30,7 @@ from central.journal_tables import (
     PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
+    TRIGGERS_SCHEMA,
     EventRow,
     Group,
     HostRecord,
@@ -41,12 +42,14 @@ from central.journal_tables import (
     read_events,
     read_hosts,
     read_stats,
+    read_triggers,
     unpack,
     upgrade,
     write_group,
 )
 from central.lake import segment_stem
 from central.ranges import SequenceRanges
+from central.triggers import TriggerRow
 from central.validate import StoredBatch
 from whitepanda.common import log
 from whitepanda.common.durable import sync_folder
@@ -96,6 +99,7 @@ class Journal:
         self._seen: dict[str, tuple[int, int]] = {}  # accepted rows, when, that `_hosts` does not know yet
         self.failure = ""  # why the last commit failed; "" while all is well
         self.fatal: asyncio.Future[str] | None = None  # set where the journal cannot go on
+        self.has_triggers = asyncio.Event()  # set when reports of contention came; who reads them clears it
         self.on_failure: list[Callable[[str], None]] = []  # called on the loop when `failure` comes or goes
         self._commit_interval_s = commit_interval_s
         self._max_events = max_events
@@ -212,6 +216,20 @@ class Journal:
         finally:
             connection.close()
 
+    def read_triggers(self, limit: int) -> list[tuple[int, TriggerRow]]:
+        """Return the oldest reports of contention that wait for incident history, with their ids. For any thread."""
+        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+        try:
+            return read_triggers(connection, limit)
+        finally:
+            connection.close()
+
+    async def forget_triggers(self, last: int) -> None:
+        """Forget the reports up to an id: incident history has them."""
+        await self._call(
+            lambda connection: connection.execute("DELETE FROM triggers WHERE id <= ?", (last,)).rowcount
+        )
+
     # The writer's thread, and what it is made of.
 
     def _open(self) -> sqlite3.Connection:
@@ -255,7 +273,7 @@ class Journal:
                 f"journal {self.path} has schema {meta.get('schema')}, this central knows {SCHEMA_VERSION}: "
                 "run the version of whitepanda that made it"
             )
-        connection.executescript(EVENTS_SCHEMA)
+        connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA)
         self.stats = read_stats(connection)
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
@@ -362,6 +380,7 @@ class Journal:
         for reason, count in item.rejected_events.items():
             group.rejections[item.host, "event", reason] += count
         group.events.extend(item.events)
+        group.triggers.extend(item.triggers)
         group.counters["accepted_batches"] += 1
         group.counters["accepted_rows"] += item.accepted_rows
         rows, _ = group.seen.get(item.host, (0, 0))
@@ -431,6 +450,8 @@ class Journal:
         stats.accepted_rows += group.counters["accepted_rows"]
         stats.duplicate_batches += group.counters["duplicate_batches"]
         stats.accepted_events += len(group.events)
+        if group.triggers:
+            self.has_triggers.set()
         stats.journal_batches += len(group.new)
         stats.journal_rows += sum(item.accepted_rows for item in group.new)
         for (_, kind, reason), count in group.rejections.items():

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from central.triggers import TriggerRow
 from central.validate import StoredBatch
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "PACKS_SCHEMA",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "TRIGGERS_SCHEMA",
     "EventRow",
     "Group",
     "HostRecord",
@@ -31,6 +33,7 @@ __all__ = [
     "read_events",
     "read_hosts",
     "read_stats",
+    "read_triggers",
     "unpack",
     "unpack_kept",
     "upgrade",
@@ -78,6 +81,15 @@ CREATE TABLE IF NOT EXISTS events (
     host TEXT NOT NULL, received_unix_ns INTEGER NOT NULL, unix_ns INTEGER NOT NULL,
     vm TEXT NOT NULL, name TEXT NOT NULL, behaviour INTEGER NOT NULL, before INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
+);
+"""
+#: Reports of contention on their way into incident history, which may be on another machine. Made where missing.
+TRIGGERS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS triggers (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    host TEXT NOT NULL, spool_id TEXT NOT NULL, sequence INTEGER NOT NULL, number INTEGER NOT NULL,
+    machine TEXT NOT NULL, unix_ns INTEGER NOT NULL,
+    payload BLOB NOT NULL   -- the agent's Trigger as it came
 );
 """
 
@@ -166,6 +178,7 @@ class Submission:
     refused: str = ""
     events: tuple[EventRow, ...] = ()
     rejected_events: dict[str, int] = field(default_factory=dict)
+    triggers: tuple[TriggerRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +204,7 @@ class Group:
 
     new: list[Submission] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
+    triggers: list[TriggerRow] = field(default_factory=list)
     outcomes: list[tuple[Submission, bool]] = field(default_factory=list)
     hosts: dict[str, HostRecord] = field(default_factory=dict)
     seen: dict[str, tuple[int, int]] = field(
@@ -211,6 +225,7 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -
             [astuple(event) for event in group.events],
         )
         connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (max_events,))
+    _write_triggers(connection, group, max_events)
     _insert_many(connection, "packs (batches, accepted_rows, contents, payload)", 4, _packs(group.new))
     connection.executemany(
         "DELETE FROM received WHERE host = ? AND spool_id = ? AND first = ?", group.deletes
@@ -227,6 +242,22 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -
     seen = [(host, rows, seen) for host, (rows, seen) in group.seen.items()]
     change = "accepted_rows = accepted_rows + excluded.accepted_rows, last_seen_unix_ns = excluded.last_seen_unix_ns"
     _insert_many(connection, "seen", 3, seen, f"UPDATE SET {change}")
+
+
+def _write_triggers(connection: sqlite3.Connection, group: Group, max_waiting: int) -> None:
+    """Keep reports until incident history has them; should it be away for so long, the oldest go, counted."""
+    if not group.triggers:
+        return
+    connection.executemany(
+        "INSERT INTO triggers (host, spool_id, sequence, number, machine, unix_ns, payload)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [astuple(trigger) for trigger in group.triggers],
+    )
+    gone = connection.execute(
+        "DELETE FROM triggers WHERE id <= (SELECT max(id) FROM triggers) - ?", (max_waiting,)
+    ).rowcount
+    if gone:
+        group.rejections["", "event", "trigger_backlog_full"] += gone
 
 
 def _insert_many(
@@ -393,6 +424,15 @@ def read_events(
         },
     )
     return [(number, EventRow(*row)) for number, *row in found]
+
+
+def read_triggers(connection: sqlite3.Connection, limit: int) -> list[tuple[int, TriggerRow]]:
+    """Return the oldest reports that wait for incident history, each with its id."""
+    found = connection.execute(
+        "SELECT id, host, spool_id, sequence, number, machine, unix_ns, payload FROM triggers ORDER BY id LIMIT ?",
+        (limit,),
+    )
+    return [(number, TriggerRow(*row)) for number, *row in found]
 
 
 def read_hosts(connection: sqlite3.Connection) -> dict[str, HostRecord]:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import grpc
-import grpc.aio
 import msgspec
 import pyarrow as pa
 
+from central.api.incidents import IncidentQueries
+from central.api.paging import MAX_PAGE_SIZE, Context, Page, Token, abort, encode, read_page
 from central.builds import Builder
+from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
 from central.lake import Lake
 from central.streams import StreamRegistry
@@ -27,32 +26,12 @@ from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
 
-MAX_PAGE_SIZE = 1000
-_PAGE_SIZE = 100
-_MAX_OFFSET = 2**53
 _MAX_INT64 = 2**63 - 1
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Row = TypeVar("Row")
 
 
-class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Where the next page begins: in which list, of which version, after how many rows or which host."""
-
-    method: str
-    job: str
-    version: int
-    offset: int
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    size: int
-    token: _Token
-
-
-class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
+class Fleet(IncidentQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
     """The service `whitepanda.v1.Fleet`.
 
     Lists are in a stable order. A page token stays good while versions come: its pages are of the version
@@ -63,6 +42,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         registry: which hosts are connected.
         lake: how much there is.
         builder: the version in force, and how the last build went.
+        incidents: their history.
         operators: certificate names that may ask.
 
     """
@@ -73,6 +53,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         registry: StreamRegistry,
         lake: Lake,
         builder: Builder,
+        incidents: IncidentStore,
         *,
         operators: tuple[str, ...],
         clock_unix_ns: Callable[[], int] = time.time_ns,
@@ -81,6 +62,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self._registry = registry
         self._lake = lake
         self._builder = builder
+        self._incidents = incidents
         self._operators = frozenset(operators)
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
@@ -90,7 +72,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self, _request: fleet_pb2.GetFleetStatusRequest, context: Context
     ) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
-        await self._check_operator(context)
+        await self.check_operator(context)
         segments, rows = await asyncio.to_thread(self._lake_totals)
         stats, built = self._journal.stats, self._builder.current
         return fleet_pb2.FleetStatus(
@@ -120,15 +102,15 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self, request: fleet_pb2.ListHostsRequest, context: Context
     ) -> fleet_pb2.ListHostsResponse:
         """Every host that ever connected, by name."""
-        await self._check_operator(context)
-        page = await _page(request, "hosts", "", context)
+        await self.check_operator(context)
+        page = await read_page(request, "hosts", "", context)
         names = sorted(
             name for name in self._journal.hosts if not page.token.after or name > page.token.after
         )
         shown = names[: page.size]
         token = ""
         if len(names) > page.size:
-            token = _encode(_Token("hosts", "", 0, 0, shown[-1]))
+            token = encode(Token("hosts", "", 0, 0, shown[-1]))
         return fleet_pb2.ListHostsResponse(
             hosts=[self._summary(self._journal.hosts[name]) for name in shown], next_page_token=token
         )
@@ -137,8 +119,8 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self, request: fleet_pb2.ListJobStatisticsRequest, context: Context
     ) -> fleet_pb2.ListJobStatisticsResponse:
         """CPI statistics by job and platform; of one job where the request names one."""
-        await self._check_operator(context)
-        page = await _page(request, "statistics", request.job, context)
+        await self.check_operator(context)
+        page = await read_page(request, "statistics", request.job, context)
         built = await self._version(page, context)
         if built is None:
             return fleet_pb2.ListJobStatisticsResponse()
@@ -155,8 +137,8 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self, request: fleet_pb2.ListCoefficientsRequest, context: Context
     ) -> fleet_pb2.ListCoefficientsResponse:
         """Coefficients, the largest first; of one job where the request names one."""
-        await self._check_operator(context)
-        page = await _page(request, "coefficients", request.job, context)
+        await self.check_operator(context)
+        page = await read_page(request, "coefficients", request.job, context)
         built = await self._version(page, context)
         if built is None:
             return fleet_pb2.ListCoefficientsResponse()
@@ -174,7 +156,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         self, request: fleet_pb2.ListEventsRequest, context: Context
     ) -> fleet_pb2.ListEventsResponse:
         """What hosts report of their VMs, the last that came first."""
-        await self._check_operator(context)
+        await self.check_operator(context)
         wanted = {
             "host": request.host,
             "vm": request.vm,
@@ -182,7 +164,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             "since_unix_ns": min(request.since_unix_ns, _MAX_INT64),
             "until_unix_ns": min(request.until_unix_ns or _MAX_INT64, _MAX_INT64),
         }
-        page = await _page(request, "events", repr(sorted(wanted.items())), context)
+        page = await read_page(request, "events", repr(sorted(wanted.items())), context)
         before = page.token.offset or _MAX_INT64
         found = await asyncio.to_thread(
             self._journal.read_events, before_id=before, limit=page.size + 1, **wanted
@@ -190,7 +172,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         shown = found[: page.size]
         token = ""
         if len(found) > page.size:
-            token = _encode(msgspec.structs.replace(page.token, offset=shown[-1][0]))
+            token = encode(msgspec.structs.replace(page.token, offset=shown[-1][0]))
         return fleet_pb2.ListEventsResponse(
             events=[
                 fleet_pb2.FleetEvent(
@@ -203,17 +185,18 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
             next_page_token=token,
         )
 
-    async def _check_operator(self, context: Context) -> None:
+    async def check_operator(self, context: Context) -> None:
+        """End the call unless an operator's certificate asks."""
         names = peer_names(context)
         if not names & self._operators:
             shown = ", ".join(sorted(names)) or "none"
-            await _abort(
+            await abort(
                 context,
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"only operators may ask; none of this certificate's names ({shown}) is in central.operators",
             )
 
-    async def _version(self, page: _Page, context: Context) -> BuiltVersion | None:
+    async def _version(self, page: Page, context: Context) -> BuiltVersion | None:
         """Return the version that the page is of: the one in force on a first page."""
         current, wanted = self._builder.current, page.token.version
         if not wanted or (current and current.version == wanted):
@@ -224,7 +207,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
                 older = await asyncio.to_thread(self._builder.versions.read, wanted)
             except (OSError, pa.ArrowException, msgspec.MsgspecError):
                 message = f"version {wanted} is no longer kept; begin again without page_token"
-                await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+                await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
             self._older = older
         return older
 
@@ -256,45 +239,16 @@ class Fleet(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated cod
         )
 
 
-async def _page(request: Any, method: str, job: str, context: Context) -> _Page:
-    """Check a request's page_size and page_token."""
-    if request.page_size > MAX_PAGE_SIZE:
-        message = f"page_size must be at most {MAX_PAGE_SIZE} (value {request.page_size})"
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-    token = _Token(method, job, 0, 0, "")
-    if request.page_token:
-        try:
-            token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=_Token)
-        except (binascii.Error, ValueError, msgspec.MsgspecError):
-            token = _Token("", "", 0, 0, "")
-        if (token.method, token.job) != (method, job) or not 0 <= token.offset <= _MAX_OFFSET:
-            shown = request.page_token[:40]
-            message = (
-                f"page_token is not one of this request's pages (value {shown!r}); begin again without it"
-            )
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-    return _Page(request.page_size or _PAGE_SIZE, token)
-
-
-def _cut(rows: list[Row], page: _Page) -> tuple[list[Row], int]:
-    return rows[page.token.offset : page.token.offset + page.size], len(rows)
-
-
-def _next(page: _Page, built: BuiltVersion, total: int) -> str:
+def _next(page: Page, built: BuiltVersion, total: int) -> str:
     offset = page.token.offset + page.size
     if offset >= total:
         return ""
-    return _encode(msgspec.structs.replace(page.token, version=built.version, offset=offset))
+    return encode(msgspec.structs.replace(page.token, version=built.version, offset=offset))
 
 
-def _encode(token: _Token) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode()
+def _cut(rows: list[Row], page: Page) -> tuple[list[Row], int]:
+    return rows[page.token.offset : page.token.offset + page.size], len(rows)
 
 
 def _counts(counts: Mapping[str, int]) -> list[agent_pb2.RejectedRows]:
     return [agent_pb2.RejectedRows(reason=reason, count=count) for reason, count in sorted(counts.items())]
-
-
-async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    await context.abort(code, message)
-    raise AssertionError("abort raises")

@@ -18,6 +18,7 @@ from central.api.fleet import Fleet
 from central.builds import Builder, LeftOut
 from central.cli import antagonists
 from central.config import BuildSection
+from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
 from central.journal_tables import EventRow, Submission
 from central.lake import Lake, segment_stem
@@ -76,6 +77,7 @@ class Served:
         self.lake = Lake(tmp_path / "lake")
         self.journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001)
         self.registry = StreamRegistry()
+        self.incidents = IncidentStore("", tmp_path)
         self.builder = Builder(BuildSection(), self.lake)
         self.port = 0
         self._server = grpc.aio.server()
@@ -86,6 +88,7 @@ class Served:
             self.registry,
             self.lake,
             self.builder,
+            self.incidents,
             operators=("operator",),
             clock_unix_ns=lambda: 77,
         )
@@ -98,6 +101,7 @@ class Served:
     async def stop(self) -> None:
         await self._server.stop(None)
         await self.journal.close()
+        self.incidents.close()
 
     async def ask(self, method, request, name="operator"):
         files: TlsFiles = self.certificates[name]

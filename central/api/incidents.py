@@ -1,0 +1,178 @@
+"""The fleet API's part on incidents: lists, one with its evidence, suspected jobs, and a VM's history."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import grpc
+
+from central.api.paging import Context, Token, abort, encode, read_page
+from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
+from central.journal import Journal
+from central.lake import Lake, day_of
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+__all__ = ["IncidentQueries"]
+
+_FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
+_MAX_INT64 = 2**63 - 1
+_HOUR_NS = 3600 * 10**9
+_DAY_NS = 24 * _HOUR_NS
+_MAX_WINDOWS = 10_000
+_WINDOWS = 1000
+_MAX_LISTED = 1000  # events and incidents of a VM's history
+_LONGEST_WINDOW = timedelta(days=1)
+_ENGINE = {"threads": 1, "memory_limit": "256MiB"}
+
+Answer = TypeVar("Answer")
+
+
+class IncidentQueries:
+    """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
+
+    _incidents: IncidentStore
+    _journal: Journal
+    _lake: Lake
+    check_operator: Callable[[Context], Awaitable[None]]
+
+    async def ListIncidents(  # noqa: N802 - the name in fleet.proto
+        self, request: fleet_pb2.ListIncidentsRequest, context: Context
+    ) -> fleet_pb2.ListIncidentsResponse:
+        """Contention that hosts reported, the last that began first."""
+        await self.check_operator(context)
+        query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
+        page = await read_page(request, "incidents", repr(query), context)
+        after: Place | None = None
+        if request.page_token:
+            after = (page.token.offset, page.token.version)
+        found = await _ask(context, self._incidents.find, query, limit=page.size + 1, after=after)
+        shown = found[: page.size]
+        token = ""
+        if len(found) > page.size:
+            last = shown[-1]
+            token = encode(Token("incidents", repr(query), last.id, last.first_unix_ns, ""))
+        return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
+
+    async def GetIncident(  # noqa: N802 - the name in fleet.proto
+        self, request: fleet_pb2.GetIncidentRequest, context: Context
+    ) -> fleet_pb2.IncidentDetail:
+        """One incident with its evidence, and how often its suspect was one elsewhere."""
+        await self.check_operator(context)
+        found = await _ask(context, self._incidents.get, min(request.id, _MAX_INT64))
+        if found is None:
+            message = (
+                f"no incident {request.id}; it was forgotten, became part of an earlier one, or never was"
+            )
+            await abort(context, grpc.StatusCode.NOT_FOUND, message)
+        return found
+
+    async def ListSuspectJobs(  # noqa: N802 - the name in fleet.proto
+        self, request: fleet_pb2.ListSuspectJobsRequest, context: Context
+    ) -> fleet_pb2.ListSuspectJobsResponse:
+        """Jobs that were suspected first, by name: how often, and on how many hosts."""
+        await self.check_operator(context)
+        page = await read_page(request, "suspect_jobs", request.job, context)
+        found = await _ask(
+            context,
+            self._incidents.suspect_jobs,
+            limit=page.size + 1,
+            after=page.token.after,
+            job=request.job,
+        )
+        shown = found[: page.size]
+        token = ""
+        if len(found) > page.size:
+            token = encode(Token("suspect_jobs", request.job, 0, 0, shown[-1].job))
+        return fleet_pb2.ListSuspectJobsResponse(jobs=shown, next_page_token=token)
+
+    async def GetVmHistory(  # noqa: N802 - the name in fleet.proto
+        self, request: fleet_pb2.GetVmHistoryRequest, context: Context
+    ) -> fleet_pb2.VmHistory:
+        """Windows, events and incidents of a VM over at most a day."""
+        await self.check_operator(context)
+        until = min(request.until_unix_ns or time.time_ns(), _MAX_INT64)
+        since = request.since_unix_ns or max(0, until - _HOUR_NS)
+        limit = request.max_windows or _WINDOWS
+        problem = ""
+        if not request.vm:
+            problem = "vm is missing: name the VM's UUID"
+        elif limit > _MAX_WINDOWS:
+            problem = f"max_windows must be at most {_MAX_WINDOWS} (value {limit})"
+        elif not 0 <= until - since <= _DAY_NS:
+            problem = (
+                "until_unix_ns must be after since_unix_ns and at most a day later "
+                f"(value {(until - since) / 1e9:.0f} s)"
+            )
+        if problem:
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
+        query = IncidentQuery(vm=request.vm, since_unix_ns=since, until_unix_ns=until)
+        incidents = await _ask(context, self._incidents.find, query, limit=_MAX_LISTED)
+        events = await asyncio.to_thread(
+            self._journal.read_events,
+            before_id=_MAX_INT64,
+            limit=_MAX_LISTED,
+            vm=request.vm,
+            since_unix_ns=since,
+            until_unix_ns=until,
+        )
+        windows = await asyncio.to_thread(_windows, self._lake, request.vm, since, until, limit + 1)
+        return fleet_pb2.VmHistory(
+            vm=request.vm,
+            windows=windows[-limit:],
+            windows_left_out=len(windows) > limit,
+            events=[
+                fleet_pb2.FleetEvent(
+                    host=row.host,
+                    received_unix_ns=row.received_unix_ns,
+                    event=agent_pb2.VmEvent.FromString(row.payload),
+                )
+                for _, row in events
+            ],
+            incidents=incidents,
+        )
+
+
+async def _ask(context: Context, question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+    """Ask incident history in a thread."""
+    try:
+        return await asyncio.to_thread(question, *arguments, **named)
+    except StoreError as error:
+        message = f"incident history does not answer: {error}; is its database up?"
+        await abort(context, grpc.StatusCode.UNAVAILABLE, message)
+
+
+def _windows(lake: Lake, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
+    """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once."""
+    import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
+
+    day, last = day_of(since), day_of(max(since, until - 1))
+    days = [day]
+    while day < last:
+        day += _LONGEST_WINDOW
+        days.append(day)
+    connection = ibis.duckdb.connect(**_ENGINE)
+    try:
+        table = lake.samples(connection, days)
+        starts = table.start_unix_ns
+        found = table.filter(table.vm == vm, starts >= since, starts < until)
+        found = found.order_by(found.start_unix_ns.desc()).limit(limit)
+        names = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
+        columns = connection.to_pyarrow(found.select(*names)).to_pydict()
+    finally:
+        connection.disconnect()
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [
+        fleet_pb2.VmWindow(
+            host=machine,
+            start_unix_ns=start,
+            duration_ns=duration,
+            cpi=math.nan if cpi is None else cpi,
+            cpu_usage_cores=usage,
+        )
+        for machine, start, duration, cpi, usage in rows
+    ][::-1]

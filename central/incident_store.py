@@ -1,0 +1,313 @@
+"""Incident history: SQLite in central's folder, or PostgreSQL by URL, which several replicas may share.
+
+All methods block and may be called from any thread; those that write are called by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from central import incident_tables as tables
+from central.triggers import TriggerRow
+from whitepanda.common.errors import UnavailableError
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+__all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
+
+SCHEMA_VERSION = "1"
+_SHOWN_REPORTS = 100
+_MAX_INT64 = 2**63 - 1
+_CONNECT_TIMEOUT_S = 5
+_STATEMENT_TIMEOUT_MS = 10_000
+
+#: Where a page of incidents goes on: (first_unix_ns, id) of the last one shown.
+Place = tuple[int, int]
+
+
+class StoreError(Exception):
+    """Incident history does not answer now; one line says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentQuery:
+    """Which incidents; "" and 0 mean all. Fields as in `whitepanda.v1.ListIncidentsRequest`."""
+
+    host: str = ""
+    suspect_job: str = ""
+    victim_job: str = ""
+    vm: str = ""
+    since_unix_ns: int = 0
+    until_unix_ns: int = 0
+
+
+class IncidentStore:
+    """Incidents, their reports and how often a job was suspected.
+
+    Args:
+        url: `postgresql://user:password@host/database`, or "" for SQLite.
+        folder: where SQLite's file is, `incidents.sqlite`.
+
+    Raises:
+        UnavailableError: it cannot be opened; says why and the remedy, never the password.
+
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._engine = _sqlite(folder / "incidents.sqlite") if not url else _postgresql(url)
+        self.name = self._engine.url.render_as_string(hide_password=True)
+        try:
+            with self._engine.begin() as connection:
+                self._prepare(connection)
+        except SQLAlchemyError as error:
+            self._engine.dispose()
+            raise UnavailableError(
+                f"incident history {self.name} cannot be used: {_line(error)}; is incidents.url right, does the "
+                "database exist, and may its user create tables?"
+            ) from error
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def take(self, rows: Sequence[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
+        """Put reports into their incidents in one transaction; see `incident_tables.take`.
+
+        Raises:
+            StoreError: nothing was taken.
+
+        """
+        try:
+            with self._engine.begin() as connection:
+                return tables.take(connection, rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def prune(self, oldest_unix_ns: int) -> int:
+        """Delete some of what was over before a time; call it again until it returns 0.
+
+        Raises:
+            StoreError: nothing was deleted.
+
+        """
+        try:
+            with self._engine.begin() as connection:
+                return tables.prune(connection, oldest_unix_ns)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def find(
+        self, query: IncidentQuery, *, limit: int, after: Place | None = None
+    ) -> list[fleet_pb2.Incident]:
+        """Return up to `limit` incidents, the last that began first, going on after a place.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        try:
+            with self._engine.connect() as connection:
+                found = _find(connection, query, limit, after)
+                return _messages(connection, found)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def get(self, number: int) -> fleet_pb2.IncidentDetail | None:
+        """Return an incident with its last reports; None where there is none of this number.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        t = tables
+        try:
+            with self._engine.connect() as connection:
+                row = connection.execute(sa.select(t.incidents).where(t.incidents.c.id == number)).first()
+                if row is None:
+                    return None
+                (incident,) = _messages(connection, [row])
+                payloads = connection.scalars(
+                    sa.select(t.reports.c.payload)
+                    .where(t.reports.c.incident == number)
+                    .order_by(t.reports.c.unix_ns.desc())
+                    .limit(_SHOWN_REPORTS)
+                ).all()
+                told = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
+                detail = fleet_pb2.IncidentDetail(incident=incident, reports=told)
+                for job in _jobs(connection, 1, "", row.suspect_job) if row.suspect_job else ():
+                    detail.recurrence.CopyFrom(job)
+                return detail
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def suspect_jobs(self, *, limit: int, after: str = "", job: str = "") -> list[fleet_pb2.SuspectJob]:
+        """Return jobs by name, each with how often it was suspected first and on how many hosts.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        try:
+            with self._engine.connect() as connection:
+                return _jobs(connection, limit, after, job)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def _prepare(self, connection: sa.Connection) -> None:
+        """Make the tables where they are missing; replicas that start together do it one after the other."""
+        if connection.dialect.name == "postgresql":
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
+        tables.METADATA.create_all(connection)
+        schema = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "schema"))
+        if schema is None:
+            connection.execute(tables.meta.insert().values(key="schema", value=SCHEMA_VERSION))
+        elif schema != SCHEMA_VERSION:
+            raise UnavailableError(
+                f"incident history {self.name} has schema {schema}, this central knows {SCHEMA_VERSION}: run the "
+                "version of whitepanda that made it"
+            )
+
+
+def _sqlite(path: Path) -> sa.Engine:
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": 10.0})
+
+    @sa.event.listens_for(engine, "connect")
+    def _(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        # FULL: the journal forgets a report once it is here.
+        connection.execute("PRAGMA synchronous=FULL")
+
+    return engine
+
+
+def _postgresql(url: str) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError as error:
+        raise UnavailableError(
+            "incidents.url is no URL; write postgresql://user:password@host/database"
+        ) from error
+    if parsed.get_backend_name() != "postgresql":
+        raise UnavailableError(
+            f"incidents.url must begin with postgresql:// (value begins with {parsed.drivername!r}); leave it empty "
+            "for SQLite"
+        )
+    options = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "application_name": "whitepanda-central",
+        "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}",
+    }
+    # A connection that the server has closed since is found out before it is used.
+    return sa.create_engine(
+        parsed.set(drivername="postgresql+psycopg"),
+        connect_args={key: value for key, value in options.items() if key not in parsed.query},
+        pool_pre_ping=True,
+        pool_size=4,
+    )
+
+
+def _line(error: SQLAlchemyError) -> str:
+    """Return the driver's own words, one line, without the statement."""
+    cause = getattr(error, "orig", None) or error
+    return " ".join(str(cause).split())[:300] or type(cause).__name__
+
+
+def _find(
+    connection: sa.Connection, query: IncidentQuery, limit: int, after: Place | None
+) -> Sequence[sa.Row[Any]]:
+    i, v = tables.incidents.c, tables.incident_vms.c
+    conditions = []
+    if query.host:
+        conditions.append(i.host == query.host)
+    if query.suspect_job:
+        conditions.append(i.suspect_job == query.suspect_job)
+    if query.victim_job:
+        conditions.append(
+            i.id.in_(sa.select(v.incident).where(v.job == query.victim_job, v.role == tables.ROLE_VICTIM))
+        )
+    if query.vm:
+        named = sa.union_all(
+            sa.select(v.incident).where(v.vm == query.vm), sa.select(v.incident).where(v.name == query.vm)
+        )
+        conditions.append(i.id.in_(named))
+    if query.until_unix_ns:
+        conditions.append(i.first_unix_ns < min(query.until_unix_ns, _MAX_INT64))
+    if query.since_unix_ns:
+        # What goes on at that time began no earlier than the first of them: so no index has to be read to its end.
+        since = min(query.since_unix_ns, _MAX_INT64)
+        begun = connection.scalar(sa.select(sa.func.min(i.first_unix_ns)).where(i.last_unix_ns >= since))
+        if begun is None:
+            return []
+        conditions += [i.last_unix_ns >= since, i.first_unix_ns >= begun]
+    if after is not None:
+        conditions.append(sa.tuple_(i.first_unix_ns, i.id) < sa.tuple_(*after))
+    statement = (
+        sa.select(tables.incidents)
+        .where(*conditions)
+        .order_by(i.first_unix_ns.desc(), i.id.desc())
+        .limit(limit)
+    )
+    return connection.execute(statement).all()
+
+
+def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fleet_pb2.Incident]:
+    """Return incidents with their VMs, which one query fetches for all of them."""
+    vms: dict[tuple[int, int], list[fleet_pb2.IncidentVm]] = defaultdict(list)
+    table = tables.incident_vms
+    found = sa.select(table).where(table.c.incident.in_([row.id for row in rows])) if rows else None
+    for vm in connection.execute(found).all() if found is not None else ():
+        peak = math.nan if vm.peak is None else vm.peak
+        vms[vm.incident, vm.role].append(
+            fleet_pb2.IncidentVm(vm=vm.vm, name=vm.name, job=vm.job, peak=peak, reports=vm.reports)
+        )
+    return [
+        fleet_pb2.Incident(
+            id=row.id,
+            host=row.host,
+            suspect_job=row.suspect_job,
+            first_unix_ns=row.first_unix_ns,
+            last_unix_ns=row.last_unix_ns,
+            reports=row.reports,
+            peak_mn_cpi=row.peak_mn_cpi,
+            peak_threshold=row.peak_threshold,
+            victims=_worst_first(vms[row.id, tables.ROLE_VICTIM]),
+            suspects=_worst_first(vms[row.id, tables.ROLE_SUSPECT]),
+        )
+        for row in rows
+    ]
+
+
+def _worst_first(vms: Iterable[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
+    return sorted(vms, key=lambda vm: (math.isnan(vm.peak), -vm.peak, vm.vm))
+
+
+def _jobs(connection: sa.Connection, limit: int, after: str, job: str) -> list[fleet_pb2.SuspectJob]:
+    j = tables.suspect_jobs.c
+    total = sa.func.sum(j.incidents).label("total")
+    first, last = sa.func.min(j.first_unix_ns), sa.func.max(j.last_unix_ns)
+    statement = sa.select(j.job, sa.func.count(), total, first, last).where(j.job > after)
+    if job:
+        statement = statement.where(j.job == job)
+    statement = statement.group_by(j.job).order_by(j.job).limit(limit)
+    return [
+        fleet_pb2.SuspectJob(
+            job=name, hosts=hosts, incidents=int(count), first_unix_ns=began, last_unix_ns=ended
+        )
+        for name, hosts, count, began, ended in connection.execute(statement)
+    ]

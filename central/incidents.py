@@ -1,0 +1,114 @@
+"""Moves reports of contention from the journal into incident history, and keeps that as long as it is to be kept.
+
+A report is committed to the journal with its batch, so ingest never waits for the database, which may be away. It
+leaves the journal once the history has it; a kill between the two repeats the report, which the history then knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable
+
+from central.config import IncidentsSection
+from central.incident_store import IncidentStore, StoreError
+from central.journal import Journal
+from whitepanda.common import log
+
+__all__ = ["IncidentRecorder"]
+
+_AT_ONCE = 200  # reports in one transaction
+_RETRY_S = 5.0
+_PRUNE_INTERVAL_S = 3600.0
+
+
+class IncidentRecorder:
+    """One central's way from journal to history.
+
+    Args:
+        section: gap and retention.
+        slot_s: hosts report once per slot, so a gap is at least two.
+        journal: where reports wait.
+        store: where they go.
+
+    """
+
+    def __init__(
+        self,
+        section: IncidentsSection,
+        journal: Journal,
+        store: IncidentStore,
+        *,
+        slot_s: float,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._gap_ns = round(max(section.quiet_gap_s, 2 * slot_s) * 1e9)
+        self._retention_ns = round(section.retention_days * 86_400e9)
+        self._journal = journal
+        self._store = store
+        self._clock = clock_unix_ns
+        self._log = log.get("incidents")
+        self.failure = ""  # why the history does not take reports now; "" while it does
+        self.recorded = 0  # reports that were new to the history, since the start
+
+    async def run(self) -> None:
+        """Record whatever comes, for ever; while the database is away, try again every few seconds."""
+        prune_at_s = 0.0
+        while True:
+            self._journal.has_triggers.clear()
+            try:
+                while await self.record_some():
+                    pass
+                if time.monotonic() >= prune_at_s:
+                    prune_at_s = time.monotonic() + _PRUNE_INTERVAL_S
+                    await self.prune()
+            except (StoreError, sqlite3.OperationalError) as error:  # the latter: the journal's disk is full
+                self._set_failure(str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._set_failure("")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._journal.has_triggers.wait(), _PRUNE_INTERVAL_S)
+
+    async def record_some(self) -> int:
+        """Move the oldest waiting reports; returns how many there were.
+
+        Raises:
+            StoreError: the database does not take them; they wait on.
+
+        """
+        waiting = await asyncio.to_thread(self._journal.read_triggers, _AT_ONCE)
+        if waiting:
+            rows = [row for _, row in waiting]
+            self.recorded += await asyncio.to_thread(
+                self._store.take, rows, gap_ns=self._gap_ns, oldest_unix_ns=self._oldest_unix_ns()
+            )
+            await self._journal.forget_triggers(waiting[-1][0])
+        return len(waiting)
+
+    async def prune(self) -> int:
+        """Forget what is past the retention; returns how many incidents.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        oldest, gone = self._oldest_unix_ns(), 0
+        while some := await asyncio.to_thread(self._store.prune, oldest):
+            gone += some
+        if gone:
+            self._log.info("old incidents forgotten", incidents=gone)
+        return gone
+
+    def _oldest_unix_ns(self) -> int:
+        return self._clock() - self._retention_ns
+
+    def _set_failure(self, error: str) -> None:
+        if error and not self.failure:
+            told = "incident history does not answer; reports wait in the journal"
+            self._log.error(told, error=error, database=self._store.name)
+        elif self.failure and not error:
+            self._log.info("incident history answers again", database=self._store.name)
+        self.failure = error

@@ -1,0 +1,91 @@
+"""Contention that hosts report: what of a batch is taken, and what of it is refused, counted by reason."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from central.validate import Limits, is_name
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["TRIGGER_REASONS", "TriggerRow", "check_triggers"]
+
+#: Why a report is refused, in the order in which reasons are tried.
+TRIGGER_REASONS = ("too_many_triggers", "bad_trigger", "bad_trigger_time")
+
+_MAX_TRIGGERS = 200  # of one batch; an agent keeps 100 at most
+_MAX_BYTES = 64 << 10
+_MAX_VMS = 256
+_MAX_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRow:
+    """A report of contention: `(host, spool_id, sequence, number)` is what it is known by, wherever it arrives.
+
+    `machine` is where the contention is, `number` its place in the batch, `payload` the message
+    `whitepanda.v1.Trigger`.
+    """
+
+    host: str
+    spool_id: str
+    sequence: int
+    number: int
+    machine: str
+    unix_ns: int
+    payload: bytes
+
+
+def check_triggers(
+    batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
+) -> tuple[list[TriggerRow], dict[str, int]]:
+    """Check the reports of a batch one by one; those that cannot be used cost neither the others nor any row.
+
+    Args:
+        batch: as it came; its spool and sequence are known to be good.
+        host: whose stream it is.
+        is_importer: whether it may speak for other machines, of any time.
+        limits: how far a time may be from now.
+        now_unix_ns: central's clock.
+
+    Returns:
+        What is taken, and how many are not, by reason.
+
+    """
+    taken: list[TriggerRow] = []
+    rejected: Counter[str] = Counter()
+    earliest = 0 if is_importer else now_unix_ns - int(limits.max_past_days * 86_400e9)
+    latest = min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
+    for number, trigger in enumerate(batch.triggers):
+        if number >= _MAX_TRIGGERS:
+            rejected["too_many_triggers"] += len(batch.triggers) - number
+            break
+        machine = trigger.machine or host
+        if not _is_good(trigger) or (machine != host and not (is_importer and is_name(machine))):
+            rejected["bad_trigger"] += 1
+        elif not earliest <= trigger.unix_ns <= latest:
+            rejected["bad_trigger_time"] += 1
+        else:
+            payload = trigger.SerializeToString()
+            taken.append(
+                TriggerRow(host, batch.spool_id, batch.sequence, number, machine, trigger.unix_ns, payload)
+            )
+    return taken, dict(rejected)
+
+
+def _is_good(trigger: agent_pb2.Trigger) -> bool:
+    """Whether every VM has a name fit for a terminal, and every number that must be known is one."""
+    vms: list[agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect] = [*trigger.victims, *trigger.suspects]
+    numbers = [trigger.mn_cpi, trigger.mn_cpi_threshold]
+    numbers += [n for v in trigger.victims for n in (v.cpi, v.n_cpi, v.threshold_cpi, v.cpu_usage_cores)]
+    numbers += [s.cpu_usage_cores for s in trigger.suspects]
+    unknown = [n for s in trigger.suspects for n in (s.score, s.coefficient)]
+    return (
+        len(vms) <= _MAX_VMS
+        and all(is_name(v.vm) and is_name(v.job) for v in vms)
+        and all(not text or is_name(text) for v in vms for text in (v.epoch, v.name))
+        and all(math.isfinite(n) for n in numbers)
+        and not any(math.isinf(n) for n in unknown)
+        and trigger.ByteSize() <= _MAX_BYTES
+    )

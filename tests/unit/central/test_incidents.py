@@ -1,0 +1,383 @@
+"""Incidents: reports find their incident whatever the order, once each; history is pruned; central moves them on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from central import incident_tables as tables
+from central.config import IncidentsSection
+from central.incident_store import IncidentQuery, IncidentStore, StoreError
+from central.incidents import IncidentRecorder
+from central.journal import Journal, Roll, Submission
+from central.triggers import TriggerRow, check_triggers
+from central.validate import Limits
+from whitepanda.common.errors import UnavailableError
+from whitepanda.v1 import agent_pb2
+
+S = 10**9
+NOW = 1_800_000_000 * S
+GAP = 900 * S
+DAY = 86_400 * S
+
+
+def trigger(
+    at=NOW, *, suspect="scan", score=2.0, victim="web", n_cpi=4.0, mn_cpi=3.0, **more
+) -> agent_pb2.Trigger:
+    return agent_pb2.Trigger(
+        unix_ns=at,
+        slot_ns=300 * S,
+        since_unix_ns=at,
+        mn_cpi=mn_cpi,
+        mn_cpi_threshold=2.0,
+        coefficient_version=7,
+        victims=[
+            agent_pb2.TriggerVictim(
+                vm=f"uuid-{victim}", name=f"{victim}-1", job=victim, cpi=3.0, n_cpi=n_cpi, threshold_cpi=2.0
+            )
+        ],
+        suspects=[
+            agent_pb2.TriggerSuspect(
+                vm=f"uuid-{suspect}", name=f"{suspect}-1", job=suspect, coefficient=0.5, score=score
+            ),
+            agent_pb2.TriggerSuspect(
+                vm="uuid-odd", name="odd-1", job="odd", coefficient=math.nan, score=math.nan
+            ),
+        ],
+        **more,
+    )
+
+
+def row(number: int, at: int = NOW, *, host: str = "h1", **changes) -> TriggerRow:
+    payload = trigger(at, **changes).SerializeToString()
+    return TriggerRow(host, "spool", number, 0, host, at, payload)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with IncidentStore("", tmp_path) as opened:
+        yield opened
+
+
+def take(store: IncidentStore, *rows: TriggerRow) -> int:
+    return store.take(rows, gap_ns=GAP, oldest_unix_ns=0)
+
+
+def listed(store: IncidentStore, limit: int = 100, after=None, **query):
+    return store.find(IncidentQuery(**query), limit=limit, after=after)
+
+
+def test_contention_of_one_suspect_without_a_pause_is_one_incident(store):
+    rows = [row(n, NOW + n * 300 * S, mn_cpi=3.0 + (n == 2), n_cpi=4.0 + n) for n in range(5)]
+    assert take(store, *rows) == 5
+    (found,) = listed(store)
+    assert (found.host, found.suspect_job, found.reports) == ("h1", "scan", 5)
+    assert (found.first_unix_ns, found.last_unix_ns) == (NOW, NOW + 1200 * S)
+    assert (found.peak_mn_cpi, found.peak_threshold) == (4.0, 2.0)
+    (victim,) = found.victims
+    assert (victim.vm, victim.name, victim.job, victim.peak, victim.reports) == (
+        "uuid-web",
+        "web-1",
+        "web",
+        8.0,
+        5,
+    )
+    assert [(s.job, s.reports) for s in found.suspects] == [("scan", 5), ("odd", 5)]
+    assert found.suspects[0].peak == 2.0 and math.isnan(found.suspects[1].peak)
+
+
+def test_another_host_suspect_or_time_is_another_incident(store):
+    take(store, row(1), row(2, host="h2"), row(3, suspect="dedup"), row(4, NOW + GAP + 1), row(5, NOW + GAP))
+    assert [(i.host, i.suspect_job, i.reports) for i in listed(store)] == [
+        ("h1", "dedup", 1),
+        ("h2", "scan", 1),
+        ("h1", "scan", 3),
+    ]
+
+
+def test_a_suspect_must_score_above_nothing():
+    assert tables.suspected_job(trigger(score=0.0)) == ""
+    assert tables.suspected_job(trigger(score=-1.0)) == ""
+    assert tables.suspected_job(trigger(score=math.nan)) == ""
+    assert tables.suspected_job(trigger(score=0.1)) == "scan"
+
+
+def test_replays_change_nothing(store):
+    rows = [row(n, NOW + n * 300 * S) for n in range(3)]
+    take(store, *rows)
+    before = listed(store)
+    assert take(store, *rows) == 0
+    assert take(store, rows[1], row(9, NOW + 900 * S)) == 1
+    assert [b.reports for b in before] == [3]
+    assert [(i.reports, i.victims[0].reports) for i in listed(store)] == [(4, 4)]
+
+
+def as_groups(store: IncidentStore):
+    """Everything but numbers, which depend on the order."""
+    found = []
+    for incident in listed(store):
+        detail = store.get(incident.id)
+        found.append(
+            (
+                incident.first_unix_ns,
+                incident.last_unix_ns,
+                incident.reports,
+                incident.peak_mn_cpi,
+                [(v.vm, v.peak, v.reports) for v in incident.victims],
+                [r.unix_ns for r in detail.reports],
+            )
+        )
+    (job,) = store.suspect_jobs(limit=10)
+    return found, (job.hosts, job.incidents, job.first_unix_ns, job.last_unix_ns)
+
+
+@settings(max_examples=15)
+@given(
+    minutes=st.lists(st.integers(0, 120), min_size=1, max_size=12, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_order_of_arrival_does_not_matter(tmp_path_factory, minutes, seed):
+    rows = [row(n, NOW + m * 60 * S, mn_cpi=3.0 + m % 7) for n, m in enumerate(sorted(minutes))]
+    mixed = rows * 2
+    random.Random(seed).shuffle(mixed)
+    times = [r.unix_ns for r in rows]
+    expected = 1 + sum(b - a > GAP for a, b in itertools.pairwise(times))
+    found = []
+    for order in (rows, mixed):
+        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+            assert take(store, *order[:5]) + take(store, *order[5:]) == len(rows)
+            found.append(as_groups(store))
+    assert found[0] == found[1]
+    assert len(found[0][0]) == expected == found[0][1][1]
+
+
+def test_recurrence_over_hosts(store):
+    for host in range(3):
+        for day in range(host + 1):
+            take(store, row(10 * host + day, NOW + day * DAY, host=f"h{host}"))
+    take(store, row(99, NOW, suspect="dedup"), row(100, NOW, host="h9", score=0.0))
+    dedup, scan = store.suspect_jobs(limit=10)
+    assert (dedup.job, dedup.hosts, dedup.incidents) == ("dedup", 1, 1)
+    assert (scan.job, scan.hosts, scan.incidents) == ("scan", 3, 6)
+    assert (scan.first_unix_ns, scan.last_unix_ns) == (NOW, NOW + 2 * DAY)
+    assert [j.job for j in store.suspect_jobs(limit=1, after="dedup")] == ["scan"]
+    detail = store.get(listed(store, suspect_job="scan", limit=1)[0].id)
+    assert detail.recurrence == scan
+    unsuspected = store.get(listed(store, host="h9")[0].id)
+    assert not unsuspected.HasField("recurrence")
+
+
+def test_filters_and_pages(store):
+    take(
+        store, *[row(n, NOW + n * DAY, host=f"h{n % 2}", victim=("web", "db")[n % 3 == 0]) for n in range(9)]
+    )
+    pages, after = [], None
+    while page := listed(store, limit=4, after=after):
+        pages.append([(i.first_unix_ns - NOW) // DAY for i in page])
+        after = (page[-1].first_unix_ns, page[-1].id)
+    assert pages == [[8, 7, 6, 5], [4, 3, 2, 1], [0]]
+
+    def days(**query):
+        return [(i.first_unix_ns - NOW) // DAY for i in listed(store, **query)]
+
+    assert days(host="h1") == [7, 5, 3, 1]
+    assert days(victim_job="db") == days(vm="uuid-db") == days(vm="db-1") == [6, 3, 0]
+    assert days(victim_job="scan") == days(suspect_job="web") == days(vm="nobody") == []
+    assert days(vm="uuid-scan", host="h1", since_unix_ns=NOW + 2 * DAY) == [7, 5, 3]
+    assert days(since_unix_ns=NOW + 7 * DAY) == [8, 7]
+    assert days(until_unix_ns=NOW + DAY) == [0]
+    assert days(since_unix_ns=NOW + 90 * DAY) == []
+    assert days(until_unix_ns=2**64 - 1, since_unix_ns=1) == days()
+
+
+def test_what_is_past_the_retention_goes_and_does_not_come_back(store):
+    take(store, row(1, NOW), row(2, NOW + DAY), row(3, NOW + DAY, suspect="dedup"))
+    assert store.prune(NOW + 1) == 1
+    assert store.prune(NOW + 1) == 0
+    assert [(i.suspect_job, i.first_unix_ns) for i in listed(store)] == [
+        ("dedup", NOW + DAY),
+        ("scan", NOW + DAY),
+    ]
+    assert [(j.job, j.incidents, j.first_unix_ns) for j in store.suspect_jobs(limit=9)] == [
+        ("dedup", 1, NOW + DAY),
+        ("scan", 1, NOW + DAY),
+    ]
+    assert store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=NOW + 1) == 0
+    assert store.prune(NOW + 2 * DAY) == 2
+    assert listed(store) == [] and store.suspect_jobs(limit=9) == [] and store.get(1) is None
+
+
+def test_history_that_cannot_be_used_says_why(tmp_path):
+    (tmp_path / "incidents.sqlite").write_text("this is no database, but quite another thing")
+    with pytest.raises(UnavailableError, match=r"incidents\.sqlite cannot be used: file is not a database"):
+        IncidentStore("", tmp_path)
+    with pytest.raises(UnavailableError, match=r"incidents\.url must begin with postgresql:// .*'mysql'"):
+        IncidentStore("mysql://u:secret@h/d", tmp_path)
+    with pytest.raises(UnavailableError, match=r"incidents\.url is no URL"):
+        IncidentStore("secret", tmp_path)
+    with pytest.raises(UnavailableError, match="cannot be used") as caught:
+        IncidentStore("postgresql://u:secret@127.0.0.1:1/d", tmp_path)
+    assert "secret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_history_of_another_schema_is_left_alone(tmp_path):
+    IncidentStore("", tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "incidents.sqlite")
+    connection.execute("UPDATE incident_meta SET value = '2'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(UnavailableError, match="has schema 2, this central knows 1"):
+        IncidentStore("", tmp_path)
+
+
+# --- what a batch may bring ---
+
+
+def checked(*triggers, importer=False):
+    batch = agent_pb2.CpiBatch(spool_id="s", sequence=5, triggers=triggers)
+    return check_triggers(batch, host="h1", is_importer=importer, limits=Limits(), now_unix_ns=NOW)
+
+
+def test_a_report_is_known_by_its_batch():
+    taken, rejected = checked(trigger(), trigger(NOW - S))
+    assert rejected == {}
+    assert [(t.host, t.spool_id, t.sequence, t.number, t.machine, t.unix_ns) for t in taken] == [
+        ("h1", "s", 5, 0, "h1", NOW),
+        ("h1", "s", 5, 1, "h1", NOW - S),
+    ]
+    assert agent_pb2.Trigger.FromString(taken[0].payload).suspects[0].job == "scan"
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (trigger(victim="a\nb"), "bad_trigger"),
+        (trigger(suspect="x" * 600), "bad_trigger"),
+        (trigger(n_cpi=math.nan), "bad_trigger"),
+        (trigger(mn_cpi=math.inf), "bad_trigger"),
+        (trigger(score=math.inf), "bad_trigger"),
+        (trigger(machine="other"), "bad_trigger"),
+        (trigger(NOW + 2 * 3600 * S), "bad_trigger_time"),
+        (trigger(NOW - 401 * DAY), "bad_trigger_time"),
+    ],
+)
+def test_what_cannot_be_used_costs_itself_only(bad, reason):
+    taken, rejected = checked(trigger(), bad, trigger())
+    assert [t.number for t in taken] == [0, 2]
+    assert rejected == {reason: 1}
+
+
+def test_importers_speak_for_machines_of_any_time_and_floods_are_cut():
+    (taken,), _ = checked(trigger(S, machine="m7"), importer=True)
+    assert (taken.machine, taken.unix_ns) == ("m7", S)
+    taken, rejected = checked(*[trigger()] * 203)
+    assert (len(taken), rejected) == (200, {"too_many_triggers": 3})
+
+
+# --- from the journal into history ---
+
+
+def submission(sequence: int, *rows: TriggerRow) -> Submission:
+    return Submission(
+        host="h1",
+        platform="p",
+        spool_id="spool",
+        sequence=sequence,
+        received_unix_ns=NOW,
+        payload=b"",
+        rows=0,
+        accepted_rows=0,
+        rejected_rows={},
+        kept=None,
+        done=lambda _: None,
+        triggers=rows,
+    )
+
+
+async def committed(journal: Journal, *submissions: Submission) -> None:
+    for one in submissions:
+        journal.submit(one)
+    await journal.finish_roll(Roll("none", 0, 0), 0)  # a transaction after those before
+
+
+async def test_reports_reach_history_once_over_failures_and_kills(tmp_path, monkeypatch):
+    journal = Journal(tmp_path, replica="r", commit_interval_s=0.001)
+    journal.start()
+    store = IncidentStore("", tmp_path)
+    recorder = IncidentRecorder(IncidentsSection(), journal, store, slot_s=300, clock_unix_ns=lambda: NOW)
+    await committed(
+        journal, submission(1, row(1)), submission(1, row(1)), submission(2, row(2, NOW - 300 * S))
+    )
+    assert journal.has_triggers.is_set()
+
+    def broken(*_arguments, **_named):
+        raise StoreError("the server is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "take", broken)
+        with pytest.raises(StoreError):
+            await recorder.record_some()
+    assert len(journal.read_triggers(10)) == 2
+    with monkeypatch.context() as patch:  # killed between history and journal
+        patch.setattr(journal, "forget_triggers", broken)
+        with pytest.raises(StoreError):
+            await recorder.record_some()
+    assert await recorder.record_some() == 2
+    assert recorder.recorded == 2
+    assert await recorder.record_some() == 0
+    (incident,) = store.find(IncidentQuery(), limit=10)
+    assert incident.reports == 2
+    assert await recorder.prune() == 0
+    running = asyncio.create_task(recorder.run())
+    await committed(journal, submission(3, row(3, NOW + 300 * S)))
+    async with asyncio.timeout(10):
+        while store.find(IncidentQuery(), limit=1)[0].reports != 3:
+            await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await journal.close()
+    store.close()
+
+
+async def test_the_recorder_tells_once_that_history_is_away(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("central.incidents._RETRY_S", 0.01)
+    journal = Journal(tmp_path, replica="r", commit_interval_s=0.001)
+    journal.start()
+    store = IncidentStore("", tmp_path)
+    recorder = IncidentRecorder(IncidentsSection(), journal, store, slot_s=300, clock_unix_ns=lambda: NOW)
+    calls = []
+
+    def flaky(*_arguments, **_named):
+        calls.append(1)
+        if len(calls) < 4:
+            raise StoreError("the server is away")
+        return 1
+
+    monkeypatch.setattr(store, "take", flaky)
+    await committed(journal, submission(1, row(1)))
+    running = asyncio.create_task(recorder.run())
+    async with asyncio.timeout(10):
+        while journal.read_triggers(1):
+            assert recorder.failure in {"", "the server is away"}
+            await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(calls) == 4
+    await journal.close()
+    store.close()
+
+
+async def test_the_oldest_reports_go_where_too_many_wait(tmp_path):
+    journal = Journal(tmp_path, replica="r", commit_interval_s=0.001, max_events=3)
+    journal.start()
+    await committed(journal, *[submission(n, row(n)) for n in range(1, 6)])
+    assert [t.sequence for _, t in journal.read_triggers(10)] == [3, 4, 5]
+    assert journal.stats.rejected_events == {"trigger_backlog_full": 2}
+    await journal.close()
