@@ -16,6 +16,7 @@ from agent.uplink import Uplink
 from agent.uplink_stream import Timing
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.support.central_process import CentralProcess
+from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
@@ -55,14 +56,12 @@ def build(central: CentralProcess, number: int, means: dict[str, float]) -> None
 class Agent:
     """An agent's uplink and store of coefficients, without its samples."""
 
-    def __init__(self, central: CentralProcess, jobs: list[str]) -> None:
+    def __init__(self, central: CentralProcess, tls: TlsFiles, jobs: list[str]) -> None:
         self.store = CoefficientStore(central.folder / "coefficients.json")
         self.updates: list[agent_pb2.CoefficientUpdate] = []
         self._spool = Spool(central.folder / "spool", max_bytes=1 << 20, boot_id="b")
         self.jobs = jobs
-        section = UplinkSection(
-            address=central.address, tls=central.client("h"), reconnect_min_s=0.02, reconnect_max_s=0.1
-        )
+        section = UplinkSection(address=central.address, tls=tls, reconnect_min_s=0.02, reconnect_max_s=0.1)
         timing = Timing(poll_s=0.02)
         self._uplink = Uplink(section, self._hello, self._spool, self._take, timing=timing)
 
@@ -100,7 +99,8 @@ class Agent:
 async def test_an_agent_catches_up_in_one_exchange(central: CentralProcess) -> None:
     build(central, 1, {"db": 1.0, "web": 2.0, "old": 3.0, "elsewhere": 9.0})
     central.start()
-    agent = Agent(central, ["db", "web", "old"])
+    tls = central.client("h")
+    agent = Agent(central, tls, ["db", "web", "old"])
     async with agent.connected():
         first = await agent.received(1)
         assert (first.version, first.full, len(first.statistics), len(first.tags)) == (1, True, 3, 3)
@@ -114,7 +114,7 @@ async def test_an_agent_catches_up_in_one_exchange(central: CentralProcess) -> N
         assert (second.version, second.full, list(second.removed_jobs)) == (3, False, ["old"])
         assert [(row.job, row.mean_cpi) for row in second.statistics] == [("web", 2.5)]
     # The agent is started anew, from its file.
-    again = Agent(central, ["db", "web", "elsewhere"])
+    again = Agent(central, tls, ["db", "web", "elsewhere"])
     assert (again.store.version, again.store.jobs) == (3, {"db", "web"})
     async with again.connected():
         await asyncio.sleep(0.3)

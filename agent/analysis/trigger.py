@@ -1,0 +1,160 @@
+"""The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
+
+The paper's trigger (`agent.analysis.antagonists.is_triggered`) fires above the host's own 99th percentile: one slot in a
+hundred by construction. This one asks for more, and for less where contention lasts:
+
+* The level of mnCPI is followed slowly, so that the course of a day is none of the host's noise. Steps beyond two
+  standard deviations pull at it no more than two do, and while the trigger is on it hardly moves.
+* The mean excess over the level is taken over several lengths of time, from a minute to half an hour: long and weak
+  contention shows in the long ones, short and strong in the short ones.
+* Each length has a standard deviation of its own, measured on this host over about a day. So noise that lasts, which
+  averages out less than independent noise does, needs no model.
+* Everything is scaled by the root of the number of latency-sensitive VMs: the mean of few VMs varies more.
+
+It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that.
+docs/studies/trigger.md has what it finds and how often it is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
+
+#: Lengths of time over which the excess is averaged, in seconds.
+SPANS_S = (60.0, 180.0, 600.0, 1800.0)
+#: Standard deviations; chosen on the study's training seeds.
+THRESHOLD = 6.0
+#: Until so much was seen it does not judge.
+WARM_UP_S = 3600.0
+_LEVEL_S = 3600.0  # time constant of the level
+_SLOWER_WHILE_ON = 24.0
+_SCALE_S = 86_400.0  # time constant of the standard deviations
+_CLIP_LEVEL = 2.0  # standard deviations that a value may pull by
+_CLIP_SCALE = 3.0  # the same of a mean
+_PRIOR_S = 600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
+_END = 0.5  # of the threshold
+
+
+@dataclass(slots=True)
+class _Span:
+    """The mean excess over the last `length` values; `variance` is its own, of past ones."""
+
+    length: int
+    values: deque[float] = field(default_factory=deque)
+    total: float = 0.0
+    variance: float = 1.0
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self.values) if self.values else 0.0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.values) == self.length
+
+    def push(self, value: float) -> None:
+        self.values.append(value)
+        self.total += value
+        if len(self.values) > self.length:
+            self.total -= self.values.popleft()
+
+    def exceeds(self, threshold: float) -> bool:
+        return self.is_full and self.mean > threshold * math.sqrt(self.variance)
+
+
+class NoiseScaledTrigger:
+    """Follows one host's mnCPI.
+
+    Args:
+        step_s: seconds from one value to the next, above 0.
+        threshold: standard deviations from which on it is contention.
+
+    """
+
+    def __init__(self, step_s: float, threshold: float = THRESHOLD) -> None:
+        lengths = sorted({max(1, round(span / step_s)) for span in SPANS_S})
+        self._spans = [_Span(length) for length in lengths]
+        self._one = _Span(1)
+        self._step_s = step_s
+        self._limit = threshold
+        self._level = 0.0
+        self._count = 0
+        self._tasks = 1
+        self._deciding: _Span | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether enough was seen to judge by."""
+        return self._count * self._step_s >= WARM_UP_S
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is contention now."""
+        return self._deciding is not None
+
+    @property
+    def value(self) -> float:
+        """mnCPI over the length of time that decides: that which found the contention, else the shortest."""
+        return self._level + self._decides.mean / math.sqrt(self._tasks)
+
+    @property
+    def threshold(self) -> float:
+        """What `value` has to exceed."""
+        return self._level + self._limit * math.sqrt(self._decides.variance / self._tasks)
+
+    @property
+    def span_s(self) -> float:
+        """The length of time that `value` is of, in seconds."""
+        return self._decides.length * self._step_s
+
+    @property
+    def _decides(self) -> _Span:
+        return self._deciding or self._spans[0]
+
+    def observe(self, mn_cpi: float, tasks: int) -> bool:
+        """Take the next value; return whether the trigger is on.
+
+        Steps without a value are left out.
+
+        Args:
+            mn_cpi: equation (2), finite.
+            tasks: of how many tasks it is the mean, at least 1.
+
+        """
+        self._count += 1
+        self._tasks = tasks
+        root = math.sqrt(tasks)
+        excess = (mn_cpi - self._level) * root
+        self._judge(excess)
+        self._learn(excess, root)
+        return self.is_on
+
+    def _judge(self, excess: float) -> None:
+        for span in (self._one, *self._spans):
+            span.push(excess)
+        if not self.is_ready:
+            return
+        found = next((span for span in self._spans if span.exceeds(self._limit)), None)
+        if found is not None:
+            self._deciding = found
+        elif self._deciding is not None and not self._deciding.exceeds(_END * self._limit):
+            self._deciding = None
+
+    def _learn(self, excess: float, root: float) -> None:
+        seen_s = self._count * self._step_s
+        std = math.sqrt(self._one.variance)
+        slower = _SLOWER_WHILE_ON if self.is_on else 1.0
+        gain = self._step_s / min(seen_s, _LEVEL_S) / slower
+        if seen_s >= _PRIOR_S:
+            excess = max(-_CLIP_LEVEL * std, min(_CLIP_LEVEL * std, excess))
+        self._level += gain * excess / root
+        if self.is_on:
+            return
+        gain = self._step_s / min(seen_s + _PRIOR_S, _SCALE_S)
+        for span in (self._one, *self._spans):
+            if span.is_full:
+                square = min(span.mean**2, _CLIP_SCALE**2 * span.variance)
+                span.variance += gain * (square - span.variance)
