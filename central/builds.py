@@ -1,9 +1,12 @@
 """Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
 
-    <lake>/state/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, state.json
+    <lake>/state/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet
 
-A day's state is named by the digest of its segments' names, so it is computed anew only when the day has
-other segments than before: a new day costs that day alone. State is a cache; it can be deleted at any time.
+Segments that are new are rolled up to slots (`central.slots`), and state is computed from those. A day's state is named
+by the digest of its slots' names, so it is computed anew only when the day has got other slots: a new day costs that
+day alone. State is a cache; it can be deleted at any time. Where the lake is no folder it is in a folder of its own.
+
+Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
 """
 
 from __future__ import annotations
@@ -20,14 +23,18 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from importlib import metadata
 from pathlib import Path
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from central import engine
 from central.config import BuildSection
-from central.lake import Lake
+from central.lake import Lake, Segment
+from central.lease import Lease
+from central.slots import SlotManifest, SlotStore
 from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
@@ -35,18 +42,11 @@ __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 KEPT_VERSIONS = 50
 
 # Part of every state's digest: a change of what state means makes all of it stale.
-_STATE_FORMAT = "panda-state-1"
+_STATE_FORMAT = "panda-state-2"
 
 
 class BuildStoppedError(Exception):
     """The build was told to stop."""
-
-
-class _DayFacts(msgspec.Struct, frozen=True):
-    """state.json of a day."""
-
-    rows: int
-    segments: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,21 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class _Day:
-    """One day of the lake, its segments as listed when the build began, and where its state is."""
+    """One day of the lake, its slots when the build began, and where its state is."""
 
     day: date
     digest: str
-    segments: int
+    slots: SlotManifest
     folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Older:
+    """A day that does not count."""
+
+    day: date
+    segments: list[Segment]
+    slots: SlotManifest | None
 
 
 class Builder:
@@ -75,6 +84,8 @@ class Builder:
         lake: whose samples are read; state and versions are kept beside them.
         first_look_s: until there is a version, how often to look whether the lake has anything to build it from.
         clock_unix_ns: for tests.
+        holder: this replica's name in the lease.
+        state_dir: folder for the state; None takes the lake's own folder.
 
     Attributes:
         current: the version in force; None before the first one.
@@ -93,8 +104,11 @@ class Builder:
         *,
         first_look_s: float = 60.0,
         clock_unix_ns: Callable[[], int] = time.time_ns,
+        holder: str = "central-0",
+        state_dir: Path | None = None,
     ) -> None:
-        self.versions = VersionStore(lake.root / "versions")
+        self.versions = VersionStore(lake.objects)
+        self.lease = Lease(lake.objects, holder, section.lease_s)
         self.current: BuiltVersion | None = self.versions.latest()
         self.on_version: list[Callable[[BuiltVersion], None]] = []
         self.last_error = ""
@@ -107,10 +121,11 @@ class Builder:
         self._lake = lake
         self._clock_unix_ns = clock_unix_ns
         self._slot_ns = round(section.slot_s * 1e9)
-        self._state = lake.root / "state" / f"slot={section.slot_s:g}"
+        self._state = (state_dir or lake.root / "state") / f"slot={section.slot_s:g}"
+        self._slots = SlotStore(lake, self._slot_ns)
         self._one_at_a_time = threading.Lock()
         self._stopping = threading.Event()
-        self._engine: engine.Engine | None = None
+        self._engine: engine.Engine | duckdb.DuckDBPyConnection | None = None
         self._log = log.get("builds")
 
     async def run(self) -> None:
@@ -181,6 +196,29 @@ class Builder:
             return number
 
     def _build(self) -> int | None:
+        if self._take_newer():
+            return self.current.version if self.current else None
+        if not self.lease.acquire():
+            return None  # another replica builds; its version is found next time
+        try:
+            return self._build_alone()
+        finally:
+            self._lake.objects.drop_copies()
+            with contextlib.suppress(OSError):  # else it runs out
+                self.lease.release()
+
+    def _take_newer(self) -> bool:
+        """Take the version that another replica has published since, if there is one."""
+        newest = max(self.versions.numbers(), default=0)
+        if newest <= (self.current.version if self.current else 0):
+            return False
+        found = self.versions.latest()
+        if found is None or (self.current and found.version <= self.current.version):
+            return False
+        self.current = found
+        return True
+
+    def _build_alone(self) -> int | None:
         days, older = self._days()
         self._look_at_left_out(older)
         digest = _digest(f"{self._slot_ns}", *(f"{day.day} {day.digest}" for day in days))
@@ -200,51 +238,81 @@ class Builder:
             merged = engine.merged_state(parts)
             statistics = engine.job_statistics(merged["cpi"]).to_pyarrow()
             coefficients = engine.coefficients(merged).to_pyarrow()
-        facts = [_facts(day) for day in days]
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
             slot_s=self._section.slot_s,
             days=tuple(day.day.isoformat() for day in days),
-            segments=sum(fact.segments for fact in facts),
+            segments=sum(day.slots.segments for day in days),
             segments_digest=digest,
-            rows=sum(fact.rows for fact in facts),
+            rows=sum(day.slots.samples for day in days),
             days_left_out=self.left_out.days,
             rows_left_out=self.left_out.rows,
             job_statistics=0,
             coefficients=0,
             code_version=metadata.version("whitepanda"),
+            token=self.lease.token,
         )
-        self.current = self.versions.write(manifest, statistics, coefficients)
+        self.current = self.versions.write(manifest, statistics, coefficients, self.lease.check)
         self._forget({day.folder for day in days})
         self.versions.prune(KEPT_VERSIONS)
         return self.current.version
 
-    def _days(self) -> tuple[list[_Day], list[_Day]]:
-        """The lake's days that count, and those that are `days` days or more older than the newest one."""
-        by_day: dict[date, list[str]] = {}
+    def _days(self) -> tuple[list[_Day], list[_Older]]:
+        """The lake's days that count, rolled up; and those that are `days` days or more older than the newest one."""
+        segments: dict[date, list[Segment]] = {}
         for segment in self._lake.segments():
-            by_day.setdefault(segment.day, []).append(segment.name)
-        if not by_day:
+            segments.setdefault(segment.day, []).append(segment)
+        manifests = self._slots.manifests()
+        if not (found := {*segments, *manifests}):
             return [], []
-        after = max(by_day) - timedelta(days=self._section.days)
+        after = max(found) - timedelta(days=self._section.days)
+        older = [
+            _Older(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after
+        ]
         days: list[_Day] = []
-        older: list[_Day] = []
-        for day, names in sorted(by_day.items()):
-            digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *sorted(names))
-            found = _Day(day, digest, len(names), self._state / f"day={day}" / digest[:32])
-            (days if day > after else older).append(found)
+        with self._rolling() as connection:
+            for each in sorted(day for day in found if day > after):
+                self._check_stopping()
+                self.lease.check()
+                manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
+                if manifest is not None:
+                    digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *manifest.digest_words)
+                    days.append(_Day(each, digest, manifest, self._state / f"day={each}" / digest[:32]))
         return days, older
 
-    def _look_at_left_out(self, older: list[_Day]) -> None:
+    @contextlib.contextmanager
+    def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """What rolls up: DuckDB, whichever engine computes the rest."""
+        import duckdb  # noqa: PLC0415 - only builds need it
+
+        self._state.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".roll-", dir=self._state) as spill:
+            settings: dict[str, str | bool | int | float | list[str]] = {
+                "memory_limit": f"{self._section.memory_limit_mib}MiB",
+                "threads": self._section.threads,
+                "temp_directory": spill,
+                "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False,  # nothing is ever fetched
+            }
+            with duckdb.connect(config=settings) as connection:
+                self._engine = connection
+                try:
+                    yield connection
+                finally:
+                    self._engine = None
+
+    def _look_at_left_out(self, older: list[_Older]) -> None:
         """Count the rows that no version will have, and tell when they become other ones."""
         known = self._left_out_rows
         self._left_out_rows = {}
         for day in older:
-            digest, rows = known.get(day.day, ("", 0))
-            if digest != day.digest:
-                rows = sum(segment.rows for segment in self._lake.segments(day.day))
-            self._left_out_rows[day.day] = (day.digest, rows)
+            digest = _digest(*(segment.name for segment in day.segments))
+            before, rows = known.get(day.day, ("", 0))
+            if digest != before:
+                in_samples = sum(segment.rows for segment in day.segments)
+                rows = max(in_samples, day.slots.samples if day.slots else 0)
+            self._left_out_rows[day.day] = (digest, rows)
         left_out = LeftOut(len(older), sum(rows for _, rows in self._left_out_rows.values()))
         if left_out != self.left_out:
             self.left_out = left_out
@@ -257,15 +325,12 @@ class Builder:
 
     def _compute(self, duckdb: engine.Engine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""
-        slots_file = scratch / "slots.parquet"
-        samples = self._lake.samples(duckdb.connection, [day.day])
-        engine.write_parquet(engine.task_slots(samples, self._slot_ns), slots_file)
+        slots_file = scratch / f"slots-{day.day}.parquet"  # a name of its own: DuckDB remembers what it read
+        engine.write_parquet(self._slots.read(duckdb.connection, [day.slots]), slots_file)
         folder = scratch / day.digest
         folder.mkdir()
         for name, table in engine.pair_state(duckdb.read([slots_file])).items():
             engine.write_parquet(table, folder / f"{name}.parquet", engine.STATE[name])
-        rows = sum(segment.rows for segment in self._lake.segments(day.day))
-        (folder / "state.json").write_bytes(msgspec.json.encode(_DayFacts(rows, day.segments)))
         day.folder.parent.mkdir(exist_ok=True)
         try:
             folder.rename(day.folder)
@@ -303,10 +368,6 @@ class Builder:
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
             raise BuildStoppedError
-
-
-def _facts(day: _Day) -> _DayFacts:
-    return msgspec.json.decode((day.folder / "state.json").read_bytes(), type=_DayFacts)
 
 
 def _digest(*words: str) -> str:

@@ -68,7 +68,7 @@ class Roller:
         except (OSError, sqlite3.OperationalError) as error:
             if not self.failure:
                 told = "cannot roll into the lake; rows wait in the journal"
-                self._log.error(told, lake=str(self._lake.root), error=str(error))
+                self._log.error(told, lake=self._lake.name, error=str(error))
             self.failure = str(error)
             return False
         if self.failure:

@@ -1,18 +1,19 @@
 """Versions of job statistics and coefficients: immutable folders, numbered upwards, whole or not there.
 
-    <lake>/versions/00000042/{job_statistics.parquet,coefficients.parquet,manifest.json}
+    <lake>/versions/00000042/{<random>-job_statistics.parquet,<random>-coefficients.parquet,manifest.json}
 
-A folder is claimed by making it, which one builder alone can do, and is a version once its manifest is there.
-The manifest comes last, at once and never over another one. So numbers never go back, and nobody reads half a
-version.
+A version is there once its manifest is. The manifest comes last, at once and never over another one, and names the
+version's two files, of which every builder writes its own. It has the token of the builder's lease: a builder that
+finds a version of a higher token than its own gives up. So numbers never go back, nobody reads half a version, and
+a builder that stalled publishes nothing after the one that took over.
 """
 
 from __future__ import annotations
 
 import bisect
-import os
-import shutil
-from collections.abc import Iterator
+import contextlib
+import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from central.lease import FencedError
+from central.objects import Folder, Objects
 from whitepanda.common import log
-from whitepanda.common.durable import sync_folder
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
@@ -71,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     job_statistics: int  # rows of the file
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution
+    token: int = 0  # of the lease under which it was built
+    files: str = ""  # what the names of its files begin with
 
 
 class BuiltVersion:
@@ -148,20 +152,21 @@ def _coefficient(row: dict[str, Any]) -> agent_pb2.Coefficient:
 
 
 class VersionStore:
-    """The versions below a folder.
+    """The versions of a lake.
 
     Args:
-        root: the folder; made when the first version is written.
+        root: the folder `versions` of a lake in a folder; or the lake's objects.
 
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path | Objects) -> None:
+        self._objects: Objects = Folder(root.parent) if isinstance(root, Path) else root
+        self._top = root.name if isinstance(root, Path) else "versions"
         self._log = log.get("versions")
 
     def numbers(self) -> list[int]:
         """Return the numbers of all whole versions, ascending."""
-        return sorted(number for number, folder in self._folders() if (folder / _MANIFEST_FILE).exists())
+        return sorted(number for number, file in self._files() if file == _MANIFEST_FILE)
 
     def latest(self) -> BuiltVersion | None:
         """Read the newest version. One that cannot be read is warned of, and the one before it is taken."""
@@ -182,85 +187,110 @@ class VersionStore:
             pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
 
         """
-        folder = self._folder(number)
-        manifest = msgspec.json.decode((folder / _MANIFEST_FILE).read_bytes(), type=Manifest)
-        statistics = (
-            pq.read_table(folder / _STATISTICS_FILE).select(JOB_STATISTICS.names).cast(JOB_STATISTICS)
-        )
-        coefficients = (
-            pq.read_table(folder / _COEFFICIENTS_FILE).select(COEFFICIENTS.names).cast(COEFFICIENTS)
-        )
+        manifest = self.manifest(number)
+        statistics = self._table(number, manifest.files + _STATISTICS_FILE, JOB_STATISTICS)
+        coefficients = self._table(number, manifest.files + _COEFFICIENTS_FILE, COEFFICIENTS)
         return BuiltVersion(manifest, statistics, coefficients)
 
-    def write(self, manifest: Manifest, statistics: pa.Table, coefficients: pa.Table) -> BuiltVersion:
+    def manifest(self, number: int) -> Manifest:
+        """Read where a version comes from.
+
+        Raises:
+            OSError: it is not there or not readable.
+            msgspec.MsgspecError: it is damaged.
+
+        """
+        return msgspec.json.decode(self._objects.read(self._name(number, _MANIFEST_FILE)), type=Manifest)
+
+    def write(
+        self,
+        manifest: Manifest,
+        statistics: pa.Table,
+        coefficients: pa.Table,
+        check: Callable[[], None] = lambda: None,
+    ) -> BuiltVersion:
         """Write a version under the number after the last one; it is on disk and whole when this returns.
 
         Args:
             manifest: its number is not looked at, nor are the numbers of rows.
             statistics: columns `JOB_STATISTICS`, in any order of rows.
             coefficients: columns `COEFFICIENTS`, the same.
+            check: called just before the version comes into force; raises FencedError where the lease is lost.
 
         Raises:
+            FencedError: a builder with a later lease has published already.
             OSError: the disk is full or not writable; the versions are as they were.
 
         """
         statistics = statistics.select(JOB_STATISTICS.names).cast(JOB_STATISTICS)
         statistics = statistics.sort_by([("job", "ascending"), ("platform", "ascending")])
         coefficients = coefficients.select(COEFFICIENTS.names).cast(COEFFICIENTS).sort_by("job")
-        number = self._claim()
-        folder = self._folder(number)
-        manifest = msgspec.structs.replace(
-            manifest, version=number, job_statistics=len(statistics), coefficients=len(coefficients)
-        )
-        try:
-            for name, table in ((_STATISTICS_FILE, statistics), (_COEFFICIENTS_FILE, coefficients)):
-                with (folder / name).open("xb") as file:
-                    pq.write_table(table, file, compression="zstd")
-                    file.flush()
-                    os.fsync(file.fileno())
-            self._write_manifest(folder, manifest)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return BuiltVersion(manifest, statistics, coefficients)
+        while True:
+            number = self._next(manifest.token)
+            manifest = msgspec.structs.replace(
+                manifest,
+                version=number,
+                job_statistics=len(statistics),
+                coefficients=len(coefficients),
+                files=f"{secrets.token_hex(4)}-",
+            )
+            tables = {_STATISTICS_FILE: statistics, _COEFFICIENTS_FILE: coefficients}
+            written: list[str] = []
+            try:
+                for file, table in tables.items():
+                    written.append(self._name(number, manifest.files + file))
+                    self._put(written[-1], table)
+                check()
+                text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+                self._objects.create(self._name(number, _MANIFEST_FILE), text)
+            except BaseException as error:
+                for name in written:
+                    with contextlib.suppress(OSError):
+                        self._objects.remove(name)
+                if isinstance(error, FileExistsError):
+                    continue  # another builder has that number; `_next` says whether to go on
+                raise
+            return BuiltVersion(manifest, statistics, coefficients)
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` versions (at least one), and what crashes left below it."""
         kept = self.numbers()[-max(keep, 1) :]
-        for number, folder in list(self._folders()):
-            if kept and number not in kept and number < kept[-1]:
-                shutil.rmtree(folder, ignore_errors=True)
+        gone = [(number, file) for number, file in self._files() if kept and number < kept[-1]]
+        # Manifests first: a version of which a file is gone is none.
+        for number, file in sorted(gone, key=lambda each: each[1] != _MANIFEST_FILE):
+            if number not in kept:
+                with contextlib.suppress(OSError):
+                    self._objects.remove(self._name(number, file))
 
-    def _claim(self) -> int:
-        """Make the folder of the next number. Of several builders each gets one of its own."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        number = max((number for number, _ in self._folders()), default=0) + 1
-        while True:
-            try:
-                self._folder(number).mkdir()
-            except FileExistsError:
-                number += 1
-            else:
-                return number
+    def _next(self, token: int) -> int:
+        """Return the number after the last version's, unless that has a later lease than `token`."""
+        last = max(self.numbers(), default=0)
+        if last:
+            with contextlib.suppress(
+                msgspec.MsgspecError, OSError
+            ):  # damaged: its number is taken all the same
+                if (found := self.manifest(last).token) > token:
+                    raise FencedError(
+                        f"version {last} is of lease {found}, later than this builder's {token}"
+                    )
+        return last + 1
 
-    @staticmethod
-    def _write_manifest(folder: Path, manifest: Manifest) -> None:
-        unfinished = folder / (_MANIFEST_FILE + ".tmp")
-        with unfinished.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        # A link, unlike a rename, never replaces; unlike O_EXCL and writing, nobody sees it half written.
-        os.link(unfinished, folder / _MANIFEST_FILE)
-        unfinished.unlink()
-        for path in (folder, folder.parent):
-            sync_folder(path)
+    def _put(self, name: str, table: pa.Table) -> None:
+        draft = self._objects.draft(name)
+        try:
+            pq.write_table(table, draft, compression="zstd")
+            self._objects.publish(draft, name)
+        finally:
+            draft.unlink(missing_ok=True)
 
-    def _folder(self, number: int) -> Path:
-        return self.root / f"{number:08d}"
+    def _table(self, number: int, file: str, schema: pa.Schema) -> pa.Table:
+        data = pa.BufferReader(self._objects.read(self._name(number, file)))
+        return pq.read_table(data).select(schema.names).cast(schema)
 
-    def _folders(self) -> Iterator[tuple[int, Path]]:
-        if self.root.is_dir():
-            for path in self.root.iterdir():
-                if path.name.isdigit() and path.is_dir():
-                    yield int(path.name), path
+    def _name(self, number: int, file: str) -> str:
+        return f"{self._top}/{number:08d}/{file}"
+
+    def _files(self) -> list[tuple[int, str]]:
+        """Every file in a version's folder, with the number."""
+        parts = (entry.name.split("/") for entry in self._objects.entries(self._top))
+        return [(int(each[1]), each[2]) for each in parts if len(each) == 3 and each[1].isdigit()]  # noqa: PLR2004

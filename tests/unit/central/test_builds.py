@@ -8,6 +8,7 @@ import shutil
 import threading
 from datetime import date, timedelta
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,7 +17,9 @@ from central import engine
 from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection
 from central.lake import DAY_NS, Lake, LakeError, segment_stem
+from central.lease import FencedError
 from central.models import panda
+from central.objects import Folder
 from central.schema import SAMPLES
 from central.versions import VersionStore
 from whitepanda.common import log
@@ -230,9 +233,14 @@ def test_a_failed_build_leaves_the_last_version(lake):
 def test_a_failure_while_writing_leaves_no_half_version(lake, monkeypatch):
     write_day(lake, 0, 1)
     builder = Builder(SECTION, lake)
-    monkeypatch.setattr(
-        VersionStore, "_write_manifest", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left"))
-    )
+    create = Folder.create
+
+    def full(self, name, data):
+        if name.startswith("versions/"):
+            raise OSError(28, "No space left")
+        create(self, name, data)
+
+    monkeypatch.setattr(Folder, "create", full)
     with pytest.raises(OSError, match="No space left"):
         builder.build_once()
     assert builder.current is None
@@ -340,23 +348,58 @@ async def test_cancelling_ends_a_running_build(lake, monkeypatch):
         builder.build_once()
 
 
-def test_numbers_are_never_used_twice(tmp_path, lake):
+def test_numbers_are_never_used_twice(lake):
     write_day(lake, 0, 1)
     builder = Builder(SECTION, lake)
     builder.build_once()
-    manifest, store = builder.current.manifest, builder.versions
+    manifest, store, root = builder.current.manifest, builder.versions, lake.root / "versions"
     tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
-    (store.root / "00000007").mkdir()  # another builder is at work, or was killed
-    assert store.write(manifest, *tables).version == 8
-    assert store.numbers() == [1, 8]
-    with pytest.raises(FileExistsError):
-        store._write_manifest(store.root / "00000008", manifest)
-    assert store.latest().version == 8
-    (store.root / "00000008/manifest.json").write_text("{")
+    assert store.write(manifest, *tables).version == 2
+    (root / "00000002/manifest.json").write_text("{")
     assert store.latest().version == 1  # warned of, and the one before is used
-    assert store.write(manifest, *tables).version == 9
+    assert store.write(manifest, *tables).version == 3
+    assert (store.latest().version, store.numbers()) == (3, [1, 2, 3])
     store.prune(1)
-    assert [path.name for path in store.root.iterdir()] == ["00000009"]
+    assert [path.name for path in root.iterdir()] == ["00000003"]
+
+
+def test_of_two_builders_at_the_same_number_each_gets_one(lake):
+    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    manifest, store = (
+        VersionStore(lake.root / "versions").latest().manifest,
+        VersionStore(lake.root / "versions"),
+    )
+    inner = []
+
+    def other():  # publishes just before this one does, once
+        if not inner:
+            inner.append(store.write(manifest, *tables).version)
+
+    assert (store.write(manifest, *tables, check=other).version, inner) == (3, [2])
+    assert len(list((lake.root / "versions").rglob("*.parquet"))) == 6
+
+
+def test_a_stalled_builder_publishes_nothing_after_the_one_that_took_over(lake):
+    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    store = VersionStore(lake.root / "versions")
+    last = store.latest().manifest
+    old = msgspec.structs.replace(last, token=last.token + 1)
+    new = msgspec.structs.replace(last, token=last.token + 2)
+    took_over = []
+
+    def stall():  # after its last look at the lease, and before its manifest
+        if not took_over:
+            took_over.append(store.write(new, *tables).version)
+
+    with pytest.raises(FencedError, match="later than this builder's"):
+        store.write(old, *tables, check=stall)
+    assert took_over == [2]
+    assert (store.numbers(), store.latest().manifest.token) == ([1, 2], new.token)
+    assert len(list((lake.root / "versions").rglob("*.parquet"))) == 4
 
 
 def _schemas():
@@ -365,17 +408,34 @@ def _schemas():
     return JOB_STATISTICS, COEFFICIENTS
 
 
-def test_several_builders_get_numbers_of_their_own(lake):
+def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     write_day(lake, 0, 1)
-    builders = [Builder(SECTION, lake) for _ in range(3)]
-    numbers = []
-    threads = [threading.Thread(target=lambda b=b: numbers.append(b.build_once())) for b in builders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(numbers) == [1, 2, 3]
-    assert builders[0].versions.numbers() == [1, 2, 3]
+    builders = [Builder(SECTION, lake, holder=f"central-{number}") for number in range(3)]
+    builders[1].lease.acquire()
+    assert [builders[0].build_once(), builders[2].build_once()] == [None, None]
+    assert builders[1].build_once() == 1
+    assert [builder.build_once() for builder in builders] == [1, None, 1]
+    assert [builder.current.version for builder in builders] == [1, 1, 1]
+    assert [builder.build_once() for builder in builders] == [None, None, None]
+    write_day(lake, 1, 2)  # the lease was given back: any of them may
+    assert [builder.build_once() for builder in builders] == [2, 2, 2]
+    assert builders[0].last_days_computed == 1
+    assert VersionStore(lake.root / "versions").numbers() == [1, 2]
+
+
+def test_a_late_window_and_a_batch_of_two_replicas_count_once(lake):
+    parts = [write_day(lake, 0, 1)]
+    builder = Builder(SECTION, lake)
+    builder.build_once()
+    again = samples(parts[0], 1)  # the same batch from another replica's journal
+    lake.write_segment(again, segment_stem("central-1", "0badcafe", 1))
+    assert builder.build_once() == 2
+    parts.append(write_day(lake, 0, 2))  # late
+    assert builder.build_once() == 3
+    _, values = fitted(parts)
+    assert builder.current.manifest.rows == 1200
+    for job, value in values.items():
+        assert builder.current.coefficient(job).value == pytest.approx(value, rel=1e-9)
 
 
 def test_days_are_calendar_days(lake):

@@ -1,0 +1,146 @@
+"""Who may build: a lease in the lake that one replica holds at a time, with a fencing token.
+
+    <root>/lease/<token>.json
+
+A token is taken by creating its file exclusively, one higher than the last, so tokens grow and each has one
+holder. The holder renews by writing its own file anew. Others take over once they have seen it unchanged for `ttl_s`
+by their own monotonic clock: no two machines' clocks are compared. A stalled holder that wakes up finds a higher token
+and must stop; what it could still publish at that moment is stopped by the exclusive manifests (`central.versions`,
+`central.slots`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from central.objects import Objects
+from whitepanda.common.errors import WhitepandaError
+
+__all__ = ["FencedError", "Lease"]
+
+_KEPT = 5  # tokens before the newest, to look at
+
+
+class FencedError(WhitepandaError):
+    """Another replica has taken over the lease."""
+
+
+class _Holding(msgspec.Struct, frozen=True):
+    holder: str
+    renewals: int = 0
+    is_released: bool = False
+
+
+class Lease:
+    """The lease as one replica sees it.
+
+    Args:
+        objects: of the lake.
+        holder: this replica's name; one that starts again under its name takes over from itself at once.
+        ttl_s: for how long a holder may be silent.
+        monotonic_s: for tests.
+
+    Attributes:
+        token: of this replica while it holds the lease, else 0.
+
+    """
+
+    def __init__(
+        self, objects: Objects, holder: str, ttl_s: float, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.token = 0
+        self._objects = objects
+        self._holder = holder
+        self._ttl_s = ttl_s
+        self._monotonic_s = monotonic_s
+        self._renewals = 0
+        self._renewed_s = 0.0
+        self._seen: tuple[int, _Holding] | None = None
+        self._seen_s = 0.0
+
+    def acquire(self) -> bool:
+        """Take the lease if it is free, released, this replica's own or silent for too long.
+
+        Raises:
+            OSError: the lake cannot be read or written.
+
+        """
+        newest, holding = self._newest()
+        if newest and newest == self.token:
+            self.renew()
+            return True
+        now_s = self._monotonic_s()
+        if holding is not None and not holding.is_released and holding.holder != self._holder:
+            if self._seen != (newest, holding):
+                self._seen, self._seen_s = (newest, holding), now_s
+            if now_s - self._seen_s < self._ttl_s:
+                return False
+        try:
+            self._objects.create(_name(newest + 1), msgspec.json.encode(_Holding(self._holder)))
+        except FileExistsError:
+            return False
+        self.token, self._renewals, self._renewed_s, self._seen = newest + 1, 0, now_s, None
+        for token in self._tokens():
+            if token <= self.token - _KEPT:
+                self._objects.remove(_name(token))
+        return True
+
+    def check(self) -> None:
+        """Make sure that no other replica has taken over; renew when a third of the time has passed.
+
+        Raises:
+            FencedError: one has.
+            OSError: the lake cannot be read or written.
+
+        """
+        newest = max(self._tokens(), default=0)
+        if not self.token or newest != self.token:
+            raise FencedError(
+                f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
+                f"{newest}; nothing of this build is published"
+            )
+        if self._monotonic_s() - self._renewed_s > self._ttl_s / 3:
+            self.renew()
+
+    def renew(self) -> None:
+        """Show that the holder lives."""
+        self._renewals += 1
+        self._write(_Holding(self._holder, self._renewals))
+        self._renewed_s = self._monotonic_s()
+
+    def release(self) -> None:
+        """Let others take it at once. Nothing happens where it is not held (any more)."""
+        if self.token and max(self._tokens(), default=0) == self.token:
+            self._write(_Holding(self._holder, self._renewals + 1, is_released=True))
+        self.token = 0
+
+    def holder(self) -> str:
+        """Return who has the lease now, "" for nobody."""
+        _, holding = self._newest()
+        return "" if holding is None or holding.is_released else holding.holder
+
+    def _newest(self) -> tuple[int, _Holding | None]:
+        token = max(self._tokens(), default=0)
+        if not token:
+            return 0, None
+        try:
+            return token, msgspec.json.decode(self._objects.read(_name(token)), type=_Holding)
+        except msgspec.MsgspecError:
+            return token, _Holding("?")  # damaged: nobody renews it
+
+    def _tokens(self) -> list[int]:
+        names = (entry.name.rpartition("/")[2] for entry in self._objects.entries("lease"))
+        return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+
+    def _write(self, holding: _Holding) -> None:
+        """Write anew the file of the own token, which nobody else writes."""
+        draft = self._objects.draft(_name(self.token))
+        draft.write_bytes(msgspec.json.encode(holding))
+        self._objects.publish(draft, _name(self.token))
+
+
+def _name(token: int) -> str:
+    return f"lease/{token:012d}.json"
