@@ -47,6 +47,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The daemon itself."""
 
     listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one and logs it
+    http_listen: str = "127.0.0.1:7480"  # the fleet API as JSON; beyond loopback with mTLS; "" = none
     state_dir: str = "/var/lib/whitepanda-central"  # journal
     lake_dir: str = ""  # "" = state_dir/lake
     replica: str = "central-0"  # part of segment names
@@ -116,6 +117,10 @@ def load(path: Path) -> CentralConfig:
     address = address_problem("central.listen", config.central.listen, min_port=0)
     if address:
         raise ConfigError(f"{path}: {address}")
+    if config.central.http_listen:
+        address = address_problem("central.http_listen", config.central.http_listen, min_port=0)
+        if address:
+            raise ConfigError(f"{path}: {address}")
     if 86400 % config.build.slot_s:
         raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
     if not _REPLICA.fullmatch(config.central.replica):

@@ -19,6 +19,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from central.api.fleet import Fleet
+from central.api.http import HttpApi
 from central.builds import Builder
 from central.config import CentralConfig
 from central.incident_store import IncidentStore
@@ -56,6 +57,7 @@ class Central:
         self._log = log.get("central")
         self._tasks: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
+        self._http: HttpApi | None = None
         self.registry = StreamRegistry()
 
     async def start(self) -> None:
@@ -103,6 +105,7 @@ class Central:
                 min_samples=config.build.min_samples,
             )
             await self._listen(credentials)
+            await self._listen_http()
             _write_port(state / "port", self.port)
         except BaseException:
             await self._stop_server(0.0)
@@ -173,7 +176,7 @@ class Central:
         )
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((self.ingest.handler(),))
-        fleet = Fleet(
+        self.fleet = fleet = Fleet(
             self.journal,
             self.registry,
             self.lake,
@@ -202,7 +205,19 @@ class Central:
         for name in ("", *_SERVICES):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
+    async def _listen_http(self) -> None:
+        central = self.config.central
+        if not central.http_listen:
+            return
+        http = HttpApi(self.fleet, central.http_listen, central.tls, central.operators)
+        await http.start()
+        self._http = http
+        _write_port(Path(central.state_dir) / "http_port", http.port)
+
     async def _stop_server(self, grace_s: float) -> None:
+        if self._http is not None:
+            await self._http.stop()
+            self._http = None
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None

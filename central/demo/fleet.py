@@ -192,6 +192,7 @@ def central_config(listen: str, state_dir: Path, tls: TlsFiles, importer: str, o
         {
             "central": {
                 "listen": listen,
+                "http_listen": "",
                 "state_dir": str(state_dir),
                 "operators": [operator],
                 "importers": [importer],

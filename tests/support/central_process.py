@@ -37,6 +37,7 @@ class CentralProcess:
         self.config = folder / "central.toml"
         self.log = folder / "central.log"
         self.port = 0
+        self.http_listen = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = (ingest, central)
         self._build = build
@@ -55,6 +56,7 @@ class CentralProcess:
             f"""
 [central]
 listen = "127.0.0.1:{self.port}"
+http_listen = "{self.http_listen}"
 state_dir = "{self.state_dir}"
 lake_dir = "{self.lake_dir}"
 {central}

@@ -1,0 +1,279 @@
+"""The fleet API as JSON over HTTP: the methods of gRPC's service, answered by the very same code.
+
+On loopback it is plain HTTP for whoever is on the machine. Anywhere else it is TLS with central's certificate, and
+callers need an operator's. It runs on central's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import json
+import os
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import grpc
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as HttpRoute
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from central.api.fleet import Fleet
+from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
+from central.api.paging import Admitted
+from whitepanda.common import log
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["HttpApi", "is_loopback", "make_app"]
+
+_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.FAILED_PRECONDITION: 410,
+    grpc.StatusCode.UNAVAILABLE: 503,
+}
+_MAX_CONNECTIONS = 200  # further ones are answered with 503
+_KEEP_ALIVE_S = 5
+_STOP_GRACE_S = 3
+_RELOAD_S = 30.0
+
+
+class _RefusedError(Exception):
+    """What the method ended the call with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Caller(Admitted):
+    """The context of a call by HTTP: the server has looked at who it is."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", _trailing: object = ()) -> NoReturn:
+        raise _RefusedError(_STATUS.get(code, 500), details)
+
+
+def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
+    """Make the application.
+
+    Args:
+        fleet: what answers.
+        hosts: names by which it may be called. On loopback only its own: else a web page could have a browser on this
+            machine ask, by a name of the page's own that leads here.
+
+    """
+    text = json.dumps(document()).encode()
+
+    async def openapi(_request: Request) -> Response:
+        return Response(text, media_type="application/json")
+
+    async def health(_request: Request) -> Response:
+        return _json({"status": "serving"})
+
+    routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
+    routes += [HttpRoute("/openapi.json", openapi), HttpRoute("/healthz", health)]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        exception_handlers={
+            404: _not_found,
+            405: lambda _request, _error: _json({"error": "only GET is known here"}, 405),
+            500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
+        },
+    )
+
+
+def _endpoint(fleet: Fleet, route: Route) -> Any:
+    method = getattr(fleet, route.method)
+
+    async def answer(request: Request) -> Response:
+        try:
+            values = [*request.query_params.multi_items(), *request.path_params.items()]
+            return _json(to_json(await method(read_request(route, values), _Caller())))
+        except ParameterError as error:
+            return _json({"error": str(error)}, 400)
+        except _RefusedError as error:
+            return _json({"error": str(error)}, error.status)
+
+    return answer
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def _not_found(_request: Request, _error: Exception) -> Response:
+    return _json({"error": "nothing is here; /openapi.json lists what there is"}, 404)
+
+
+class HttpApi:
+    """The server.
+
+    Args:
+        fleet: what answers.
+        listen: host:port; port 0 takes a free one, `port` has it once started.
+        tls: used where `listen` is not loopback.
+        operators: certificate names that may ask there.
+
+    """
+
+    def __init__(self, fleet: Fleet, listen: str, tls: TlsFiles, operators: Sequence[str]) -> None:
+        self._fleet = fleet
+        self._listen = listen
+        self._tls = tls
+        self._operators = frozenset(operators)
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._reloading: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UnavailableError: the address cannot be had, or the certificate not be used; one line says why.
+
+        """
+        host, _, port = self._listen.rpartition(":")
+        host = host.strip("[]")
+        is_local = is_loopback(host)
+        options: dict[str, Any] = {}
+        if not is_local:
+            options["http"] = _protocol(self._operators)
+            options |= {"ssl_certfile": self._tls.certificate, "ssl_keyfile": self._tls.key}
+            options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        else:
+            options["http"] = "h11"
+        app = make_app(self._fleet, hosts=("localhost", "127.0.0.1", "[::1]", host) if is_local else ("*",))
+        config = uvicorn.Config(
+            app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
+            server_header=False, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_STOP_GRACE_S, ws="none", **options,
+        )  # fmt: skip
+        try:
+            config.load()
+        except OSError as error:  # ssl.SSLError is one
+            raise UnavailableError(
+                f"central.http_listen {self._listen}: central.tls cannot be used: {error}"
+            ) from error
+        if config.ssl is not None:
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+            self._reloading = asyncio.create_task(self._reload(config.ssl), name="http certificates")
+        listener = _listener(self._listen, host, int(port))
+        self.port = listener.getsockname()[1]
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+
+    async def stop(self) -> None:
+        """Answer what was asked, for a moment, and close."""
+        if self._reloading is not None:
+            self._reloading.cancel()
+        if self._server is not None and self._serving is not None:
+            self._server.should_exit = True
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+    async def _reload(self, context: ssl.SSLContext) -> None:
+        """Use renewed certificate files for new connections; a change of the CA wants a restart."""
+        known = _stamp(self._tls)
+        while True:
+            await asyncio.sleep(_RELOAD_S)
+            now = _stamp(self._tls)
+            if now != known:
+                known = now
+                try:
+                    context.load_cert_chain(self._tls.certificate, self._tls.key)
+                except OSError as error:
+                    told = "changed certificate files cannot be used for HTTP; the ones before stay in force"
+                    log.get("http").error(told, problem=str(error))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """Signals are central's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _protocol(operators: frozenset[str]) -> type[H11Protocol]:
+    """Return uvicorn's protocol that answers 403 where the client's certificate is not an operator's."""
+
+    class OperatorsOnly(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+            super().connection_made(transport)
+            names = _names(transport.get_extra_info("ssl_object"))
+            if not names & operators:
+                self.app = _forbidden(", ".join(sorted(names)) or "none")
+
+    return OperatorsOnly
+
+
+def _names(connection: ssl.SSLObject | None) -> frozenset[str]:
+    """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
+    certificate: Any = connection.getpeercert() if connection is not None else None
+    if not certificate:
+        return frozenset()
+    alternative = [value for _, value in certificate.get("subjectAltName", ())]
+    subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return frozenset(alternative or subject)
+
+
+def _forbidden(names: str) -> Any:
+    text = f"only operators may ask; none of this certificate's names ({names}) is in central.operators"
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await _json({"error": text}, 403)(scope, receive, send)
+
+    return app
+
+
+def _listener(listen: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(128)
+            found.setblocking(False)
+        except BaseException:
+            found.close()
+            raise
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = os.strerror(errno.EADDRINUSE) if taken else error.strerror
+        raise UnavailableError(
+            f'central.http_listen {listen}: {why}; set another central.http_listen, or "" for no HTTP'
+        ) from error
+    return found
+
+
+def _stamp(tls: TlsFiles) -> list[int]:
+    found = []
+    for name in (tls.certificate, tls.key):
+        try:
+            found.append(Path(name).stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return found

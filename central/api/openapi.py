@@ -1,0 +1,230 @@
+"""The fleet API as JSON: which path is which method, messages as JSON objects, and the OpenAPI document.
+
+All of it is made from the protocol: fields and their order from its descriptors, their descriptions from the comments
+in fleet.proto and agent.proto. Times are integers in nanoseconds; a number that is not known is null; words of
+enumerations are in lower case, without their prefix.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, resources
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from whitepanda.v1 import fleet_pb2
+
+__all__ = ["ROUTES", "ParameterError", "Route", "document", "read_request", "to_json"]
+
+_SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
+_NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
+_MAX_UINT = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A GET of `path` is the method of the service `whitepanda.v1.Fleet`; names in braces are fields of its request."""
+
+    path: str
+    method: str
+    summary: str
+
+    @property
+    def request(self) -> Descriptor:
+        """The request's message."""
+        return _SERVICE.methods_by_name[self.method].input_type
+
+    @property
+    def response(self) -> Descriptor:
+        """The response's message."""
+        return _SERVICE.methods_by_name[self.method].output_type
+
+
+ROUTES = (
+    Route("/v1/status", "GetFleetStatus", "Totals of ingest, lake and builds"),
+    Route("/v1/hosts", "ListHosts", "Every host that ever connected, by name"),
+    Route("/v1/job-statistics", "ListJobStatistics", "CPI statistics by job and platform"),
+    Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first"),
+    Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first"),
+    Route("/v1/incidents", "ListIncidents", "Contention that hosts reported, the last that began first"),
+    Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence"),
+    Route(
+        "/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first"
+    ),
+    Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day"),
+)
+
+
+class ParameterError(Exception):
+    """A query parameter that the method does not have, or a value that is none of its type."""
+
+
+def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
+    """Make the method's request of query and path parameters.
+
+    Raises:
+        ParameterError: names the parameter, its value and what it may be.
+
+    """
+    request: Any = getattr(fleet_pb2, route.request.name)()
+    fields = route.request.fields_by_name
+    for name, value in values:
+        if name not in fields:
+            known = ", ".join(fields) or "none"
+            raise ParameterError(f"no parameter {name[:80]!r} here; known: {known}")
+        setattr(request, name, _read_value(fields[name], value))
+    return request  # type: ignore[no-any-return] # a message, whatever its class
+
+
+def _read_value(field: FieldDescriptor, text: str) -> Any:
+    if field.enum_type is not None:
+        words = {_word(field.enum_type, value.number): value.number for value in field.enum_type.values}
+        if text not in words:
+            raise ParameterError(f"{field.name} must be one of {', '.join(words)} (value {text[:80]!r})")
+        return words[text]
+    if field.cpp_type in _MAX_UINT:
+        most = _MAX_UINT[field.cpp_type]
+        if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
+            raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
+        return int(text)
+    return text
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message as a JSON object: every field, a message that is not there as null."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            found[field.name] = [_json_value(field, one) for one in value]
+        elif field.message_type is not None and not message.HasField(field.name):
+            found[field.name] = None
+        else:
+            found[field.name] = _json_value(field, value)
+    return found
+
+
+def _json_value(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return to_json(value)
+    if field.enum_type is not None:
+        return _word(field.enum_type, value)
+    if field.cpp_type in _NUMBERS:
+        return value if math.isfinite(value) else None
+    return value
+
+
+def _word(kind: EnumDescriptor, number: int) -> str:
+    """Return an enumeration's word without its prefix, such as "victim"; of a newer agent's, the number."""
+    value = kind.values_by_number.get(number)
+    prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.name).upper() + "_"
+    return str(number) if value is None else value.name.removeprefix(prefix).lower()
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document."""
+    schemas: dict[str, Any] = {
+        "Error": {
+            "type": "object",
+            "required": ["error"],
+            "properties": {"error": {"type": "string", "description": "One line: what, and what to do"}},
+        }
+    }
+    paths = {}
+    for route in ROUTES:
+        _add_schema(schemas, route.response)
+        paths[route.path] = {
+            "get": {
+                "operationId": route.method,
+                "summary": route.summary,
+                "parameters": [_parameter(route, field) for field in route.request.fields],
+                "responses": {
+                    "200": _answer("The answer", route.response.name),
+                    "default": _answer("Why there is none", "Error"),
+                },
+            }
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "whitepanda fleet API",
+            "version": metadata.version("whitepanda"),
+            "description": "What central knows of the fleet. Times are in nanoseconds since 1970; null is not known. "
+            "Lists come in pages: next_page_token is the page_token of the next one, and empty on the last.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _answer(description: str, schema: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"description": description, "content": content}
+
+
+def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
+    in_path = f"{{{field.name}}}" in route.path
+    found: dict[str, Any] = {"name": field.name, "in": "path" if in_path else "query", "required": in_path}
+    note = notes().get((route.request.name, field.name))
+    if note:
+        found["description"] = note
+    return {**found, "schema": _value_schema(field, is_parameter=True)}
+
+
+def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
+    if message.name in schemas:
+        return
+    schemas[message.name] = {}  # while those within it are made
+    properties = {}
+    for field in message.fields:
+        if field.message_type is not None:
+            _add_schema(schemas, field.message_type)
+        schema = _value_schema(field)
+        if field.is_repeated:
+            schema = {"type": "array", "items": schema}
+        elif field.message_type is not None:
+            schema = {"oneOf": [schema, {"type": "null"}]}
+        note = notes().get((message.name, field.name))
+        properties[field.name] = {**schema, "description": note} if note else schema
+    schemas[message.name] = {
+        "type": "object",
+        "required": [field.name for field in message.fields],
+        "properties": properties,
+    }
+
+
+def _value_schema(field: FieldDescriptor, *, is_parameter: bool = False) -> dict[str, Any]:
+    if field.message_type is not None:
+        return {"$ref": f"#/components/schemas/{field.message_type.name}"}
+    if field.enum_type is not None:
+        words = [_word(field.enum_type, value.number) for value in field.enum_type.values]
+        # An agent newer than central may know more words.
+        return {"type": "string", "enum": words} if is_parameter else {"type": "string", "examples": words}
+    if field.cpp_type in _MAX_UINT:
+        return {"type": "integer", "minimum": 0, "maximum": _MAX_UINT[field.cpp_type]}
+    kinds: dict[int, Any] = {
+        FieldDescriptor.CPPTYPE_BOOL: "boolean",
+        FieldDescriptor.CPPTYPE_STRING: "string",
+        **{kind: ["number", "null"] for kind in _NUMBERS},
+    }
+    return {"type": kinds.get(field.cpp_type, "integer")}
+
+
+@cache
+def notes() -> dict[tuple[str, str], str]:
+    """Return the comment beside each field in fleet.proto and agent.proto, by (message, field)."""
+    found: dict[tuple[str, str], str] = {}
+    for name in ("agent.proto", "fleet.proto"):
+        message = ""
+        for line in resources.files("whitepanda.v1").joinpath(name).read_text(encoding="utf-8").splitlines():
+            if begun := re.match(r"message (\w+)", line):
+                message = begun[1]
+            elif field := re.match(r"\s+[\w. ]+ (\w+) = \d+;\s*// (.*)", line):
+                found[message, field[1]] = field[2]
+    return found

@@ -1,0 +1,254 @@
+"""The fleet API as JSON: what gRPC answers, its OpenAPI document, who may ask, and what a wrong request is told."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import math
+import ssl
+
+import pytest
+from openapi_spec_validator import validate
+
+from central.api.fleet import Fleet
+from central.api.http import HttpApi, is_loopback
+from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.builds import Builder
+from central.config import BuildSection
+from central.incident_store import IncidentStore
+from central.journal import Journal
+from central.lake import Lake
+from central.pki import issue, make_ca
+from central.streams import StreamRegistry
+from tests.unit.central.test_incidents import GAP, NOW, row, trigger
+from whitepanda.common.errors import UnavailableError
+from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+S = 10**9
+
+
+class Served:
+    def __init__(self, folder) -> None:
+        self.journal = Journal(folder, replica="r", commit_interval_s=0.001)
+        self.store = IncidentStore("", folder)
+        lake = Lake(folder / "lake")
+        builder = Builder(BuildSection(), lake)
+        self.fleet = Fleet(self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",))
+
+    async def close(self) -> None:
+        await self.journal.close()
+        self.store.close()
+
+
+@pytest.fixture
+async def served(tmp_path):
+    found = Served(tmp_path)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def local(served):
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    await api.start()
+    yield api
+    await api.stop()
+
+
+def fetch(port: int, path: str, context: ssl.SSLContext | None = None, method="GET", **headers: str):
+    """The status and the JSON of an answer."""
+    kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
+    more = {} if context is None else {"context": context}
+    connection = kind("127.0.0.1", port, timeout=20, **more)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text.startswith(b"{") else text.decode()
+    finally:
+        connection.close()
+
+
+async def get(api: HttpApi, path: str, *arguments, **headers):
+    return await asyncio.to_thread(fetch, api.port, path, *arguments, **headers)
+
+
+def test_the_document_is_valid_and_has_every_method():
+    found = document()
+    validate(found)
+    methods = {route.method for route in ROUTES}
+    assert methods == set(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].methods_by_name)
+    assert set(found["paths"]) == {route.path for route in ROUTES}
+    parameters = found["paths"]["/v1/incidents"]["get"]["parameters"]
+    described = {p["name"]: p.get("description") for p in parameters}
+    assert described["suspect_job"] == "only those that this job is suspected of first"
+    (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
+    assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
+    evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]
+    assert evidence["score"] == {
+        "type": ["number", "null"],
+        "description": "coefficient * usage; NaN where not known",
+    }
+
+
+def test_messages_as_json():
+    event = agent_pb2.VmEvent(vm="u", behaviour=agent_pb2.BEHAVIOUR_VICTIM, unix_ns=2**63, culprits=["a"])
+    found = to_json(event)
+    assert (found["behaviour"], found["unix_ns"], found["culprits"]) == ("victim", 2**63, ["a"])
+    assert found["degradation"] is None and found["before"] == "unspecified"
+    suspect = to_json(trigger(score=math.nan).suspects[0])
+    assert (suspect["score"], suspect["coefficient"], suspect["reason"]) == (None, 0.5, "unspecified")
+
+
+def test_requests_from_parameters():
+    route = next(route for route in ROUTES if route.method == "ListEvents")
+    found = read_request(route, [("behaviour", "victim"), ("page_size", "7"), ("vm", "x")])
+    assert (found.behaviour, found.page_size, found.vm) == (agent_pb2.BEHAVIOUR_VICTIM, 7, "x")
+    for name, value, said in (
+        ("colour", "red", "no parameter 'colour' here; known: page_size, page_token, host"),
+        ("page_size", "-1", "page_size must be an integer from 0 to 4294967295 (value '-1')"),
+        ("page_size", "4294967296", "page_size must be an integer"),
+        ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 18446744073709551615"),
+        ("behaviour", "odd", "behaviour must be one of unspecified, unknown, steady, inflicting, victim"),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            read_request(route, [(name, value)])
+        assert str(caught.value).startswith(said)
+
+
+async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
+    rows = [row(n, NOW + n * 2 * GAP, host=f"h{n % 2}") for n in range(5)]
+    served.store.take(rows, gap_ns=GAP, oldest_unix_ns=0)
+    seen, token = [], ""
+    while True:
+        status, page = await get(local, f"/v1/incidents?page_size=2&page_token={token}")
+        assert status == 200
+        seen += [(i["host"], i["first_unix_ns"]) for i in page["incidents"]]
+        token = page["next_page_token"]
+        if not token:
+            break
+    assert seen == [(f"h{n % 2}", NOW + n * 2 * GAP) for n in (4, 3, 2, 1, 0)]
+    _, page = await get(local, "/v1/incidents?host=h1&page_size=1")
+    (incident,) = page["incidents"]
+    status, detail = await get(local, f"/v1/incidents/{incident['id']}")
+    assert (status, detail["incident"]) == (200, incident)
+    assert detail["reports"][0]["suspects"][0]["score"] == 2.0
+    assert detail["reports"][0]["suspects"][1]["score"] is None
+    assert (detail["recurrence"]["hosts"], detail["recurrence"]["incidents"]) == (2, 5)
+    status, wrong = await get(local, f"/v1/incidents?host=h0&page_token={page['next_page_token']}")
+    assert status == 400 and "begin again without it" in wrong["error"]
+    _, jobs = await get(local, "/v1/suspect-jobs")
+    assert [(j["job"], j["hosts"], j["incidents"]) for j in jobs["jobs"]] == [("scan", 2, 5)]
+    end = NOW + 9 * GAP
+    status, history = await get(
+        local, f"/v1/vms/uuid-web/history?since_unix_ns={NOW}&until_unix_ns={end}&max_windows=5"
+    )
+    assert (status, len(history["incidents"]), history["windows"], history["events"]) == (200, 5, [], [])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/v1/incidents/77", 404, "no incident 77; it was forgotten"),
+        ("/v1/incidents/x", 400, "id must be an integer"),
+        ("/v1/incidents?page_size=1001", 400, "page_size must be at most 1000 (value 1001)"),
+        ("/v1/incidents?page_token=x", 400, "page_token is not one of this request's pages"),
+        ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
+        ("/v1/vms/u/history?max_windows=10001", 400, "max_windows must be at most 10000"),
+        (
+            "/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002",
+            400,
+            "until_unix_ns must be after",
+        ),
+        ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
+    ],
+)
+async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
+    found, answer = await get(local, path)
+    assert found == status
+    assert answer["error"].startswith(said)
+    assert "\n" not in answer["error"]
+
+
+async def test_all_routes_answer_on_loopback(local):
+    for route in ROUTES:
+        path = route.path.replace("{id}", "1").replace("{vm}", "u")
+        status, answer = await get(local, path)
+        assert status == (404 if route.method == "GetIncident" else 200), answer
+    status, found = await get(local, "/openapi.json")
+    assert status == 200 and found == document()
+    assert await get(local, "/healthz") == (200, {"status": "serving"})
+    status, answer = await get(local, "/v1/hosts", None, "POST")
+    assert status == 405 and answer == {"error": "only GET is known here"}
+
+
+async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):
+    status, _ = await get(local, "/v1/hosts", Host="evil.example")
+    assert status == 400
+    status, _ = await get(local, "/v1/hosts", Host=f"localhost:{local.port}")
+    assert status == 200
+
+
+async def test_a_store_that_is_away_is_told(served, local, monkeypatch):
+    served.store.close()
+    monkeypatch.setattr(served.store, "_engine", IncidentStoreAway())
+    status, answer = await get(local, "/v1/incidents")
+    assert (status, answer["error"]) == (503, "incident history does not answer: gone; is its database up?")
+
+
+class IncidentStoreAway:
+    def connect(self):
+        from sqlalchemy.exc import OperationalError  # noqa: PLC0415 - of this fake only
+
+        raise OperationalError("SELECT", {}, Exception("gone"))
+
+    def dispose(self) -> None:
+        pass
+
+
+async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypatch):
+    monkeypatch.setattr("central.api.http.is_loopback", lambda _host: False)
+    pki = tmp_path / "pki"
+    make_ca(pki)
+    central = issue(pki, "central", server=True, addresses=["127.0.0.1"])
+    operator, host = issue(pki, "operator"), issue(pki, "h1")
+    api = HttpApi(served.fleet, "127.0.0.1:0", central, ("operator",))
+    await api.start()
+
+    def context(files: TlsFiles | None) -> ssl.SSLContext:
+        found = ssl.create_default_context(cafile=central.ca)
+        if files is not None:
+            found.load_cert_chain(files.certificate, files.key)
+        return found
+
+    try:
+        assert (await get(api, "/v1/hosts", context(operator)))[0] == 200
+        status, answer = await get(api, "/v1/hosts", context(host))
+        assert (status, answer["error"]) == (
+            403,
+            "only operators may ask; none of this certificate's names (h1) is in central.operators",
+        )
+        with pytest.raises((ssl.SSLError, OSError)):
+            await get(api, "/v1/hosts", context(None))
+        with pytest.raises((http.client.HTTPException, OSError)):
+            await get(api, "/v1/hosts")
+    finally:
+        await api.stop()
+
+
+async def test_what_cannot_be_listened_on_is_one_line(served, local):
+    taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), ())
+    with pytest.raises(
+        UnavailableError, match=r"central\.http_listen 127.*Address already in use; set another"
+    ):
+        await taken.start()
+    wrong = HttpApi(served.fleet, "0.0.0.0:0", TlsFiles("/no/ca", "/no/crt", "/no/key"), ())
+    with pytest.raises(UnavailableError, match=r"central\.http_listen 0.*central\.tls cannot be used"):
+        await wrong.start()
+
+
+def test_loopback():
+    assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.net", "")))  # noqa: S104 - no
