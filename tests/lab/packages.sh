@@ -9,6 +9,7 @@ PACKAGES=(
     qemu-system-arm                                                      # a guest with a PMU
     systemd-container                                                    # the units under a real systemd
     python3-fusepy libfuse2 intel-cmt-cat                                # a look-alike of resctrl; libpqos
+    postgresql-15                                                        # incident history of several replicas
     strace                                                               # what central does before it acknowledges
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )

@@ -1,0 +1,143 @@
+"""Incident history in a real PostgreSQL, shared by several centrals: the answers of SQLite, each report once."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from central.incident_store import IncidentQuery, IncidentStore, StoreError
+from tests.unit.central.test_incidents import DAY, GAP, NOW, S, row
+from whitepanda.common.errors import UnavailableError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+
+BIN = Path("/usr/lib/postgresql/15/bin")
+
+
+class Cluster:
+    """A server of its own, on a unix socket only, as the user postgres where we are root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self._user = {}
+        if os.geteuid() == 0:
+            owner = pwd.getpwnam("postgres")
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+            self._user = {"user": "postgres", "group": "postgres", "extra_groups": []}
+        self._run(
+            "initdb", "--auth=trust", "--username=whitepanda", "--no-sync", "--locale=C", "--encoding=UTF8"
+        )
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://whitepanda@/postgres?host={self.folder}"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses='' -c unix_socket_directories={self.folder} -c fsync=off"
+        self._run("pg_ctl", "--wait", f"--log={self.folder}/log", f"--options={options}", "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "--wait", "--mode=immediate", "stop")
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command = [str(BIN / name), "-D", str(self.data), *arguments]
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=60, cwd="/", **self._user
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    if not (BIN / "initdb").exists():
+        pytest.skip("needs PostgreSQL: apt-get install postgresql-15")
+    # Not below pytest's folder, which the user postgres may not enter; and a socket's path must be short.
+    folder = Path(tempfile.mkdtemp(prefix="wp-pg-", dir="/tmp"))
+    found = Cluster(folder)
+    yield found
+    found.stop()
+    shutil.rmtree(folder)
+
+
+def plain(store: IncidentStore) -> list[str]:
+    """All that history tells, but for numbers, which depend on the order of arrival."""
+    found = []
+    for incident in store.find(IncidentQuery(), limit=1000):
+        detail = store.get(incident.id)
+        detail.incident.id = 0
+        found.append(str(detail))
+    return found + [str(job) for job in store.suspect_jobs(limit=1000)]
+
+
+def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tmp_path):
+    rows = [
+        row(n, NOW + minute * 60 * S, host=f"h{n % 3}", suspect=("scan", "dedup")[n % 2], mn_cpi=3.0 + n)
+        for n, minute in enumerate([0, 3, 5, 30, 33, 60, 14, 45, 90, 91, 22, 70])
+    ]
+    sqlite = IncidentStore("", tmp_path)
+    sqlite.take(rows, gap_ns=GAP, oldest_unix_ns=0)
+    stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
+    taken = []
+
+    def feed(store: IncidentStore, mine: list) -> None:
+        for at in range(0, len(mine), 3):
+            new = store.take(mine[at : at + 3], gap_ns=GAP, oldest_unix_ns=0)
+            taken.append(new)
+
+    # A host that goes over to the other central before its acknowledgement: both have all of it.
+    threads = [
+        threading.Thread(target=feed, args=(stores[0], rows)),
+        threading.Thread(target=feed, args=(stores[1], rows[::-1])),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(taken) == len(rows)
+    assert plain(stores[0]) == plain(stores[1]) == plain(sqlite)
+    for query in (
+        IncidentQuery(host="h1"),
+        IncidentQuery(suspect_job="dedup", since_unix_ns=NOW + 40 * 60 * S),
+        IncidentQuery(victim_job="web", until_unix_ns=NOW + 40 * 60 * S),
+        IncidentQuery(vm="uuid-scan"),
+        IncidentQuery(vm="scan-1"),
+    ):
+        found = [
+            [(i.host, i.suspect_job, i.first_unix_ns) for i in s.find(query, limit=9)]
+            for s in (*stores, sqlite)
+        ]
+        assert found[0] == found[1] == found[2] != []
+    first = stores[0].find(IncidentQuery(), limit=1)[0]
+    after = (first.first_unix_ns, first.id)
+    assert (
+        stores[0].find(IncidentQuery(), limit=1, after=after) == stores[0].find(IncidentQuery(), limit=2)[1:]
+    )
+    while stores[0].prune(NOW + DAY):
+        pass
+    assert plain(stores[1]) == []
+    for store in (*stores, sqlite):
+        store.close()
+
+
+def test_a_server_that_goes_and_comes_back(cluster, tmp_path):
+    store = IncidentStore(cluster.url, tmp_path)
+    store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)
+    cluster.stop()
+    with pytest.raises(StoreError) as caught:
+        store.take([row(2)], gap_ns=GAP, oldest_unix_ns=0)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UnavailableError, match=r"cannot be used: .*is incidents\.url right"):
+        IncidentStore(cluster.url, tmp_path)
+    cluster.start()
+    assert store.take([row(1), row(2)], gap_ns=GAP, oldest_unix_ns=0) == 1
+    assert [i.reports for i in store.find(IncidentQuery(), limit=9)] == [2]
+    store.close()
