@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central.machine_days import PRODUCTS, Kernel
 from central.models.panda import (
     HISTOGRAM_BINS_PER_E,
     HISTOGRAM_MAX_BIN,
@@ -72,6 +73,7 @@ STATE: Mapping[str, pa.Schema] = {
     ),
 }
 
+_PART_ROWS = 8_000_000  # of 64 bytes or so
 _PLACE = ["machine", "slot_start_ns"]
 _JOB = ["job", "platform"]
 
@@ -117,6 +119,30 @@ class Engine:
         """Return Parquet files of one schema as one table."""
         return self.connection.read_parquet([str(path) for path in paths])
 
+    def write(self, table: ir.Table, path: Path) -> int:
+        """Run an expression and write its rows to a Parquet file. Returns how many."""
+        return write_parquet(table, path)
+
+    def machine_days(self, rows: ir.Table, kernel: Kernel, slot_ns: int, path: Path) -> int:
+        """Run a kernel of `central.machine_days` on parts of whole machines, and write what they leave.
+
+        Args:
+            rows: columns `machine_days.ROWS`; better of one day. What Python holds is at most some `_PART_ROWS`.
+            kernel: such as `machine_days.whitepanda`.
+            slot_ns: length of a slot.
+            path: Parquet file of `machine_days.PRODUCTS`.
+
+        Returns:
+            Rows written.
+
+        """
+        parts = max(1, math.ceil(int(rows.count().to_pyarrow().as_py()) / _PART_ROWS))
+        with pq.ParquetWriter(path, PRODUCTS, compression="zstd") as writer:
+            for part in range(parts):
+                mine = rows if parts == 1 else rows.filter(rows.machine.hash().abs() % parts == part)
+                writer.write_table(kernel(mine.to_pyarrow(), slot_ns))
+        return int(pq.read_metadata(path).num_rows)
+
 
 def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
     """Merge the records of each task in each slot by duration.
@@ -160,16 +186,12 @@ def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:
 
 def cpi_moments(slots: ir.Table) -> ir.Table:
     """Return job, platform, samples, mean and m2 = sum (cpi - mean)^2 over task slots with a CPI."""
-    known = slots.filter(slots.cpi.notnull()).select(*_JOB, "cpi")
-    first = known.group_by(_JOB).aggregate(_first=known.cpi.mean())
-    rows = known.join(first, _JOB)
-    rows = rows.mutate(_off=rows.cpi - rows["_first"])
-    sums = rows.group_by([*_JOB, "_first"]).aggregate(
-        samples=rows.count(), _off=rows["_off"].mean(), _square=(rows["_off"] * rows["_off"]).sum()
+    known = slots.filter(slots.cpi.notnull())
+    # Every engine's variance is Welford's, so nothing large cancels.
+    sums = known.group_by(_JOB).aggregate(
+        samples=known.count(), mean=known.cpi.mean(), _variance=known.cpi.var(how="pop")
     )
-    # `_off` is the rounding error of the first mean, so this subtraction loses nothing.
-    m2 = (sums["_square"] - sums.samples * sums["_off"] * sums["_off"]).clip(lower=0.0)
-    return sums.select(*_JOB, "samples", mean=sums["_first"] + sums["_off"], m2=m2)
+    return sums.select(*_JOB, "samples", "mean", m2=sums["_variance"] * sums.samples)
 
 
 def job_statistics(moments: ir.Table) -> ir.Table:

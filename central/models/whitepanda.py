@@ -27,13 +27,21 @@ from central.models.groups import Column, Floats, Ints, concatenate, find, group
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.whitepanda_solve import Level, solve
 
-__all__ = ["CLIP", "PERSISTENCE", "WhitepandaCoefficients", "WhitepandaState", "robust_n_cpi"]
+__all__ = [
+    "CLIP",
+    "IQR_OF_NORMAL",
+    "PERSISTENCE",
+    "WhitepandaCoefficients",
+    "WhitepandaState",
+    "quasi_differenced",
+    "robust_n_cpi",
+]
 
 #: Normalised CPI is cut to plus and minus this.
 CLIP = 3.0
 #: Of noise from slot to slot, taken out by quasi-differences.
 PERSISTENCE = 0.6
-_IQR_OF_NORMAL = 1.3489795003921634
+IQR_OF_NORMAL = 1.3489795003921634
 _SUMS = ("within", "between_days")
 
 
@@ -85,7 +93,7 @@ def robust_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
 
     if not len(x):
         return x
-    scale = (quantile(0.75) - quantile(0.25)) / _IQR_OF_NORMAL
+    scale = (quantile(0.75) - quantile(0.25)) / IQR_OF_NORMAL
     deviation = x - quantile(0.5)[code]
     z = np.divide(deviation, scale[code], out=np.zeros_like(x), where=scale[code] > 0)
     return np.asarray(np.clip(z, -CLIP, CLIP), dtype=np.float64)
@@ -260,7 +268,7 @@ class _MachineDays:
             )
             u = cells.dense(self._usage, places, mine, order[entries[d] : entries[d + 1]])
             y = self._y[places]
-            gram, with_y, own = _quasi_differenced(u, y, self._slot[places])
+            gram, with_y, own = quasi_differenced(u, y, self._slot[places])
             total, total_y, n = u.sum(axis=0), float(y.sum()), len(y)
             upper = np.triu_indices(u.shape[1])
             left.append(upper[0] + mine.start)
@@ -307,7 +315,7 @@ class _MachineDays:
         )
 
 
-def _quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
+def quasi_differenced(u: Floats, y: Floats, slot: Ints) -> tuple[Floats, Floats, float]:
     """Return products of quasi-differences about the machine day's own level: of U, of U and y, of y.
 
     Args:
