@@ -271,11 +271,12 @@ class SlotStore:
                 code_version=metadata.version("whitepanda"),
             )
             self._lake.objects.create(self._name(day, number), msgspec.json.encode(manifest) + b"\n")
-        except BaseException:
+        except BaseException as error:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                if (now := self.manifest(day)) is None or now.number < number:  # else it may be this very one
+                now = None if isinstance(error, FileExistsError) else self.manifest(day)
+                if now is None or now.number < number:  # else it may be this very one
                     for name in published:
                         self._lake.objects.remove(name)
             raise

@@ -1,0 +1,189 @@
+"""Small segments of a day into few, and old days' samples deleted.
+
+Only what has been rolled up to slots is touched. A compacted segment has the rows of its sources in their order, and
+counts from the moment it is there (`central.lake.without_superseded`); its sources are deleted later, when no reader
+that listed them before can still be at work. So whatever is killed between any two steps leaves every row there once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
+from central.schema import SAMPLES
+from central.slots import SlotManifest
+
+__all__ = ["Compacted", "compact_day", "drop_samples", "remove_superseded"]
+
+#: Rows of a compacted segment, about; a segment of more stays alone.
+SEGMENT_ROWS = 20_000_000
+#: Fewer segments of one journal and day than these are left as they are.
+MIN_SOURCES = 4
+#: How long the segments that a compacted one stands for are kept for readers that listed them before.
+GRACE_S = 3600.0
+
+_BATCH_ROWS = 50_000  # in memory at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What was done to a day."""
+
+    sources: int = 0
+    written: int = 0
+    rows: int = 0
+
+
+def compact_day(
+    lake: Lake,
+    day: date,
+    slots: SlotManifest | None,
+    *,
+    check: Callable[[], None] = lambda: None,
+    min_sources: int = MIN_SOURCES,
+    segment_rows: int = SEGMENT_ROWS,
+) -> Compacted:
+    """Merge the segments of a day, each journal's among themselves, into segments of about `segment_rows`.
+
+    Args:
+        lake: the lake.
+        day: the day.
+        slots: what of the day has been rolled up; the rest is left as it is.
+        check: called before each segment comes into force; raises where the lease is lost.
+        min_sources: fewer segments in a row are left as they are.
+        segment_rows: about how many rows a segment may have.
+
+    Raises:
+        LakeError: a source is damaged or a newer central wrote it. It is left as it is, with those before and after.
+        OSError: the lake cannot be read or written.
+
+    """
+    through = slots.through if slots is not None else {}
+    live = [each for each in lake.segments(day) if each.last <= through.get(each.origin, -1)]
+    live.sort(key=lambda each: (each.origin, each.first))
+    done = Compacted()
+    for _, found in groupby(live, key=lambda each: each.origin):
+        for sources in _runs(list(found), segment_rows):
+            if len(sources) >= min_sources:
+                rows = _merge(lake, sources, check)
+                done = Compacted(done.sources + len(sources), done.written + 1, done.rows + rows)
+    return done
+
+
+def remove_superseded(lake: Lake, *, grace_s: float = GRACE_S) -> int:
+    """Delete segments that a compacted one older than `grace_s` stands for. Returns how many."""
+    found = lake.all_segments()
+    live = without_superseded(found)
+    is_live = {segment.key for segment in live}
+    until = time.time() - grace_s
+    settled: dict[tuple[date, str], list[Segment]] = {}
+    for segment in live:
+        if segment.is_compacted and segment.modified_unix_s <= until:
+            settled.setdefault((segment.day, segment.origin), []).append(segment)
+    removed = 0
+    for segment in found:
+        covers = settled.get((segment.day, segment.origin), [])
+        if segment.key not in is_live and any(
+            each.first <= segment.first and segment.last <= each.last for each in covers
+        ):
+            lake.objects.remove(segment.key)
+            removed += 1
+    return removed
+
+
+def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: int) -> int:
+    """Delete the samples of days that are `raw_days` or more older than the newest; slots and versions stay.
+
+    What has not been rolled up to slots stays too. Within a day the later rolls go first and a compacted segment after
+    its sources, so that a kill leaves no segment that stands for one that is deleted, or the other way round.
+
+    Args:
+        lake: the lake.
+        manifests: of the days that have been rolled up.
+        raw_days: days to keep, from the newest one back.
+
+    Returns:
+        How many segments were deleted.
+
+    """
+    found = lake.all_segments()
+    days = {*manifests, *(segment.day for segment in found)}
+    if not days:
+        return 0
+    until = max(days) - timedelta(days=raw_days)
+    gone = [
+        segment
+        for segment in found
+        if segment.day <= until
+        and segment.day in manifests
+        and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
+    ]
+    for segment in sorted(gone, key=lambda each: (each.day, each.last - each.first, -each.last)):
+        lake.objects.remove(segment.key)
+    return len(gone)
+
+
+def _runs(segments: list[Segment], segment_rows: int) -> Iterator[list[Segment]]:
+    """Yield segments that follow each other, as many as make about one segment."""
+    run: list[Segment] = []
+    rows = 0
+    for segment in segments:
+        if run and rows + segment.rows > segment_rows:
+            yield run
+            run, rows = [], 0
+        run.append(segment)
+        rows += segment.rows
+    if run:
+        yield run
+
+
+def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int:
+    """Write the rows of segments of one day and journal as one segment. Returns how many rows."""
+    first, last = sources[0].first, sources[-1].last
+    merged = lake.segment(sources[0].day, f"{sources[0].origin}-{first:012d}_{last:012d}")
+    expected = sum(source.rows for source in sources)
+    facts = {"compacted": str(len(sources)), "sources": " ".join(source.name for source in sources)}
+    rows = 0
+    with SegmentFile(merged, stamped_schema(facts)) as file:
+        for piece in _pieces(sources):
+            file.write(piece)
+            rows += len(piece)
+        if rows != expected:
+            raise LakeError(
+                f"{lake.name}/{merged.key}: {rows} rows read of {expected} in the footers; not compacted"
+            )
+        check()
+        file.finish()
+    return rows
+
+
+def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
+    for source in sources:
+        source.columns()  # refuses what a newer central wrote
+        try:
+            with (
+                source.objects.open(source.key) as file,
+                pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+            ):
+                for batch in parquet.iter_batches(_BATCH_ROWS):
+                    yield completed(pa.Table.from_batches([batch]))
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise LakeError(f"{source.objects.root}/{source.key} is damaged: {error}") from error
+
+
+def completed(table: pa.Table) -> pa.Table:
+    """Return a segment's rows with the columns of today: those that it lacks are null."""
+    arrays = [
+        table.column(field.name) if field.name in table.schema.names else pa.nulls(len(table), field.type)
+        for field in SAMPLES
+    ]
+    return pa.Table.from_arrays(arrays, schema=SAMPLES)

@@ -1,0 +1,218 @@
+"""Is the lake whole, and how much is in it: what `whitepanda lake verify` and `stats` say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central.lake import Lake, LakeError, Segment
+from central.slots import SlotManifest, SlotStore
+from central.versions import VersionStore
+
+__all__ = ["DayStats", "LakeStats", "duplicates", "problems", "stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class DayStats:
+    """One day: objects, rows and bytes of its samples and slots.
+
+    `duplicate_rows` are rows of batches that several journals took; the reading view has them once. None: not counted.
+    """
+
+    day: date
+    segments: int
+    rows: int
+    size_bytes: int
+    duplicate_rows: int | None
+    slot_parts: int
+    slot_rows: int
+    slot_bytes: int
+    samples_in_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class LakeStats:
+    """The lake in numbers. `replicas` has the rows of each replica."""
+
+    days: tuple[DayStats, ...]
+    replicas: dict[str, int]
+    versions: int
+    newest_version: int
+
+
+def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
+    """Count what is in the lake.
+
+    Args:
+        lake: the lake.
+        connection: a DuckDB connection, which looks for duplicates.
+        slot_s: length of the slots that are counted.
+
+    Raises:
+        LakeError: something is damaged; `problems` says what.
+        OSError: the lake cannot be read.
+
+    """
+    by_day: dict[date, list[Segment]] = defaultdict(list)
+    replicas: dict[str, int] = defaultdict(int)
+    for segment in lake.segments():
+        by_day[segment.day].append(segment)
+        replicas[segment.origin.rpartition("-")[0]] += segment.rows
+    manifests = SlotStore(lake, round(slot_s * 1e9)).manifests()
+    numbers = VersionStore(lake.objects).numbers()
+    days = tuple(
+        _day_stats(day, by_day.get(day, []), manifests.get(day), connection)
+        for day in sorted({*by_day, *manifests})
+    )
+    return LakeStats(days, dict(replicas), len(numbers), max(numbers, default=0))
+
+
+def _day_stats(day: date, segments: list[Segment], slots: SlotManifest | None, connection: Any) -> DayStats:
+    parts = slots.parts if slots is not None else ()
+    several = len({segment.origin for segment in segments}) > 1
+    return DayStats(
+        day=day,
+        segments=len(segments),
+        rows=sum(segment.rows for segment in segments),
+        size_bytes=sum(segment.size_bytes for segment in segments),
+        duplicate_rows=sum(rows for _, _, rows in duplicates(segments, connection)) if several else 0,
+        slot_parts=len(parts),
+        slot_rows=sum(part.slot_rows for part in parts),
+        slot_bytes=sum(part.slots_bytes for part in parts),
+        samples_in_slots=slots.samples if slots is not None else 0,
+    )
+
+
+def duplicates(segments: list[Segment], connection: Any) -> list[tuple[str, int, int]]:
+    """Return the origins, batches and superfluous rows of batches of one day that several segments have.
+
+    Those of several origins are what happens when an agent changes replicas; one origin's are a fault.
+    """
+    if not segments:
+        return []
+    paths = {str(segment.path): segment.origin for segment in segments}
+    connection.execute("CREATE OR REPLACE TEMP TABLE origins (filename VARCHAR, origin VARCHAR)")
+    connection.executemany("INSERT INTO origins VALUES (?, ?)", list(paths.items()))
+    rows = connection.execute(
+        "SELECT origins, count(*), sum(all_rows - most)::BIGINT FROM (SELECT string_agg(DISTINCT origin, ' ' ORDER BY "
+        "origin) AS origins, sum(rows) AS all_rows, max(rows) AS most FROM (SELECT host, spool_id, sequence, filename, "
+        "count(*) AS rows FROM read_parquet(?, filename = true, union_by_name = true) GROUP BY ALL) JOIN origins "
+        "USING (filename) GROUP BY host, spool_id, sequence HAVING count(*) > 1) GROUP BY origins ORDER BY origins",
+        [list(paths)],
+    ).fetchall()
+    return [(str(origins), int(batches), int(superfluous)) for origins, batches, superfluous in rows]
+
+
+def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator[str]:
+    """Yield one line per problem: damage, rows that are there twice, manifests that name what is not there.
+
+    Args:
+        lake: the lake.
+        connection: a DuckDB connection.
+        is_quick: only read footers and manifests, not the pages of rows.
+
+    Raises:
+        OSError: the lake cannot be listed.
+
+    """
+    by_day: dict[date, list[Segment]] = defaultdict(list)
+    for segment in lake.segments():
+        line = _segment_problem(segment, is_quick=is_quick)
+        if line:
+            yield line
+        else:
+            by_day[segment.day].append(segment)
+    if not is_quick:
+        for day, segments in sorted(by_day.items()):
+            for origins, batches, superfluous in duplicates(segments, connection):
+                if " " not in origins:
+                    yield (
+                        f"day {day}: {batches} batches are there twice within journal {origins} ({superfluous} rows "
+                        "too many); was its state_dir restored from a backup?"
+                    )
+    sizes = {entry.name: entry.size_bytes for entry in lake.objects.entries("slots")}
+    for length in sorted({name.split("/")[1].removeprefix("slot=") for name in sizes if name.count("/") > 1}):
+        yield from _slot_problems(lake, float(length), sizes, by_day)
+    yield from _version_problems(lake)
+
+
+def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
+    try:
+        segment.columns()
+        if is_quick:
+            return ""
+        with (
+            segment.objects.open(segment.key) as file,
+            pq.ParquetFile(file, page_checksum_verification=True) as parquet,
+        ):
+            rows = 0
+            for batch in parquet.iter_batches(50_000):
+                rows += len(batch)
+                day_ns = 86_400 * 10**9
+                days = {int(start) // day_ns for start in (pa.compute.min(batch["start_unix_ns"]).as_py(),
+                                                           pa.compute.max(batch["start_unix_ns"]).as_py())}  # fmt: skip
+                if days != {(segment.day - date(1970, 1, 1)).days}:
+                    return f"{segment.key}: has rows of another day"
+        if rows != segment.rows:
+            return f"{segment.key}: {rows} rows, {segment.rows} in the footer"
+    except LakeError as error:
+        return str(error)
+    except (pa.ArrowException, OSError) as error:
+        return f"{segment.key}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+    return ""
+
+
+def _slot_problems(
+    lake: Lake, slot_s: float, sizes: dict[str, int], by_day: dict[date, list[Segment]]
+) -> Iterator[str]:
+    try:
+        manifests = SlotStore(lake, round(slot_s * 1e9)).manifests()
+    except LakeError as error:
+        yield str(error)
+        return
+    for day, manifest in manifests.items():
+        windows = 0
+        for part in manifest.parts:
+            missing = [name for name in (part.slots, part.batches) if name not in sizes]
+            if missing:
+                yield f"slots of {day}, {manifest.number}: {missing[0]} is not there"
+                continue
+            try:
+                with lake.objects.open(part.slots) as file:
+                    counts = pq.read_table(file, columns=["windows"])["windows"]
+            except (pa.ArrowException, OSError) as error:
+                yield f"{part.slots}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+                continue
+            if len(counts) != part.slot_rows:
+                yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
+            windows += pa.compute.sum(counts).as_py() or 0
+        if windows > manifest.samples:
+            yield f"slots of {day}: {windows} windows in the parts, {manifest.samples} were rolled up"
+        partly = [
+            each
+            for each in by_day.get(day, [])
+            if each.first <= manifest.through.get(each.origin, -1) < each.last
+        ]
+        for segment in partly:
+            yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
+
+
+def _version_problems(lake: Lake) -> Iterator[str]:
+    store = VersionStore(lake.objects)
+    token = 0
+    for number in store.numbers():
+        try:
+            manifest = store.read(number).manifest
+        except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
+            yield f"version {number}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            continue
+        if manifest.token < token:
+            yield f"version {number}: lease {manifest.token} is older than that of the version before, {token}"
+        token = manifest.token
