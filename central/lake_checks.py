@@ -90,21 +90,25 @@ def _day_stats(day: date, segments: list[Segment], slots: SlotManifest | None, c
     )
 
 
-def duplicates(segments: list[Segment], connection: Any) -> list[tuple[str, int, int]]:
+def duplicates(
+    segments: list[Segment], connection: Any, *, is_within_journal: bool = False
+) -> list[tuple[str, int, int]]:
     """Return the origins, batches and superfluous rows of batches of one day that several segments have.
 
-    Those of several origins are what happens when an agent changes replicas; one origin's are a fault.
+    Those of several origins are what happens when an agent changes replicas; with `is_within_journal` only those
+    that one journal has twice are looked for, which is a fault.
     """
     if not segments:
         return []
     paths = {str(segment.path): segment.origin for segment in segments}
     connection.execute("CREATE OR REPLACE TEMP TABLE origins (filename VARCHAR, origin VARCHAR)")
     connection.executemany("INSERT INTO origins VALUES (?, ?)", list(paths.items()))
+    place = "host, spool_id, sequence" + (", origin" if is_within_journal else "")
     rows = connection.execute(
-        "SELECT origins, count(*), sum(all_rows - most)::BIGINT FROM (SELECT string_agg(DISTINCT origin, ' ' ORDER BY "
+        "SELECT origins, count(*), sum(all_rows - most)::BIGINT FROM (SELECT string_agg(DISTINCT origin, ' ' ORDER BY "  # noqa: S608 - no values
         "origin) AS origins, sum(rows) AS all_rows, max(rows) AS most FROM (SELECT host, spool_id, sequence, filename, "
         "count(*) AS rows FROM read_parquet(?, filename = true, union_by_name = true) GROUP BY ALL) JOIN origins "
-        "USING (filename) GROUP BY host, spool_id, sequence HAVING count(*) > 1) GROUP BY origins ORDER BY origins",
+        f"USING (filename) GROUP BY {place} HAVING count(*) > 1) GROUP BY origins ORDER BY origins",
         [list(paths)],
     ).fetchall()
     return [(str(origins), int(batches), int(superfluous)) for origins, batches, superfluous in rows]
@@ -131,12 +135,11 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
             by_day[segment.day].append(segment)
     if not is_quick:
         for day, segments in sorted(by_day.items()):
-            for origins, batches, superfluous in duplicates(segments, connection):
-                if " " not in origins:
-                    yield (
-                        f"day {day}: {batches} batches are there twice within journal {origins} ({superfluous} rows "
-                        "too many); was its state_dir restored from a backup?"
-                    )
+            for origin, batches, superfluous in duplicates(segments, connection, is_within_journal=True):
+                yield (
+                    f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too "
+                    "many); was its state_dir restored from a backup?"
+                )
     sizes = {entry.name: entry.size_bytes for entry in lake.objects.entries("slots")}
     for length in sorted({name.split("/")[1].removeprefix("slot=") for name in sizes if name.count("/") > 1}):
         yield from _slot_problems(lake, float(length), sizes, by_day)

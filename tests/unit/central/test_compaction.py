@@ -1,0 +1,229 @@
+"""Compaction, and what `whitepanda lake` says: the same rows once, also when it is killed between any two steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import duckdb
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from central.cli.lake import app
+from central.compaction import compact_day, remove_superseded
+from central.lake import DAY_NS, Lake, LakeError, segment_stem
+from central.lake_checks import problems
+from central.objects import Folder
+from central.schema import SAMPLES
+from central.slots import SlotStore
+
+DAY = date(1970, 1, 2)
+SLOT_NS = 300 * 10**9
+
+
+def write(
+    lake: Lake, number: int, *, origin: str = "central-0", rows: int = 4, schema: pa.Schema = SAMPLES
+) -> None:
+    known = {
+        "host": ["h"] * rows,
+        "sequence": [number] * rows,
+        "start_unix_ns": [DAY_NS + number * 10 + row for row in range(rows)],
+        "duration_ns": [10**10] * rows,
+        "latency_sensitive": [True] * rows,
+        "cpu_usage_cores": [1.0] * rows,
+        "cpi": [1.5] * rows,
+    }
+    filled = {field.name: ["x" if field.type == pa.string() else None] * rows for field in SAMPLES}
+    lake.write_segment(
+        pa.table({**filled, **known}, schema=SAMPLES), segment_stem(origin, "0badcafe", number)
+    )
+
+
+def rows(lake: Lake) -> list[tuple[int, int]]:
+    view = ibis.duckdb.connect(threads=1)
+    table = view.to_pyarrow(lake.samples(view))
+    return sorted(zip(table["sequence"].to_pylist(), table["start_unix_ns"].to_pylist(), strict=True))
+
+
+def rolled(lake: Lake):
+    with duckdb.connect() as connection:
+        return SlotStore(lake, SLOT_NS).roll_up(DAY, connection)
+
+
+def verified(lake: Lake, *, is_quick: bool = False) -> list[str]:
+    with duckdb.connect() as connection:
+        return list(problems(lake, connection, is_quick=is_quick))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(tmp_path / "lake")
+    for number in range(1, 6):
+        write(lake, number)
+    for number in range(1, 4):
+        write(lake, number, origin="central-1")  # batches 1 to 3 came through both
+    return lake
+
+
+def test_small_segments_become_one_per_journal(lake: Lake) -> None:
+    before = rows(lake)
+    assert len(before) == 20
+    assert compact_day(lake, DAY, None, min_sources=2).written == 0  # nothing is rolled up
+    slots = rolled(lake)
+    write(lake, 6)  # not rolled up yet
+    done = compact_day(lake, DAY, slots, min_sources=2)
+    assert (done.sources, done.written, done.rows) == (8, 2, 32)
+    assert [each.name.rpartition("/")[2] for each in lake.segments()] == [
+        "central-0-0badcafe-000000000001_000000000005",
+        "central-0-0badcafe-000000000006",
+        "central-1-0badcafe-000000000001_000000000003",
+    ]
+    assert [row for row in rows(lake) if row[0] != 6] == before
+    assert remove_superseded(lake, grace_s=3600) == 0
+    assert remove_superseded(lake, grace_s=0) == 8
+    assert [row for row in rows(lake) if row[0] != 6] == before
+    assert compact_day(lake, DAY, slots, min_sources=2).written == 0
+    assert compact_day(lake, DAY, rolled(lake), min_sources=2).sources == 2  # a compacted one and a new one
+    assert len(lake.segments()) == 2
+    assert verified(lake) == []
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_failure_at_any_step_leaves_every_row_once(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    before, slots, steps = rows(lake), rolled(lake), iter(range(100))
+
+    def failing(name: str) -> None:
+        original = getattr(Folder, name)
+
+        def either(self: Folder, *arguments: object) -> None:
+            if next(steps) == step:
+                raise OSError(5, "Input/output error")
+            original(self, *arguments)
+
+        monkeypatch.setattr(Folder, name, either)
+
+    failing("publish")
+    failing("remove")
+    try:
+        compact_day(lake, DAY, slots, min_sources=2)
+        remove_superseded(lake, grace_s=0)
+    except OSError:
+        monkeypatch.undo()
+    else:
+        pytest.fail("nothing failed")
+    assert rows(lake) == before
+    assert verified(lake) == []
+    compact_day(lake, DAY, slots, min_sources=2)
+    remove_superseded(lake, grace_s=0)
+    assert (rows(lake), len(list(lake.samples_dir.rglob("*.parquet")))) == (before, 2)
+
+
+def test_kill_9_amid_compactions_leaves_every_row_once(lake: Lake) -> None:
+    before = rows(lake)
+    rolled(lake)
+    program = (
+        "import sys; from datetime import date; from central.lake import Lake; from central.slots import SlotStore\n"
+        "from central.compaction import compact_day, remove_superseded\n"
+        "lake = Lake(sys.argv[1]); slots = SlotStore(lake, 300 * 10**9).manifest(date(1970, 1, 2))\n"
+        "import os, signal; from central.objects import Folder; steps = iter(range(99)); at = int(sys.argv[2])\n"
+        "def killing(name):\n"
+        "    original = getattr(Folder, name)\n"
+        "    def either(self, *a):\n"
+        "        if next(steps) == at: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        original(self, *a)\n"
+        "    setattr(Folder, name, either)\n"
+        "killing('publish'); killing('remove')\n"
+        "compact_day(lake, date(1970, 1, 2), slots, min_sources=2); remove_superseded(lake, grace_s=0)\n"
+    )
+    for at in (0, 1, 3):
+        command = [sys.executable, "-c", program, str(lake.root), str(at)]
+        assert (
+            subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+            == -signal.SIGKILL
+        )
+        assert rows(lake) == before
+        assert verified(lake) == []
+
+
+def test_verify_says_a_line_per_problem(lake: Lake) -> None:
+    rolled(lake)
+    first, second, third, *_ = lake.segments()
+    data = bytearray(first.path.read_bytes())
+    data[40] ^= 0xFF  # a page
+    first.path.write_bytes(data)
+    second.path.write_bytes(second.path.read_bytes()[:-20])
+    newer = SAMPLES.with_metadata({b"whitepanda.schema": b"99"})
+    pq.write_table(pq.read_table(third.path, partitioning=None).cast(newer), third.path)
+    next(lake.samples_dir.parent.glob("slots/*/*/*-batches.parquet")).unlink()
+    lake = Lake(lake.root)
+    lines = verified(lake)
+    assert len(lines) == 4
+    assert lines[0].startswith(f"{first.key}: cannot be read: ")
+    assert f"{second.key} is damaged: " in lines[1]
+    assert lines[2].endswith(f"{third.key} has schema 99, this central reads up to 1; update central")
+    assert lines[3].startswith("slots of 1970-01-02, 1: slots/") and lines[3].endswith(
+        "-batches.parquet is not there"
+    )
+    assert [line for line in verified(lake, is_quick=True) if first.key in line] == []
+    result = CliRunner().invoke(app, ["verify", str(lake.root)])
+    assert (result.exit_code, len(result.output.splitlines())) == (1, 4)
+    second.path.unlink()
+    with pytest.raises(LakeError, match="has schema 99"):
+        rows(lake)
+
+
+def test_a_batch_twice_in_one_journal_is_a_problem(lake: Lake) -> None:
+    again = lake.segments()[0]
+    again.path.with_name(f"{segment_stem('central-0', '0badcafe', 77)}.parquet").write_bytes(
+        again.path.read_bytes()
+    )
+    [line] = verified(lake)
+    assert line == (
+        "day 1970-01-02: 1 batches are there twice within journal central-0-0badcafe (4 rows too many); was its "
+        "state_dir restored from a backup?"
+    )
+
+
+def test_older_segments_lack_columns_which_are_null(lake: Lake) -> None:
+    first = lake.segments()[0]
+    older = pq.read_table(first.path, partitioning=None).drop_columns(["cpi", "disk_bytes_per_s"])
+    pq.write_table(older, first.path)
+    lake = Lake(lake.root)
+    view = ibis.duckdb.connect(threads=1)
+    found = view.to_pyarrow(lake.samples(view))
+    assert (len(found), found.schema.names) == (20, SAMPLES.names)
+    assert found["cpi"].null_count == 4
+    assert rolled(lake).samples == 20
+    assert compact_day(lake, DAY, rolled(lake), min_sources=2).rows == 32
+    assert view.to_pyarrow(lake.samples(view))["cpi"].null_count == 4
+    assert verified(lake) == []
+
+
+def test_the_commands(lake: Lake) -> None:
+    rolled(lake)
+    run = CliRunner().invoke
+    assert run(app, ["verify", str(lake.root)]).output == "8 segments, no problem\n"
+    told = json.loads(run(app, ["stats", str(lake.root), "--json"]).output)
+    assert told["replicas"] == {"central-0": 20, "central-1": 12}
+    [day] = told["days"]
+    assert {key: day[key] for key in ("day", "segments", "rows", "duplicate_rows", "samples_in_slots")} == {
+        "day": "1970-01-02", "segments": 8, "rows": 32, "duplicate_rows": 12, "samples_in_slots": 20
+    }  # fmt: skip
+    told = json.loads(
+        run(app, ["compact", str(lake.root), "--min-segments", "2", "--grace-s", "0", "--json"]).output
+    )
+    assert told["compacted"] == {"1970-01-02": {"sources": 8, "written": 2, "rows": 32}}
+    assert (told["removed"], told["dropped"]) == (8, 0)
+    assert "replica central-1: 12 rows" in run(app, ["stats", str(lake.root)]).output
+    result = run(app, ["stats", str(lake.root / "nowhere")])
+    assert str(result.exception).endswith("no such folder; central.lake_dir, or lake in central.state_dir")

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from central.lease import FencedError, Lease
+from central.objects import Folder
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def leases(root: Path, clock: Clock, *holders: str) -> list[Lease]:
+    return [Lease(Folder(root), holder, 30.0, clock) for holder in holders]
+
+
+def test_one_holder_at_a_time_and_tokens_grow(tmp_path: Path) -> None:
+    one, two = leases(tmp_path, Clock(), "a", "b")
+    assert (one.acquire(), one.token, two.acquire(), two.token) == (True, 1, False, 0)
+    assert (one.acquire(), one.token, two.holder()) == (True, 1, "a")  # still its own
+    one.release()
+    assert (one.token, two.holder()) == (0, "")
+    assert (two.acquire(), two.token) == (True, 2)
+    assert one.acquire() is False
+    one.release()  # nothing of another's
+    two.check()
+
+
+def test_a_silent_holder_is_overtaken_and_a_renewing_one_is_not(tmp_path: Path) -> None:
+    clock = Clock()
+    old, new = leases(tmp_path, clock, "a", "b")
+    assert old.acquire()
+    for _ in range(10):
+        clock.now_s += 20.0
+        old.check()  # renews, for more than a third of 30 s has passed
+        assert new.acquire() is False
+    clock.now_s += 29.0
+    assert new.acquire() is False
+    clock.now_s += 1.0
+    assert (new.acquire(), new.token) == (True, 2)
+    with pytest.raises(
+        FencedError, match="token 1 of a was overtaken by 2; nothing of this build is published"
+    ):
+        old.check()
+    old.renew()  # a stalled write of its own file: changes nothing
+    new.check()
+    old.release()
+    new.check()
+
+
+def test_a_replica_that_starts_again_takes_over_from_itself(tmp_path: Path) -> None:
+    before, after = leases(tmp_path, Clock(), "a", "a")
+    assert (before.acquire(), after.acquire(), after.token) == (True, True, 2)
+    with pytest.raises(FencedError):
+        before.check()
+
+
+def test_of_two_that_try_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = leases(tmp_path, Clock(), "a", "b")
+    create = Folder.create
+
+    def race(self: Folder, name: str, data: bytes) -> None:
+        monkeypatch.undo()
+        assert two.acquire()
+        create(self, name, data)
+
+    monkeypatch.setattr(Folder, "create", race)
+    assert (one.acquire(), two.token) == (False, 1)
+
+
+def test_a_damaged_lease_runs_out_like_a_silent_one(tmp_path: Path) -> None:
+    clock = Clock()
+    one, two = leases(tmp_path, clock, "a", "b")
+    assert one.acquire()
+    (tmp_path / "lease/000000000001.json").write_text("{")
+    assert two.acquire() is False
+    clock.now_s = 30.0
+    assert (two.acquire(), two.token) == (True, 2)
+
+
+def test_old_tokens_go(tmp_path: Path) -> None:
+    [one] = leases(tmp_path, Clock(), "a")
+    for _ in range(9):
+        assert one.acquire()
+        one.release()
+    assert sorted(int(path.stem) for path in (tmp_path / "lease").iterdir()) == [5, 6, 7, 8, 9]
