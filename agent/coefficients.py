@@ -221,7 +221,7 @@ class CoefficientStore:
         coefficients = {job: value for job, value in coefficients.items() if job not in removed}
         # A central without tags may have changed any row: what it sends in full has none, what it merges keeps those
         # of other jobs.
-        changed = removed | {row.job for row in (*update.statistics, *update.coefficients)}
+        changed = removed | {row.job for row in update.statistics} | {row.job for row in update.coefficients}
         tags = {} if update.full else {job: tag for job, tag in self._held.tags.items() if job not in changed}
         tags.update((row.job, row.tag) for row in update.tags)
         # Rows of a job with a new tag replace all that were held of it, also those that it has no more.

@@ -214,7 +214,10 @@ class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
-    victim_slots: int = 3  # consecutive slots with a victim before the trigger fires
+    trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
+    victim_slots: int = (
+        3  # consecutive slots with a victim before the trigger fires; of paper, as the next two
+    )
     mn_cpi_percentile: float = 99.0  # of this host's own history
     mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots

@@ -4,6 +4,9 @@ After each window the trailing slots are looked at anew: the last one ends now, 
 length ago, and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more
 than one over 300 s and the two do not compare. The history of mnCPI (for the host's own percentile) is in
 memory only: after a restart the configured floor is the threshold until there are enough slots again.
+
+The trigger is `agent.analysis.trigger` by default, which takes mnCPI of each window as it ends; until it has seen an
+hour, and where it is so configured, it is the paper's rule over slots.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Literal
 
 from agent.analysis import antagonists
 from agent.analysis.antagonists import CpiStatistics, SlotState, TaskSlot
+from agent.analysis.trigger import NoiseScaledTrigger
 from agent.coefficients import CoefficientStore
 from agent.config import AnalysisSection
 from agent.triggers import Trigger, Triggers, TriggerSuspect, TriggerVictim
@@ -24,6 +28,7 @@ from collector.base import Reason
 
 __all__ = ["CpiPoint", "Explanation", "HostAnalysis", "SuspectView", "Verdict"]
 
+_S = 10**9
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
 _MIN_COVERAGE = 0.5  # a slot that was watched for less is not compared with whole ones
@@ -141,6 +146,9 @@ class HostAnalysis:
         self._threshold = section.mn_cpi_floor
         self._suspects: tuple[SuspectView, ...] = ()
         self._triggers = Triggers()
+        self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
+        # The last windows with their nCPI, and the version of the statistics that it is by.
+        self._seen: tuple[int, list[tuple[CpiWindow, float]]] = (0, [])
 
     @property
     def slot_ns(self) -> int:
@@ -155,11 +163,15 @@ class HostAnalysis:
     @property
     def mn_cpi_threshold(self) -> float:
         """What mnCPI has to exceed for the trigger."""
-        return self._threshold
+        live = self._live_trigger
+        return live.threshold if live else self._threshold
 
     @property
     def triggered(self) -> bool:
-        """Whether there is contention by PANDA's rule now."""
+        """Whether there is contention now."""
+        live = self._live_trigger
+        if live is not None:
+            return live.is_on
         return antagonists.is_triggered(self._states, self._threshold, self._section.victim_slots)
 
     @property
@@ -180,6 +192,7 @@ class HostAnalysis:
         for window in windows:
             self._keep(window)
         self._forget()
+        self._watch(windows)
         slots = [self._slots(age) for age in range(self._section.victim_slots)]
         tasks = [self._tasks(slot) for slot in slots]
         self._last = slots[0]
@@ -223,7 +236,7 @@ class HostAnalysis:
             n_cpi=self._n_cpi(slot, statistics),
             victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
             mn_cpi=self.mn_cpi,
-            mn_cpi_threshold=self._threshold,
+            mn_cpi_threshold=self.mn_cpi_threshold,
             victim_slots=self._consecutive(uuid),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
@@ -240,15 +253,16 @@ class HostAnalysis:
 
     def _trigger(self) -> Trigger | None:
         """Return the contention of the last slot with its evidence; None where there is none."""
-        mn_cpi = self.mn_cpi
-        if mn_cpi is None or not self.triggered:
+        live = self._live_trigger
+        mn_cpi = live.value if live else self.mn_cpi
+        if mn_cpi is None or not self.triggered or not self._states:
             return None
         victims = [self._victim(uuid) for uuid in self._states[-1].victims]
         return Trigger(
             unix_ns=self._now_unix_ns,
             slot_ns=self._slot_ns,
             mn_cpi=mn_cpi,
-            mn_cpi_threshold=self._threshold,
+            mn_cpi_threshold=self.mn_cpi_threshold,
             coefficient_version=self._store.version,
             victims=tuple(sorted((v for v in victims if v), key=lambda v: (-v.n_cpi, v.vm))),
             suspects=tuple(
@@ -281,6 +295,45 @@ class HostAnalysis:
             threshold_cpi=antagonists.victim_threshold(statistics),
             cpu_usage_cores=slot.cpu_usage_cores,
         )
+
+    # --- the live trigger ---
+
+    @property
+    def _live_trigger(self) -> NoiseScaledTrigger | None:
+        """It, where it is what decides now."""
+        return self._live[1] if self._live is not None and self._live[1].is_ready else None
+
+    def _watch(self, windows: Sequence[CpiWindow]) -> None:
+        """Give the live trigger mnCPI of the windows that have just ended."""
+        if self._section.trigger != "noise_scaled" or not windows:
+            return
+        step_ns = max(1, round(max(window.duration_ns for window in windows) / _S)) * _S
+        if self._live is None or self._live[0] < step_ns:
+            # The first windows may be short ones, and their noise is none of whole ones.
+            self._live = (step_ns, NoiseScaledTrigger(step_ns / _S))
+            self._seen = (0, [])
+        live, (version, seen) = self._live[1], self._seen
+        if version != self._store.version:
+            # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
+            both = [(old, new) for w, old in seen if (new := self._n_cpi_of(w)) is not None]
+            if both:
+                live.shift(math.fsum(new - old for old, new in both) / len(both))
+        by_start: dict[int, list[tuple[CpiWindow, float]]] = {}
+        for window in windows:
+            value = self._n_cpi_of(window)
+            if value is not None and window.duration_ns >= _MIN_COVERAGE * self._live[0]:
+                by_start.setdefault(window.start_unix_ns, []).append((window, value))
+        for start in sorted(by_start):
+            values = by_start[start]
+            live.observe(math.fsum(value for _, value in values) / len(values), len(values))
+            self._seen = (self._store.version, values)
+
+    def _n_cpi_of(self, window: CpiWindow) -> float | None:
+        """Of a latency-sensitive VM."""
+        if not window.latency_sensitive or window.cpi is None:
+            return None
+        statistics = self._store.statistics(window.job, self._platform, self._now_unix_ns)
+        return None if statistics is None else antagonists.n_cpi(window.cpi, statistics)
 
     # --- windows and slots ---
 

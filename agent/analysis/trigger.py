@@ -1,17 +1,18 @@
 """The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
 
-The paper's trigger (`agent.analysis.antagonists.is_triggered`) fires above the host's own 99th percentile: one slot in a
-hundred by construction. This one asks for more, and for less where contention lasts:
+The paper's trigger (`agent.analysis.antagonists.is_triggered`) fires above the host's own 99th percentile: one slot
+in a hundred by construction. This one asks for more, and for less where contention lasts:
 
 * The level of mnCPI is followed slowly, so that the course of a day is none of the host's noise. Steps beyond two
   standard deviations pull at it no more than two do, and while the trigger is on it hardly moves.
 * The mean excess over the level is taken over several lengths of time, from a minute to half an hour: long and weak
   contention shows in the long ones, short and strong in the short ones.
-* Each length has a standard deviation of its own, measured on this host over about a day. So noise that lasts, which
+* Each length has a standard deviation of its own, measured on this host over some hours. So noise that lasts, which
   averages out less than independent noise does, needs no model.
 * Everything is scaled by the root of the number of latency-sensitive VMs: the mean of few VMs varies more.
 
-It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that.
+It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that; a shorter
+length that exceeds them too decides in its place, so that the end is seen soon.
 docs/studies/trigger.md has what it finds and how often it is wrong.
 """
 
@@ -26,15 +27,20 @@ __all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
 #: Lengths of time over which the excess is averaged, in seconds.
 SPANS_S = (60.0, 180.0, 600.0, 1800.0)
 #: Standard deviations; chosen on the study's training seeds.
-THRESHOLD = 6.0
+THRESHOLD = 5.25
 #: Until so much was seen it does not judge.
 WARM_UP_S = 3600.0
-_LEVEL_S = 3600.0  # time constant of the level
+_WARM_UP_STEPS = 60  # at least
+_LEVEL_S = 900.0  # time constant of the level; at least
+_LEVEL_STEPS = 90
 _SLOWER_WHILE_ON = 24.0
-_SCALE_S = 86_400.0  # time constant of the standard deviations
+_SCALE_S = 7200.0  # time constant of the standard deviations; at least
+_SCALE_STEPS = 720
 _CLIP_LEVEL = 2.0  # standard deviations that a value may pull by
 _CLIP_SCALE = 3.0  # the same of a mean
-_PRIOR_S = 600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
+_PRIOR_S = (
+    600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
+)
 _END = 0.5  # of the threshold
 
 
@@ -61,6 +67,10 @@ class _Span:
         if len(self.values) > self.length:
             self.total -= self.values.popleft()
 
+    def clear(self) -> None:
+        self.values.clear()
+        self.total = 0.0
+
     def exceeds(self, threshold: float) -> bool:
         return self.is_full and self.mean > threshold * math.sqrt(self.variance)
 
@@ -80,6 +90,9 @@ class NoiseScaledTrigger:
         self._one = _Span(1)
         self._step_s = step_s
         self._limit = threshold
+        self._level_s = max(_LEVEL_S, _LEVEL_STEPS * step_s)
+        self._scale_s = max(_SCALE_S, _SCALE_STEPS * step_s)
+        self._warm_up_s = max(WARM_UP_S, _WARM_UP_STEPS * step_s)
         self._level = 0.0
         self._count = 0
         self._tasks = 1
@@ -88,7 +101,7 @@ class NoiseScaledTrigger:
     @property
     def is_ready(self) -> bool:
         """Whether enough was seen to judge by."""
-        return self._count * self._step_s >= WARM_UP_S
+        return self._count * self._step_s >= self._warm_up_s
 
     @property
     def is_on(self) -> bool:
@@ -97,7 +110,7 @@ class NoiseScaledTrigger:
 
     @property
     def value(self) -> float:
-        """mnCPI over the length of time that decides: that which found the contention, else the shortest."""
+        """Mean of mnCPI over the length of time that decides: that which found the contention, else the shortest."""
         return self._level + self._decides.mean / math.sqrt(self._tasks)
 
     @property
@@ -132,28 +145,36 @@ class NoiseScaledTrigger:
         self._learn(excess, root)
         return self.is_on
 
+    def shift(self, by: float) -> None:
+        """Move the level: nCPI is by other statistics from here on, by which all that was seen is `by` higher."""
+        self._level += by
+
     def _judge(self, excess: float) -> None:
         for span in (self._one, *self._spans):
             span.push(excess)
         if not self.is_ready:
             return
         found = next((span for span in self._spans if span.exceeds(self._limit)), None)
-        if found is not None:
+        now = self._deciding
+        if now is None or (found is not None and found.length < now.length):
             self._deciding = found
-        elif self._deciding is not None and not self._deciding.exceeds(_END * self._limit):
+        elif not now.exceeds(_END * self._limit):
             self._deciding = None
+            # The longer spans still have in them what is over now.
+            for span in self._spans:
+                span.clear()
 
     def _learn(self, excess: float, root: float) -> None:
         seen_s = self._count * self._step_s
         std = math.sqrt(self._one.variance)
         slower = _SLOWER_WHILE_ON if self.is_on else 1.0
-        gain = self._step_s / min(seen_s, _LEVEL_S) / slower
+        gain = self._step_s / min(seen_s, self._level_s) / slower
         if seen_s >= _PRIOR_S:
             excess = max(-_CLIP_LEVEL * std, min(_CLIP_LEVEL * std, excess))
         self._level += gain * excess / root
         if self.is_on:
             return
-        gain = self._step_s / min(seen_s + _PRIOR_S, _SCALE_S)
+        gain = self._step_s / min(seen_s + _PRIOR_S, self._scale_s)
         for span in (self._one, *self._spans):
             if span.is_full:
                 square = min(span.mean**2, _CLIP_SCALE**2 * span.variance)

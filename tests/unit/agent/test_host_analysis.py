@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -380,3 +381,58 @@ def test_memory_is_bounded_by_the_slots_under_test(host):
     host.run(200, VICTIM, SCAN)
     assert all(len(vm.pieces) <= 9 for vm in host.analysis._vms.values())
     assert not math.isnan(host.analysis.mn_cpi)
+
+
+def noisy(host, windows, seed, rise=0.0):
+    """Let windows pass in which three VMs' CPI varies by 0.35, as their job's does; count the reports."""
+    rng, reports = random.Random(seed), []
+    for _ in range(windows):
+        vms = [{"vm": f"web-{n}", "cpi": 1.2 + 0.35 * rng.gauss(0, 1) / 4 + rise} for n in range(3)]
+        host.run(1, *vms, SCAN)
+        reports += host.analysis.take_triggers()
+    return reports
+
+
+def test_after_some_hours_the_trigger_is_the_hosts_own_noise(host):
+    """Below the paper's floor of 1, above this host's noise: nCPI rises by 0.8."""
+    host.store.apply(update())
+    assert noisy(host, 2000, 1) == []
+    assert host.analysis.mn_cpi_threshold < 0.5
+    reports = noisy(host, 30, 2, rise=0.8 * 0.35)
+    assert host.analysis.triggered
+    assert [report.suspects[0].name for report in reports] == ["scan-1"] * len(reports)
+    assert reports[0].since_unix_ns < T0 + 2007 * WINDOW
+    assert all(report.mn_cpi > report.mn_cpi_threshold for report in reports)
+    noisy(host, 30, 3)
+    assert not host.analysis.triggered
+
+
+def test_the_papers_rule_stays_selectable(tmp_path):
+    host = Host(tmp_path, AnalysisSection(trigger="paper"))
+    host.store.apply(update())
+    noisy(host, 400, 1)
+    assert host.analysis.mn_cpi_threshold == 1.0
+    assert noisy(host, 30, 2, rise=0.8 * 0.35) == []
+
+
+def test_a_new_version_of_the_statistics_is_no_contention(host):
+    host.store.apply(update())
+    noisy(host, 400, 1)
+    lower = update(8)
+    for row in lower.statistics:
+        row.mean_cpi -= 0.7  # nCPI is higher by 2 from here on
+    host.store.apply(lower)
+    assert noisy(host, 60, 4) == []
+    assert host.analysis.mn_cpi_threshold > 2.0
+
+
+def test_a_window_that_was_hardly_watched_is_no_sign(host):
+    host.store.apply(update())
+    noisy(host, 400, 1)
+    for _ in range(12):
+        host.now += WINDOW
+        odd = dataclasses.replace(window("web-0", host.now, 9.0), duration_ns=WINDOW // 10)
+        host.analysis.observe(
+            [odd, window("web-1", host.now), window("scan-1", host.now, job="scan", ls=False)], host.now
+        )
+    assert not host.analysis.triggered
