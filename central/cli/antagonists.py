@@ -7,17 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import grpc
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from central.cli._fleet import asking
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.tls import TlsFiles, channel_credentials, warnings
 from whitepanda.common.tls_options import (
     CaOption,
     CertOption,
@@ -26,7 +24,7 @@ from whitepanda.common.tls_options import (
     ServerNameOption,
     files_of,
 )
-from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
 
@@ -238,20 +236,14 @@ def show(
 ) -> None:
     """List the coefficients that central holds."""
     files = files_of(tls, name, ca=ca, cert=cert, key=key)
-    credentials = channel_credentials(files, "--")
-    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     version, rows = 0, list[agent_pb2.Coefficient]()
-    with grpc.secure_channel(central, credentials, options=options) as channel:
-        stub = fleet_pb2_grpc.FleetStub(channel)
+    with asking(central, files, server_name, _DEADLINE_S) as ask:
         token = ""
         while len(rows) < limit:
             request = fleet_pb2.ListCoefficientsRequest(
                 page_size=min(limit - len(rows), 1000), page_token=token, job=job
             )
-            try:
-                page = stub.ListCoefficients(request, timeout=_DEADLINE_S)
-            except grpc.RpcError as error:
-                raise _explained(error, central, files) from error
+            page = ask("ListCoefficients", request)
             version, token = page.version, page.next_page_token
             rows.extend(page.coefficients)
             if not token:
@@ -273,28 +265,6 @@ def show(
     for row in rows:
         table.add_row(row.job, f"{row.value:.4g}", f"{row.samples:,}")
     console.print(table)
-
-
-def _explained(error: grpc.RpcError, central: str, files: TlsFiles) -> WhitepandaError:
-    """Say what ended the call, where, and the remedy."""
-    code, details = error.code(), " ".join((error.details() or "no details").split())
-    where = f"central at {central}"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        remedy = "is it overloaded, stopped, or not central? See its log, and try again"
-        return UnavailableError(f"{where} has not answered ListCoefficients for {_DEADLINE_S:g} s; {remedy}")
-    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-        return UnavailableError(f"{where} refuses the certificate {files.certificate}: {details}")
-    if code is not grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(f"{where}: {code.name}: {details}; see its log")
-    lower = details.lower()
-    if "verif" in lower or "peer name" in lower:
-        remedy = "see --ca and --server-name"
-        return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")
-    if "socket closed" in lower or "handshake" in lower:
-        doubts = warnings(files, server=False, prefix="--")
-        why = doubts[0] if doubts else f"it may not accept the certificate {files.certificate}"
-        return TlsError(f"{where} breaks the connection off: {details}; {why}")
-    return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
 
 
 def _number(value: float | None, digits: int = 4) -> str:

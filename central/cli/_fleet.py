@@ -1,0 +1,75 @@
+"""Asking central's fleet API from the command line; what goes wrong becomes one line with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
+from whitepanda.common.tls import TlsFiles, channel_credentials, warnings
+from whitepanda.v1 import fleet_pb2_grpc
+
+__all__ = ["Asks", "asking", "explained"]
+
+#: Takes a method's name and its request, and returns the answer.
+Asks = Callable[[str, Any], Any]
+
+
+@contextmanager
+def asking(central: str, files: TlsFiles, server_name: str, deadline_s: float) -> Iterator[Asks]:
+    """Connect to central.
+
+    Args:
+        central: host:port.
+        files: an operator's.
+        server_name: name in central's certificate; "" for the host's.
+        deadline_s: of each question.
+
+    """
+    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
+        stub = fleet_pb2_grpc.FleetStub(channel)
+
+        def ask(method: str, request: Any) -> Any:
+            try:
+                return getattr(stub, method)(request, timeout=deadline_s)
+            except grpc.RpcError as error:
+                raise explained(error, central, files, method, deadline_s) from error
+
+        yield ask
+
+
+def explained(
+    error: grpc.RpcError, central: str, files: TlsFiles, method: str, deadline_s: float
+) -> WhitepandaError:
+    """Say what ended the call, where, and the remedy."""
+    code, details = error.code(), " ".join((error.details() or "no details").split())
+    where = f"central at {central}"
+    if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+        return InputError(f"{where}: {details}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        remedy = "is it overloaded, stopped, or not central? See its log, and try again"
+        return UnavailableError(f"{where} has not answered {method} for {deadline_s:g} s; {remedy}")
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+        return UnavailableError(f"{where} refuses the certificate {files.certificate}: {details}")
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return UnavailableError(f"{where}: {code.name}: {details}; see its log")
+    return _unavailable(where, details, files)
+
+
+def _unavailable(where: str, details: str, files: TlsFiles) -> WhitepandaError:
+    """Say whether it is away, or which certificate does not pass."""
+    lower = details.lower()
+    if "incident history" in lower:
+        return UnavailableError(f"{where}: {details}")
+    if "verif" in lower or "peer name" in lower:
+        remedy = "see --ca and --server-name"
+        return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")
+    if "socket closed" in lower or "handshake" in lower:
+        doubts = warnings(files, server=False, prefix="--")
+        why = doubts[0] if doubts else f"it may not accept the certificate {files.certificate}"
+        return TlsError(f"{where} breaks the connection off: {details}; {why}")
+    return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")

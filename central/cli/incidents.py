@@ -1,0 +1,204 @@
+"""`whitepanda incidents`: contention that hosts reported, as central keeps it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from central.api.openapi import to_json
+from central.cli._fleet import asking
+from whitepanda.common.cli import console, print_json
+from whitepanda.common.errors import InputError
+from whitepanda.common.tls_options import (
+    CaOption,
+    CertOption,
+    FolderOption,
+    KeyOption,
+    ServerNameOption,
+    files_of,
+)
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Contention in the fleet: where, when, who suffered, whom to suspect.", no_args_is_help=True
+)
+
+_DEADLINE_S = 10.0
+_PAGE = 1000
+_NAMED = 3  # victims shown in a row of the list
+_SHOWN_REPORTS = 12
+_NS = 10**9
+
+CentralOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")]
+NameOption = Annotated[str, typer.Option(help="The name in our certificate, one of central's operators.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command("list")
+def list_(
+    central: CentralOption,
+    *,
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: NameOption = "operator",
+    server_name: ServerNameOption = "",
+    host: Annotated[str, typer.Option(help="Only on this host.")] = "",
+    suspect_job: Annotated[str, typer.Option(help="Only where this job is suspected first.")] = "",
+    victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
+    vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
+    hours: Annotated[float | None, typer.Option(min=0, help="Only those of the last so many hours.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """List incidents, the last that began first. Times are UTC.
+
+    mnCPI is the mean of nCPI over the host's latency-sensitive VMs in the worst slot.
+    """
+    files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
+    found: list[fleet_pb2.Incident] = []
+    token = ""
+    with asking(central, files, server_name, _DEADLINE_S) as ask:
+        while len(found) < limit:
+            request = fleet_pb2.ListIncidentsRequest(
+                page_size=min(limit - len(found), _PAGE),
+                page_token=token,
+                host=host,
+                suspect_job=suspect_job,
+                victim_job=victim_job,
+                vm=vm,
+                since_unix_ns=since,
+            )
+            page = ask("ListIncidents", request)
+            found.extend(page.incidents)
+            token = page.next_page_token
+            if not token:
+                break
+    if json:
+        print_json({"incidents": [to_json(one) for one in found], "more": bool(token)})
+        return
+    if not found:
+        console.print("no incidents")
+        return
+    _print_list(found)
+    if token:
+        console.print(f"the last {len(found)}; there are more, see --limit")
+
+
+@app.command("show")
+def show(
+    number: Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
+    central: CentralOption,
+    *,
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: NameOption = "operator",
+    server_name: ServerNameOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show one incident: victims, suspects with their scores, each report, and where else the suspect was one."""
+    if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
+        raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
+    files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    with asking(central, files, server_name, _DEADLINE_S) as ask:
+        detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
+    if json:
+        print_json(to_json(detail))
+        return
+    _print_detail(detail)
+
+
+def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
+    table = _table(">NO", "HOST", "BEGAN", ">LASTED", "SUSPECT", ">mnCPI", "VICTIMS")
+    for one in found:
+        victims = [vm.name or vm.vm for vm in one.victims]
+        more = f" +{len(victims) - _NAMED}" if len(victims) > _NAMED else ""
+        table.add_row(
+            str(one.id),
+            one.host,
+            _time(one.first_unix_ns),
+            _span(one.last_unix_ns - one.first_unix_ns),
+            one.suspect_job or "-",
+            _number(one.peak_mn_cpi),
+            ", ".join(victims[:_NAMED]) + more,
+        )
+    console.print(table)
+
+
+def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
+    one = detail.incident
+    lasted = _span(one.last_unix_ns - one.first_unix_ns)
+    console.print(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}")
+    peak = f"mnCPI up to {_number(one.peak_mn_cpi)}, threshold {_number(one.peak_threshold)}"
+    console.print(f"{peak}; reported {one.reports} times")
+    if detail.HasField("recurrence"):
+        again = detail.recurrence
+        console.print(
+            f"job {again.job} was suspected first in {again.incidents} incidents on {again.hosts} hosts since "
+            f"{_time(again.first_unix_ns)}",
+            soft_wrap=True,
+        )
+    last = detail.reports[-1] if detail.reports else agent_pb2.Trigger()
+    suspects = {vm.vm: vm for vm in last.suspects}
+    victims = {vm.vm: vm for vm in last.victims}
+    table = _table("VICTIM", "JOB", ">WORST nCPI", ">CPI NOW", ">THRESHOLD", ">REPORTS")
+    for vm in one.victims:
+        now = victims.get(vm.vm)
+        numbers = ("-", "-") if now is None else (_number(now.cpi), _number(now.threshold_cpi))
+        table.add_row(vm.name or vm.vm, vm.job, _number(vm.peak), *numbers, str(vm.reports))
+    console.print(table)
+    table = _table("SUSPECT", "JOB", ">WORST SCORE", ">COEFFICIENT", ">CORES NOW", ">REPORTS")
+    for vm in one.suspects:
+        then = suspects.get(vm.vm)
+        shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
+        table.add_row(vm.name or vm.vm, vm.job, _number(vm.peak), *shown, str(vm.reports))
+    console.print(table)
+    table = _table("REPORTED", ">mnCPI", ">THRESHOLD", ">VICTIMS", "FIRST SUSPECT", ">VERSION")
+    for report in detail.reports[-_SHOWN_REPORTS:]:
+        first = report.suspects[0] if report.suspects else agent_pb2.TriggerSuspect(score=math.nan)
+        table.add_row(
+            _time(report.unix_ns),
+            _number(report.mn_cpi),
+            _number(report.mn_cpi_threshold),
+            str(len(report.victims) + report.victims_left_out),
+            (first.name or first.vm) if first.score > 0 else "-",
+            str(report.coefficient_version),
+        )
+    console.print(table)
+
+
+def _table(*titles: str) -> Table:
+    """Make a table; titles that begin with ">" are of columns to the right."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+    return table
+
+
+def _time(unix_ns: int) -> str:
+    """Return a time in UTC."""
+    try:
+        return datetime.fromtimestamp(unix_ns // _NS, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):  # of an importer
+        return f"{unix_ns} ns"
+
+
+def _span(ns: int) -> str:
+    minutes = round(ns / _NS / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"  # noqa: PLR2004 - an hour
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3g}"
