@@ -1,0 +1,64 @@
+"""A plain TCP load balancer: each connection goes to the next backend that takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+
+class Balancer:
+    """Bytes pass unread, as through any layer 4 balancer; TLS is between the ends."""
+
+    def __init__(self, address: str, backends: Sequence[int]) -> None:
+        """`backends` are ports of 127.0.0.1."""
+        self.port = 0
+        self.connections = [0] * len(backends)
+        self._address = address
+        self._backends = list(backends)
+        self._turn = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._take, self._address, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.closing(writer):
+            for _ in self._backends:
+                self._turn = (self._turn + 1) % len(self._backends)
+                with contextlib.suppress(OSError):
+                    there = await asyncio.open_connection("127.0.0.1", self._backends[self._turn])
+                    break
+            else:
+                return
+            self.connections[self._turn] += 1
+            with contextlib.closing(there[1]):
+                ways = [
+                    asyncio.create_task(_pass(reader, there[1])),
+                    asyncio.create_task(_pass(there[0], writer)),
+                ]
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
+
+
+async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
