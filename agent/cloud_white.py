@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from agent.analysis.behaviour import AnyDetector, Detection, VmState
-from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, set_others
+from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_others
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels
 from agent.rates import HostRates, VmRates
@@ -64,12 +64,13 @@ def make_detector(section: CloudWhiteSection) -> AnyDetector:
     return Detector(settings)
 
 
-def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason) -> Values:
+def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason, factors: Values | float = 1.0) -> Values:
     """Make a tick's matrix, as `agent.analysis.signals.signals_of`, from rates as they are.
 
     Args:
         rates: per VM; a metric that is not known is a `Reason`.
         host: the host's, or why there are none.
+        factors: `agent.analysis.signals.load_factors` of the VMs.
 
     Returns:
         Shape (len(rates), len(SIGNALS)), NaN where a signal is not known.
@@ -87,7 +88,7 @@ def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason) -> Values:
     if isinstance(host, HostRates):
         found = [getattr(host, name) for name in _HOST]
         values[:, _HOST_COLUMNS] = [nan if value.__class__ is Reason else value for value in found]
-    set_others(values)
+    set_others(values, factors)
     return values
 
 
@@ -139,6 +140,7 @@ class CloudWhite:
         self._detector = make(section)
         self._identities: list[VmIdentity] = []
         self._keys: tuple[VmKey, ...] = ()
+        self._factors: Values = np.ones(0)
         self._rows: dict[str, int] = {}
         self._last: _Last | None = None
         self._noted: tuple[tuple[VmKey, ...], tuple[object, ...]] | None = None
@@ -174,8 +176,8 @@ class CloudWhite:
 
         """
         listed = list(vms)
-        values = matrix_of([vm.rates for vm in listed], host)
         self._take_keys(listed)
+        values = matrix_of([vm.rates for vm in listed], host, self._factors)
         self._last = None  # an old verdict is none
         self._estimates = {}
         detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values))
@@ -196,7 +198,10 @@ class CloudWhite:
         if len(identities) == len(known) and all(map(is_, identities, known)):
             return
         self._identities = identities
-        self._keys = tuple(VmKey(one.uuid, one.epoch, one.vcpus) for one in identities)
+        self._keys = tuple(
+            VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus, vm.workers) for vm in vms
+        )
+        self._factors = load_factors(self._keys)
         self._rows = {key.uuid: row for row, key in enumerate(self._keys)}
 
     def _estimate(self, last: _Last, rows: Sequence[int], failures: list[Exception]) -> list[Degradation]:
@@ -246,6 +251,9 @@ class CloudWhite:
             for name, value, learnt, expected in zip(SIGNALS, *numbers, strict=True)
             if not math.isnan(value)
         )
+        workers = last.keys[row].workers
+        if workers is not None:  # shown beside the signals, because one of them follows from it
+            signals += (SignalView("workers", workers, math.nan, math.nan),)
         return Reasoning(self.detector, verdict, signals, events)
 
     # --- events ---

@@ -248,6 +248,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # such VMs can be victims, others suspects
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
+    workers: int | None = None  # how many requests a VM serves at once, 1 to 4096; without = one per vCPU
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -401,9 +402,14 @@ def _name_problems(agent: AgentSection) -> Iterator[str]:
         yield f"agent.socket must be a path of {limit} (value {agent.socket!r}, {size} bytes)"
 
 
+_MAX_WORKERS = 4096
+
+
 def _rule_problems(rules: tuple[JobRule, ...]) -> list[str]:
     found = []
     for index, rule in enumerate(rules):
+        if rule.workers is not None and not 1 <= rule.workers <= _MAX_WORKERS:
+            found.append(f"jobs[{index}].workers must be 1 to {_MAX_WORKERS} (value {rule.workers})")
         for key, template in (("job", rule.job), ("owner", rule.owner)):
             try:
                 # Parses the template too, whether or not it matches.

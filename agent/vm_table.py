@@ -36,6 +36,7 @@ class Placing(NamedTuple):
     job: str
     latency_sensitive: bool
     owner: str
+    workers: int | None = None
 
 
 class JobRules:
@@ -57,7 +58,8 @@ class JobRules:
             match = pattern.search(fact) if fact is not None else None
             job = match.expand(rule.job).strip() if match else ""
             if match and job:
-                return Placing(job, rule.latency_sensitive, match.expand(rule.owner).strip() or project)
+                owner = match.expand(rule.owner).strip() or project
+                return Placing(job, rule.latency_sensitive, owner, rule.workers)
         return Placing(f"{project}/{flavor}" if project and flavor else identity.name, False, project)
 
 
@@ -80,6 +82,7 @@ class Vm:
     rates: VmRates
     held: dict[int, int] = field(default_factory=dict)
     owner: str = ""
+    workers: int | None = None  # how many requests it serves at once; None: nobody said
 
     @property
     def quota_cores(self) -> float:
@@ -163,14 +166,23 @@ class VmTable:
         if vm is None or vm.identity.epoch != identity.epoch:
             now, latest, change = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING)
             rates = rates_of(change, self._limits)
-            job, latency_sensitive, owner = self._rules.job_of(identity)
+            job, latency_sensitive, owner, workers = self._rules.job_of(identity)
             self._vms[uuid] = Vm(
-                identity, job, latency_sensitive, now, latest, change, change, rates, owner=owner
+                identity,
+                job,
+                latency_sensitive,
+                now,
+                latest,
+                change,
+                change,
+                rates,
+                owner=owner,
+                workers=workers,
             )
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
-                vm.job, vm.latency_sensitive, vm.owner = self._rules.job_of(identity)
+                vm.job, vm.latency_sensitive, vm.owner, vm.workers = self._rules.job_of(identity)
             if vm.identity.vcpus != identity.vcpus:
                 vm.known = _without_vcpus(vm.known)
             vm.identity = identity

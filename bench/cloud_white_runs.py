@@ -16,8 +16,10 @@ from agent.analysis.behaviour import AnyDetector, Behaviour
 from agent.analysis.degradation import Model
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
-from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, set_others
+from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, load_factors, set_others
 from central.degradation.scatter import percentile_with
+from collector.simulated.contention import workers_of
+from collector.simulated.profiles import PROFILES
 from collector.simulated.study import Study, StudyBlock, blocks
 from collector.simulated.truth import Role
 
@@ -41,6 +43,7 @@ PERCENTILE = 95.0
 #: What is compared: ours, the paper's plain rules, and what needs neither a detector nor a model, or no model.
 METHODS = (
     "ours",
+    "ours, told the workers",
     "ours, estimates alone",
     "paper",
     "constant 1",
@@ -80,7 +83,8 @@ class Run:
 
     `errors`: per method of `METHODS`. `roles`: per detector how often a role was told as which behaviour, after the
     quiet phase, and in it as `quiet <role>`. `covered`, `widths`: of the victim's estimates with intervals.
-    `reasons`: why ours could not tell. `series`: for figures.
+    `*_told`: the same where it is told how many workers each VM has. `reasons`: why ours could not tell.
+    `series`: for figures.
     """
 
     name: str
@@ -89,6 +93,8 @@ class Run:
     roles: Mapping[str, Mapping[tuple[str, str], int]]
     covered: NDArray[np.bool_]
     widths: Floats
+    covered_told: NDArray[np.bool_]
+    widths_told: Floats
     reasons: Mapping[str, int]
     p95: Mapping[str, float]
     series: Mapping[str, Floats]
@@ -141,7 +147,7 @@ def errors_of(measured: Floats, measured_5s: Floats, estimated: Floats, quiet: i
     )
 
 
-def signals_of_block(block: StudyBlock) -> Floats:
+def signals_of_block(block: StudyBlock, factors: Floats | float = 1.0) -> Floats:
     """Make the signals of a block, shape (T, VMs, signals), as `agent.analysis.signals.signals_of` does for a tick."""
     shape = block.load_ratio.shape
     values = np.full((*shape, len(SIGNALS)), np.nan)
@@ -156,7 +162,7 @@ def signals_of_block(block: StudyBlock) -> Floats:
         elif name in block.host:
             values[..., column] = block.host[name][:, None]
     for row in values:
-        set_others(row)
+        set_others(row, factors)
     return values
 
 
@@ -181,8 +187,43 @@ def watch(detector: AnyDetector, keys: tuple[VmKey, ...], at_s: Floats, values: 
     return Watched(behaviours, baseline, ticks, estimate)
 
 
-def keys_of(study: Study) -> tuple[VmKey, ...]:
-    return tuple(VmKey(study.uuid_of(vm), "1", vm.vcpus) for vm in study.vms)
+def keys_of(study: Study, *, told: bool = False) -> tuple[VmKey, ...]:
+    """Name the VMs; `told`: with how many requests each serves at once, as an operator may say."""
+    return tuple(
+        VmKey(study.uuid_of(vm), "1", vm.vcpus, workers_of(PROFILES[vm.profile], vm.vcpus) if told else None)
+        for vm in study.vms
+    )
+
+
+class Ours(NamedTuple):
+    """Our estimates of a VM: degradation, low and high, (3, T); what counts, (T,); its scatter, (T,); why none."""
+
+    numbers: Floats
+    estimates: Floats
+    scatter: Floats
+    reasons: list[str]
+
+    def bounds(self, measured: Floats) -> tuple[NDArray[np.bool_], Floats]:
+        """Return whether each interval covers what was measured, and its relative width."""
+        degradation, low, high = self.numbers
+        bounded = ~np.isnan(low) & ~np.isnan(measured)
+        covered = (low <= measured) & (measured <= high)
+        return covered[bounded], ((high - low) / degradation)[bounded]
+
+
+def ours_of(model: Model, watched: Watched, values: Floats, vm: int) -> Ours:
+    numbers, reasons = estimates_of(model, watched, values, vm)
+    columns = [INDEX[name] for name in model.inputs]
+    scatter = model.scatter(values[:, vm][:, columns], watched.baseline[:, vm][:, columns], numbers[0])
+    # What cannot be told counts as no degradation.
+    return Ours(numbers, np.where(np.isnan(numbers[0]), 1.0, numbers[0]), scatter, reasons)
+
+
+def told_of(study: Study, block: StudyBlock, model: Model, vm: int) -> Ours:
+    """Estimate by the same model where it is told how many workers each VM has."""
+    keys = keys_of(study, told=True)
+    values = signals_of_block(block, load_factors(keys))
+    return ours_of(model, watch(detector_of("ours"), keys, block.at_s, values), values, vm)
 
 
 def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tuple[Floats, list[str]]:
@@ -208,13 +249,13 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     p95 = block.p95_latency_s[:, vm]
     measured = p95 / np.nanmean(p95[:quiet])
     measured_5s = block.p95_5s_latency_s[:, vm] / np.nanmean(block.p95_5s_latency_s[:quiet, vm])
-    numbers, reasons = estimates_of(ours, watched["ours"], values, vm)
+    found, told = ours_of(ours, watched["ours"], values, vm), told_of(study, block, ours, vm)
     papers, _ = estimates_of(paper, watched["paper"], values, vm)
     suffers = watched["ours"].behaviours[:, vm] == str(Behaviour.VICTIM)
     stress = (np.arange(len(p95)) >= quiet) & (np.arange(len(p95)) < stressed)
     estimates = {
-        # What cannot be told counts as no degradation.
-        "ours": np.where(np.isnan(numbers[0]), 1.0, numbers[0]),
+        "ours": found.estimates,
+        "ours, told the workers": told.estimates,
         "paper": np.where(np.isnan(papers[0]), 1.0, papers[0]),
         "constant 1": np.ones(len(p95)),
         "constant": np.full(len(p95), constant),
@@ -224,26 +265,26 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     }
     errors = {name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()}
     errors["ours, estimates alone"] = errors["ours"]
-    columns = [INDEX[name] for name in ours.inputs]
-    baseline = watched["ours"].baseline[:, vm][:, columns]
-    scatter = ours.scatter(values[:, vm][:, columns], baseline, numbers[0])
-    errors["ours"] = errors["ours"]._replace(overall=overall_error(measured, estimates["ours"], scatter))
-    bounded = ~np.isnan(numbers[1]) & ~np.isnan(measured)
-    is_covered = (numbers[1] <= measured) & (measured <= numbers[2])
-    width = (numbers[2] - numbers[1]) / numbers[0]
+    for name, one in (("ours", found), ("ours, told the workers", told)):
+        overall = overall_error(measured, one.estimates, one.scatter)
+        errors[name] = errors[name]._replace(overall=overall)
+    covered, widths = found.bounds(measured)
+    covered_told, widths_told = told.bounds(measured)
     return Run(
         name=study.name,
         repetition=study.repetition,
         errors=errors,
         roles={name: _confusion(block, one.behaviours, quiet) for name, one in watched.items()},
-        covered=is_covered[bounded],
-        widths=width[bounded],
-        reasons=Counter(reasons),
+        covered=covered,
+        widths=widths,
+        covered_told=covered_told,
+        widths_told=widths_told,
+        reasons=Counter(found.reasons),
         p95={
             "measured": float(np.nanpercentile(measured, PERCENTILE)),
             "std": float(np.nanstd(measured[stress])),
             **{name: float(np.percentile(one, PERCENTILE)) for name, one in estimates.items()},
-            "ours": percentile_with(estimates["ours"], np.nan_to_num(scatter), PERCENTILE),
+            "ours": percentile_with(found.estimates, np.nan_to_num(found.scatter), PERCENTILE),
             "ours, estimates alone": float(np.percentile(estimates["ours"], PERCENTILE)),
         },
         series={
@@ -251,8 +292,8 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
             "measured": measured,
             "ours": estimates["ours"],
             "paper": estimates["paper"],
-            "low": numbers[1],
-            "high": numbers[2],
+            "low": found.numbers[1],
+            "high": found.numbers[2],
             "expected": estimates["expected"],
             "gips": values[:, :, INDEX["gips"]] / values[:quiet, :, INDEX["gips"]].mean(axis=0),
         },

@@ -70,7 +70,11 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
     # img-dnn is the victim of some ramps, but no application that the model has not seen.
     unseen = [run for application, some in victims.items() if application != "img-dnn" for run in some]
     per = {application: intervals_over(some) for application, some in victims.items()}
-    return {"groups": groups, "intervals": {"all unseen": intervals_over(unseen), **per}}
+    told = {
+        f"{name}, told the workers": intervals_over(some, "_told")
+        for name, some in (("all unseen", unseen), ("silo", victims["silo"]))
+    }
+    return {"groups": groups, "intervals": {"all unseen": intervals_over(unseen), **per, **told}}
 
 
 class Named(Protocol):
@@ -152,9 +156,10 @@ def detection_over(runs: Iterable[Run], detector: str) -> dict[str, Any]:
     }
 
 
-def intervals_over(runs: Sequence[Run]) -> dict[str, float]:
-    covered = np.concatenate([run.covered for run in runs]) if runs else np.zeros(0)
-    widths = np.concatenate([run.widths for run in runs]) if runs else np.zeros(0)
+def intervals_over(runs: Sequence[Run], suffix: str = "") -> dict[str, float]:
+    """Return how often intervals cover, and their width; `suffix` "_told": told how many workers there are."""
+    covered = np.concatenate([getattr(run, f"covered{suffix}") for run in runs]) if runs else np.zeros(0)
+    widths = np.concatenate([getattr(run, f"widths{suffix}") for run in runs]) if runs else np.zeros(0)
     if not len(covered):
         return {"ticks": 0, "covered": math.nan, "median_width": math.nan}
     return {
@@ -185,6 +190,7 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
             bars.append({
                 "bar": f"{field} error, {GROUPS[group]}: at most {most:.0%}",
                 "ours": ours,
+                "told": errors["ours, told the workers"][field],
                 "alone": errors["ours, estimates alone"][field],
                 "paper": errors["paper"][field],
                 "constant": constant,
@@ -248,6 +254,7 @@ def print_bars(numbers: Mapping[str, Any]) -> None:
     head(
         "bar",
         "ours",
+        "ours, told the workers",
         "our estimates alone",
         "paper's rules",
         "better constant",
@@ -261,7 +268,7 @@ def print_bars(numbers: Mapping[str, Any]) -> None:
         is_count = bar["bar"].startswith("false")
         shown = [
             bar.get(name, "") if is_count else percent(bar.get(name))
-            for name in ("ours", "alone", "paper", "constant", "expected")
+            for name in ("ours", "told", "alone", "paper", "constant", "expected")
         ]
         row(bar["bar"], *shown, words)
 
@@ -285,7 +292,9 @@ def print_errors(numbers: Mapping[str, Any]) -> None:
 
 def print_cells(numbers: Mapping[str, Any]) -> None:
     print("\nPer application and load: p95 of the run's degradation, then percent overall / dynamic.")
-    names = ("ours", "ours, estimates alone", "paper", "constant", "constant 1", "expected")
+    names = (
+        "ours", "ours, told the workers", "ours, estimates alone", "paper", "constant", "constant 1", "expected"
+    )  # fmt: skip
     head("run", "measured", "ours", *names, "std of a second", "told apart")
     for group in GROUPS:
         found = numbers["groups"][group]

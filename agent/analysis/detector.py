@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from agent.analysis.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
 from agent.analysis.detector_words import Judged, Verdicts
-from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values
+from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
 from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
 
 __all__ = [
@@ -164,6 +164,7 @@ class Detector:
         )
         self._rows = _Rows()
         self._vcpus: Floats = np.zeros(0)
+        self._factors: Floats = np.zeros(0)
         self._last_s = math.nan
         self._since_change = 0
 
@@ -176,6 +177,7 @@ class Detector:
         if source is not None:
             self._rows.match(source, at_s)
             self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
+            self._factors = load_factors(tick.vms)
         if not tick.vms:
             nobody: tuple[VmState, ...] = ()
             return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
@@ -328,13 +330,15 @@ class Detector:
         behaviours = tuple(map(_BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
         since_s = rows.since_s.copy()
         verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
-        mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
+        mean, factors = baselines.mean[:, : _GROWN_GIPS + 1].copy(), self._factors
+        # What is kept on disk may be from before it was told how many workers there are.
+        mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
             behaviours,
             ticks,
             verdicts.state,
-            baseline=lambda: _baseline_at(mean, gips, judged.ready),
+            baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
             learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
         )
 
@@ -391,13 +395,14 @@ def _main_growth(grown: Bools, growth: Floats, now: Floats, usual: Floats) -> Fl
     return np.where(grown, more, 0.0) / np.where(most > 0, most, 1.0)
 
 
-def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools) -> Values:
+def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools, factors: Floats) -> Values:
     """Return the signals' baselines at the load that each VM has now, NaN where not ready.
 
     Args:
         mean: shape (VMs, columns): the baselines, up to that of log(GIPS + floor).
         log_gips: shape (VMs,): log(GIPS + floor) over the last ticks.
         ready: shape (VMs,).
+        factors: shape (VMs,): `load_factors`.
 
     """
     baseline = mean[:, : len(SIGNALS)].copy()
@@ -406,7 +411,7 @@ def _baseline_at(mean: Floats, log_gips: Floats, ready: Bools) -> Values:
     # Small shifts are mostly noise of one tick; a real change of load is followed in full.
     load = np.where(np.isnan(load), 0.0, load * (load * load / (load * load + _LOAD_NOISE**2)))
     baseline[:, _ELASTIC] *= np.exp(np.clip(load, -_MOST_SLOWING, _MOST_SLOWING))[:, None]
-    baseline[:, INDEX[IDLE]] = 1.0 - baseline[:, INDEX["guest_ratio"]]
+    baseline[:, INDEX[IDLE]] = 1.0 - baseline[:, INDEX["guest_ratio"]] * factors
     baseline[~ready] = math.nan
     return baseline
 

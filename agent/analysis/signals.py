@@ -23,6 +23,7 @@ __all__ = [
     "Tick",
     "Values",
     "VmKey",
+    "load_factors",
     "set_others",
     "signals_of",
 ]
@@ -70,6 +71,7 @@ OTHERS: Mapping[str, str] = {
     )
 }
 #: What a VM's vCPUs have left, 1 - `guest_ratio`: a queue's delay goes with its inverse, whatever else it does.
+#: Where it is told how many requests the VM serves at once, what these have left: 1 - `guest_ratio` * `load_factors`.
 IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
@@ -78,11 +80,15 @@ Values = NDArray[np.float64]
 
 
 class VmKey(NamedTuple):
-    """A VM in one epoch: what is learnt of it holds for this epoch only (`vcpus` is what load is relative to)."""
+    """A VM in one epoch: what is learnt of it holds for this epoch only (`vcpus` is what load is relative to).
+
+    `workers`: how many requests it serves at once, as the operator says; None: nobody said.
+    """
 
     uuid: str
     epoch: str
     vcpus: int
+    workers: int | None = None
 
 
 class Tick(NamedTuple):
@@ -96,12 +102,20 @@ class Tick(NamedTuple):
     values: Values
 
 
-def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float]) -> Values:
+def load_factors(vms: Sequence[VmKey]) -> Values:
+    """Return by how much each VM's workers are busier than its vCPUs, shape (VMs,): 1 where nobody said."""
+    return np.array([vm.vcpus / min(vm.workers or vm.vcpus, vm.vcpus) if vm.vcpus else 1.0 for vm in vms])
+
+
+def signals_of(
+    vms: Sequence[Mapping[str, float]], host: Mapping[str, float], factors: Values | float = 1.0
+) -> Values:
     """Make the matrix of a tick from the metrics that are known.
 
     Args:
         vms: per VM its metrics by name, without those that are not known.
         host: the host's, by name, likewise.
+        factors: `load_factors` of the VMs.
 
     Returns:
         Shape (len(vms), len(SIGNALS)), NaN where a signal is not known.
@@ -117,16 +131,17 @@ def signals_of(vms: Sequence[Mapping[str, float]], host: Mapping[str, float]) ->
                 values[row, column] = metrics.get(parts[0], math.nan) + metrics.get(parts[1], math.nan)
     for name in _HOST:
         values[:, INDEX[name]] = host.get(name, math.nan)
-    set_others(values)
+    set_others(values, factors)
     return values
 
 
-def set_others(values: Values) -> None:
+def set_others(values: Values, factors: Values | float = 1.0) -> None:
     """Fill what is made of other columns of a tick's matrix, in place.
 
-    The `others_` columns are the sum over the VMs less the VM's own; `IDLE` is what its vCPUs have left.
+    The `others_` columns are the sum over the VMs less the VM's own; `IDLE` is what its workers have left, by their
+    `load_factors`.
     """
-    values[:, INDEX[IDLE]] = 1.0 - values[:, INDEX["guest_ratio"]]
+    values[:, INDEX[IDLE]] = 1.0 - values[:, INDEX["guest_ratio"]] * factors
     own = values[:, [INDEX[name] for name in OTHERS.values()]]
     known = ~np.isnan(own)
     filled = np.where(known, own, 0.0)

@@ -108,7 +108,9 @@ class Campaign:
     ) -> None:
         self._plan = plan
         self._clock = SystemClock()
-        self._sampler = Sampler(config, plan.vms, beside_others=beside_others, on_tick=on_tick)
+        self._sampler = Sampler(
+            config, plan.vms, beside_others=beside_others, on_tick=on_tick, workers=plan.served.workers
+        )
         self._stressors = Stressors(plan.deadline_s)
         self._tell = on_progress
         self._started_ns = 0

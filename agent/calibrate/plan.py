@@ -26,6 +26,7 @@ _RANGES: tuple[Range, ...] = (
     ("phases.after_s", 0, _DAY_S),
 )
 _MAX_CONNECTIONS = 1000
+_MAX_WORKERS = 4096
 _MAX_REQUESTS_PER_S = 100_000  # far beyond what the built-in client makes
 
 
@@ -64,6 +65,7 @@ class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests: Requests | None = None
     command: Arguments = ()  # runs for a whole run; one JSON object per line: {"p95_latency_s": ...}
     warm_up_s: float = 5.0  # from the load's beginning to the first phase
+    workers: int | None = None  # how many requests the VM serves at once; without = as the job rules say
 
 
 class Stressor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,6 +174,8 @@ def _served_problems(served: Served) -> Iterator[str]:
         yield "served must have either requests (the built-in client) or command (your own), and not both"
     if not served.loads:
         yield "served.loads must have at least one"
+    if served.workers is not None and not 1 <= served.workers <= _MAX_WORKERS:
+        yield f"served.workers must be 1 to {_MAX_WORKERS} (value {served.workers})"
     if served.warm_up_s < 0:
         yield f"served.warm_up_s must be 0 or more (value {served.warm_up_s})"
     if served.requests is not None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.analysis.signals import Tick, Values, VmKey, signals_of
+from agent.analysis.signals import Tick, Values, VmKey, load_factors, signals_of
 from agent.clock import SystemClock
 from agent.config import AgentConfig
 from agent.daemon import make_plans
@@ -47,6 +47,7 @@ class Sampler:
         wanted: names or UUIDs of the campaign's VMs, the served one first.
         beside_others: whether other VMs may run.
         on_tick: is told each tick's signals of all VMs that run.
+        workers: how many requests the served VM serves at once; None: as the job rules say.
 
     """
 
@@ -57,11 +58,13 @@ class Sampler:
         *,
         beside_others: bool = False,
         on_tick: Callable[[Tick], None] = lambda _tick: None,
+        workers: int | None = None,
     ) -> None:
         self._config = _with_quick_disks(config)
         self._wanted = wanted
         self._beside_others = beside_others
         self._on_tick = on_tick
+        self._workers = workers
         self._clock = SystemClock()
         self._slots = Slots(make_plans(self._config), self._clock)
         self._pipeline = Pipeline(self._config, self._slots)
@@ -149,11 +152,18 @@ class Sampler:
             if vm.identity.name in self._wanted or vm.identity.uuid in self._wanted
         )
 
+    def _key(self, vm: Vm) -> VmKey:
+        identity = vm.identity
+        is_served = self._wanted[0] in (identity.name, identity.uuid)
+        workers = self._workers if is_served and self._workers is not None else vm.workers
+        return VmKey(identity.uuid, identity.epoch, identity.vcpus, workers)
+
     def _note(self, now_ns: int) -> None:
         """Make the tick's signals, and keep the served VM's second if it is a new one."""
         vms = list(self._running())
-        values = signals_of([_known(vm.rates) for vm in vms], _known(self._pipeline.host_rates))
-        keys = tuple(VmKey(vm.identity.uuid, vm.identity.epoch, vm.identity.vcpus) for vm in vms)
+        keys = tuple(self._key(vm) for vm in vms)
+        host = _known(self._pipeline.host_rates)
+        values = signals_of([_known(vm.rates) for vm in vms], host, load_factors(keys))
         self._on_tick(Tick(now_ns / 1e9, keys, values))
         for vm, own in zip(vms, values, strict=True):
             if self._wanted[0] not in (vm.identity.name, vm.identity.uuid):

@@ -92,7 +92,7 @@ def host_vm(uuid, name="", epoch="e1", rates=None, **more):
     """As much of `agent.vm_table.Vm` as the analysis looks at."""
     identity = SimpleNamespace(uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2)
     return SimpleNamespace(
-        identity=identity, job="job", latency_sensitive=True, rates=rates or rates_of(), **more
+        workers=None, identity=identity, job="job", latency_sensitive=True, rates=rates or rates_of(), **more
     )
 
 

@@ -13,7 +13,7 @@ from agent.analysis import detector as detector_module
 from agent.analysis.baseline import BaselineSettings
 from agent.analysis.behaviour import Behaviour
 from agent.analysis.detector import Detector, DetectorSettings
-from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey
+from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, load_factors
 from tests.unit.agent.interference import during, said, stressed, world
 
 STEADY, VICTIM, INFLICTING, UNKNOWN = "steady", "victim", "inflicting", "unknown"
@@ -215,6 +215,17 @@ def test_the_baseline_is_given_in_the_signals_units_at_the_present_load():
     assert after[0, INDEX["vcpu_idle_ratio"]] == pytest.approx(0.6, rel=0.03)
     np.testing.assert_allclose(after[:, INDEX["vcpu_idle_ratio"]], 1 - after[:, INDEX["guest_ratio"]])
     assert np.isnan(after[:, INDEX["l2_mpki"]]).all()
+
+
+def test_what_is_left_is_of_the_workers_where_these_are_told():
+    detector = Detector(DetectorSettings())
+    for tick in world(ticks=60, noise=0.005):
+        found = detector.step(tick._replace(vms=tuple(key._replace(workers=1) for key in tick.vms)))
+    guest = found.baseline[:, INDEX["guest_ratio"]]
+    vcpus = tick.vms[0].vcpus
+    np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], 1 - vcpus * guest)
+    told = load_factors((tick.vms[0], tick.vms[0]._replace(workers=1), tick.vms[0]._replace(workers=99)))
+    assert told.tolist() == [1.0, vcpus, 1.0]
 
 
 def test_suffering_is_learnt_by_nobody():

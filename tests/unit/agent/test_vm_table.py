@@ -82,7 +82,13 @@ def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
             JobRule("prod", "never reached", fact="name"),
         ]
     )
-    assert rules.job_of(replace(identity(name=name), facts=facts)) == expected
+    assert rules.job_of(replace(identity(name=name), facts=facts)) == (*expected, None)
+
+
+def test_a_rule_may_tell_how_many_requests_a_vm_serves_at_once():
+    rules = JobRules([JobRule("^silo", "silo", workers=1), JobRule("(.+)", r"\1")])
+    assert rules.job_of(identity(name="silo-1")).workers == 1
+    assert rules.job_of(identity(name="web-1")).workers is None
 
 
 def test_two_readings_make_rates():
