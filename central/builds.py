@@ -25,18 +25,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from central import engine
+import pyarrow as pa
+
+from central import engine, estimator, machine_days
 from central.config import BuildSection
 from central.lake import Lake, Segment
 from central.lease import Lease
 from central.slots import SlotManifest, SlotStore
+from central.spark import SparkEngine
 from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
 
 if TYPE_CHECKING:
     import duckdb
+    import ibis.expr.types as ir
 
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
+
+AnyEngine = engine.Engine | SparkEngine
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -123,9 +129,10 @@ class Builder:
         self._slot_ns = round(section.slot_s * 1e9)
         self._state = (state_dir or lake.root / "state") / f"slot={section.slot_s:g}"
         self._slots = SlotStore(lake, self._slot_ns)
+        self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._stopping = threading.Event()
-        self._engine: engine.Engine | duckdb.DuckDBPyConnection | None = None
+        self._engine: AnyEngine | duckdb.DuckDBPyConnection | None = None
         self._log = log.get("builds")
 
     async def run(self) -> None:
@@ -185,7 +192,9 @@ class Builder:
                 self.last_error = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 raise
             self.last_error = ""
-            if number is not None:
+            if number is not None and self._is_taken:
+                self._log.info("version of another replica taken", version=number)
+            elif number is not None:
                 self.last_build_s = time.monotonic() - began
                 self._log.info(
                     "version built",
@@ -196,7 +205,8 @@ class Builder:
             return number
 
     def _build(self) -> int | None:
-        if self._take_newer():
+        self._is_taken = self._take_newer()
+        if self._is_taken:
             return self.current.version if self.current else None
         if not self.lease.acquire():
             return None  # another replica builds; its version is found next time
@@ -225,19 +235,14 @@ class Builder:
         if not days or (self.current and self.current.manifest.segments_digest == digest):
             return None
         self._state.mkdir(parents=True, exist_ok=True)
-        with self._running_engine() as (duckdb, scratch):
+        with self._running_engine() as (running, scratch):
             stale = [day for day in days if not day.folder.is_dir()]
             for day in stale:
                 self._check_stopping()
-                self._compute(duckdb, day, scratch)
+                self._compute(running, day, scratch)
             self.last_days_computed = len(stale)
             self._check_stopping()
-            parts = {
-                name: duckdb.read([day.folder / f"{name}.parquet" for day in days]) for name in engine.STATE
-            }
-            merged = engine.merged_state(parts)
-            statistics = engine.job_statistics(merged["cpi"]).to_pyarrow()
-            coefficients = engine.coefficients(merged).to_pyarrow()
+            statistics, coefficients = self._solved(running, [day.folder for day in days])
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
@@ -251,6 +256,8 @@ class Builder:
             job_statistics=0,
             coefficients=0,
             code_version=metadata.version("whitepanda"),
+            method=self._section.method,
+            engine=self._section.engine,
             token=self.lease.token,
         )
         self.current = self.versions.write(manifest, statistics, coefficients, self.lease.check)
@@ -277,7 +284,8 @@ class Builder:
                 self.lease.check()
                 manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
                 if manifest is not None:
-                    digest = _digest(_STATE_FORMAT, f"{self._slot_ns}", *manifest.digest_words)
+                    method = () if self._section.method == "panda" else (self._section.method,)
+                    digest = _digest(_STATE_FORMAT, *method, f"{self._slot_ns}", *manifest.digest_words)
                     days.append(_Day(each, digest, manifest, self._state / f"day={each}" / digest[:32]))
         return days, older
 
@@ -323,14 +331,28 @@ class Builder:
                 build_days=self._section.days,
             )
 
-    def _compute(self, duckdb: engine.Engine, day: _Day, scratch: Path) -> None:
+    def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""
         slots_file = scratch / f"slots-{day.day}.parquet"  # a name of its own: DuckDB remembers what it read
-        engine.write_parquet(self._slots.read(duckdb.connection, [day.slots]), slots_file)
+        if isinstance(running, engine.Engine):
+            engine.write_parquet(self._slots.read(running.connection, [day.slots]), slots_file)
+        else:
+            with self._duckdb(scratch) as reader:
+                engine.write_parquet(self._slots.read(reader.connection, [day.slots]), slots_file)
         folder = scratch / day.digest
         folder.mkdir()
-        for name, table in engine.pair_state(duckdb.read([slots_file])).items():
-            engine.write_parquet(table, folder / f"{name}.parquet", engine.STATE[name])
+        slots = running.read([slots_file])
+        if self._section.method == "panda":
+            for name, table in engine.pair_state(slots).items():
+                running.write(engine.with_schema(table, engine.STATE[name]), folder / f"{name}.parquet")
+        else:
+            raw = scratch / f"raw-{day.day}.parquet"
+            running.machine_days(estimator.normalised(slots), machine_days.whitepanda, self._slot_ns, raw)
+            running.write(estimator.merged(running.read([raw])), folder / "products.parquet")
+            running.write(
+                engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet"
+            )
+            raw.unlink()
         day.folder.parent.mkdir(exist_ok=True)
         try:
             folder.rename(day.folder)
@@ -338,6 +360,30 @@ class Builder:
             if not day.folder.is_dir():  # else another builder was quicker, with the very same state
                 raise
         slots_file.unlink()
+
+    def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+        """Merge days' state into job statistics and coefficients."""
+
+        def parts(name: str) -> ir.Table:
+            return running.read([folder / f"{name}.parquet" for folder in folders])
+
+        if self._section.method == "panda":
+            merged = engine.merged_state({name: parts(name) for name in engine.STATE})
+            statistics = engine.job_statistics(merged["cpi"])
+            return running.collect(statistics), running.collect(engine.coefficients(merged))
+        statistics = engine.job_statistics(engine.merged_moments(parts("cpi")))
+        state = estimator.solver(running.collect(estimator.merged(parts("products"))))
+        found = state.coefficients()
+        coefficients = pa.table(
+            {
+                "job": pa.array(found.job, pa.string()),
+                "samples": pa.array(found.samples, pa.int64()),
+                "sum_usage_squared": pa.array(found.sum_usage_squared, pa.float64()),
+                "coefficient": pa.array(found.value, pa.float64()),
+                "standard_error": pa.array(found.standard_error, pa.float64()),
+            }
+        )
+        return running.collect(statistics), coefficients
 
     def _forget(self, used: set[Path]) -> None:
         """Delete state of days' earlier segments, and of days that no longer count."""
@@ -349,21 +395,32 @@ class Builder:
                 folder.rmdir()
 
     @contextlib.contextmanager
-    def _running_engine(self) -> Iterator[tuple[engine.Engine, Path]]:
+    def _running_engine(self) -> Iterator[tuple[AnyEngine, Path]]:
         """An engine and a folder for what is half done, on the lake's disk and gone afterwards."""
-        with (
-            tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as scratch,
-            engine.Engine(
-                memory_limit_mib=self._section.memory_limit_mib,
-                threads=self._section.threads,
-                spill_dir=Path(scratch) / "spill",
-            ) as duckdb,
-        ):
-            self._engine = duckdb
-            try:
-                yield duckdb, Path(scratch)
-            finally:
-                self._engine = None
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as name:
+            scratch = Path(name)
+            opened = self._duckdb(scratch) if self._section.engine == "duckdb" else self._spark(scratch)
+            with opened as running:
+                self._engine = running
+                try:
+                    yield running, scratch
+                finally:
+                    self._engine = None
+
+    def _duckdb(self, scratch: Path) -> engine.Engine:
+        return engine.Engine(
+            memory_limit_mib=self._section.memory_limit_mib,
+            threads=self._section.threads,
+            spill_dir=scratch / "spill",
+        )
+
+    def _spark(self, scratch: Path) -> SparkEngine:
+        return SparkEngine(
+            master=self._section.spark_master,
+            memory_limit_mib=self._section.memory_limit_mib,
+            partitions=4 * self._section.threads,
+            spill_dir=scratch / "spill",
+        )
 
     def _check_stopping(self) -> None:
         if self._stopping.is_set():

@@ -44,6 +44,7 @@ __all__ = [
     "merged_state",
     "pair_state",
     "task_slots",
+    "with_schema",
     "write_parquet",
 ]
 
@@ -118,6 +119,10 @@ class Engine:
     def read(self, paths: Iterable[Path]) -> ir.Table:
         """Return Parquet files of one schema as one table."""
         return self.connection.read_parquet([str(path) for path in paths])
+
+    def collect(self, table: ir.Table) -> pa.Table:
+        """Run an expression and return its rows."""
+        return table.to_pyarrow()
 
     def write(self, table: ir.Table, path: Path) -> int:
         """Run an expression and write its rows to a Parquet file. Returns how many."""
@@ -327,12 +332,17 @@ def write_parquet(table: ir.Table, path: Path, schema: pa.Schema | None = None) 
 
     The engine writes the file itself: the rows never come to Python, and need not fit into memory.
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
     if schema is not None:
-        table = table.select(*schema.names).cast(ibis.Schema.from_pyarrow(schema))
+        table = with_schema(table, schema)
     table.to_parquet(path, compression="zstd")
     return int(pq.read_metadata(path).num_rows)
+
+
+def with_schema(table: ir.Table, schema: pa.Schema) -> ir.Table:
+    """Return the columns of a schema, in its order and types."""
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    return table.select(*schema.names).cast(ibis.Schema.from_pyarrow(schema))
 
 
 def _sensitive(slots: ir.Table) -> ir.Table:

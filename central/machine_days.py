@@ -18,9 +18,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from central.models.groups import Floats, Ints
+from central.models.groups import sums as sums_of
 from central.models.whitepanda import quasi_differenced
 
-__all__ = ["JOBS", "MACHINES", "MACHINE_JOBS", "PAIRS", "PRODUCTS", "ROWS", "TOTAL", "Kernel", "panda", "whitepanda"]
+__all__ = [
+    "JOBS",
+    "MACHINES",
+    "MACHINE_JOBS",
+    "PAIRS",
+    "PRODUCTS",
+    "ROWS",
+    "TOTAL",
+    "Kernel",
+    "panda",
+    "whitepanda",
+]
 
 #: What the kernels read: task slots; `cpi` and `n_cpi` (the normalised CPI) are null but for latency-sensitive tasks.
 ROWS = ("machine", "slot_start_ns", "job", "platform", "usage", "cpi", "n_cpi")
@@ -133,14 +145,19 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
         victims, at = np.unique(keys, return_inverse=True)
         flat, cells = day.victim_place * len(victims) + at, height * len(victims)
         both = [
-            np.bincount(flat, weights, cells).reshape(height, -1) for weights in (share * day.victim_cpi, share)
+            np.bincount(flat, weights, cells).reshape(height, -1)
+            for weights in (share * day.victim_cpi, share)
         ]
         products, together = (day.usage.T @ each for each in both)
         i, j = np.nonzero(together)  # jobs of one machine that never shared a slot are no pair
-        found = [day.jobs[i], victims[j] // max(len(platform.names), 1), victims[j] % max(len(platform.names), 1)]
+        found = [
+            day.jobs[i],
+            victims[j] // max(len(platform.names), 1),
+            victims[j] % max(len(platform.names), 1),
+        ]
         sums.add(PAIRS, found, [products[i, j], together[i, j]])
         y, u, column = day.y[day.place], day.u, day.column
-        values = [np.bincount(column, weights, width) for weights in (u * u, np.ones(len(u)), y * y, u * y)]
+        values = [sums_of(column, weights, width) for weights in (u * u, np.ones(len(u)), y * y, u * y)]
         sums.add(JOBS, [day.jobs], values)
     return sums.table({PAIRS: (job.names, job.names, platform.names), JOBS: (job.names,)})
 
@@ -160,7 +177,11 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """
     job, platform = _Codes.of(rows["job"]), _Codes.of(rows["platform"])
     machine_names = _Codes.of(rows["machine"]).names
-    order = pc.rank(job.names, "ascending").to_numpy().astype(np.int64) if len(job.names) else np.empty(0, np.int64)
+    order = (
+        pc.rank(job.names, "ascending").to_numpy().astype(np.int64)
+        if len(job.names)
+        else np.empty(0, np.int64)
+    )
     sums = _Sums()
     for day in _machine_days(rows, job, platform, slot_ns):
         # Columns in the order of names, so that the upper triangle has each pair one way round.
@@ -247,7 +268,7 @@ def _machine_day(
     y = np.bincount(victims, n_cpi[sensitive])[slots] / tasks[slots]
     at, u = place[slot[beside]], usage[beside]
     jobs, column = _distinct(job[beside])
-    flat = np.bincount(at * len(jobs) + column, u, len(slots) * len(jobs))
+    flat = sums_of(at * len(jobs) + column, u, len(slots) * len(jobs))
     return _MachineDay(
         machine, slots + first, y, tasks[slots], jobs, flat.reshape(len(slots), len(jobs)), at, column, u,
         place[victims], job[sensitive], platform[sensitive], cpi[sensitive],

@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     job_statistics: int  # rows of the file
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution
+    method: str = "panda"
+    engine: str = "duckdb"
     token: int = 0  # of the lease under which it was built
     files: str = ""  # what the names of its files begin with
 

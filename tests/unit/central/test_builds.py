@@ -445,3 +445,31 @@ def test_days_are_calendar_days(lake):
     builder = Builder(SECTION, lake)
     builder.build_once()
     assert builder.current.manifest.days == ((FIRST_DAY + timedelta(days=40)).isoformat(),)
+
+
+def test_our_coefficients_by_setting(lake):
+    from central.models.slots import TaskSlots  # noqa: PLC0415 - this test alone needs it
+    from central.models.whitepanda import WhitepandaState  # noqa: PLC0415 - the same
+
+    parts = [write_day(lake, day, day + 1) for day in range(3)]
+    builder = Builder(msgspec.structs.replace(SECTION, method="whitepanda"), lake)
+    assert builder.build_once() == 1
+    columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+    expected = WhitepandaState.of(
+        TaskSlots(
+            machine=columns["machine"],
+            slot=columns["start_unix_ns"] // (300 * 10**9),
+            task=columns["vm"],
+            job=columns["job"],
+            platform=columns["platform"],
+            latency_sensitive=columns["latency_sensitive"],
+            usage=columns["cpu_usage_cores"],
+            cpi=columns["cpi"],
+        )
+    ).coefficients()
+    built = builder.current
+    assert (built.manifest.method, built.manifest.engine) == ("whitepanda", "duckdb")
+    for job, value, error in zip(expected.job, expected.value, expected.standard_error, strict=True):
+        row = built.coefficient(job)
+        assert row.value == pytest.approx(value, rel=1e-9, abs=1e-12)
+        assert row.standard_error == pytest.approx(error, rel=1e-9)

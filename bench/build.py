@@ -1,0 +1,248 @@
+"""How long coefficient builds take, against plain SQL in the same run; a part of issue 5's bars, on this machine.
+
+    python bench/build.py [--machines 250] [--days 31] [--tasks 43] [--memory-limit-mib 4096] [--spark]
+
+A fleet's task slots are generated into Parquet, a file per day (not timed): tasks stay on their machine for the whole
+time, 2 of 5 are latency-sensitive, 2,000 jobs. Each build then runs in DuckDB with a memory cap, and says wall time
+and CPU seconds. `--spark` adds Spark on local[2] for one day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# One BLAS thread: the matrices are small, and DuckDB's threads are beside them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import duckdb
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central import engine, estimator, machine_days
+
+SLOT_NS = 300 * 10**9
+SLOTS = 288
+JOBS = 2000
+_EPOCH_NS = 1_795_132_800 * 10**9
+_PANDAS_ROWS = 12_000_000
+
+STATISTICS = """CREATE OR REPLACE TEMP TABLE statistics AS SELECT job, platform, count(*) AS samples, avg(cpi) AS mean,
+    stddev_pop(cpi) AS std FROM slots WHERE cpi IS NOT NULL GROUP BY job, platform"""
+MACHINE_CPI = """CREATE OR REPLACE TEMP TABLE machine_cpi AS SELECT machine, slot_start_ns,
+    avg(CASE WHEN std > 0 THEN (cpi - mean) / std ELSE 0 END) AS mn_cpi
+    FROM slots JOIN statistics USING (job, platform) WHERE latency_sensitive AND cpi IS NOT NULL
+    GROUP BY machine, slot_start_ns"""
+COEFFICIENTS = """SELECT job, sum(usage * mn_cpi) / sum(usage * usage) AS a, count(*) FROM slots
+    JOIN machine_cpi USING (machine, slot_start_ns) WHERE usage IS NOT NULL GROUP BY job"""
+
+
+def generate(folder: Path, machines: int, days: int, tasks: int) -> list[Path]:
+    """Write task slots, a file per day."""
+    rng = np.random.default_rng(1)
+    job = rng.integers(0, JOBS, (machines, tasks))
+    shape = (machines, SLOTS, tasks)
+    names = pa.array([f"job-{number}" for number in range(JOBS)])
+    machine_names = pa.array([f"host-{number:05d}" for number in range(machines)])
+    platforms = pa.array(["Skylake", "Milan"])
+    machine = np.broadcast_to(np.arange(machines, dtype=np.int32)[:, None, None], shape).ravel()
+    jobs = np.broadcast_to(job[:, None, :], shape).ravel().astype(np.int32)
+    vm = np.broadcast_to(np.arange(machines * tasks).reshape(machines, 1, tasks), shape).ravel()
+    slot = np.broadcast_to(np.arange(SLOTS)[None, :, None], shape).ravel()
+    paths = []
+    for day in range(days):
+        usage = rng.gamma(2.0, 0.5, jobs.size)
+        cpi = (1 + jobs / JOBS) * np.exp(0.2 * rng.standard_normal(jobs.size))
+        table = pa.table(
+            {
+                "machine": pa.DictionaryArray.from_arrays(machine, machine_names),
+                "slot_start_ns": _EPOCH_NS + (day * SLOTS + slot) * SLOT_NS,
+                "vm": vm,
+                "job": pa.DictionaryArray.from_arrays(jobs, names),
+                "platform": pa.DictionaryArray.from_arrays(machine % 2, platforms),
+                "latency_sensitive": jobs % 5 < 2,  # noqa: PLR2004 - 2 of 5
+                "usage": usage,
+                "cpi": cpi,
+            }
+        )
+        paths.append(folder / f"slots-{day:02d}.parquet")
+        pq.write_table(table, paths[-1], compression="zstd")
+    return paths
+
+
+def timed(name: str, work: Callable[[], Any]) -> tuple[float, float]:
+    """Run, print and return wall time and CPU seconds."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    work()
+    wall = time.perf_counter() - began
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{name:52} {wall:8.2f} s wall {cpu:8.2f} s CPU", flush=True)
+    return wall, cpu
+
+
+def plain(paths: list[Path], memory_limit_mib: int, folder: Path) -> tuple[float, float]:
+    """PANDA in three plain SQL queries."""
+    config: dict[str, Any] = {
+        "memory_limit": f"{memory_limit_mib}MiB", "threads": 2, "temp_directory": str(folder / "plain"),
+        "preserve_insertion_order": False,
+    }  # fmt: skip
+    with duckdb.connect(config=config) as con:
+        con.read_parquet([str(path) for path in paths]).create_view("slots")
+
+        def work() -> None:
+            for query in (STATISTICS, MACHINE_CPI):
+                con.execute(query)
+            con.execute(COEFFICIENTS).fetchall()
+
+        return timed("PANDA in three plain SQL queries", work)
+
+
+def with_pandas(paths: list[Path]) -> None:
+    """PANDA with pandas on as many days as fit."""
+
+    def work() -> None:
+        frame = pd.concat([pd.read_parquet(path) for path in paths])
+        grouped = frame.groupby(["job", "platform"], observed=True).cpi
+        frame["n_cpi"] = (frame.cpi - grouped.transform("mean")) / grouped.transform("std", ddof=0)
+        sensitive = frame[frame.latency_sensitive]
+        mn_cpi = sensitive.groupby(["machine", "slot_start_ns"], observed=True).n_cpi.mean().rename("y")
+        frame = frame.join(mn_cpi, on=["machine", "slot_start_ns"], how="inner")
+        products = (frame.usage * frame.y).groupby(frame.job, observed=True).sum()
+        _ = products / (frame.usage**2).groupby(frame.job, observed=True).sum()
+
+    timed(f"PANDA with pandas, {len(paths)} days", work)
+
+
+def our_day(opened: Any, path: Path, folder: Path) -> Path:
+    """State of one day of ours."""
+    raw, state = folder / f"raw-{path.name}", folder / f"state-{path.name}"
+    rows = estimator.normalised(opened.read([path]))
+    opened.machine_days(rows, machine_days.whitepanda, SLOT_NS, raw)
+    opened.write(estimator.merged(opened.read([raw])), state)
+    raw.unlink()
+    return state
+
+
+def panda_day(opened: Any, path: Path, folder: Path) -> None:
+    """Pair state of one day of PANDA."""
+    for name, table in engine.pair_state(opened.read([path])).items():
+        opened.write(table, folder / f"{name}-{path.name}")
+
+
+def solve(opened: Any, states: list[Path]) -> None:
+    """Merge and solve."""
+    estimator.solver(estimator.merged(opened.read(states)).to_pyarrow()).coefficients()
+
+
+def bar(name: str, value: float, limit: float) -> None:
+    """Print one bar."""
+    print(f"  {'pass' if value <= limit else 'MISS'}  {name}: {value:.2f} (bar {limit:g})", flush=True)
+
+
+def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Time all builds of a lake; bars on wall time."""
+    base = plain(paths, options.memory_limit_mib, folder)[0]
+    found = {"plain": base}
+    with engine.Engine(
+        memory_limit_mib=options.memory_limit_mib, threads=2, spill_dir=folder / "spill"
+    ) as duck:
+        found["fit"] = timed(
+            "PANDA, one-shot fit", lambda: duck.collect(engine.fit(duck.read(paths)).coefficients)
+        )[0]
+        states: list[Path] = []
+
+        def ours() -> None:
+            states.extend(our_day(duck, path, folder) for path in paths)
+            solve(duck, states)
+
+        found["ours"] = timed("ours, state of each day, merged and solved", ours)[0]
+        last = paths[-1]
+
+        def one_more() -> None:
+            our_day(duck, last, folder)
+            solve(duck, states)
+
+        found["ours day"] = timed("ours, one day more", one_more)[0]
+        if options.pair_days:
+            chosen = paths[: options.pair_days]
+
+            def pairs() -> None:
+                for path in chosen:
+                    panda_day(duck, path, folder)
+
+            wall = timed(f"PANDA, pair state of {len(chosen)} days", pairs)[0]
+            found["pairs per day"] = wall / len(chosen)
+    bar("one-shot fit of PANDA / plain SQL", found["fit"] / base, 1.5)
+    bar("ours / plain SQL", found["ours"] / base, 4)
+    if len(paths) > 1:
+        bar("ours, a day more / from scratch", found["ours day"] / found["ours"], 0.1)
+    if "pairs per day" in found:
+        bar(
+            "pair state (of those days, scaled to all) / plain SQL",
+            found["pairs per day"] * len(paths) / base,
+            6,
+        )
+    return found
+
+
+def with_spark(path: Path, folder: Path) -> None:
+    """One day on Spark."""
+    from central.spark import SparkEngine
+
+    with SparkEngine(master="local[2]", memory_limit_mib=4096, partitions=8, spill_dir=folder) as opened:
+        timed(
+            "Spark, local[2]: PANDA, fit of one day",
+            lambda: opened.collect(engine.fit(opened.read([path])).coefficients),
+        )
+        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder))
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--machines", type=int, default=250)
+    parser.add_argument("--days", type=int, default=31)
+    parser.add_argument("--tasks", type=int, default=43)
+    parser.add_argument("--memory-limit-mib", type=int, default=4096)
+    parser.add_argument("--pair-days", type=int, default=31, help="days whose pair state is timed; 0: none")
+    parser.add_argument(
+        "--ten", action="store_true", help="a tenth of the machines before, and what ten times cost"
+    )
+    parser.add_argument("--spark", action="store_true")
+    options = parser.parse_args()
+    sizes = ([max(options.machines // 10, 1)] if options.ten else []) + [options.machines]
+    results = []
+    for machines in sizes:
+        with tempfile.TemporaryDirectory(prefix="whitepanda-build-") as name:
+            folder = Path(name)
+            paths = generate(folder, machines, options.days, options.tasks)
+            rows = machines * options.days * options.tasks * SLOTS
+            print(
+                f"{rows:,} task slots of {machines} machines and {options.days} days; load {os.getloadavg()[0]:.1f}"
+            )
+            results.append(run(paths, options, folder))
+            if machines == sizes[-1]:
+                days = max(1, min(len(paths), _PANDAS_ROWS * len(paths) // rows))
+                with_pandas(paths[:days])
+                if options.spark:
+                    with_spark(paths[0], folder)
+    if options.ten:
+        for key in ("fit", "ours"):
+            bar(
+                f"{key}, {sizes[1] / sizes[0]:.0f} times the rows cost", results[1][key] / results[0][key], 11
+            )
+
+
+if __name__ == "__main__":
+    main()

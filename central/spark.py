@@ -1,0 +1,130 @@
+"""Spark as an engine: the same Ibis expressions as on DuckDB, on any master. Needs the extra `spark` and Java 17."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from central.machine_days import Kernel
+from whitepanda.common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+__all__ = ["SparkEngine"]
+
+_DAY_NS = 86_400 * 10**9
+_NAME = "whitepanda"
+_FOLDER_SUFFIX = ".spark"
+
+
+class SparkEngine:
+    """A Spark session with the methods of `central.engine.Engine`.
+
+    Args:
+        master: `local[2]`, `spark://host:7077`, `yarn`, `k8s://...`.
+        memory_limit_mib: of the driver.
+        partitions: of shuffles.
+        spill_dir: folder for what does not fit.
+
+    Raises:
+        UnavailableError: there is no pyspark or Java, or no session at the master.
+
+    """
+
+    def __init__(self, *, master: str, memory_limit_mib: int, partitions: int, spill_dir: Path) -> None:
+        try:
+            import ibis  # noqa: PLC0415 - takes a second
+            from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+        except ImportError as error:
+            raise UnavailableError(
+                f"build.engine spark: {error}; install whitepanda[spark], or set build.engine to duckdb"
+            ) from error
+        settings = {
+            "spark.driver.memory": f"{memory_limit_mib}m",
+            "spark.sql.shuffle.partitions": str(partitions),
+            "spark.local.dir": str(spill_dir),
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.ansi.enabled": "false",  # a division by null or 0 is null, as on DuckDB
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+        if master.startswith("local"):
+            # Workers of this machine, with what is installed here. PySpark asks for this name in the environment alone.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.master(master).appName(_NAME)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        try:
+            self._session: Any = builder.getOrCreate()
+        except Exception as error:  # pyspark's own, or Java's
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UnavailableError(
+                f"build.spark_master {master}: no session: {line}; is there Java 17, and does the master answer?"
+            ) from error
+        self._session.sparkContext.setLogLevel("ERROR")
+        self.connection: Any = ibis.pyspark.connect(self._session)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the session."""
+        self._session.stop()
+
+    def interrupt(self) -> None:
+        """Have the jobs that run now fail. May be called from any thread."""
+        self._session.sparkContext.cancelAllJobs()
+
+    def read(self, paths: Iterable[Path]) -> ir.Table:
+        """Return Parquet files of one schema as one table. Every worker must see them under these names."""
+        # Not `connection.read_parquet`: ibis 12 makes one name of several.
+        name = f"parquet_{uuid.uuid4().hex}"
+        frame = self._session.read.parquet(*(str(path.resolve()) for path in paths))
+        frame.createOrReplaceTempView(name)
+        return self.connection.table(name)
+
+    def collect(self, table: ir.Table) -> pa.Table:
+        """Run an expression and return its rows. Arrow all the way: pandas 3 warns of PySpark's use of it."""
+        return self._session.sql(self.connection.compile(table)).toArrow()
+
+    def write(self, table: ir.Table, path: Path) -> int:
+        """Run an expression and write its rows as one Parquet file. Returns how many."""
+        frame = self._session.sql(self.connection.compile(table))
+        return self._write(frame, path)
+
+    def machine_days(self, rows: ir.Table, kernel: Kernel, slot_ns: int, path: Path) -> int:
+        """Run a kernel of `central.machine_days` on each machine day, on the workers, and write what they leave."""
+
+        def run(part: pa.Table) -> pa.Table:
+            return kernel(part.drop_columns(["_day"]), slot_ns)
+
+        rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % _DAY_NS)
+        frame = self._session.sql(self.connection.compile(rows))
+        schema = "kind byte, a string, b string, c string, v0 double, v1 double, v2 double, v3 double"
+        return self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)
+
+    @staticmethod
+    def _write(frame: Any, path: Path) -> int:
+        folder = path.with_name(path.name + _FOLDER_SUFFIX)
+        frame.coalesce(1).write.mode("overwrite").parquet(str(folder.resolve()))
+        try:
+            (file,) = folder.glob("*.parquet")
+            file.replace(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return int(pq.read_metadata(path).num_rows)

@@ -1,0 +1,149 @@
+"""Our estimator and PANDA on DuckDB and on real PySpark against plain numpy."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from central import engine, estimator, machine_days
+from central.models import panda
+from central.models.slots import TaskSlots
+from central.models.whitepanda import WhitepandaState
+from central.spark import SparkEngine
+
+# PySpark 4.3 says so of pandas 3, which nothing here goes through.
+pytestmark = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+
+SLOT_NS = 300 * 10**9
+
+
+def drifting_slots(days=31):
+    """Task slots of 5 machines and 14 jobs that come and go; CPI drifts by 3 % a day, some values are unknown."""
+    rng = np.random.default_rng(5)
+    machine, task, slot = (each.ravel() for each in np.meshgrid(range(5), range(12), range(days * 12)))
+    day = slot // 12
+    job = (machine + task + day // 9) % 14
+    cpi = (1 + job / 8) * 1.03**day * rng.lognormal(0, 0.2, len(job))
+    usage = rng.gamma(2, 0.4, len(job))
+    cpi[rng.random(len(job)) < 0.1] = math.nan
+    usage[rng.random(len(job)) < 0.05] = math.nan
+    rows = TaskSlots(
+        machine=np.char.add("m", machine.astype(str)),
+        slot=day * 288 + slot % 12,
+        task=task,
+        job=np.char.add("job-", job.astype(str)),
+        platform=np.where(machine % 2 == 0, "even", "odd"),
+        latency_sensitive=job < 6,
+        usage=usage,
+        cpi=cpi,
+    )
+    return rows.take(rng.random(rows.rows) < 0.85)
+
+
+def table_of(rows):
+    return pa.table(
+        {
+            "machine": rows.machine,
+            "slot_start_ns": rows.slot * SLOT_NS,
+            "vm": rows.task,
+            "job": rows.job,
+            "platform": rows.platform,
+            "latency_sensitive": rows.latency_sensitive,
+            "usage": pa.array(rows.usage, from_pandas=True),
+            "cpi": pa.array(rows.cpi, from_pandas=True),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    if importlib.util.find_spec("pyspark") is None or shutil.which("java") is None:
+        pytest.skip("needs the extra spark and Java")
+    spill = tmp_path_factory.mktemp("spark")
+    with SparkEngine(master="local[2]", memory_limit_mib=512, partitions=2, spill_dir=spill) as opened:
+        yield opened
+
+
+@pytest.fixture
+def duckdb(tmp_path):
+    with engine.Engine(memory_limit_mib=512, threads=2, spill_dir=tmp_path / "spill") as opened:
+        yield opened
+
+
+def ours_by_days(opened, rows, folder):
+    """Coefficients from one file of state per day, merged."""
+    paths = []
+    for day in np.unique(rows.slot // 288):
+        slots, state = folder / f"slots-{day}.parquet", folder / f"state-{day}.parquet"
+        pq.write_table(table_of(rows.take(rows.slot // 288 == day)), slots)
+        raw = folder / f"raw-{day}.parquet"
+        opened.machine_days(estimator.normalised(opened.read([slots])), machine_days.whitepanda, SLOT_NS, raw)
+        opened.write(estimator.merged(opened.read([raw])), state)
+        paths.append(state)
+    return estimator.solver(opened.collect(estimator.merged(opened.read(paths)))).coefficients()
+
+
+def check_ours(found, rows):
+    expected = WhitepandaState.of(rows).coefficients()
+    assert found.job.tolist() == expected.job.tolist()
+    assert found.samples.tolist() == expected.samples.tolist()
+    for name in ("value", "estimate", "standard_error", "sum_usage_squared"):
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-9, abs=1e-9)
+    assert np.abs(expected.value).max() > 1e-3
+
+
+def check_panda(opened, rows, folder):
+    """The one-shot fit, its statistics and its coefficients."""
+    path = folder / "all.parquet"
+    pq.write_table(table_of(rows), path)
+    tables = engine.fit(opened.read([path]))
+    expected = panda.fit(**rows.columns())
+    found = opened.collect(tables.coefficients.order_by("job")).to_pydict()
+    assert found["job"] == expected.coefficients.job.tolist()
+    assert found["samples"] == expected.coefficients.samples.tolist()
+    assert found["coefficient"] == pytest.approx(expected.coefficients.value, rel=1e-9, abs=1e-9)
+    assert found["standard_error"] == pytest.approx(expected.coefficients.standard_error, rel=1e-9)
+    statistics = opened.collect(tables.statistics.order_by(["job", "platform"])).to_pydict()
+    assert statistics["mean_cpi"] == pytest.approx(expected.statistics.mean_cpi, rel=1e-9)
+    assert statistics["std_cpi"] == pytest.approx(expected.statistics.std_cpi, rel=1e-9)
+
+
+def test_ours_by_31_days_on_duckdb_equals_plain_numpy(duckdb, tmp_path):
+    rows = drifting_slots()
+    check_ours(ours_by_days(duckdb, rows, tmp_path), rows)
+
+
+def test_parts_of_machines_add_up(duckdb, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "_PART_ROWS", 100)
+    rows = drifting_slots(days=2)
+    check_ours(ours_by_days(duckdb, rows, tmp_path), rows)
+
+
+def test_panda_on_duckdb_equals_plain_numpy(duckdb, tmp_path):
+    check_panda(duckdb, drifting_slots(days=4), tmp_path)
+
+
+def test_ours_on_spark_equals_plain_numpy(spark, tmp_path):
+    rows = drifting_slots(days=2)
+    check_ours(ours_by_days(spark, rows, tmp_path), rows)
+
+
+def test_panda_on_spark_equals_plain_numpy(spark, tmp_path):
+    check_panda(spark, drifting_slots(days=2), tmp_path)
+
+
+def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
+    rows = drifting_slots(days=2)
+    path = tmp_path / "slots.parquet"
+    pq.write_table(table_of(rows), path)
+    state = engine.pair_state(spark.read([path]))
+    found = spark.collect(engine.coefficients(state).order_by("job")).to_pydict()
+    expected = panda.fit(**rows.columns()).coefficients
+    assert found["job"] == expected.job.tolist()
+    assert found["coefficient"] == pytest.approx(expected.value, rel=1e-9, abs=1e-9)
