@@ -107,7 +107,7 @@ def test_the_detector_gets_the_tick_of_all_vms():
     host.tick()
     (tick,) = host.detectors[0].ticks
     assert tick.at_s == 101.0
-    assert [tuple(key) for key in tick.vms] == [("bully", "e1", 2), ("web", "e1", 2)]
+    assert [tuple(key) for key in tick.vms] == [("bully", "e1", 2, None), ("web", "e1", 2, None)]
     assert tick.values.shape == (2, len(SIGNALS))
     assert tick.values[1, INDEX["gips"]] == 1.4
     assert math.isnan(tick.values[1, INDEX["ipc"]])
