@@ -1,4 +1,4 @@
-"""Generate the reference pages of docs/ from the code: metrics.md, configuration.md, cli.md.
+"""Generate the reference pages of docs/ from the code: metrics.md, configuration.md, cli.md, api.md.
 
 python tools/generate_docs.py           writes them
 python tools/generate_docs.py --check   exits 1 and names those that are not fresh
@@ -12,6 +12,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -170,7 +171,69 @@ def cli_page() -> str:
     return MADE + "\n".join(lines).rstrip() + "\n"
 
 
-PAGES = {"metrics.md": metrics_page, "configuration.md": configuration_page, "cli.md": cli_page}
+def api_page() -> str:
+    """Render the fleet API: routes with their parameters, and the fields of every message that they answer."""
+    from central.api.openapi import ROUTES, document  # noqa: PLC0415 - of the extra `central`
+
+    found = document()
+    lines = [_API_INTRODUCTION]
+    for route in ROUTES:
+        operation = found["paths"][route.path]["get"]
+        answer = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition(
+            "/"
+        )[2]
+        lines += ["", f"### GET {route.path}", ""]
+        lines.append(f"{route.summary}. gRPC: `{route.method}`. Answers [{answer}](#{answer.lower()}).")
+        if operation["parameters"]:
+            lines += ["", "| parameter | type | what |", "|---|---|---|"]
+        for one in operation["parameters"]:
+            kind = _schema_words(one["schema"])
+            lines.append(f"| `{one['name']}` | {kind} | {one.get('description', '')} |")
+    lines += ["", "## Messages"]
+    for name, schema in sorted(found["components"]["schemas"].items()):
+        lines += ["", f"### {name}", "", "| field | type | what |", "|---|---|---|"]
+        for field, value in schema["properties"].items():
+            what = value.get("description", "").replace("|", "\\|")
+            lines.append(f"| `{field}` | {_schema_words(value)} | {what} |")
+    return MADE + "\n".join(lines).rstrip() + "\n"
+
+
+_API_INTRODUCTION = """# The fleet API
+
+What central knows of the fleet, over gRPC (service `whitepanda.v1.Fleet` on `central.listen`, with reflection and
+health) and as JSON over HTTP (`central.http_listen`; `/openapi.json` is the OpenAPI document, `/healthz` says that it
+serves). How to reach it: [operating](operate.md#the-fleet-api).
+
+Times are integers, nanoseconds since 1970. In JSON a number that is not known is `null` (in gRPC NaN), and words are
+in lower case. Lists come in pages of `page_size` rows (100, at most 1000): `next_page_token` of one answer is the
+`page_token` of the next request, with the same filters; it is empty on the last page. An error is
+`{"error": "one line"}` with status 400 (the request), 403 (the certificate), 404 (nothing there), 410 (a version that
+is no longer kept), 503 (try again later).
+
+## Requests"""
+
+
+def _schema_words(schema: dict[str, Any]) -> str:
+    """Say a schema in a word or two."""
+    if "items" in schema:
+        return f"list of {_schema_words(schema['items'])}"
+    if "oneOf" in schema:
+        return f"{_schema_words(schema['oneOf'][0])} or null"
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    kind = schema["type"]
+    return " or ".join(kind) if isinstance(kind, list) else str(kind)
+
+
+PAGES = {
+    "metrics.md": metrics_page,
+    "configuration.md": configuration_page,
+    "cli.md": cli_page,
+    "api.md": api_page,
+}
 
 
 def main(arguments: list[str]) -> int:
