@@ -48,6 +48,7 @@ RANGES: tuple[Range, ...] = (
     ("analysis.mn_cpi_percentile", 50, 100),
     ("analysis.mn_cpi_floor", 0, 100),
     ("analysis.history_slots", 1, 100_000),
+    ("analysis.max_host_suspects", 0, 64),
     ("cloud_white.sensitivity", 0.25, 4),
     ("cloud_white.hysteresis", 0.1, 1),
     ("cloud_white.baseline_quiet_s", 300, 86_400),
@@ -215,12 +216,11 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
-    victim_slots: int = (
-        3  # consecutive slots with a victim before the trigger fires; of paper, as the next two
-    )
+    victim_slots: int = 3  # of paper, as the next two: consecutive slots with a victim before it fires
     mn_cpi_percentile: float = 99.0  # of this host's own history
     mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
+    max_host_suspects: int = 0  # this many control groups beside the VMs are suspects too; 0 = none
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.baseline_file import BaselineFile
     from agent.cloud_white import CloudWhite
     from agent.coefficients import CoefficientStore
+    from agent.host_suspects import HostSuspects
     from agent.prometheus import MetricsServer
     from agent.uplink import Uplink
     from whitepanda.v1 import agent_pb2
@@ -118,6 +119,7 @@ class Daemon:
             counters=Counters(),
         )
         self._store: CoefficientStore | None = None
+        self._host_suspects: HostSuspects | None = None
         self._uplink: Uplink | None = None
         self._metrics: MetricsServer | None = None
         self._failing: dict[str, str] = {}
@@ -267,12 +269,17 @@ class Daemon:
         )
         if not windows and not events:
             return
+        self._guard("host suspects", self._add_host_suspects, windows)
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
             events += self.state.analysis.take_triggers()
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
+
+    def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
+        if self._host_suspects is not None:
+            windows += self._host_suspects.windows(self._clock.mono_ns(), windows)
 
     def _has_events(self) -> bool:
         return self.state.cloud_white is not None and self.state.cloud_white.has_events
@@ -353,6 +360,12 @@ class Daemon:
         try:
             self._store = CoefficientStore(path)
             self.state.analysis = HostAnalysis(self._config.analysis, self.state.names.platform, self._store)
+            if self._config.analysis.max_host_suspects:
+                from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on
+
+                self._host_suspects = HostSuspects(
+                    self._config.sources.cgroup.root, self._config.analysis.max_host_suspects
+                )
         except WhitepandaError:
             raise
         except Exception as error:  # noqa: BLE001 - as in _guard
@@ -421,7 +434,10 @@ class Daemon:
             protocol_version=PROTOCOL_VERSION,
             min_protocol_version=MIN_PROTOCOL_VERSION,
             coefficient_version=self._store.version if self._store else 0,
-            jobs=sorted(self.state.pipeline.table.jobs()),
+            jobs=sorted(
+                self.state.pipeline.table.jobs()
+                | (self._host_suspects.jobs if self._host_suspects else frozenset())
+            ),
             window_ms=names.window_ms,
             held=self._store.held_tags if self._store else (),
         )

@@ -19,6 +19,7 @@ from agent.cloud_white import CloudWhite
 from agent.config import (
     AgentConfig,
     AgentSection,
+    AnalysisSection,
     CloudWhiteSection,
     JobRule,
     SimulatedSection,
@@ -106,6 +107,30 @@ async def test_it_ticks_judges_and_ends_cleanly(config):
     assert not (
         Path(config.agent.state_dir) / "spool.db"
     ).exists()  # without an address there is nothing to spool for
+
+
+async def test_what_runs_beside_the_vms_is_a_suspect_where_it_is_wanted(config, tmp_path):
+    unit = tmp_path / "cgroup/system.slice/ceph-osd@1.service"
+    unit.mkdir(parents=True)
+    spent_us = 0
+    sources = msgspec.structs.replace(
+        config.sources, cgroup=msgspec.structs.replace(config.sources.cgroup, root=str(tmp_path / "cgroup"))
+    )
+    config = msgspec.structs.replace(config, analysis=AnalysisSection(max_host_suspects=4), sources=sources)
+    async with Running(config, plan()) as daemon:
+
+        def found() -> list[str]:
+            nonlocal spent_us
+            spent_us += 100_000
+            new = unit / "new"
+            new.write_text(f"usage_usec {spent_us}\n")
+            new.replace(unit / "cpu.stat")
+            return [suspect.job for suspect in daemon.state.analysis.explain("u1").suspects]
+
+        await until(lambda: daemon.state.analysis is not None)
+        await until(lambda: "host:ceph-osd.service" in found())
+        assert "host:ceph-osd.service" in daemon._hello().jobs
+        assert daemon.state.counters.sink_errors == 0
 
 
 async def test_a_required_source_that_is_not_there_is_one_clear_line(config):

@@ -1,0 +1,127 @@
+"""What runs on the host beside the VMs and may hurt them: storage daemons, backups, poll-mode drivers.
+
+Each control group below the root of the v2 hierarchy is a task `host:NAME`, never latency-sensitive, with its CPU usage
+and without a CPI; of system.slice each unit is one. Those that systemd runs VMs in are left out. The job is the name
+without what tells instances apart, so that its coefficient is learnt over the fleet: ceph-osd@3.service is job
+`host:ceph-osd.service`. Read once per window.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from agent.windows import CpiWindow
+from collector.base import Reason
+from collector.kept_files import NoFdError, read_once
+from collector.proc_parse import parse_flat
+
+__all__ = ["HostSuspects", "job_of_group"]
+
+#: Groups of VMs: systemd-machined's, libvirt's without systemd, Proxmox'.
+_OF_VMS = frozenset({"machine.slice", "machine", "qemu.slice", "libvirt"})
+_SPLIT = "system.slice"  # of which each unit counts by itself
+_UNIT = (".service", ".scope", ".slice")
+_MIN_CORES = 0.01
+_INSTANCE = re.compile(r"@[^.]*|(?<=[a-zA-Z])[-_]?\d+(?=\.[a-z]+$|$)|-[0-9a-f]{8,}(?=\.|$)")
+_NAME = re.compile(r"[ -~]{1,200}")
+
+
+def job_of_group(name: str) -> str:
+    """Return the job of a group: `host:` and its name without the instance.
+
+    Args:
+        name: the folder's, such as "ceph-osd@3.service" or "backup-7.scope".
+
+    """
+    return f"host:{_INSTANCE.sub('', name)}"
+
+
+class HostSuspects:
+    """Finds the groups that use most CPU, window by window. Not safe for several threads.
+
+    Args:
+        root: where the v2 hierarchy is mounted; a host without it has no such suspects.
+        max_suspects: at most so many per window, those that use most; at least 1.
+
+    """
+
+    def __init__(self, root: str, max_suspects: int) -> None:
+        self._root = root
+        self._max = max_suspects
+        self._last: dict[str, tuple[int, int, str]] = {}  # by path: inode, CPU time and an epoch
+        self._last_mono_ns = 0
+        self._jobs: frozenset[str] = frozenset()
+
+    @property
+    def jobs(self) -> frozenset[str]:
+        """Jobs of the last windows."""
+        return self._jobs
+
+    def windows(self, mono_ns: int, vms: Sequence[CpiWindow]) -> list[CpiWindow]:
+        """Return the groups' usage since the last call as windows like the VMs' last one.
+
+        Args:
+            mono_ns: now.
+            vms: the windows that have just ended; without any there are none.
+
+        """
+        if not vms:
+            return []
+        elapsed_ns, last = mono_ns - self._last_mono_ns, self._last
+        self._last_mono_ns, self._last = mono_ns, self._read()
+        like = max(vms, key=lambda window: window.start_unix_ns)
+        found = []
+        for path, (inode, usage_ns, epoch) in self._last.items():
+            before = last.get(path)
+            if before is None or before[0] != inode or usage_ns < before[1] or elapsed_ns <= 0:
+                continue
+            cores = (usage_ns - before[1]) / elapsed_ns
+            if cores >= _MIN_CORES:
+                found.append((cores, path, epoch))
+        found.sort(key=lambda one: (-one[0], one[1]))
+        windows = [_window(path, epoch, cores, like) for cores, path, epoch in found[: self._max]]
+        self._jobs = frozenset(window.job for window in windows)
+        return windows
+
+    def _read(self) -> dict[str, tuple[int, int, str]]:
+        """Read all groups' CPU time in nanoseconds. One that is gone meanwhile is left out."""
+        read = {}
+        for path in [*self._groups(""), *self._groups(_SPLIT)]:
+            folder = f"{self._root}/{path}"
+            try:
+                usage_us = parse_flat(read_once(f"{folder}/cpu.stat")).get(b"usage_usec")
+                inode = os.stat(folder).st_ino  # noqa: PTH116 - no object for each
+            except (OSError, ValueError, NoFdError):
+                continue
+            if usage_us is not None:
+                read[path] = (inode, usage_us * 1000, str(inode))
+        return read
+
+    def _groups(self, parent: str) -> list[str]:
+        try:
+            names = os.listdir(f"{self._root}/{parent}")  # noqa: PTH208 - as above
+        except OSError:
+            return []
+        prefix = f"{parent}/" if parent else ""
+        return [
+            prefix + name
+            for name in names
+            if name.endswith(_UNIT) and _NAME.fullmatch(name) and name not in _OF_VMS and name != _SPLIT
+        ]
+
+
+def _window(path: str, epoch: str, cores: float, like: CpiWindow) -> CpiWindow:
+    name = path.rsplit("/", 1)[-1]
+    return CpiWindow(
+        vm=f"host:{name}",
+        epoch=epoch,
+        name=name,
+        job=job_of_group(name),
+        latency_sensitive=False,
+        start_unix_ns=like.start_unix_ns,
+        duration_ns=like.duration_ns,
+        cpu_usage_cores=cores,
+        cpi_reason=Reason.NOT_VISIBLE,
+    )
