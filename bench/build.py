@@ -68,7 +68,7 @@ def generate(folder: Path, machines: int, days: int, tasks: int) -> list[Path]:
                 "vm": vm,
                 "job": pa.DictionaryArray.from_arrays(jobs, names),
                 "platform": pa.DictionaryArray.from_arrays(machine % 2, platforms),
-                "latency_sensitive": jobs % 5 < 2,  # noqa: PLR2004 - 2 of 5
+                "latency_sensitive": jobs % 5 < 2,  # 2 of 5
                 "usage": usage,
                 "cpi": cpi,
             }

@@ -129,6 +129,7 @@ def test_panda_on_duckdb_equals_plain_numpy(duckdb, tmp_path):
     check_panda(duckdb, drifting_slots(days=4), tmp_path)
 
 
+@pytest.mark.long
 def test_ours_on_spark_equals_plain_numpy(spark, tmp_path):
     rows = drifting_slots(days=2)
     check_ours(ours_by_days(spark, rows, tmp_path), rows)
