@@ -301,15 +301,6 @@ async def test_fifty_agents_and_fifty_kills(tmp_path, mounts, network) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-async def test_the_chaos_notices_batches_taken_twice(tmp_path, mounts, network) -> None:
-    fleet = Fleet(tmp_path, *mounts, network, (MUTANTS, "forget-duplicates"))
-    await _run(fleet, agents=10, kills=10, outage_s=1.0, cut_s=1.0)
-    found, _ = await _found(fleet)
-    assert max(found.values()) > 1, "windows must be doubled"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
 async def test_the_chaos_notices_builders_without_a_lease(tmp_path, mounts, network) -> None:
     fleet = Fleet(tmp_path, *mounts, network, (MUTANTS, "no-lease"))
     _, seen = await _run(fleet, agents=10, kills=4, outage_s=1.0, cut_s=1.0)
