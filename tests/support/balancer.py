@@ -38,13 +38,13 @@ class Balancer:
         task.add_done_callback(self._tasks.discard)
         with contextlib.closing(writer):
             for _ in self._backends:
-                self._turn = (self._turn + 1) % len(self._backends)
+                turn = self._turn = (self._turn + 1) % len(self._backends)
                 with contextlib.suppress(OSError):
-                    there = await asyncio.open_connection("127.0.0.1", self._backends[self._turn])
+                    there = await asyncio.open_connection("127.0.0.1", self._backends[turn])
                     break
             else:
                 return
-            self.connections[self._turn] += 1
+            self.connections[turn] += 1
             with contextlib.closing(there[1]):
                 ways = [
                     asyncio.create_task(_pass(reader, there[1])),
