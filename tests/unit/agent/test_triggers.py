@@ -23,7 +23,8 @@ def trigger(now: int, victims: int = 1, suspects: int = 1) -> Trigger:
         mn_cpi_threshold=2.0,
         coefficient_version=7,
         victims=tuple(
-            TriggerVictim(f"v{i}", "e", f"web-{i}", "web", 3.0, 5.0 - i / 100, 2.0, 1.5) for i in range(victims)
+            TriggerVictim(f"v{i}", "e", f"web-{i}", "web", 3.0, 5.0 - i / 100, 2.0, 1.5)
+            for i in range(victims)
         ),
         suspects=tuple(
             TriggerSuspect(f"s{i}", "e", f"scan-{i}", "scan", 0.5, 4.0, 2.0, Reason.UNSPECIFIED)
