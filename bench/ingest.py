@@ -4,8 +4,8 @@
 
 Each host is a TCP connection with a certificate of its own (bench/ingest_agents.py, in processes of their own: their
 CPU time is not counted as central's, but they share its cores). Beside it Prometheus receives the same values by
-remote write (bench/ingest_prometheus.py). Every bar is printed with its ratio. CPU time is all of central's process:
-TLS, checks, journal, and the rolls into the lake; "without rolls" is the same with rolls put off.
+remote write (bench/ingest_prometheus.py). Every bar is printed with its ratio. CPU time and memory are of all of
+central's processes: TLS, checks, journal, and the rolls into the lake; "without rolls" is the same with rolls put off.
 
 "rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own.
 All parts take about 15 minutes, 10 of them `paced`, which with 6 or more also tells whether memory stays flat.
@@ -72,9 +72,17 @@ class Load:
             process.stdin.close()
             process.wait()
 
+    def parts(self) -> list[psutil.Process]:
+        """Return central's processes: itself, and the one that writes segments."""
+        return [self.server, *self.server.children()]
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of all of them so far."""
+        return sum(sum(each.cpu_times()[:2]) for each in self.parts())
+
     def do(self, what: str, **options: Any) -> dict[str, Any]:
         """Have every process do it at the same time; sums up, with central's CPU time meanwhile."""
-        before, began = self.server.cpu_times(), time.perf_counter()
+        before, began = self.cpu_s(), time.perf_counter()
         for process in self.processes:
             process.stdin.write(json.dumps({"do": what, **options}) + "\n")
             process.stdin.flush()
@@ -82,8 +90,7 @@ class Load:
         if not all(lines):
             sys.exit("a process of agents failed")
         answers = [json.loads(line) for line in lines]
-        after, took = self.server.cpu_times(), time.perf_counter() - began
-        cpu = after.user + after.system - before.user - before.system
+        cpu, took = self.cpu_s() - before, time.perf_counter() - began
         latencies = np.concatenate([*(a["latencies_s"] for a in answers), [0.0]])
         windows = sum(a["batches"] for a in answers) * self.vms
         if sum(a["rejected"] for a in answers):
@@ -92,7 +99,7 @@ class Load:
             "windows": windows, "took": took, "cpu": cpu, "rate": windows / took, "per_cpu": windows / max(cpu, 0.01),
             "slowed": sum(a["slowed"] for a in answers), "agents_cpu": sum(a["cpu_s"] for a in answers),
             "p50_ms": float(np.percentile(latencies, 50)) * 1e3, "p99_ms": float(np.percentile(latencies, 99)) * 1e3,
-            "rss": self.server.memory_info().rss / 2**20, "found": [a["found"] for a in answers],
+            "rss": sum(each.memory_info().rss for each in self.parts()) / 2**20, "found": [a["found"] for a in answers],
             "latencies": latencies[:-1],
         }  # fmt: skip
 

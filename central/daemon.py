@@ -29,6 +29,7 @@ from central.journal import Journal
 from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
+from central.roll_worker import RollWorker
 from central.rolls import Roller
 from central.streams import StreamRegistry
 from whitepanda.common import log, sdnotify
@@ -90,7 +91,8 @@ class Central:
                 config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s
             )
             self.ingest = Ingest(config, self.journal, self.registry)
-            self.roller = Roller(config.ingest, self.journal, self.lake)
+            self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
+            self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
             self.builder = Builder(
                 config.build,
                 self.lake,
@@ -129,6 +131,7 @@ class Central:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._roll_worker.close()
         await self.journal.close()
         self.incidents.close()
 

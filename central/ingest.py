@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import metadata
@@ -66,6 +67,7 @@ class _Flow:
         self.told_slow = False
         self.told_reasons: set[str] = set()
         self.layout: Layout | None = None  # of the last batch, where all of it was good
+        self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -108,7 +110,7 @@ class Ingest:
         self._quick: list[
             tuple[_Flow, Layout, int, bytes]
         ] = []  # batches whose numbers are yet to be checked
-        self._relieved = asyncio.Event()
+        self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order
         self._draining = False
         self._log = log.get("ingest")
         journal.on_failure.append(self._tell_pace_to_all)
@@ -309,8 +311,10 @@ class Ingest:
 
     async def _receive(self, flow: _Flow, context: _Context) -> None:
         while True:
-            while flow.pending >= _PENDING_PER_STREAM or self._is_full():
-                await self._relieved.wait()
+            while flow.pending >= _PENDING_PER_STREAM:
+                flow.relieved.clear()
+                await flow.relieved.wait()
+            await self._wait_for_room()
             raw = await context.read()
             if raw is grpc.aio.EOF:
                 return
@@ -329,6 +333,30 @@ class Ingest:
                     grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
                 )
             # Anything else is a message of a newer protocol version that this one need not understand.
+
+    async def _wait_for_room(self) -> None:
+        """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""
+        queue = self._waiting.append
+        while self._is_full():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue(turn)
+            queue = self._waiting.appendleft  # who finds the room taken after all keeps its place
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._let_next_go()
+                raise
+            self._let_next_go()
+
+    def _let_next_go(self) -> None:
+        if self._is_full():
+            return  # the next batch that ends comes here again
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its stream is still there
+                turn.set_result(None)
+                return
 
     def _take_heartbeat(self, flow: _Flow, heartbeat: agent_pb2.Heartbeat) -> None:
         stream, now = flow.stream, self._clock()
@@ -534,9 +562,10 @@ class Ingest:
         self.pending -= 1
         if not flow.pending:
             flow.idle.set()
-        if not self._is_full():
-            self._relieved.set()  # wakes who waits for room now ...
-            self._relieved.clear()  # ... and nobody later
+        if flow.pending < _PENDING_PER_STREAM:
+            flow.relieved.set()
+        if self._waiting:
+            self._let_next_go()
         self._tell_pace(flow)
 
     def _is_full(self) -> bool:

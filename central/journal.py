@@ -41,9 +41,9 @@ from central.journal_tables import (
     finish_roll,
     read_events,
     read_hosts,
+    read_roll,
     read_stats,
     read_triggers,
-    unpack,
     upgrade,
     write_group,
 )
@@ -61,6 +61,7 @@ _GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
 _CACHED_SPOOLS = 65_536
 _BUSY_TIMEOUT_S = 10.0
+_LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,11 @@ class Journal:
         return f"{self.replica}-{self.journal_id}"
 
     @property
+    def lock(self) -> IO[str]:
+        """The open file by which this process, and who inherits it, holds the journal."""
+        return self._lock
+
+    @property
     def hosts(self) -> dict[str, HostRecord]:
         """Every host that ever said Hello, by name."""
         for host, (rows, seen) in self._seen.items():
@@ -185,28 +191,8 @@ class Journal:
         self.stats.rolled_rows += rows
 
     def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
-        """Yield the batches of a roll, in order, in pieces of about `piece_rows` rows: a roll may be large.
-
-        The pieces are the same each time. For any thread: it has a connection of its own, and holds the journal's
-        log back no longer than it takes to read a piece.
-        """
-        connection = sqlite3.connect(f"file:{self.path}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-        try:
-            piece: list[StoredBatch] = []
-            rows = 0
-            for number in range(roll.first, roll.last + 1):
-                found = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (number,))
-                for contents, payload in found.fetchall():
-                    for batch, accepted in unpack(contents, payload):
-                        piece.append(batch)
-                        rows += accepted
-                        if rows >= piece_rows:
-                            yield piece
-                            piece, rows = [], 0
-            if piece:
-                yield piece
-        finally:
-            connection.close()
+        """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
+        return read_roll(self.path, roll, piece_rows)
 
     def read_events(self, **wanted: Any) -> list[tuple[int, EventRow]]:
         """Return events that are on disk, see `journal_tables.read_events`. For any thread."""
@@ -477,12 +463,17 @@ def _lock(folder: Path) -> IO[str]:
         raise UnavailableError(
             f"central.state_dir {folder} is not writable: {error.strerror}; create it for the user that central runs as"
         ) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise UnavailableError(
-            f"another central holds the journal in {folder} ({path} is locked); stop it, or set "
-            "another central.state_dir"
-        ) from error
-    return file
+    until = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            file.close()
+            raise UnavailableError(
+                f"another central holds the journal in {folder} ({path} is locked); stop it, or set "
+                "another central.state_dir"
+            ) from error
+        return file

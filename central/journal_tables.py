@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ __all__ = [
     "finish_roll",
     "read_events",
     "read_hosts",
+    "read_roll",
     "read_stats",
     "read_triggers",
     "unpack",
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = "2"
+_BUSY_TIMEOUT_S = 10.0
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE received (
@@ -306,6 +309,31 @@ def unpack(contents: bytes, payload: bytes) -> Iterator[tuple[StoredBatch, int]]
         batch = StoredBatch(host, platform, spool_id, sequence, payload[at : at + size], mask)
         yield batch, rows if mask is None else int(np.count_nonzero(mask))
         at += size
+
+
+def read_roll(journal: Path, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
+    """Yield the batches of a roll, in order, in pieces of about `piece_rows` rows: a roll may be large.
+
+    The pieces are the same each time. For any thread or process: it has a connection of its own, and holds the
+    journal's log back no longer than it takes to read a piece.
+    """
+    connection = sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    try:
+        piece: list[StoredBatch] = []
+        rows = 0
+        for number in range(roll.first, roll.last + 1):
+            found = connection.execute("SELECT contents, payload FROM packs WHERE id = ?", (number,))
+            for contents, payload in found.fetchall():
+                for batch, accepted in unpack(contents, payload):
+                    piece.append(batch)
+                    rows += accepted
+                    if rows >= piece_rows:
+                        yield piece
+                        piece, rows = [], 0
+        if piece:
+            yield piece
+    finally:
+        connection.close()
 
 
 def upgrade(connection: sqlite3.Connection) -> None:

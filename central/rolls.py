@@ -5,32 +5,35 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import metadata
-
-import pyarrow as pa
 
 from central.config import IngestSection
 from central.journal import Journal, Roll
 from central.lake import Lake
-from central.validate import samples_table
+from central.roll_worker import RollWorker, write_roll
 from whitepanda.common import log
 
 __all__ = ["Roller"]
 
-_PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
 _LOOK_S = 0.25  # how often the loop looks at how much there is
 
 
 class Roller:
-    """Rolls one journal into the lake. `on_rolled` is called on the loop after each roll."""
+    """Rolls one journal into the lake. `on_rolled` is called on the loop after each roll.
 
-    def __init__(self, config: IngestSection, journal: Journal, lake: Lake) -> None:
+    Segments are written by `worker`, which is central's to close; without one by a thread.
+    """
+
+    def __init__(
+        self, config: IngestSection, journal: Journal, lake: Lake, worker: RollWorker | None = None
+    ) -> None:
         self.on_rolled: list[Callable[[], None]] = []
         self.failure = ""  # why the last roll failed; "" while all is well
         self._config = config
         self._journal = journal
         self._lake = lake
+        self._worker = worker
         self._log = log.get("rolls")
 
     async def run(self) -> None:
@@ -55,6 +58,8 @@ class Roller:
         """
         total = 0
         while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
+            if self._worker is not None:
+                self._worker.start()
             rows = await asyncio.to_thread(self._write, roll)
             await self._journal.finish_roll(roll, rows)
             total += rows
@@ -84,7 +89,6 @@ class Roller:
             "central": metadata.version("whitepanda"),
         }
 
-        def pieces() -> Iterator[pa.Table]:
-            return map(samples_table, self._journal.read_roll(roll, _PIECE_ROWS))
-
-        return sum(segment.rows for segment in self._lake.write_pieces(pieces, roll.stem, provenance))
+        if self._worker is not None:
+            return self._worker.write(self._journal.path, roll, provenance)
+        return write_roll(self._lake, self._journal.path, roll, provenance)

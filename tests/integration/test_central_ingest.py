@@ -344,6 +344,43 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     assert central.ingest.pending == 0
 
 
+async def test_streams_that_wait_for_room_go_in_their_order_and_none_is_forgotten(make) -> None:
+    central = await make.central(max_pending_batches=2)
+    ingest = central.ingest
+    ingest.pending = 2
+    went: list[int] = []
+
+    async def wait(number: int) -> None:
+        await ingest._wait_for_room()
+        went.append(number)
+        ingest.pending += (
+            number < 4
+        )  # the later ones find nothing to read: they must not keep the others waiting
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(8)]
+    await asyncio.sleep(0)
+    assert len(ingest._waiting) == 8
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    ingest.pending -= 1
+    ingest._let_next_go()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert went == [0], "one place, one stream"
+    ingest.pending -= 2
+    ingest._let_next_go()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert went == [0, 2, 3]
+    ingest.pending -= 1
+    ingest._let_next_go()
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert went == [0, 2, 3, 4, 5, 6, 7], "all of them, as there is room left"
+    ingest.pending = 0
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_a_stop_acknowledges_what_was_taken(make) -> None:
     central = await make.central(commit_interval_ms=200)
     peer = make.peer(central, "h1")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from central import rolls
+from central import roll_worker
 from central.config import IngestSection
 from central.journal import HostRecord, Journal, JournalStats, Roll, Submission
 from central.lake import Lake
@@ -154,7 +154,7 @@ async def test_a_roll_is_read_in_pieces_and_becomes_one_segment(
     assert pieces == [[1, 2], [3, 4], [5]]
     assert [len(piece) for piece in journal.read_roll(roll, 1)] == [1] * 5
     assert [len(piece) for piece in journal.read_roll(roll, 10**6)] == [5]
-    monkeypatch.setattr(rolls, "_PIECE_ROWS", 5)
+    monkeypatch.setattr(roll_worker, "_PIECE_ROWS", 5)
     assert await Roller(IngestSection(), journal, lake).roll_all() == 12
     [segment] = lake.segments()
     assert (segment.rows, segment.footer.num_row_groups) == (12, 3)
