@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,7 @@ from central.pki import issue
 from tests.support.central_process import CentralProcess
 
 _AGENTS = Path(__file__).with_name("ingest_agents.py")
+_FOLDER = Path(__file__).parents[1] / "build"  # git ignores it
 _PROCESSES = 2
 _SPARE_FILES = 200
 _PARTS = ("idle", "paced", "growth", "saturated", "prometheus")
@@ -252,12 +254,17 @@ def main() -> None:
     if hard < arguments.hosts + _SPARE_FILES:
         sys.exit(f"ulimit -Hn is {hard}; {arguments.hosts} hosts need {arguments.hosts + _SPARE_FILES}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with tempfile.TemporaryDirectory(prefix="whitepanda-bench-", dir=".") as folder:
+    # On the checkout's disk, as /tmp may be memory; SIGTERM too leaves nothing there.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    _FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="whitepanda-bench-", dir=_FOLDER) as folder:
         bench = Bench(Path(folder).resolve(), arguments)
-        for part in arguments.parts.split(","):
-            print(part, flush=True)
-            getattr(bench, part)()
-        bench.close()
+        try:
+            for part in arguments.parts.split(","):
+                print(part, flush=True)
+                getattr(bench, part)()
+        finally:
+            bench.close()
 
 
 if __name__ == "__main__":
