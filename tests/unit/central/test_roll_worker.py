@@ -100,7 +100,7 @@ def test_it_dies_with_central_and_holds_the_journal_until_then(tmp_path: Path) -
     while not _ignores_interrupts(worker):  # which says that it is past its beginning
         assert time.monotonic() < until
         time.sleep(0.02)
-    assert str(lock) in {os.readlink(each) for each in Path(f"/proc/{worker}/fd").iterdir()}, (
+    assert str(lock) in {str(each.readlink()) for each in Path(f"/proc/{worker}/fd").iterdir()}, (
         "it inherits the lock"
     )
     os.kill(worker, signal.SIGSTOP)
