@@ -131,6 +131,7 @@ class Builder:
         self._slots = SlotStore(lake, self._slot_ns)
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
+        self._setting_current = threading.Lock()
         self._stopping = threading.Event()
         self._engine: AnyEngine | duckdb.DuckDBPyConnection | None = None
         self._log = log.get("builds")
@@ -162,6 +163,18 @@ class Builder:
                 self._log.warning("build failed, the last version stays", error=self.last_error)
             return
         if number is not None and self.current is not None:
+            for call in self.on_version:
+                call(self.current)
+
+    async def catch_up(self) -> None:
+        """Take a newer version of another replica now, where there is one, and tell `on_version` of it.
+
+        Raises:
+            OSError, LakeError: the lake cannot be read.
+
+        """
+        if await asyncio.to_thread(self._take_newer) and self.current is not None:
+            self._log.info("version of another replica taken", version=self.current.version)
             for call in self.on_version:
                 call(self.current)
 
@@ -223,10 +236,15 @@ class Builder:
         if newest <= (self.current.version if self.current else 0):
             return False
         found = self.versions.latest()
-        if found is None or (self.current and found.version <= self.current.version):
-            return False
-        self.current = found
-        return True
+        return found is not None and self._put_in_force(found)
+
+    def _put_in_force(self, found: BuiltVersion) -> bool:
+        """Set `current`, unless it is as new already: `catch_up` may have found a version while one was built."""
+        with self._setting_current:
+            if self.current and found.version <= self.current.version:
+                return False
+            self.current = found
+            return True
 
     def _build_alone(self) -> int | None:
         days, older = self._days()
@@ -260,10 +278,11 @@ class Builder:
             engine=self._section.engine,
             token=self.lease.token,
         )
-        self.current = self.versions.write(manifest, statistics, coefficients, self.lease.check)
+        built = self.versions.write(manifest, statistics, coefficients, self.lease.check)
+        self._put_in_force(built)
         self._forget({day.folder for day in days})
         self.versions.prune(KEPT_VERSIONS)
-        return self.current.version
+        return built.version
 
     def _days(self) -> tuple[list[_Day], list[_Older]]:
         """The lake's days that count, rolled up; and those that are `days` days or more older than the newest one."""

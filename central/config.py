@@ -64,9 +64,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_message_bytes: int = 4 << 20  # larger messages end the stream
     max_streams: int = 12_000  # further hosts are refused until others leave
     commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
-    max_pending_batches: int = (
-        24_000  # then nothing is read; at half, one of each of 12,000 hosts, agents slow down
-    )
+    max_pending_batches: int = 24_000  # or 128 MiB of them: nothing is read; at half, agents slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
     max_past_days: float = 400.0  # older windows are refused; importers may send windows of any age
     max_cpi: float = 100.0  # larger values are refused as absurd
@@ -94,13 +92,9 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine
     threads: int = 2  # that the engine computes on; ingest shares the machine with it
-    method: Literal["panda", "whitepanda"] = (
-        "panda"  # of the coefficients that hosts are sent; docs/methods.md
-    )
+    method: Literal["panda", "whitepanda"] = "panda"  # by which coefficients are fitted
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
-    spark_master: str = (
-        "local[2]"  # with engine spark: local[2], spark://host:7077, yarn, ...; workers see state_dir
-    )
+    spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
 
 

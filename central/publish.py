@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from central.builds import Builder
+from central.lake import LakeError
 from central.streams import HostStream, StreamRegistry
 from central.versions import BuiltVersion
+from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Publisher"]
@@ -68,6 +70,8 @@ class Publisher:
         self._sent: dict[str, _Sent] = {}
         self._rows: dict[tuple[str, str], _Rows | None] = {}
         self._rows_version = 0
+        self._is_blind = False  # the lake could not be looked at
+        self._log = log.get("publish")
         registry.on_change.append(self._look_at)
         builder.on_version.append(self._on_version)
 
@@ -81,7 +85,7 @@ class Publisher:
             while self._due:
                 stream = next(iter(self._due))
                 del self._due[stream]
-                if not self._send(stream):
+                if not (await self._has_caught_up(stream) and self._send(stream)):
                     loop.call_later(_RETRY_S, self._look_at, stream)
                 sent += 1
                 if sent % _SENT_AT_ONCE == 0:
@@ -97,6 +101,26 @@ class Publisher:
         self._sent = {host: sent for host, sent in self._sent.items() if sent.stream in streams}
         for stream in connected:
             self._look_at(stream)
+
+    async def _has_caught_up(self, stream: HostStream) -> bool:
+        """See that a host that comes from another replica with a newer version is not set back to ours.
+
+        What the host holds was in the lake before it was sent. So where the lake has nothing newer than ours even
+        now, it is another lake than the host's version came from, and ours is what counts. False: look again.
+        """
+        built, before = self._builder.current, self._sent.get(stream.host)
+        is_known = before is not None and before.stream is stream
+        if built is None or is_known or stream.closed or stream.coefficient_version <= built.version:
+            return True
+        try:
+            await self._builder.catch_up()
+        except (OSError, LakeError) as error:
+            if not self._is_blind:
+                self._log.warning("cannot look for newer versions in the lake", error=str(error))
+            self._is_blind = True
+            return stream.closed
+        self._is_blind = False
+        return True
 
     def _send(self, stream: HostStream) -> bool:
         """Send a stream what it lacks. False where it must be tried again."""

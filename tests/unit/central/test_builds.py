@@ -423,6 +423,20 @@ def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     assert VersionStore(lake.root / "versions").numbers() == [1, 2]
 
 
+async def test_a_replica_catches_up_with_what_another_built(lake):
+    behind, ahead = Builder(SECTION, lake, holder="central-0"), Builder(SECTION, lake, holder="central-1")
+    told = []
+    behind.on_version.append(lambda built: told.append(built.version))
+    write_day(lake, 0, 1)
+    for number in (1, 2):
+        ahead.build_once()
+        await behind.catch_up()
+        assert (behind.current.version, told) == (number, list(range(1, number + 1)))
+        write_day(lake, number, number + 1)
+    await behind.catch_up()  # nothing newer: nothing told
+    assert (behind.current.version, told) == (2, [1, 2])
+
+
 def test_a_late_window_and_a_batch_of_two_replicas_count_once(lake):
     parts = [write_day(lake, 0, 1)]
     builder = Builder(SECTION, lake)

@@ -60,13 +60,21 @@ class Fleet:
 
     def __init__(self) -> None:
         self.registry = StreamRegistry()
-        self.builder = SimpleNamespace(current=None, on_version=[])
+        self.builder = SimpleNamespace(current=None, on_version=[], catch_up=self.catch_up)
+        self.in_lake: list[BuiltVersion | Exception] = []  # what looks at the lake find, one after the other
         self.publisher = Publisher(self.registry, self.builder, ttl_s=60.0, min_samples=10)
 
     def host(self, name, *jobs, platform="intel", **more) -> HostStream:
         stream = HostStream(name, platform=platform, jobs=frozenset(jobs), **more)
         self.registry.add(stream)
         return stream
+
+    async def catch_up(self) -> None:
+        found = self.in_lake.pop(0) if self.in_lake else None
+        if isinstance(found, Exception):
+            raise found
+        if found is not None:
+            self.built(found)
 
     def built(self, built: BuiltVersion) -> None:
         self.builder.current = built
@@ -326,6 +334,19 @@ async def test_a_version_that_goes_back_is_sent_in_full(fleet, tmp_path):
     fleet.built(version(1, [("db", "intel", 1.0)], []))
     (update,) = await exchanged(fleet, store, "db", "web")
     assert (update.version, update.full, store.version, store.jobs) == (1, True, 1, {"db"})
+
+
+async def test_a_host_from_a_newer_replica_is_not_set_back(fleet, monkeypatch):
+    monkeypatch.setattr("central.publish._RETRY_S", 0.0)
+    fleet.built(ONE)
+    fleet.in_lake = [OSError("away"), TWO]
+    stream = fleet.host("h", "db", coefficient_version=2)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert [(update.version, content(update)) for update in await received(stream)] == [
+        (2, ([("db", "intel", 1.5)], [("db", 0.2)]))
+    ]
+    assert fleet.in_lake == []
 
 
 async def test_a_host_whose_known_jobs_all_left_forgets_them(fleet, tmp_path):
