@@ -7,7 +7,8 @@ $WHITEPANDA_VENV names another place for it.
 
 pip comes from the wheel beside this file (pip's own release, MIT licence), because a fresh Debian has none. Which index
 is used is the machine's own pip configuration. All of base, central and dev installs from binary wheels only; `host`
-(libvirt-python is source only) needs gcc, pkg-config and libvirt-dev.
+(libvirt-python is source only) needs gcc, pkg-config and libvirt-dev; `spark` (pyspark is source only too, but nothing
+is compiled) needs a Java to run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("WHITEPANDA_VENV", ROOT / ".venv"))
 PIP = next((ROOT / "tools").glob("pip-*.whl"))
 EXTRAS = ("base", "central", "dev", "host", "spark", "predict", "train")
+SOURCE_ONLY = {"host": "libvirt-python,ovs", "spark": "pyspark"}
 
 
 def pip(*arguments: str) -> None:
@@ -63,7 +65,8 @@ def main(extras: list[str]) -> int:
         path, text = stamp(extra)
         if path.exists() and path.read_text() == text:
             continue
-        binary = ["--no-binary", "libvirt-python,ovs"] if extra == "host" else ["--only-binary", ":all:"]
+        source = SOURCE_ONLY.get(extra)
+        binary = ["--no-binary", source] if source else ["--only-binary", ":all:"]
         print(f"whitepanda: installing {extra} into {VENV.name} ...", file=sys.stderr, flush=True)
         pip("install", "-qq", *binary, "--requirement", str(ROOT / "requirements" / f"{extra}.lock"))
         if not fresh:

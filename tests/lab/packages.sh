@@ -10,6 +10,7 @@ PACKAGES=(
     systemd-container                                                    # the units under a real systemd
     python3-fusepy libfuse2 intel-cmt-cat                                # a look-alike of resctrl; libpqos
     postgresql-15                                                        # incident history of several replicas
+    openjdk-17-jre-headless                                              # what Spark runs on
     strace                                                               # what central does before it acknowledges
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )
@@ -51,4 +52,8 @@ fi
 if pkg-config --exists libvirt 2>/dev/null && command -v gcc >/dev/null; then
     "${PYTHON:-python3}" tools/bootstrap.py host ||
         echo "whitepanda: the extra 'host' cannot be installed; the tests that need libvirt's binding skip" >&2
+fi
+if command -v java >/dev/null; then
+    "${PYTHON:-python3}" tools/bootstrap.py spark ||
+        echo "whitepanda: the extra 'spark' cannot be installed; the tests that need Spark skip" >&2
 fi
