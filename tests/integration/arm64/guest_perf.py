@@ -129,7 +129,7 @@ def scaled(now, last):
     if not isinstance(delta, ScaledDelta):
         return {"reason": delta.code}
     cycles, instructions = delta.counts[:2]
-    return {"ipc": instructions / cycles if cycles else None, **dataclasses.asdict(delta)}
+    return {"ipc": instructions / cycles if cycles else None, **delta._asdict()}
 
 
 # -- experiments: each takes nothing and returns what is printed ------------------------------------------------
