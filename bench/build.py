@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import duckdb
 import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
+import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its stubs are no dependency of ours
 import pyarrow as pa
 import pyarrow.parquet as pq
 

@@ -35,7 +35,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cloud_white_figures as figures  # noqa: E402
-import cloud_white_floor as floor  # noqa: E402
+import cloud_white_floor as floor  # noqa: E402 - found once this folder is on the path
 import cloud_white_tables as tables  # noqa: E402
 from cloud_white_runs import Run, alita_shares, evaluate, quiet_day_of, seeded  # noqa: E402
 

@@ -49,9 +49,7 @@ def normalised(slots: ir.Table) -> ir.Table:
         "machine",
         "slot_start_ns",
         "job",
-        "platform",
         "usage",
-        cpi=ibis.ifelse(is_known, joined.cpi, None),
         n_cpi=ibis.ifelse(is_known, ibis.coalesce(z, 0.0), None),
     )
 

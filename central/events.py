@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from central.journal_tables import EventRow
+from central.reports import good_reports
 from central.validate import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
@@ -15,7 +16,6 @@ EVENT_REASONS = ("too_many_events", "bad_event", "bad_event_time")
 
 _MAX_EVENTS = 1000  # of one batch
 _MAX_EVENT_BYTES = 16 << 10
-_MAX_INT64 = 2**63 - 1
 _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
 
 
@@ -35,32 +35,31 @@ def check_events(
         What is taken, and how many are not, by reason.
 
     """
-    taken: list[EventRow] = []
     rejected: Counter[str] = Counter()
-    earliest = 0 if is_importer else now_unix_ns - int(limits.max_past_days * 86_400e9)
-    latest = min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
-    for number, event in enumerate(batch.events):
-        if number >= _MAX_EVENTS:
-            rejected["too_many_events"] += len(batch.events) - number
-            break
-        machine = event.machine or host
-        if not _is_good(event) or (machine != host and not (is_importer and is_name(machine))):
-            rejected["bad_event"] += 1
-        elif not earliest <= event.unix_ns <= latest:
-            rejected["bad_event_time"] += 1
-        else:
-            taken.append(
-                EventRow(
-                    host=machine,
-                    received_unix_ns=now_unix_ns,
-                    unix_ns=event.unix_ns,
-                    vm=event.vm,
-                    name=event.name,
-                    behaviour=event.behaviour,
-                    before=event.before,
-                    payload=event.SerializeToString(),
-                )
-            )
+    good = good_reports(
+        batch.events,
+        _is_good,
+        rejected,
+        word="event",
+        at_most=_MAX_EVENTS,
+        host=host,
+        is_importer=is_importer,
+        limits=limits,
+        now_unix_ns=now_unix_ns,
+    )
+    taken = [
+        EventRow(
+            host=machine,
+            received_unix_ns=now_unix_ns,
+            unix_ns=event.unix_ns,
+            vm=event.vm,
+            name=event.name,
+            behaviour=event.behaviour,
+            before=event.before,
+            payload=event.SerializeToString(),
+        )
+        for _, machine, event in good
+    ]
     return taken, dict(rejected)
 
 

@@ -30,12 +30,11 @@ __all__ = [
     "ROWS",
     "TOTAL",
     "Kernel",
-    "panda",
     "whitepanda",
 ]
 
-#: What the kernels read: task slots; `cpi` and `n_cpi` (the normalised CPI) are null but for latency-sensitive tasks.
-ROWS = ("machine", "slot_start_ns", "job", "platform", "usage", "cpi", "n_cpi")
+#: What the kernel reads: task slots; `n_cpi` (the normalised CPI) is null but for latency-sensitive tasks.
+ROWS = ("machine", "slot_start_ns", "job", "usage", "n_cpi")
 
 #: What they leave. Which keys and values count depends on `kind`, see the kernels; the others are "" and 0.
 PRODUCTS = pa.schema(
@@ -75,24 +74,13 @@ class _Codes:
 
 @dataclass(frozen=True, slots=True)
 class _MachineDay:
-    """One machine day: U (places x jobs), y and |L| of the places (slots with a latency-sensitive task), and rows.
-
-    `place` and `column` are those of each row beside, of usage `u`; `victim_*` those of latency-sensitive rows.
-    """
+    """One machine day: U (places x jobs) and y of the places, which are the slots with a latency-sensitive task."""
 
     machine: int
     slot: Ints
     y: Floats
-    tasks: Ints
     jobs: Ints
     usage: Floats
-    place: Ints
-    column: Ints
-    u: Floats
-    victim_place: Ints
-    victim_job: Ints
-    victim_platform: Ints
-    victim_cpi: Floats
 
 
 class _Sums:
@@ -124,44 +112,6 @@ class _Sums:
         return pa.concat_tables(tables) if tables else PRODUCTS.empty_table()
 
 
-def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
-    """Sum what PANDA's pair state needs (`central.models.panda.PairState`).
-
-    Args:
-        rows: columns `ROWS` of whole machine days; `n_cpi` only serves the standard error.
-        slot_ns: length of a slot.
-
-    Returns:
-        `PAIRS` (job, latency-sensitive job, its platform): sum u c / |L|, sum u / |L|. `JOBS` (job): sum u^2, task
-        slots, sum y^2 and sum u y, with y the mean of `n_cpi`.
-
-    """
-    job, platform = _Codes.of(rows["job"]), _Codes.of(rows["platform"])
-    sums = _Sums()
-    for day in _machine_days(rows, job, platform, slot_ns):
-        height, width = day.usage.shape
-        share = 1.0 / day.tasks[day.victim_place]
-        keys = day.victim_job.astype(np.int64) * max(len(platform.names), 1) + day.victim_platform
-        victims, at = np.unique(keys, return_inverse=True)
-        flat, cells = day.victim_place * len(victims) + at, height * len(victims)
-        both = [
-            np.bincount(flat, weights, cells).reshape(height, -1)
-            for weights in (share * day.victim_cpi, share)
-        ]
-        products, together = (day.usage.T @ each for each in both)
-        i, j = np.nonzero(together)  # jobs of one machine that never shared a slot are no pair
-        found = [
-            day.jobs[i],
-            victims[j] // max(len(platform.names), 1),
-            victims[j] % max(len(platform.names), 1),
-        ]
-        sums.add(PAIRS, found, [products[i, j], together[i, j]])
-        y, u, column = day.y[day.place], day.u, day.column
-        values = [sums_of(column, weights, width) for weights in (u * u, np.ones(len(u)), y * y, u * y)]
-        sums.add(JOBS, [day.jobs], values)
-    return sums.table({PAIRS: (job.names, job.names, platform.names), JOBS: (job.names,)})
-
-
 def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what our estimator needs (`central.models.whitepanda.WhitepandaState`, whose names these are).
 
@@ -175,7 +125,7 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         (machine, job): usage. `MACHINES` (machine): slots, sum_y. `TOTAL`: as `total`.
 
     """
-    job, platform = _Codes.of(rows["job"]), _Codes.of(rows["platform"])
+    job = _Codes.of(rows["job"])
     machine_names = _Codes.of(rows["machine"]).names
     order = (
         pc.rank(job.names, "ascending").to_numpy().astype(np.int64)
@@ -183,7 +133,7 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         else np.empty(0, np.int64)
     )
     sums = _Sums()
-    for day in _machine_days(rows, job, platform, slot_ns):
+    for day in _machine_days(rows, job, slot_ns):
         # Columns in the order of names, so that the upper triangle has each pair one way round.
         by_name = np.argsort(order[day.jobs])
         u, jobs = day.usage[:, by_name], day.jobs[by_name]
@@ -224,7 +174,7 @@ def _triangle(width: int) -> tuple[Ints, Ints]:
     return _TRIANGLES[width]
 
 
-def _machine_days(rows: pa.Table, job: _Codes, platform: _Codes, slot_ns: int) -> Iterator[_MachineDay]:
+def _machine_days(rows: pa.Table, job: _Codes, slot_ns: int) -> Iterator[_MachineDay]:
     """Take rows apart by machine and day, and make each one's matrix."""
     if not rows.num_rows:
         return
@@ -238,23 +188,19 @@ def _machine_days(rows: pa.Table, job: _Codes, platform: _Codes, slot_ns: int) -
     order = np.argsort(small, kind="stable")
     ends = np.cumsum(np.bincount(group, minlength=len(machine.names) * days))
     slot = (start // slot_ns)[order]
-    jobs, platforms = job.code[order], platform.code[order]
-    usage, cpi, n_cpi = (_numbers(rows, name)[order] for name in ("usage", "cpi", "n_cpi"))
+    jobs = job.code[order]
+    usage, n_cpi = (_numbers(rows, name)[order] for name in ("usage", "n_cpi"))
     begin = 0
     for number, end in enumerate(ends.tolist()):
         part = slice(begin, end)
         begin = end
         if part.start < part.stop:
-            found = _machine_day(
-                number // days, slot[part], jobs[part], platforms[part], usage[part], cpi[part], n_cpi[part]
-            )
+            found = _machine_day(number // days, slot[part], jobs[part], usage[part], n_cpi[part])
             if found is not None:
                 yield found
 
 
-def _machine_day(
-    machine: int, slot: Ints, job: Ints, platform: Ints, usage: Floats, cpi: Floats, n_cpi: Floats
-) -> _MachineDay | None:
+def _machine_day(machine: int, slot: Ints, job: Ints, usage: Floats, n_cpi: Floats) -> _MachineDay | None:
     first = int(slot.min())
     slot = slot - first
     sensitive = ~np.isnan(n_cpi)
@@ -269,10 +215,7 @@ def _machine_day(
     at, u = place[slot[beside]], usage[beside]
     jobs, column = _distinct(job[beside])
     flat = sums_of(at * len(jobs) + column, u, len(slots) * len(jobs))
-    return _MachineDay(
-        machine, slots + first, y, tasks[slots], jobs, flat.reshape(len(slots), len(jobs)), at, column, u,
-        place[victims], job[sensitive], platform[sensitive], cpi[sensitive],
-    )  # fmt: skip
+    return _MachineDay(machine, slots + first, y, jobs, flat.reshape(len(slots), len(jobs)))
 
 
 def _distinct(code: Ints) -> tuple[Ints, Ints]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
+from central.reports import good_reports
 from central.validate import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
@@ -17,7 +18,6 @@ TRIGGER_REASONS = ("too_many_triggers", "bad_trigger", "bad_trigger_time")
 _MAX_TRIGGERS = 200  # of one batch; an agent keeps 100 at most
 _MAX_BYTES = 64 << 10
 _MAX_VMS = 256
-_MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +53,30 @@ def check_triggers(
         What is taken, and how many are not, by reason.
 
     """
-    taken: list[TriggerRow] = []
     rejected: Counter[str] = Counter()
-    earliest = 0 if is_importer else now_unix_ns - int(limits.max_past_days * 86_400e9)
-    latest = min(now_unix_ns + int(limits.max_future_s * 1e9), _MAX_INT64)
-    for number, trigger in enumerate(batch.triggers):
-        if number >= _MAX_TRIGGERS:
-            rejected["too_many_triggers"] += len(batch.triggers) - number
-            break
-        machine = trigger.machine or host
-        if not _is_good(trigger) or (machine != host and not (is_importer and is_name(machine))):
-            rejected["bad_trigger"] += 1
-        elif not earliest <= trigger.unix_ns <= latest:
-            rejected["bad_trigger_time"] += 1
-        else:
-            payload = trigger.SerializeToString()
-            taken.append(
-                TriggerRow(host, batch.spool_id, batch.sequence, number, machine, trigger.unix_ns, payload)
-            )
+    good = good_reports(
+        batch.triggers,
+        _is_good,
+        rejected,
+        word="trigger",
+        at_most=_MAX_TRIGGERS,
+        host=host,
+        is_importer=is_importer,
+        limits=limits,
+        now_unix_ns=now_unix_ns,
+    )
+    taken = [
+        TriggerRow(
+            host,
+            batch.spool_id,
+            batch.sequence,
+            number,
+            machine,
+            trigger.unix_ns,
+            trigger.SerializeToString(),
+        )
+        for number, machine, trigger in good
+    ]
     return taken, dict(rejected)
 
 
