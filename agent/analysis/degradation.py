@@ -48,6 +48,7 @@ from agent.analysis.model_numbers import (
     whole,
 )
 from agent.analysis.relative import relative
+from agent.analysis.signals import IDLE
 from agent.analysis.trees import Trees
 
 __all__ = [
@@ -67,10 +68,11 @@ __all__ = [
     "SubModel",
     "group_key",
     "parse",
+    "used_share",
 ]
 
 FORMAT = 1
-#: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs.
+#: The levels of CPU use at the baseline that the paper fits models for, as a share of the VM's vCPUs, or its workers.
 CPU_LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5)
 #: A model for a level serves VMs whose use at the baseline is at most this far from it.
 LEVEL_REACH = 0.1
@@ -135,7 +137,8 @@ class Range:
 class Rule:
     """How a VM's model is chosen, from its signals at the baseline.
 
-    Memory-bound: stalls on memory are at least `memory_bound_from` of all stalls. CPU level: the nearest there is.
+    Memory-bound: stalls on memory are at least `memory_bound_from` of all stalls. CPU level: the one nearest to the
+    `used_share`.
     """
 
     memory_stalls: str
@@ -176,6 +179,21 @@ class GroupBaseline:
     rows: int
     target: float
     values: Floats
+
+
+def used_share(baseline: Floats, inputs: Sequence[str], cpu: str) -> Floats:
+    """Return what share of its workers each VM uses at its baseline, shape (n,): what CPU levels are levels of.
+
+    A queue's delay follows the use of its servers, so 1 - `vcpu_idle_ratio` where that is an input; it is `cpu`, the
+    share of the vCPUs, where nobody said how many workers there are. Without that input `cpu` it is.
+
+    Args:
+        baseline: shape (n, len(inputs)).
+        inputs: names of its columns.
+        cpu: the rule's signal of CPU use, one of `inputs`.
+
+    """
+    return 1.0 - baseline[:, inputs.index(IDLE)] if IDLE in inputs else baseline[:, inputs.index(cpu)]
 
 
 def group_key(values: Iterable[object]) -> tuple[str, ...]:
@@ -244,8 +262,8 @@ class Model:
     def choose(self, baseline: Floats) -> NDArray[np.int64]:
         """Choose each row's model by its baseline (n, len(inputs)): places in `estimators`.
 
-        Behaviour by the share of memory stalls, then the nearest CPU level within `LEVEL_REACH`; where either is not
-        known or has no model, the one for any VM.
+        Behaviour by the share of memory stalls, then the CPU level that is nearest to the `used_share`, within
+        `LEVEL_REACH`; where either is not known or has no model, the one for any VM.
         """
         last_resort = next(
             i for i, e in enumerate(self.estimators) if e.behaviour is None and e.cpu_level is None
@@ -253,18 +271,18 @@ class Model:
         chosen = np.full(len(baseline), last_resort, dtype=np.int64)
         if self.rule is None or len(self.estimators) == 1:
             return chosen
-        memory, total, cpu = (
-            baseline[:, self.inputs.index(name)]
-            for name in (self.rule.memory_stalls, self.rule.total_stalls, self.rule.cpu)
+        memory, total = (
+            baseline[:, self.inputs.index(name)] for name in (self.rule.memory_stalls, self.rule.total_stalls)
         )
+        used = used_share(baseline, self.inputs, self.rule.cpu)
         levels = np.array([
             [e.cpu_level if e.behaviour == b and e.cpu_level is not None else math.inf for e in self.estimators]
             for b in (CPU_BOUND, MEMORY_BOUND)
         ])  # fmt: skip
         is_memory_bound = memory >= self.rule.memory_bound_from * total
-        distances = np.abs(levels[is_memory_bound.astype(np.int64)] - np.nan_to_num(cpu)[:, None])
+        distances = np.abs(levels[is_memory_bound.astype(np.int64)] - np.nan_to_num(used)[:, None])
         nearest = distances.argmin(axis=1)
-        is_near = ~np.isnan(memory + total + cpu) & (distances.min(axis=1) <= LEVEL_REACH)
+        is_near = ~np.isnan(memory + total + used) & (distances.min(axis=1) <= LEVEL_REACH)
         chosen[is_near] = nearest[is_near]
         return chosen
 

@@ -17,6 +17,7 @@ from agent.analysis.degradation import (
     MEMORY_BOUND,
     Model,
     parse,
+    used_share,
 )
 from agent.analysis.glm import LINKS
 from agent.analysis.relative import relative
@@ -137,13 +138,15 @@ def cells(runs: Runs, options: FitOptions) -> tuple[NDArray[np.str_], Floats]:
     levels = np.full(len(runs.values), np.nan)
     if not has_rule(runs.columns):
         return behaviours, levels
-    memory, total, cpu = (runs.baseline[:, runs.columns.inputs.index(name)] for name in RULE_SIGNALS)
-    known = ~np.isnan(memory + total + cpu)
+    inputs = runs.columns.inputs
+    memory, total = (runs.baseline[:, inputs.index(name)] for name in RULE_SIGNALS[:2])
+    used = used_share(runs.baseline, inputs, RULE_SIGNALS[2])
+    known = ~np.isnan(memory + total + used)
     memory_bound = memory >= options.memory_bound_from * total
     behaviours[known & memory_bound] = MEMORY_BOUND
     behaviours[known & ~memory_bound] = CPU_BOUND
     grid = np.array(CPU_LEVELS)
-    distance = np.abs(np.where(known, cpu, 0.0)[:, None] - grid)
+    distance = np.abs(np.where(known, used, 0.0)[:, None] - grid)
     nearest = distance.argmin(axis=1)
     is_near = known & (distance.min(axis=1) <= LEVEL_REACH)
     levels[is_near] = grid[nearest[is_near]]

@@ -160,6 +160,23 @@ def test_the_model_is_chosen_by_the_baselines_stalls_and_load():
     assert names[3] == "gamma-inverse"
 
 
+def test_where_it_is_told_the_level_is_of_the_workers_use():
+    parts = (part(), part("memory-bound", 0.2), part("memory-bound", 0.5))
+    features = ["guest_ratio", "vcpu_idle_ratio", "total_stall_ratio", "core_stall_ratio"]
+    model = parse(file(*parts, rule=RULE, features=features))
+    assert model.inputs == (*features, "memory_stall_ratio")
+    #                       guest, idle, total, core, memory
+    baseline = np.array([
+        [0.25, 0.75, 0.4, 0.1, 0.3],  # nobody said, or one worker per vCPU
+        [0.25, 0.50, 0.4, 0.1, 0.3],  # one worker on two vCPUs
+        [0.40, 0.20, 0.4, 0.1, 0.3],  # likewise: the 80 % are near no level
+        [0.25, math.nan, 0.4, 0.1, 0.3],
+    ])  # fmt: skip
+    assert model.choose(baseline).tolist() == [1, 2, 0, 0]
+    without = parse(file(*parts, rule=RULE))  # whatever IDLE says: no input of this one
+    assert without.choose(np.array([[0.25, 1.0, 0.1, 0.4, 0.3]])).tolist() == [1]
+
+
 def test_groups_are_found_by_what_their_columns_say():
     group = {"key": ["150000", "a"], "rows": 7, "target": 0.25, "values": [1.0, None, 3.0, 4.0]}
     baselines = {"where": "x", "group_by": ["load", "vm"], "groups": [group]}
