@@ -88,11 +88,16 @@ class ToldModel:
         return Estimates(ratio, ratio * 0.9, ratio * 1.1, tuple(reasons), ("glm",) * len(values))
 
 
-def host_vm(uuid, name="", epoch="e1", rates=None, **more):
+def host_vm(uuid, name="", epoch="e1", rates=None, workers=None, **more):
     """As much of `agent.vm_table.Vm` as the analysis looks at."""
     identity = SimpleNamespace(uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2)
     return SimpleNamespace(
-        workers=None, identity=identity, job="job", latency_sensitive=True, rates=rates or rates_of(), **more
+        workers=workers,
+        identity=identity,
+        job="job",
+        latency_sensitive=True,
+        rates=rates or rates_of(),
+        **more,
     )
 
 

@@ -148,6 +148,28 @@ def test_job_rules_that_cannot_work_are_refused(tmp_path, pattern, job, message)
 
 
 @pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ("0", "jobs[1].workers must be 1 to 4096 (value 0)"),
+        ("-1", "jobs[1].workers must be 1 to 4096 (value -1)"),
+        ("4097", "jobs[1].workers must be 1 to 4096 (value 4097)"),
+        ("1.5", "jobs[1].workers: expected `int | null`, got `float`"),
+    ],
+)
+def test_workers_that_no_vm_can_have_are_refused(tmp_path, workers, message):
+    rule = "[[jobs]]\npattern = 'web'\njob = 'x'\n"
+    with pytest.raises(ConfigError) as error:
+        load(written(tmp_path, f"{MINIMAL}{rule}{rule}workers = {workers}\n"))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [1, 4096])
+def test_workers_at_the_ends_of_their_range_are_taken(tmp_path, workers):
+    text = f"{MINIMAL}[[jobs]]\npattern = 'web'\njob = 'x'\nworkers = {workers}\n"
+    assert load(written(tmp_path, text)).jobs[0].workers == workers
+
+
+@pytest.mark.parametrize(
     ("owner", "message"),
     [
         (r"\2", r"jobs[0]: not a regular expression and template (value 'web-(\\d)', '\\2'): invalid group"),

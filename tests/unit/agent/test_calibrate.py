@@ -14,6 +14,7 @@ import time
 import pytest
 import typer
 
+from agent.analysis.signals import IDLE, INDEX
 from agent.calibrate import sampling
 from agent.cli import calibrate as module
 from agent.cli.calibrate import calibrate
@@ -307,6 +308,36 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path, host, server, n
     with pytest.raises(error, match=problem):
         calibrate(make_plan(tmp_path, server), tmp_path / name, config=host)
     assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+def test_what_the_workers_have_left_is_the_plans_word_and_of_the_served_vm_alone(host):
+    """Two workers on each of 4 and 8 vCPUs by the job rules; one on the served VM by the plan."""
+    with host.open("a") as file:
+        file.write('[[jobs]]\npattern = "(web|noise)"\nfact = "job"\njob = "x"\nworkers = 2\n')
+
+    def told(workers):
+        ticks = []
+        sampler = sampling.Sampler(
+            load_config(host), ("web-1", "noise-1"), on_tick=ticks.append, workers=workers
+        )
+
+        async def sample():
+            await sampler.open()
+            try:
+                await asyncio.wait_for(sampler.run(), 0.5)
+            except TimeoutError:
+                await sampler.close()
+
+        asyncio.run(sample())
+        tick, second = ticks[-1], sampler.seconds[-1]
+        guest, left = tick.values[:, INDEX["guest_ratio"]], tick.values[:, INDEX[IDLE]]
+        busier = {key.vcpus: (1 - idle) / use for key, use, idle in zip(tick.vms, guest, left, strict=True)}
+        own = second.values
+        busier["served"] = (1 - own[INDEX[IDLE]]) / own[INDEX["guest_ratio"]]
+        return busier
+
+    assert told(None) == pytest.approx({4: 2.0, 8: 4.0, "served": 2.0})
+    assert told(1) == pytest.approx({4: 4.0, 8: 4.0, "served": 4.0})
 
 
 def test_the_disks_are_read_each_tick_whatever_the_configuration_says(host):

@@ -92,6 +92,9 @@ def test_every_scenario_has_every_load_as_often_as_told_and_each_run_has_a_name_
         ("repetitions = 3", "repetitions = 0", "repetitions must be 1 to 10000 (value 0)"),
         ('vm = "web-1"', 'vm = ""', "served.vm must not be empty"),
         ('vm = "web-1"', 'vm = "web-1"\ncommand = ["x"]', "served must have either requests"),
+        ('vm = "web-1"', 'vm = "web-1"\nworkers = 0', "served.workers must be 1 to 4096 (value 0)"),
+        ('vm = "web-1"', 'vm = "web-1"\nworkers = 4097', "served.workers must be 1 to 4096 (value 4097)"),
+        ('vm = "web-1"', 'vm = "web-1"\nworkers = 1.5', "served.workers: expected `int | null`"),
         ("requests = {", "requests_ = {", "unknown key 'served.requests_'"),
         ("10.0.0.5:8080", "10.0.0.5", "served.requests.address must be host:port"),
         ("/search?q=1", "/a b", "served.requests.send must be a path"),
@@ -125,6 +128,13 @@ def test_a_wrong_plan_is_refused_in_one_line_that_names_the_key(tmp_path, old, n
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path / "plan.toml"))
+
+
+@pytest.mark.parametrize("workers", [1, 4096])
+def test_how_many_workers_the_served_vm_has_may_be_told(tmp_path, workers):
+    assert plan_of(tmp_path).served.workers is None
+    plan = plan_of(tmp_path, PLAN.replace('vm = "web-1"', f'vm = "web-1"\nworkers = {workers}', 1))
+    assert plan.served.workers == workers
 
 
 def test_without_scenarios_there_is_nothing_to_do(tmp_path):

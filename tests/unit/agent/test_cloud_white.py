@@ -148,6 +148,25 @@ def test_what_was_learnt_and_what_is_expected_at_the_present_load_are_told_apart
     assert told["ipc"] == pytest.approx((1.0, 1.0, 1.0), rel=0.02)
 
 
+def test_workers_are_shown_where_somebody_said_and_what_is_left_is_theirs():
+    def told(workers):
+        it = CloudWhite(CloudWhiteSection(), HostModels())
+        vm = host_vm("web", rates=rates_of(gips=1.5, guest_ratio=0.3, ipc=1.0), workers=workers)
+        for second in range(50):
+            it.tick([vm], Reason.SOURCE_OFF, second * S + 1, UNIX0)
+        return {one.name: one for one in it.explain("web").signals}
+
+    said_one, nobody = told(1), told(None)
+    assert said_one["workers"].value == 1
+    assert math.isnan(said_one["workers"].learnt) and math.isnan(said_one["workers"].expected)
+    assert "workers" not in nobody
+    left = [
+        (one.value, one.learnt, one.expected)
+        for one in (found["vcpu_idle_ratio"] for found in (said_one, nobody))
+    ]
+    assert left == [pytest.approx((0.4, 0.4, 0.4)), pytest.approx((0.7, 0.7, 0.7))]
+
+
 def test_of_a_vm_that_inflicts_nothing_is_estimated():
     """It does something else than at its baseline: a model would take that for what it suffers."""
     model = ToldModel("gips")
