@@ -16,34 +16,63 @@ from central.models.whitepanda import CLIP, IQR_OF_NORMAL, WhitepandaState
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["merged", "normalised", "solver"]
+__all__ = ["SCALES", "merged", "normalised", "robust_scales", "solver"]
+
+#: Location and scale of ln CPI of a job on a platform on a day (its first nanosecond since 1970).
+SCALES = pa.schema(
+    {
+        "job": pa.string(),
+        "platform": pa.string(),
+        "day": pa.int64(),
+        "samples": pa.int64(),
+        "location": pa.float64(),
+        "scale": pa.float64(),
+    }
+)
 
 _DAY_NS = 86_400 * 10**9
 _KEYS = ("kind", "a", "b", "c")
 _VALUES = ("v0", "v1", "v2", "v3")
 
 
-def normalised(slots: ir.Table) -> ir.Table:
-    """Return `machine_days.ROWS` of task slots (columns as of `engine.task_slots`), CPI by robust scales of its day.
+def robust_scales(slots: ir.Table) -> ir.Table:
+    """Return `SCALES` of task slots (columns as of `engine.task_slots`): ln CPI per job, platform and day.
 
-    Median and IQR of ln CPI are per job, platform and day, with linear interpolation, as in
+    Of latency-sensitive tasks with a CPI: median, and IQR / 1.349, with linear interpolation, as in
     `central.models.whitepanda.robust_n_cpi`.
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
-    day = (slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64")).name("_day")
+    known = slots.filter(slots.latency_sensitive & slots.cpi.notnull())
+    known = known.mutate(
+        day=known.slot_start_ns - known.slot_start_ns % ibis.literal(_DAY_NS, "int64"), _x=known.cpi.ln()
+    )
+    found = known.group_by(["job", "platform", "day"]).aggregate(
+        samples=known.count(),
+        location=known["_x"].quantile(0.5),
+        _low=known["_x"].quantile(0.25),
+        _high=known["_x"].quantile(0.75),
+    )
+    return found.mutate(scale=(found["_high"] - found["_low"]) / IQR_OF_NORMAL).select(*SCALES.names)
+
+
+def normalised(slots: ir.Table, scales: ir.Table | None = None) -> ir.Table:
+    """Return `machine_days.ROWS` of task slots (columns as of `engine.task_slots`), CPI by robust scales of its day.
+
+    Args:
+        slots: task slots.
+        scales: their `robust_scales`, where these are known already.
+
+    """
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    scales = robust_scales(slots) if scales is None else scales
     rows = slots.mutate(
-        day,
+        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64"),
         _x=ibis.ifelse(slots.latency_sensitive & slots.cpi.notnull(), slots.cpi.ln(), None),
     )
-    known = rows.filter(rows["_x"].notnull())
-    quantiles = known.group_by(["job", "platform", "_day"]).aggregate(
-        _low=known["_x"].quantile(0.25), _median=known["_x"].quantile(0.5), _high=known["_x"].quantile(0.75)
-    )
-    keys = ["job", "platform", "_day"]
-    joined = rows.left_join(quantiles, keys)
-    scale = (joined["_high"] - joined["_low"]) / IQR_OF_NORMAL
-    z = ((joined["_x"] - joined["_median"]) / scale.nullif(0.0)).clip(lower=-CLIP, upper=CLIP)
+    joined = rows.left_join(scales.drop("samples"), ["job", "platform", "day"])
+    z = ((joined["_x"] - joined.location) / joined.scale.nullif(0.0)).clip(lower=-CLIP, upper=CLIP)
     is_known = joined["_x"].notnull()
     return joined.select(
         "machine",
