@@ -4,6 +4,7 @@ One asyncio loop per process is grpc.aio's rule, and the CLI under test is synch
 """
 
 import asyncio
+import math
 import signal
 import sys
 import tempfile
@@ -163,6 +164,7 @@ class _Told:
     def explain(self, uuid):
         verdict = self.verdict(uuid)
         signals = (SignalView("gips", 3.412, 3.9, 4.1), SignalView("ipc", 0.61, 1.05, 1.05))
+        signals += (SignalView("workers", 2, math.nan, math.nan),)
         event = VmEvent(
             uuid, "e1", "web", "web", True, NOW, "victim", "steady", 600 * S, "why", (), self._estimate
         )

@@ -514,14 +514,15 @@ def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
 
 def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agents):
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
-    assert "\n".join(out.splitlines()[5:12]) == (
+    assert "\n".join(out.splitlines()[5:13]) == (
         "victim for 95 s: ipc 0.61 is below 0.95\n"
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
-        "SIGNAL   NOW LEARNT EXPECTED THRESHOLD\n"
-        "ipc     0.61   1.05     1.02      0.95\n"
-        "gips   3.412    3.9      4.1         -"
+        "SIGNAL    NOW LEARNT EXPECTED THRESHOLD\n"
+        "ipc      0.61   1.05     1.02      0.95\n"
+        "gips    3.412    3.9      4.1         -\n"
+        "workers     2      -        -         -"
     )
     assert "web: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
@@ -538,6 +539,7 @@ def test_who_suffers_for_programs(run, agents):
     assert answer["cloud_white"]["culprits"] == ["batch-0001", "new-1"]
     assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "expected": 1.02, "threshold": 0.95}]
     assert answer["signals"]["gips"] == {"value": 3.412, "learnt": 3.9, "expected": 4.1}
+    assert answer["signals"]["workers"] == {"value": 2.0, "learnt": None, "expected": None}
     assert [(e["before"], e["behaviour"], e["lasted_s"]) for e in answer["events"]] == [
         ("steady", "victim", 600.0)
     ]
