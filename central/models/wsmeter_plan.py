@@ -1,0 +1,260 @@
+"""WSMeter's plan: how many instances of each job to observe for a margin, at the least cost. Pure numpy.
+
+Source: "WSMeter: A Performance Evaluation Methodology for Google's Production Warehouse-Scale Computers" (ASPLOS 2018),
+section 4.3:
+
+    minimise  sum_k cost_k N_k   subject to  sum_k w_k^2 var_k / N_k <= V,   least_k <= N_k <= most_k,   N_k integer.
+
+The paper leaves it to a solver. Here it is solved exactly, by a bound and a search of what the bound leaves open:
+
+* For a multiplier L the sum of cost_k N_k + L (w_k^2 var_k / N_k), less L V, falls apart by job and is smallest where
+  N (N + 1) first reaches L w^2 var / cost. No plan costs less than that minimum. Bisection finds the best multiplier.
+* Moving job k from there to N costs a penalty >= 0, and a plan costs at least the bound plus its penalties. So only
+  those N are open whose penalty is below the distance of the best known plan from the bound: few, of few jobs.
+* These are searched by dynamic programming over jobs. A state (cost, variance) is dropped if another is no worse in
+  both, or if its penalties reach that distance.
+
+Where the search ends by itself, no plan is cheaper by more than a relative 1e-9 (rounding). Where it would hold more
+than `max_states`, the cheapest plan found so far is returned with the bound, so that the gap is known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from central.models.groups import Floats, Ints
+
+__all__ = ["CheapestPlan", "cheapest_plan"]
+
+#: A sum of variances may exceed the target by this share of it: rounding of an inclusive bound.
+_ROUNDING = 1e-12
+#: Costs that differ by less than this share of the whole are taken as equal.
+_EQUAL_COST = 1e-12
+_MAX_STATES = 400_000
+_BISECTIONS = 200
+_LARGEST_DECIMALS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class CheapestPlan:
+    """The result of `cheapest_plan`.
+
+    Attributes:
+        observe: instances of each job, shape (jobs,).
+        cost: of all of them.
+        lower_bound: no plan costs less. Equal to `cost` where that is proven.
+        is_optimal: whether it is proven that no plan is cheaper.
+        variance: sum of w^2 var / N, at most the target.
+
+    """
+
+    observe: Ints
+    cost: float
+    lower_bound: float
+    is_optimal: bool
+    variance: float
+
+    @property
+    def gap_ratio(self) -> float:
+        """By which share of its cost the plan may at most be too dear; 0 where it is optimal."""
+        return max(0.0, (self.cost - self.lower_bound) / self.cost)
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    cost: Floats
+    spread: Floats  # w^2 * variance of one instance
+    least: Ints
+    most: Ints
+    target: float
+
+    def at(self, multiplier: float) -> Ints:
+        """Return the instances that minimise cost + multiplier * variance, per job."""
+        ratio = multiplier * self.spread / self.cost
+        n = np.ceil((np.sqrt(1.0 + 4.0 * ratio) - 1.0) / 2.0)
+        return np.clip(n, self.least, self.most).astype(np.int64)
+
+    def variance(self, n: Ints) -> float:
+        return float((self.spread / n).sum())
+
+    def is_met(self, n: Ints) -> bool:
+        return self.variance(n) <= self.target * (1.0 + _ROUNDING)
+
+    def bound(self, multiplier: float) -> float:
+        n = self.at(multiplier)
+        return float(self.cost @ n) + multiplier * (self.variance(n) - self.target)
+
+
+def cheapest_plan(
+    cost: Floats, spread: Floats, least: Ints, most: Ints, target: float, max_states: int = _MAX_STATES
+) -> CheapestPlan | None:
+    """Return the cheapest numbers of instances whose variance is at most the target.
+
+    Args:
+        cost: of observing one instance of each job, > 0; shape (jobs,).
+        spread: w^2 * variance of one instance of each job, >= 0; shape (jobs,).
+        least: instances of each job that must be observed, >= 1.
+        most: instances that there are, >= `least`.
+        target: the largest variance allowed, inclusive.
+        max_states: bound of the search; see the module.
+
+    Returns:
+        The plan, or None where not even all instances suffice.
+
+    """
+    problem = _Problem(cost, spread, least, most, target)
+    if not problem.is_met(most):
+        return None
+    if problem.is_met(least):
+        total = float(cost @ least)
+        return CheapestPlan(least.copy(), total, total, is_optimal=True, variance=problem.variance(least))
+    multiplier, plan = _multiplier(problem)
+    plan = _trimmed(problem, plan)
+    bound = problem.bound(multiplier)
+    step = _common_step(cost)
+    found, is_optimal = _search(problem, multiplier, bound, plan, step, max_states)
+    total = float(cost @ found)
+    return CheapestPlan(found, total, total if is_optimal else bound, is_optimal, problem.variance(found))
+
+
+def _multiplier(problem: _Problem) -> tuple[float, Ints]:
+    """Return the multiplier with the best bound, and a plan that meets the target, from just above it."""
+    low, high = 0.0, 1.0
+    while not problem.is_met(problem.at(high)):
+        low, high = high, high * 4.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if problem.is_met(problem.at(middle)) else (middle, high)
+    return (high if problem.bound(high) >= problem.bound(low) else low), problem.at(high)
+
+
+def _trimmed(problem: _Problem, plan: Ints) -> Ints:
+    """Take instances away, the dearest first, while the target stays met."""
+    plan = plan.copy()
+    variance = problem.variance(plan)
+    for k in np.argsort(-problem.cost, kind="stable"):
+        while plan[k] > problem.least[k]:
+            fewer = variance + problem.spread[k] / (plan[k] - 1) - problem.spread[k] / plan[k]
+            if fewer > problem.target:
+                break
+            variance = fewer
+            plan[k] -= 1
+    return plan
+
+
+def _common_step(cost: Floats) -> float:
+    """Return what all costs are whole multiples of: a cheaper plan is cheaper by at least that. 0 if nothing."""
+    for decimals in range(_LARGEST_DECIMALS + 1):
+        scaled = cost * 10**decimals
+        whole = np.rint(scaled)
+        if whole.max() < 2**53 and (np.abs(scaled - whole) <= 1e-9 * np.maximum(scaled, 1.0)).all():
+            return float(math.gcd(*whole.astype(np.int64).tolist())) / 10**decimals
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The states after one job: where each came from, and what it took of the job."""
+
+    job: int
+    parent: Ints
+    instances: Ints
+
+
+def _search(
+    problem: _Problem, multiplier: float, bound: float, best: Ints, step: float, max_states: int
+) -> tuple[Ints, bool]:
+    """Return the cheapest plan, and whether the search was complete.
+
+    Args:
+        problem: what is solved.
+        multiplier: of the bound.
+        bound: no plan costs less.
+        best: a plan that meets the target.
+        step: how much cheaper a cheaper plan is at least; 0 where nothing is known.
+        max_states: at most so many are held.
+
+    """
+    base = problem.at(multiplier)
+    base_cost, base_variance = float(problem.cost @ base), problem.variance(base)
+    equal = _EQUAL_COST * max(base_cost, 1e-300)
+    best_cost = float(problem.cost @ best)
+    room = problem.target * (1.0 + _ROUNDING) - base_variance
+    open_cost = best_cost - bound - max(step * (1.0 - 1e-9), equal)
+    options = _options(problem, multiplier, base, open_cost)
+    cost, variance = np.zeros(1), np.zeros(1)
+    layers: list[_Layer] = []
+    found: tuple[int, int] | None = None  # layer and state of the cheapest plan
+    is_complete = True
+    for k, instances in options:
+        more_cost = problem.cost[k] * (instances - base[k])
+        more_variance = problem.spread[k] / instances - problem.spread[k] / base[k]
+        costs = (cost[:, None] + more_cost).ravel()
+        variances = (variance[:, None] + more_variance).ravel()
+        penalties = costs + multiplier * variances
+        kept = np.flatnonzero(penalties < open_cost)
+        kept = kept[_undominated(costs[kept], variances[kept], equal)]
+        if len(kept) > max_states:
+            is_complete = False
+            kept = np.sort(kept[np.argpartition(penalties[kept], max_states)[:max_states]])
+        if not len(kept):
+            break
+        layers.append(_Layer(k, kept // len(instances), instances[kept % len(instances)]))
+        cost, variance = costs[kept], variances[kept]
+        met = np.flatnonzero(variance <= room)
+        if len(met):
+            cheapest = int(met[cost[met].argmin()])
+            if base_cost + float(cost[cheapest]) < best_cost - equal:
+                best_cost = base_cost + float(cost[cheapest])
+                found = len(layers) - 1, cheapest
+                open_cost = best_cost - bound - max(step * (1.0 - 1e-9), equal)
+    return (best if found is None else _unrolled(base, layers, *found)), is_complete
+
+
+def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float) -> list[tuple[int, Ints]]:
+    """Return the jobs with more than one number of instances still open, and these; the cheapest to move first."""
+
+    def penalty(n: Ints) -> Floats:
+        moved: Floats = problem.cost * (n - base) + multiplier * (problem.spread / n - problem.spread / base)
+        return moved
+
+    ways: dict[int, list[int]] = {}
+    dearness: dict[int, float] = {}
+    for sign in (-1, 1):
+        is_open = np.ones(len(base), dtype=np.bool_)
+        distance = 0
+        while is_open.any():
+            distance += 1
+            n = base + sign * distance
+            is_open &= (n >= problem.least) & (n <= problem.most)
+            penalties = penalty(np.maximum(n, 1))
+            is_open &= penalties < open_cost  # convex: what is farther is dearer
+            for k in np.flatnonzero(is_open).tolist():
+                ways.setdefault(k, [int(base[k])]).append(int(n[k]))
+                dearness[k] = min(dearness.get(k, math.inf), float(penalties[k]))
+    return [(k, np.array(sorted(ways[k]), dtype=np.int64)) for k in sorted(ways, key=lambda k: dearness[k])]
+
+
+def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:
+    """Return the places of the states that no other is as cheap as with as little variance."""
+    order = np.lexsort((variance, cost))
+    ordered = variance[order]
+    least_before = np.minimum.accumulate(np.concatenate(([np.inf], ordered[:-1])))
+    kept = order[ordered < least_before]
+    # Sums of the same costs in another order differ by rounding: of two such states, the one with less variance stays.
+    is_last = np.ones(len(kept), dtype=np.bool_)
+    is_last[:-1] = np.diff(cost[kept]) > equal
+    return np.sort(kept[is_last])
+
+
+def _unrolled(base: Ints, layers: list[_Layer], layer: int, state: int) -> Ints:
+    plan = base.copy()
+    for each in reversed(layers[: layer + 1]):
+        plan[each.job] = each.instances[state]
+        state = int(each.parent[state])
+    return plan
