@@ -1,7 +1,9 @@
 """CPU time, guest time, run-queue wait and storage bytes of each VM, and the host's CPU time, from /proc.
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
-and io; all by files that are kept open (`collector.kept_files`). What reads as it did the last time is not parsed.
+and io; all by files that are kept open (`collector.kept_files`). What reads as it did the last time is not parsed, and
+of a process none of whose threads ran since the last time (`collector.process_time`) nothing is read that only it can
+change.
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from collector.host_totals import HostTotals
 from collector.identity import Inventory
 from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.proc_parse import NS_PER_TICK, TaskStat, parse_host_stat, parse_schedstat, parse_task_stat
+from collector.process_time import ProcessTime
 from collector.storage import StorageBytes
 
 __all__ = ["ProcfsSource"]
 
 _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _HOST_CHUNK_BYTES = 64 * 1024
+_PASSING = {
+    Reason.FD_LIMIT,
+    Reason.NOT_PRESENT,
+}  # why storage bytes may not be known that are at the next reading
 
 
 @dataclass(slots=True)
@@ -48,12 +55,20 @@ class _Thread:
 
 @dataclass(slots=True)
 class _Vm:
+    """A VM in one epoch. `made` is its last sample, None unless it was whole, and of this `identity`.
+
+    `spent_ns` is the process's CPU time before that was read: as long as it is the same, so is what was read.
+    """
+
     epoch: str
     threads: dict[int, _Thread] = field(default_factory=dict)
     stat: KeptFile | None = None
     text: bytes = b""
     parsed: TaskStat | None = None
     storage: StorageBytes | None = None
+    identity: VmIdentity | None = None
+    spent_ns: int | None = None
+    made: VmSample | None = None
 
 
 class ProcfsSource:
@@ -74,6 +89,7 @@ class ProcfsSource:
         self._root = Path(root)
         self._files = KeptFiles(fd_share("procfs") if max_fds is None else max_fds)
         self._totals = HostTotals(root, self._files)
+        self._times = ProcessTime(root)
         self._vms: dict[str, _Vm] = {}
         self._listed: tuple[VmIdentity, ...] = ()
 
@@ -144,19 +160,27 @@ class ProcfsSource:
         vm = self._vms.get(identity.uuid)
         if vm is None:
             vm = self._vms[identity.uuid] = _Vm(identity.epoch)
-        threads = self._threads_or_reason(vm, identity)
-        process = self._process_or_reason(vm, identity)
+        spent_ns = self._times.read(identity.pid)
+        slept = spent_ns is not None and spent_ns == vm.spent_ns and identity is vm.identity
+        made = vm.made if slept else None
+        if made is not None and vm.storage is not None and not vm.storage.moves_alone:
+            return made
+        threads = self._threads_or_reason(vm, identity) if made is None else made.threads
+        process = self._process_or_reason(vm, identity, slept=made is not None)
         absent = {}
         if isinstance(threads, Reason):
             absent["threads"] = threads
         if isinstance(process, Reason):
             absent["process"] = process
-        return VmSample(
+        made = VmSample(
             identity.epoch,
             threads=None if isinstance(threads, Reason) else threads,
             process=None if isinstance(process, Reason) else process,
             absent=absent,
         )
+        is_whole = not isinstance(process, Reason) and not absent and process.storage_reason not in _PASSING
+        vm.identity, vm.spent_ns, vm.made = identity, spent_ns, made if is_whole else None
+        return made
 
     def _threads_or_reason(self, vm: _Vm, identity: VmIdentity) -> dict[int, ThreadCounters] | Reason:
         if not identity.vcpu_tids:
@@ -229,15 +253,16 @@ class ProcfsSource:
         guest_ns = cpu_ns if tcg else stat.guest_ticks * NS_PER_TICK
         return ThreadCounters(guest_ns, cpu_ns, None, stat.start_ticks)
 
-    def _process_or_reason(self, vm: _Vm, identity: VmIdentity) -> ProcessCounters | Reason:
+    def _process_or_reason(self, vm: _Vm, identity: VmIdentity, *, slept: bool) -> ProcessCounters | Reason:
         try:
-            if vm.stat is None:
-                vm.stat = self._files.open(f"{self._root}/{identity.pid}/stat")
-            text = vm.stat.read(_TASK_BYTES)
             stat = vm.parsed
-            if stat is None or text != vm.text:
-                stat, vm.text = parse_task_stat(text), text
-                vm.parsed = stat
+            if stat is None or not slept:
+                if vm.stat is None:
+                    vm.stat = self._files.open(f"{self._root}/{identity.pid}/stat")
+                text = vm.stat.read(_TASK_BYTES)
+                if stat is None or text != vm.text:
+                    stat, vm.text = parse_task_stat(text), text
+                    vm.parsed = stat
             if vm.storage is None:
                 vm.storage = StorageBytes(str(self._root), self._files, identity)
             read_bytes, write_bytes, reason = vm.storage.read(identity)

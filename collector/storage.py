@@ -54,7 +54,13 @@ class StorageBytes:
         self._text = b""
         self._bytes = (0, 0)
         self._below: dict[str, frozenset[str]] = {}
+        self._seen: tuple[VmIdentity, bool] | None = None
         self._find(identity.pid)
+
+    @property
+    def moves_alone(self) -> bool:
+        """Whether the bytes may change while the process does not run: those of its group are written back later."""
+        return self._of_group
 
     def read(self, identity: VmIdentity) -> tuple[int | None, int | None, Reason]:
         """Return the bytes read and written, cumulative; None and why where they are not known.
@@ -63,7 +69,9 @@ class StorageBytes:
             ValueError: the text is not what the kernel writes.
 
         """
-        if not seen_by_kernel(identity):
+        if self._seen is None or self._seen[0] is not identity:
+            self._seen = identity, seen_by_kernel(identity)
+        if not self._seen[1]:
             return None, None, Reason.NOT_VISIBLE
         if self._file is None:
             return None, None, self._reason

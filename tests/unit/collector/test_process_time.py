@@ -1,0 +1,171 @@
+"""Clocks of real processes, and what the procfs source does not read of those that sleep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from collector.base import DiskDevice, Reason, VmIdentity
+from collector.kept_files import KeptFile
+from collector.process_time import ProcessTime
+from collector.procfs import ProcfsSource
+from collector.storage import StorageBytes
+from tests.support.waiting import wait_until
+
+WORKER = """
+import sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("up", flush=True)
+for line in sys.stdin:
+    sum(range(int(line)))
+    print("done", flush=True)
+"""
+
+
+class Listed:
+    """An inventory of given VMs."""
+
+    def __init__(self, *vms: VmIdentity) -> None:
+        self.listed = vms
+
+    def vms(self) -> tuple[VmIdentity, ...]:
+        return self.listed
+
+
+@pytest.fixture
+def worker():
+    """A process of two threads that counts to the number it is told and says so."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdout.readline() == "up\n"
+        yield process
+        process.kill()
+
+
+def count(worker, to):
+    worker.stdin.write(f"{to}\n")
+    assert worker.stdout.readline() == "done\n"
+
+
+def tids(worker):
+    return tuple(sorted(int(task.name) for task in Path(f"/proc/{worker.pid}/task").iterdir()))
+
+
+def asleep(worker):
+    """Wait until it waits for input and is off the CPU: from then on it does not run."""
+    tasks = [Path(f"/proc/{worker.pid}/task/{tid}") for tid in tids(worker)]
+
+    def times():
+        return [(task / "schedstat").read_text() for task in tasks]
+
+    def is_off():
+        before = times()
+        time.sleep(0.02)
+        waits = all((task / "stat").read_text().rpartition(")")[2].split()[0] == "S" for task in tasks)
+        return waits and times() == before
+
+    wait_until(is_off)
+
+
+@pytest.fixture
+def vm(worker):
+    return VmIdentity("u", "worker", worker.pid, "e", tids(worker), accelerator="tcg")
+
+
+@pytest.fixture
+def read(monkeypatch, worker):
+    """Names of the process's files that were read through kept descriptors."""
+    names = []
+    plain = KeptFile.read
+
+    def noted(self, *arguments):
+        if f"/{worker.pid}/" in self.path:
+            names.append(self.path.rpartition("/")[2])
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", noted)
+    return names
+
+
+def test_the_clock_is_the_sum_of_the_threads_to_the_nanosecond(worker):
+    count(worker, 300_000)
+    asleep(worker)
+    spent_ns = ProcessTime().read(worker.pid)
+    files = [Path(f"/proc/{worker.pid}/task/{tid}/schedstat") for tid in tids(worker)]
+    assert spent_ns == sum(int(file.read_text().split()[0]) for file in files)
+    assert ProcessTime().read(worker.pid) == spent_ns  # it sleeps
+    count(worker, 300_000)
+    assert ProcessTime().read(worker.pid) > spent_ns
+
+
+def test_no_clock_of_who_is_not_there_or_is_numbered_elsewhere(tmp_path):
+    assert ProcessTime().read(2**22 + 1) is None
+    assert ProcessTime(str(tmp_path)).read(os.getpid()) is None
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))  # a /proc of another namespace
+    assert ProcessTime(str(tmp_path)).read(os.getpid()) is None
+
+
+def test_of_a_vm_that_slept_nothing_is_read_and_of_one_that_ran_everything(worker, vm, read):
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    first = source.sample().vms["u"]
+    read.clear()
+    again = source.sample().vms["u"]
+    assert again is first
+    assert read == []
+    count(worker, 300_000)
+    asleep(worker)
+    after = source.sample().vms["u"]
+    assert sorted(read) == ["io", "schedstat", "schedstat", "stat"]
+    true_ns = {
+        tid: int(Path(f"/proc/{vm.pid}/task/{tid}/schedstat").read_text().split()[0]) for tid in vm.vcpu_tids
+    }
+    assert {tid: thread.cpu_ns for tid, thread in after.threads.items()} == true_ns
+    assert after.threads[worker.pid].cpu_ns > first.threads[worker.pid].cpu_ns
+    source.close()
+
+
+def test_a_vm_that_changed_is_read_though_it_slept(worker, vm, read):
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    source.sample()
+    fewer = VmIdentity("u", "worker", worker.pid, "e", vm.vcpu_tids[:1], accelerator="tcg")
+    source._inventory.listed = (fewer,)
+    assert list(source.sample().vms["u"].threads) == [fewer.vcpu_tids[0]]
+    hidden = VmIdentity("u", "worker", worker.pid, "e", vm.vcpu_tids, disks=(DiskDevice("vda", "network"),))
+    source._inventory.listed = (hidden,)
+    assert source.sample().vms["u"].process.storage_reason is Reason.NOT_VISIBLE
+    source.close()
+
+
+def test_what_could_not_be_read_is_tried_again_though_it_slept(worker, vm, monkeypatch):
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    plain = StorageBytes.read
+    monkeypatch.setattr(StorageBytes, "read", lambda *_: (None, None, Reason.FD_LIMIT))
+    assert source.sample().vms["u"].process.storage_reason is Reason.FD_LIMIT
+    monkeypatch.setattr(StorageBytes, "read", plain)
+    assert source.sample().vms["u"].process.storage_reason is Reason.UNSPECIFIED
+    source.close()
+
+
+def test_the_bytes_of_a_group_are_read_though_the_process_slept(worker, vm, read, monkeypatch):
+    """They are written back when it sleeps; its threads and its own times need no reading."""
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    told = [(1, 2, Reason.UNSPECIFIED), (1, 9, Reason.UNSPECIFIED)]
+    monkeypatch.setattr(StorageBytes, "moves_alone", True)
+    monkeypatch.setattr(StorageBytes, "read", lambda *_: told.pop(0))
+    first = source.sample().vms["u"]
+    read.clear()
+    second = source.sample().vms["u"]
+    assert (first.process.storage_write_bytes, second.process.storage_write_bytes) == (2, 9)
+    assert second.threads is first.threads
+    assert read == []
+    source.close()
