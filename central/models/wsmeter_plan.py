@@ -150,10 +150,10 @@ def _trimmed(problem: _Problem, plan: Ints) -> Ints:
 def _common_step(cost: Floats) -> float:
     """Return what all costs are whole multiples of: a cheaper plan is cheaper by at least that. 0 if nothing."""
     for decimals in range(_LARGEST_DECIMALS + 1):
-        scaled = cost * 10**decimals
+        scaled = cost * 10.0**decimals
         whole = np.rint(scaled)
         if whole.max() < 2**53 and (np.abs(scaled - whole) <= 1e-9 * np.maximum(scaled, 1.0)).all():
-            return float(math.gcd(*whole.astype(np.int64).tolist())) / 10**decimals
+            return float(math.gcd(*whole.astype(np.int64).tolist())) / 10.0**decimals
     return 0.0
 
 

@@ -1,0 +1,1 @@
+"""Decisions about a fleet with WSMeter: files, the lake, drawing of machines, plots."""
