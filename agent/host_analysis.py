@@ -425,6 +425,8 @@ class HostAnalysis:
         coefficients = {
             job: coefficient.value for job, coefficient in known.items() if coefficient is not None
         }
+        # They are of one method: rows of another one have other tags, so that they replace all others at once.
+        method = next((coefficient.method for coefficient in known.values() if coefficient is not None), "")
         expired = self._store.expired(self._now_unix_ns)
         return tuple(
             SuspectView(
@@ -436,7 +438,7 @@ class HostAnalysis:
                 score=s.score,
                 reason=Reason.STALE if expired and s.score is None else s.reason,
             )
-            for s in antagonists.rank_suspects(antagonists.suspects_of(tasks, coefficients))
+            for s in antagonists.rank_suspects(antagonists.suspects_of(tasks, coefficients), method)
         )
 
     # --- one VM ---

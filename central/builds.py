@@ -25,12 +25,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from central import engine, estimator, machine_days
 from central.config import BuildSection
 from central.lake import Lake, Segment
 from central.lease import Lease
+from central.models.robust_cpi import over_days
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
 from central.versions import BuiltVersion, Manifest, VersionStore
@@ -47,8 +49,8 @@ AnyEngine = engine.Engine | SparkEngine
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
 
-# Part of every state's digest: a change of what state means makes all of it stale.
-_STATE_FORMAT = "panda-state-2"
+# By method, part of every state's digest: a change of what state means makes all of it stale.
+_STATE_FORMATS = {"panda": ("panda-state-2",), "whitepanda": ("panda-state-2", "whitepanda-2")}
 
 
 class BuildStoppedError(Exception):
@@ -303,8 +305,9 @@ class Builder:
                 self.lease.check()
                 manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
                 if manifest is not None:
-                    method = () if self._section.method == "panda" else (self._section.method,)
-                    digest = _digest(_STATE_FORMAT, *method, f"{self._slot_ns}", *manifest.digest_words)
+                    digest = _digest(
+                        *_STATE_FORMATS[self._section.method], f"{self._slot_ns}", *manifest.digest_words
+                    )
                     days.append(_Day(each, digest, manifest, self._state / f"day={each}" / digest[:32]))
         return days, older
 
@@ -365,8 +368,10 @@ class Builder:
             for name, table in engine.pair_state(slots).items():
                 running.write(engine.with_schema(table, engine.STATE[name]), folder / f"{name}.parquet")
         else:
-            raw = scratch / f"raw-{day.day}.parquet"
-            running.machine_days(estimator.normalised(slots), machine_days.whitepanda, self._slot_ns, raw)
+            raw, scales = scratch / f"raw-{day.day}.parquet", folder / "scales.parquet"
+            running.write(engine.with_schema(estimator.robust_scales(slots), estimator.SCALES), scales)
+            rows = estimator.normalised(slots, running.read([scales]))
+            running.machine_days(rows, machine_days.whitepanda, self._slot_ns, raw)
             running.write(estimator.merged(running.read([raw])), folder / "products.parquet")
             running.write(
                 engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet"
@@ -390,7 +395,8 @@ class Builder:
             merged = engine.merged_state({name: parts(name) for name in engine.STATE})
             statistics = engine.job_statistics(merged["cpi"])
             return running.collect(statistics), running.collect(engine.coefficients(merged))
-        statistics = engine.job_statistics(engine.merged_moments(parts("cpi")))
+        statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
+        statistics = _with_robust_scales(statistics, running.collect(parts("scales")))
         state = estimator.solver(running.collect(estimator.merged(parts("products"))))
         found = state.coefficients()
         coefficients = pa.table(
@@ -402,7 +408,7 @@ class Builder:
                 "standard_error": pa.array(found.standard_error, pa.float64()),
             }
         )
-        return running.collect(statistics), coefficients
+        return statistics, coefficients
 
     def _forget(self, used: set[Path]) -> None:
         """Delete state of days' earlier segments, and of days that no longer count."""
@@ -444,6 +450,26 @@ class Builder:
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
             raise BuildStoppedError
+
+
+def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
+    """Add location and scale of ln CPI over the days (`estimator.SCALES`); null for jobs that are never sensitive."""
+    found = over_days(
+        np.asarray(days["job"].to_pylist(), dtype=np.str_),
+        np.asarray(days["platform"].to_pylist(), dtype=np.str_),
+        days["samples"].to_numpy(),
+        days["location"].to_numpy(),
+        days["scale"].to_numpy(),
+    )
+    robust = pa.table(
+        {
+            "job": pa.array(found.job, pa.string()),
+            "platform": pa.array(found.platform, pa.string()),
+            "location_log_cpi": found.location,
+            "scale_log_cpi": found.scale,
+        }
+    )
+    return statistics.join(robust, ["job", "platform"])
 
 
 def _digest(*words: str) -> str:

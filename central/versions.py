@@ -29,7 +29,7 @@ from whitepanda.v1 import agent_pb2
 
 __all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
 
-#: Equation (1): CPI of a job on a platform, sorted by both.
+#: Equation (1): CPI of a job on a platform, sorted by both. The last two are null where the method has none.
 JOB_STATISTICS = pa.schema(
     {
         "job": pa.string(),
@@ -37,6 +37,8 @@ JOB_STATISTICS = pa.schema(
         "samples": pa.int64(),
         "mean_cpi": pa.float64(),
         "std_cpi": pa.float64(),
+        "location_log_cpi": pa.float64(),
+        "scale_log_cpi": pa.float64(),
     }
 )
 
@@ -52,6 +54,7 @@ COEFFICIENTS = pa.schema(
 )
 
 _FORMAT = 1
+_LATER = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
 _MANIFEST_FILE = "manifest.json"
@@ -119,7 +122,7 @@ class BuiltVersion:
     def coefficient(self, job: str) -> agent_pb2.Coefficient | None:
         """A_k of a job, or None."""
         first, last = _rows_of(self._coefficient_jobs, job)
-        return _coefficient(self._coefficients.slice(first, 1).to_pylist()[0]) if first < last else None
+        return self._coefficient(self._coefficients.slice(first, 1).to_pylist()[0]) if first < last else None
 
     def statistics_page(self, offset: int, size: int) -> list[agent_pb2.JobStatistics]:
         """Return `size` statistics from `offset` on, in the order of (job, platform)."""
@@ -128,7 +131,17 @@ class BuiltVersion:
     def coefficients_page(self, offset: int, size: int) -> list[agent_pb2.Coefficient]:
         """Return `size` coefficients from `offset` on, the largest first."""
         rows = self._coefficients.take(self._by_value.slice(offset, size))
-        return [_coefficient(row) for row in rows.to_pylist()]
+        return [self._coefficient(row) for row in rows.to_pylist()]
+
+    def _coefficient(self, row: dict[str, Any]) -> agent_pb2.Coefficient:
+        error, method = row["standard_error"], self.manifest.method
+        return agent_pb2.Coefficient(
+            job=row["job"],
+            value=row["coefficient"],
+            samples=row["samples"],
+            standard_error=float("nan") if error is None else error,
+            method="" if method == "panda" else method,
+        )
 
 
 def _one_array(table: pa.Table, name: str) -> pa.Array:
@@ -143,14 +156,12 @@ def _rows_of(jobs: pa.Array, job: str) -> tuple[int, int]:
     return first, bisect.bisect_right(rows, job, lo=first, key=lambda row: jobs[row].as_py())
 
 
-def _coefficient(row: dict[str, Any]) -> agent_pb2.Coefficient:
-    error = row["standard_error"]
-    return agent_pb2.Coefficient(
-        job=row["job"],
-        value=row["coefficient"],
-        samples=row["samples"],
-        standard_error=float("nan") if error is None else error,
-    )
+def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a schema; those of `_LATER` that a table lacks, as older versions do, are null."""
+    for name in _LATER:
+        if name in schema.names and name not in table.schema.names:
+            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+    return table.select(schema.names).cast(schema)
 
 
 class VersionStore:
@@ -224,9 +235,9 @@ class VersionStore:
             OSError: the disk is full or not writable; the versions are as they were.
 
         """
-        statistics = statistics.select(JOB_STATISTICS.names).cast(JOB_STATISTICS)
+        statistics = _completed(statistics, JOB_STATISTICS)
         statistics = statistics.sort_by([("job", "ascending"), ("platform", "ascending")])
-        coefficients = coefficients.select(COEFFICIENTS.names).cast(COEFFICIENTS).sort_by("job")
+        coefficients = _completed(coefficients, COEFFICIENTS).sort_by("job")
         while True:
             number = self._next(manifest.token)
             manifest = msgspec.structs.replace(
@@ -287,7 +298,7 @@ class VersionStore:
 
     def _table(self, number: int, file: str, schema: pa.Schema) -> pa.Table:
         data = pa.BufferReader(self._objects.read(self._name(number, file)))
-        return pq.read_table(data).select(schema.names).cast(schema)
+        return _completed(pq.read_table(data), schema)
 
     def _name(self, number: int, file: str) -> str:
         return f"{self._top}/{number:08d}/{file}"

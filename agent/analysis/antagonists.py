@@ -32,6 +32,7 @@ __all__ = [
     "rank_suspects",
     "slot_state",
     "suffers",
+    "suspect_score",
     "suspects_of",
     "victim_threshold",
 ]
@@ -41,6 +42,9 @@ VICTIM_STDS = 2.0
 
 #: nCPI by robust statistics is cut to plus and minus this (`central.models.whitepanda.CLIP`).
 ROBUST_CLIP = 3.0
+
+#: Method (`Coefficient.method`) that takes a job of which it knows nothing for harmless. PANDA has no opinion of it.
+_UNKNOWN_IS_HARMLESS = frozenset({"whitepanda"})
 
 #: A high percentile of fewer slots than this is little else than their maximum; until then the floor decides.
 MIN_HISTORY_SLOTS = 100
@@ -205,15 +209,39 @@ def suspects_of(tasks: Iterable[TaskSlot], coefficients: Mapping[str, float]) ->
     ]
 
 
-def rank_suspects(suspects: Iterable[Suspect]) -> list[RankedSuspect]:
-    """Rank suspects by A_k * u, highest first; those whose job has no coefficient come last, by usage.
+def suspect_score(coefficient: float | None, cpu_usage_cores: float, method: str = "") -> float:
+    """Return what a suspect is ranked by, on hosts and in evaluations: A_k * u.
 
-    Equal scores are in the order of the task's name, so that one state has one ranking.
+    A task whose job has no coefficient comes last by PANDA. By our own method it stands where a harmless one does, at
+    0: below those known to hurt, above those beside whom others fared better. Its coefficients are shrunk by their own
+    evidence towards the same 0 (`central.models.whitepanda_solve`), so a job hardly seen is no other than one never
+    seen; no further lower bound is taken.
+
+    Args:
+        coefficient: A_k; None: not known.
+        cpu_usage_cores: u, the task's own.
+        method: that the coefficients were fitted by; "" is PANDA.
+
+    """
+    if coefficient is None:
+        return 0.0 if method in _UNKNOWN_IS_HARMLESS else -math.inf
+    return coefficient * cpu_usage_cores
+
+
+def rank_suspects(suspects: Iterable[Suspect], method: str = "") -> list[RankedSuspect]:
+    """Rank suspects by `suspect_score`, highest first.
+
+    Those of equal scores are by what is known, then by usage, then by the task's name: one state has one ranking.
     """
     ranked = [_scored(suspect) for suspect in suspects]
     return sorted(
         ranked,
-        key=lambda s: (s.score is None, -(s.score if s.score is not None else s.cpu_usage_cores), s.task),
+        key=lambda s: (
+            -suspect_score(s.coefficient, s.cpu_usage_cores, method),
+            s.score is None,
+            -s.cpu_usage_cores,
+            s.task,
+        ),
     )
 
 
@@ -221,7 +249,7 @@ def _scored(suspect: Suspect) -> RankedSuspect:
     a, u = suspect.coefficient, suspect.cpu_usage_cores
     if a is None:
         return RankedSuspect(suspect.task, suspect.job, u, None, None, Reason.NO_COEFFICIENTS)
-    return RankedSuspect(suspect.task, suspect.job, u, a, a * u)
+    return RankedSuspect(suspect.task, suspect.job, u, a, suspect_score(a, u))
 
 
 def percentile_ranks(scores: Sequence[float]) -> list[float | None]:

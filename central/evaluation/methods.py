@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from agent.analysis.antagonists import suspect_score
 from central.evaluation.events import Event
 from central.models import cpi2, proctor
 from central.models.groups import Column, Floats, find
@@ -35,20 +36,16 @@ class Method(Protocol):
         """
 
 
-def _by_job(jobs: Column, values: Floats, wanted: Column) -> Floats:
-    """Return each wanted job's value, -inf for unknown ones."""
-    place = find((jobs,), (wanted,))
-    found = np.full(len(wanted), -np.inf)
-    found[place >= 0] = values[place[place >= 0]]
-    return found
+def _by_job(jobs: Column, values: Floats, wanted: Column) -> list[float | None]:
+    """Return each wanted job's value, None for unknown ones."""
+    place = find((jobs,), (wanted,)).tolist()
+    return [float(values[at]) if at >= 0 else None for at in place]
 
 
-def _times(coefficient: Floats, usage: Floats) -> Floats:
-    """A_k * u; what is not known stays so, also at no usage."""
-    scores: Floats = np.where(
-        np.isneginf(coefficient), -np.inf, np.nan_to_num(coefficient, neginf=0.0) * usage
-    )
-    return scores
+def _scored(coefficients: Sequence[float | None], usage: Floats, method: str = "") -> Floats:
+    """Score suspects by the hosts' own `suspect_score`, shape (1, suspects)."""
+    pairs = zip(coefficients, usage.tolist(), strict=True)
+    return np.array([[suspect_score(coefficient, cores, method) for coefficient, cores in pairs]])
 
 
 @dataclass(slots=True)
@@ -72,7 +69,7 @@ class Panda:
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""
-        return _times(_by_job(self._jobs, self._values, event.suspect_job), event.suspect_usage[:, -1])[None]
+        return _scored(_by_job(self._jobs, self._values, event.suspect_job), event.suspect_usage[:, -1])
 
 
 @dataclass(slots=True)
@@ -96,8 +93,8 @@ class Whitepanda:
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u; 0, what the ridge takes for granted, for a job never seen."""
-        value = _by_job(self._jobs, self._values, event.suspect_job)
-        return (np.where(np.isneginf(value), 0.0, value) * event.suspect_usage[:, -1])[None]
+        known = _by_job(self._jobs, self._values, event.suspect_job)
+        return _scored(known, event.suspect_usage[:, -1], "whitepanda")
 
 
 @dataclass(slots=True)
@@ -126,7 +123,7 @@ class PandaLocal:
         first = np.searchsorted(self._found.machine, event.machine, "left")
         last = np.searchsorted(self._found.machine, event.machine, "right")
         known = _by_job(self._found.job[first:last], self._found.value[first:last], event.suspect_job)
-        return _times(known, event.suspect_usage[:, -1])[None]
+        return _scored(known, event.suspect_usage[:, -1])
 
 
 @dataclass(slots=True)
@@ -188,8 +185,8 @@ class Known:
 
     def scores(self, event: Event) -> Floats:
         """Return A_k * u."""
-        known = np.array([self.coefficients.get(job, 0.0) for job in event.suspect_job.tolist()])
-        return (known * event.suspect_usage[:, -1])[None]
+        known = [self.coefficients.get(job, 0.0) for job in event.suspect_job.tolist()]
+        return _scored(known, event.suspect_usage[:, -1])
 
 
 #: The methods by the names that people give.

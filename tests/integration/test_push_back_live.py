@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -14,6 +15,8 @@ from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
+from central.lake import DAY_NS, Lake, segment_stem
+from central.schema import SAMPLES
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.support.central_process import CentralProcess
 from whitepanda.common.tls import TlsFiles
@@ -38,7 +41,7 @@ def build(central: CentralProcess, number: int, means: dict[str, float]) -> None
         rows=0, job_statistics=0, coefficients=0, code_version="0",
     )  # fmt: skip
     statistics = [
-        dict(zip(JOB_STATISTICS.names, (job, "P", 100, mean, 0.5), strict=True))
+        dict(zip(JOB_STATISTICS.names, (job, "P", 100, mean, 0.5, None, None), strict=True))
         for job, mean in means.items()
     ]
     coefficients = [
@@ -125,3 +128,61 @@ async def test_an_agent_catches_up_in_one_exchange(central: CentralProcess) -> N
     assert again.store.jobs == {"web"}
     assert again.store.statistics("web", "P", NOW).mean == 2.5
     assert central.stop() == 0
+
+
+def write_samples(central: CentralProcess) -> None:
+    """A day of two hosts: a database that is sensitive, beside a scan that hurts it and something that does not."""
+    rng = np.random.default_rng(3)
+    usage = rng.gamma(2.0, 0.5, (2, 48, 3))  # host, slot, job
+    cpi = np.exp(0.05 * rng.standard_normal(usage.shape) + 0.2 * usage[:, :, 2:])
+    host, slot, job = (each.ravel() for each in np.indices(usage.shape))
+    names = np.array(["db", "nice", "scan"])[job]
+    known = {
+        "machine": np.array(["h", "other"])[host],
+        "host": np.array(["h", "other"])[host],
+        "vm": names,
+        "job": names,
+        "epoch": ["1"] * len(job),
+        "spool_id": ["s"] * len(job),
+        "sequence": np.arange(len(job)),
+        "platform": ["P"] * len(job),
+        "latency_sensitive": job == 0,
+        "start_unix_ns": 20_000 * DAY_NS + slot * 300 * 10**9,
+        "duration_ns": np.full(len(job), 10 * 10**9),
+        "cpi": cpi.ravel(),
+        "cpu_usage_cores": usage.ravel(),
+    }
+    arrays = [
+        pa.array(known[field.name], field.type) if field.name in known else pa.nulls(len(job), field.type)
+        for field in SAMPLES
+    ]
+    table = pa.Table.from_arrays(arrays, schema=SAMPLES)
+    Lake(central.lake_dir).write_segment(table, segment_stem("central-0", "0badcafe", 1))
+
+
+async def test_agents_with_rows_of_the_other_method_catch_up(central: CentralProcess) -> None:
+    """PANDA by configuration, then the default, then PANDA again: other rows in one message, and the number grows."""
+    write_samples(central)
+    small = "min_samples = 1\nthreads = 1\nmemory_limit_mib = 256\n"
+    central.build = small + 'method = "panda"'
+    await asyncio.to_thread(central.start)
+    agent = Agent(central, central.client("h"), ["db", "nice", "scan"])
+    found = []
+    async with agent.connected():
+        for count, setting in enumerate(("", 'method = "panda"', None), 1):
+            update = await agent.received(count)
+            now = update.created_unix_ns
+            scan, nice = agent.store.coefficient("scan", now), agent.store.coefficient("nice", now)
+            db = agent.store.statistics("db", "P", now)
+            assert scan is not None
+            assert nice is not None
+            assert db is not None
+            found.append((update.version, update.full, scan.method, db.robust is not None))
+            assert {row.method for row in update.coefficients} == {scan.method}
+            assert scan.value > 3 * abs(nice.value)
+            if setting is not None:
+                assert await asyncio.to_thread(central.stop) == 0
+                central.build = small + setting
+                await asyncio.to_thread(central.start)
+    assert found == [(1, True, "", False), (2, True, "whitepanda", True), (3, True, "", False)]
+    assert len(agent.updates) == 3

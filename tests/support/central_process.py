@@ -40,7 +40,7 @@ class CentralProcess:
         self.http_listen = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = (ingest, central)
-        self._build = build
+        self.build = build  # of the next start
         if not (self.pki / "ca.crt").exists():
             make_ca(self.pki)
             issue(self.pki, "central", server=True, addresses=["localhost", "127.0.0.1"])
@@ -67,7 +67,7 @@ key = "{self.pki}/central.key"
 [ingest]
 {ingest}
 [build]
-{self._build}
+{self.build}
 """
         )
 

@@ -22,6 +22,7 @@ from agent.analysis.antagonists import (
     percentile_ranks,
     rank_suspects,
     slot_state,
+    suspect_score,
     suspects_of,
     victim_threshold,
 )
@@ -141,6 +142,25 @@ def test_suspects_are_ranked_by_coefficient_times_usage_unknown_ones_last():
     ]
     assert ranked[4] == RankedSuspect("unknown", "new", 60.0, None, None, Reason.NO_COEFFICIENTS)
     assert ranked[0].reason is Reason.UNSPECIFIED
+
+
+def test_by_our_method_an_unknown_job_stands_where_a_harmless_one_does():
+    suspects = [
+        Suspect("helps", "nice", 8.0, -0.5),
+        Suspect("unknown-small", "new", 6.0, None),
+        Suspect("idle", "scan", 0.0, 0.75),
+        Suspect("unknown", "new", 60.0, None),
+        Suspect("hurts", "scan", 0.1, 0.75),
+    ]
+    names = [s.task for s in rank_suspects(suspects, "whitepanda")]
+    assert names == ["hurts", "idle", "unknown", "unknown-small", "helps"]
+    assert [s.task for s in rank_suspects(suspects)] == ["hurts", "idle", "helps", "unknown", "unknown-small"]
+    assert [suspect_score(None, 9.0, method) for method in ("", "panda", "whitepanda")] == [
+        -math.inf,
+        -math.inf,
+        0.0,
+    ]
+    assert suspect_score(0.5, 4.0, "whitepanda") == suspect_score(0.5, 4.0) == 2.0
 
 
 def test_equal_scores_are_in_the_order_of_names():

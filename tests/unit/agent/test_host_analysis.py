@@ -108,6 +108,27 @@ def test_a_normal_vm_has_no_suspect_and_a_slow_down_of_at_least_1(host):
     assert host.verdict("web-3").degradation == 1.0
 
 
+def test_the_method_of_the_coefficients_decides_where_an_unknown_job_stands(host):
+    nice = {"vm": "nice-1", "cpi": 1.0, "job": "nice", "ls": False, "usage": 1.0}
+    for version, method, names in (
+        (7, "", ["scan-1", "nice-1", "odd-1"]),
+        (8, "whitepanda", ["scan-1", "odd-1", "nice-1"]),
+    ):
+        sent = update(version)
+        sent.coefficients.append(agent_pb2.Coefficient(job="nice", value=-0.5))
+        for coefficient in sent.coefficients:
+            coefficient.method = method
+        host.store.apply(sent)
+        host.run(3, VICTIM, CALM, SCAN, ODD, nice)
+        found = host.explain("web-1").suspects
+        assert [suspect.name for suspect in found] == names
+        assert {suspect.name: suspect.score for suspect in found} == {
+            "scan-1": 2.0,
+            "nice-1": -0.5,
+            "odd-1": None,
+        }
+
+
 def test_what_is_not_latency_sensitive_is_no_victim(host):
     host.store.apply(update())
     host.run(3, {**SCAN, "cpi": 9.0}, CALM)

@@ -11,6 +11,7 @@ from datetime import date, timedelta
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from central import engine
@@ -19,13 +20,16 @@ from central.config import BuildSection
 from central.lake import DAY_NS, Lake, LakeError, segment_stem
 from central.lease import FencedError
 from central.models import panda
+from central.models.slots import TaskSlots
+from central.models.whitepanda import WhitepandaState
 from central.objects import Folder
 from central.schema import SAMPLES
 from central.versions import VersionStore
 from whitepanda.common import log
 
 FIRST_DAY = date(2026, 11, 1)
-SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1)
+SECTION = BuildSection(interval_s=0.05, memory_limit_mib=256, threads=1, method="panda")
+OURS = BuildSection(memory_limit_mib=256, threads=1)
 
 
 def rows_of(day: int, seed: int, *, rows=600):
@@ -117,6 +121,79 @@ def test_a_version_is_the_fit_of_all_days(lake):
     assert (manifest["coefficients"], manifest["job_statistics"]) == (6, 6)
 
 
+def of_ours(parts):
+    """What our model says of all rows, and per job the medians of the days' location and scale of ln CPI."""
+    columns = {key: np.concatenate([np.asarray(part[key]) for part in parts]) for key in parts[0]}
+    rows = TaskSlots(
+        machine=columns["machine"],
+        slot=columns["start_unix_ns"] // (300 * 10**9),
+        task=columns["vm"],
+        job=columns["job"],
+        platform=columns["platform"],
+        latency_sensitive=columns["latency_sensitive"],
+        usage=columns["cpu_usage_cores"],
+        cpi=columns["cpi"],
+    )
+    scales = {}
+    for job in np.unique(rows.job):
+        days = []
+        for day in np.unique(rows.slot // 288):
+            low, middle, high = np.quantile(
+                np.log(rows.cpi[(rows.job == job) & (rows.slot // 288 == day)]), (0.25, 0.5, 0.75)
+            )
+            days.append((middle, (high - low) / 1.3489795003921634))
+        scales[job] = [sorted(each)[len(days) // 2] for each in zip(*days, strict=True)]
+    return WhitepandaState.of(rows).coefficients(), scales
+
+
+def test_our_method_is_the_default_and_tells_robust_scales(lake):
+    parts = [write_day(lake, day, day + 1) for day in range(3)]
+    builder = Builder(OURS, lake)
+    assert builder.build_once() == 1
+    built, (expected, scales) = builder.current, of_ours(parts)
+    assert built.manifest.method == "whitepanda"
+    for i, job in enumerate(expected.job.tolist()):
+        row = built.coefficient(job)
+        assert (row.method, row.samples) == ("whitepanda", expected.samples[i])
+        assert row.value == pytest.approx(expected.value[i], rel=1e-9, abs=1e-12)
+        assert row.standard_error == pytest.approx(expected.standard_error[i], rel=1e-9)
+    statistics, _ = fitted(parts)
+    for i, job in enumerate(statistics.job):
+        (row,) = built.statistics(job)
+        assert row.mean_cpi == pytest.approx(statistics.mean_cpi[i], rel=1e-12)
+        assert row.std_cpi == pytest.approx(statistics.std_cpi[i], rel=1e-9)
+        if int(job[-1]) < 3:  # latency-sensitive; their days have nearly the same number of rows
+            assert row.location_log_cpi == pytest.approx(scales[job][0], rel=1e-9)
+            assert row.scale_log_cpi == pytest.approx(scales[job][1], rel=1e-9)
+        else:
+            assert (row.location_log_cpi, row.scale_log_cpi) == (0.0, 0.0)
+    again = VersionStore(lake.root / "versions").latest()
+    assert again.statistics("job-1") == built.statistics("job-1")
+
+
+def test_another_method_is_a_new_version_of_the_same_days_and_the_number_goes_on(lake):
+    write_day(lake, 0, 1)
+    found = []
+    for section, number in ((SECTION, 1), (OURS, 2), (OURS, None), (SECTION, 3), (OURS, 4)):
+        builder = Builder(section, lake)
+        assert builder.build_once() == number
+        row = builder.current.coefficient("job-5")
+        found.append(
+            (builder.current.version, row.method, builder.current.statistics("job-1")[0].scale_log_cpi > 0)
+        )
+    ours, panda_s = ("whitepanda", True), ("", False)
+    assert found == [(1, *panda_s), (2, *ours), (2, *ours), (3, *panda_s), (4, *ours)]
+
+
+def test_versions_from_before_robust_scales_read(lake):
+    write_day(lake, 0, 1)
+    Builder(SECTION, lake).build_once()
+    (path,) = (lake.root / "versions/00000001").glob("*-job_statistics.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["location_log_cpi", "scale_log_cpi"]), path)
+    (row,) = VersionStore(lake.root / "versions").latest().statistics("job-1")
+    assert (row.samples > 0, row.location_log_cpi, row.scale_log_cpi) == (True, 0.0, 0.0)
+
+
 def test_only_changed_days_are_computed(lake, monkeypatch):
     computed = []
     original = Builder._compute
@@ -170,7 +247,7 @@ def test_a_restarted_builder_goes_on_counting(lake):
 
 def test_old_days_do_not_count(lake):
     parts = [write_day(lake, day, day + 1) for day in range(4)]
-    builder = Builder(BuildSection(days=2, memory_limit_mib=256), lake)
+    builder = Builder(BuildSection(days=2, memory_limit_mib=256, method="panda"), lake)
     builder.build_once()
     assert builder.current.manifest.days == ("2026-11-03", "2026-11-04")
     _, values = fitted(parts[2:])

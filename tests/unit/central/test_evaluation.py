@@ -6,8 +6,11 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from central.evaluation.events import History, events_of
+from agent.analysis.antagonists import Suspect, rank_suspects
+from central.evaluation.events import Event, History, events_of
 from central.evaluation.methods import METHODS, Known, Panda
 from central.evaluation.protocol import evaluate
 from central.models.panda import CpiMoments
@@ -152,6 +155,31 @@ def test_a_method_knows_only_the_days_before():
     seen = []
     evaluate([(n, day_of(n)) for n in range(3)], np.array([6]), {"panda": Watched()}, from_day=1)
     assert seen == [("learn", 0), ("settle", None), ("learn", 1), ("settle", None), ("learn", 2)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 8)), min_size=1, max_size=9),
+    st.lists(st.floats(-3, 3), min_size=3, max_size=3),
+    st.sampled_from(["panda", "whitepanda"]),
+)
+def test_hosts_rank_as_the_evaluation_does(tasks, values, method):
+    """Jobs 0 to 2 have coefficients, 3 and 4 have none."""
+    job, usage = np.array([job for job, _ in tasks]), np.array([[0.0, usage] for _, usage in tasks])
+    none = np.empty(0)
+    event = Event("m", 0, 9.0, job, usage, job == 0, none, none, none)
+    made = METHODS[method]()
+    made._jobs, made._values = np.arange(3), np.array(values)
+    scores = made.scores(event)[0]
+    known = dict(enumerate(values))
+    ranked = rank_suspects(
+        [Suspect(str(n), str(job), usage, known.get(job)) for n, (job, usage) in enumerate(tasks)], method
+    )
+    in_order = [scores[int(suspect.task)] for suspect in ranked]
+    assert in_order == sorted(scores.tolist(), reverse=True)
+    assert all(
+        suspect.score is None or suspect.score == score
+        for suspect, score in zip(ranked, in_order, strict=True)
+    )
 
 
 def test_no_event_is_no_number():

@@ -35,7 +35,7 @@ def version(number: int, statistics, coefficients, *, samples=10, coefficient_sa
         code_version="0",
     )
     rows = [
-        dict(zip(JOB_STATISTICS.names, (job, platform, samples, mean, 0.5), strict=True))
+        dict(zip(JOB_STATISTICS.names, (job, platform, samples, mean, 0.5, None, None), strict=True))
         for job, platform, mean in statistics
     ]
     values = [

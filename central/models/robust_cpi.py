@@ -1,0 +1,57 @@
+"""What hosts normalise CPI by where coefficients are ours: location and scale of ln CPI over days. Pure numpy.
+
+Our estimator takes each day's CPI by that day's own median and interquartile range (`central.models.whitepanda`), so
+its coefficients are rises in such units. A host needs one location and one scale for the days to come: the medians over
+the days, each day weighed by its samples. Neither a corrupted day nor a drift over the days reaches the scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from central.models.groups import Column, Floats, Ints, group
+
+__all__ = ["RobustScales", "over_days"]
+
+
+@dataclass(frozen=True, slots=True)
+class RobustScales:
+    """Location and scale of ln CPI per job and platform, sorted by these."""
+
+    job: Column
+    platform: Column
+    location: Floats
+    scale: Floats
+
+
+def over_days(job: Column, platform: Column, samples: Ints, location: Floats, scale: Floats) -> RobustScales:
+    """Return what days say together: per job and platform the weighted medians of their locations and scales.
+
+    Args:
+        job: of each row, shape (n,); a row is a job on a platform on a day.
+        platform: CPU model.
+        samples: task slots of the day, at least 1: the row's weight.
+        location: median of ln CPI on the day.
+        scale: its interquartile range / 1.349.
+
+    """
+    keys, code = group(job, platform)
+    count = len(keys[0])
+    return RobustScales(
+        keys[0],
+        keys[1],
+        _weighted_medians(code, samples, location, count),
+        _weighted_medians(code, samples, scale, count),
+    )
+
+
+def _weighted_medians(code: Ints, weight: Ints, value: Floats, count: int) -> Floats:
+    """Return per group the least value at which half of the group's weight is reached."""
+    order = np.lexsort((value, code))
+    reached = np.cumsum(weight[order])
+    last = np.searchsorted(code[order], np.arange(count), "right") - 1
+    before = np.concatenate([[0], reached[last]])[:count]
+    half = before + (reached[last] - before + 1) // 2
+    return np.asarray(value[order][np.searchsorted(reached, half)], dtype=np.float64)
