@@ -5,7 +5,7 @@
 Simulated (`central.fleet.simulated`): all 6,000 machines are measured, then a share of them, drawn at random, gets the
 upgrade and is measured again; jobs with four instances there are compared. 1,000 draws, 50 on each of 20 fleets, seeds
 counted from 0. Each draw has its truth: the relative change of the compared jobs' weighted metric on the whole fleet.
-Real: the sample's jobs, whose IPC on all machines is known, estimated from a share of the machines.
+Real: the weighted IPC of the sample's jobs, estimated from draws of their instances.
 
 Writes tables.md and results.json, and into the page what is below its marker. Without the real data
 (`$WHITEPANDA_DATA/google2019/instance_usage.parquet`) that part says so and is left out.
@@ -23,19 +23,22 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from scipy.special import stdtrit
 
 from central.fleet.simulated import CPU_UPGRADE, DVFS_POLICY, FleetSettings, simulate_fleet
 from central.models.groups import group, sums
-from central.models.wsmeter import MIN_INSTANCES, Observed, Shares, compare
+from central.models.wsmeter import MIN_INSTANCES, MachineMeans, Observed, Shares, compare
 from central.models.wsmeter_plan import cheapest_plan
 
 MARKER = "<!-- below: written by bench/wsmeter.py -->"
 MIN_COVERAGE = 0.8
-GOOGLE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
-GOOGLE_DRAWS = 400
+GOOGLE_SIZES = (4, 8, 16, 32, 64, 128)
+GOOGLE_MARGINS = (5.0, 2.0, 1.0)
+GOOGLE_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -190,33 +193,52 @@ def read_google(path: Path) -> tuple[Observed, Shares]:
 
 
 def google(rows: Observed, weights: Shares, draws: int) -> list[dict[str, object]]:
-    """Estimate the sample's weighted IPC from shares of its machines; the truth is that of all of them."""
-    machines = np.unique(rows.machine)
+    """Estimate the weighted IPC of the sample's jobs from so many instances of each, and from plans for margins.
+
+    A job is the values that the sample has of it (at least `MIN_INSTANCES`), drawn with replacement: next to no two
+    of them share a machine, so each is its own. The truth is the weighted mean of all values.
+    """
+    count = np.bincount(rows.job, minlength=len(weights.job))
+    jobs = np.flatnonzero(count >= MIN_INSTANCES)
+    values = [rows.value[rows.job == job] for job in jobs]
+    weight = weights.weight[jobs]
+    coverage, weight = float(weight.sum() / weights.weight.sum()), weight / weight.sum()
+    mean = np.array([each.mean() for each in values])
+    spread = (weight * np.array([each.std() for each in values])) ** 2
+    truth = float(weight @ mean)
+    sizes = [(f"{n} of each job", np.full(len(jobs), n)) for n in GOOGLE_SIZES]
+    for percent in GOOGLE_MARGINS:
+        least, most = np.full(len(jobs), MIN_INSTANCES), np.full(len(jobs), 100_000)
+        plan = cheapest_plan(np.ones(len(jobs)), spread, least, most, (percent / 100 * truth / 2) ** 2)
+        assert plan is not None
+        sizes.append((f"planned for +-{percent:g} %", plan.observe))
     found: list[dict[str, object]] = []
-    for share in GOOGLE_SHARES:
-        rng = np.random.default_rng(round(share * 1000))
-        errors, is_ours, is_paper, coverages, margins = [], [], [], [], []
+    for name, observe in sizes:
+        rng = np.random.default_rng(int(observe.sum()))
+        cell = np.repeat(np.arange(len(jobs)), observe)
+        errors, margins, is_ours, is_paper = [], [], 0, 0
         for _ in range(draws):
-            chosen = rng.choice(machines, round(share * len(machines)), replace=False)
-            here = np.isin(rows.machine, chosen)
-            sample = Observed(rows.machine[here], rows.job[here], rows.value[here])
-            result = compare(rows, sample, weights)
-            errors.append(abs(result.difference.value))
-            is_ours.append(result.difference.low <= 0 <= result.difference.high)
-            is_paper.append(result.independent.low <= 0 <= result.independent.high)
-            coverages.append(result.coverage)
-            margins.append(result.difference.margin)
+            drawn = [each[rng.integers(0, len(each), n)] for each, n in zip(values, observe, strict=True)]
+            means = MachineMeans(np.arange(len(cell)), cell, np.concatenate(drawn), len(jobs))
+            variance, degrees = means.variances(weight, np.zeros(len(jobs), dtype=np.int64), 1)
+            off = abs(float(weight @ means.mean) - truth)
+            margin = float(np.sqrt(variance[0]) * stdtrit(degrees[0], 0.975))
+            is_ours += off <= margin
+            is_paper += off <= 1.959964 * math.sqrt(float((weight**2 * means.variance / means.n).sum()))
+            errors.append(off / truth)
+            margins.append(margin / truth)
         found.append(
             {
-                "share": share,
-                "machines": round(share * len(machines)),
+                "size": name,
+                "jobs": len(jobs),
+                "instances": int(observe.sum()),
                 "draws": draws,
-                "coverage": float(np.mean(coverages)),
+                "coverage": coverage,
                 "median_error": float(np.median(errors)),
                 "p95_error": float(np.percentile(errors, 95)),
                 "margin": float(np.mean(margins)),
-                "ours": wilson(sum(is_ours), draws),
-                "paper": wilson(sum(is_paper), draws),
+                "ours": wilson(is_ours, draws),
+                "paper": wilson(is_paper, draws),
             }
         )
     return found
@@ -259,7 +281,12 @@ def _share(value: object) -> str:
     return f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def tables(rows: list[dict], plans: list[dict], real: list[dict] | None, conditions: str) -> str:
+def tables(
+    rows: list[dict[str, Any]],
+    plans: list[dict[str, Any]],
+    real: list[dict[str, Any]] | None,
+    conditions: str,
+) -> str:
     """Return the Markdown."""
     lines = [
         conditions,
@@ -283,13 +310,13 @@ def tables(rows: list[dict], plans: list[dict], real: list[dict] | None, conditi
             )
     lines += [
         "",
-        "| | draws | quota covered | jobs compared | degrees of freedom | redraws | mean error | "
-        "machines that machine granularity needs for our margin | cost below it |",
+        "| | draws | quota covered | jobs compared | d.o.f. | redraws | mean error | baseline's cost | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['case']} | {row['draws']:,} | {100 * row['coverage']:.1f} % | {row['jobs']:.0f} | {row['degrees']:.0f} "
-        f"| {row['redraws']:,} | {100 * row['error']:+.3f} % | {row['baseline_machines']:,.0f} | {row['cost_ratio']:.1f}x |"
+        f"| {row['case']} | {row['draws']:,} | {100 * row['coverage']:.1f} % | {row['jobs']:.0f} "
+        f"| {row['degrees']:.0f} | {row['redraws']:,} | {100 * row['error']:+.3f} % "
+        f"| {row['baseline_machines']:,.0f} machines | {row['cost_ratio']:.1f}x |"
         for row in rows
     ]
     lines += ["", "## Plans for 1,000 jobs", "", "| margin | instances | cost, of all quota | proven | CPU time |",
@@ -302,15 +329,16 @@ def tables(rows: list[dict], plans: list[dict], real: list[dict] | None, conditi
     lines += ["", "## Jobs of the real Google sample", ""]
     if real is None:
         return "\n".join([*lines, "Left out: the data was not there."]) + "\n"
+    jobs, covered = real[0]["jobs"], 100 * real[0]["coverage"]
     lines += [
-        "| machines | draws | quota covered | median error | 95th percentile | our margin | ours has the truth | "
-        "the paper's has it |",
-        "|---|---|---|---|---|---|---|---|",
+        f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of CPU usage; {real[0]['draws']:,} draws per row.",
+        "",
+        "| instances | in all | median error | 95th percentile | our margin | ours has the truth | the paper's has |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['machines']:,} ({100 * row['share']:.0f} %) | {row['draws']} | {100 * row['coverage']:.1f} % "
-        f"| {100 * row['median_error']:.2f} % | {100 * row['p95_error']:.2f} % | {100 * row['margin']:.2f} % "
-        f"| {_share(row['ours'])} | {_share(row['paper'])} |"
+        f"| {row['size']} | {row['instances']:,} | {100 * row['median_error']:.2f} % | {100 * row['p95_error']:.2f} % "
+        f"| {100 * row['margin']:.2f} % | {_share(row['ours'])} | {_share(row['paper'])} |"
         for row in real
     ]
     return "\n".join(lines) + "\n"
