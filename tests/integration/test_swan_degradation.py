@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from statistics import mean
 
 import pytest
 
 from tests.support.central_process import MAIN, ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
 FEATURES = (
     "qps,load_qps,be_cores,be_llc_ways,victim_llc_occupancy_bytes,victim_mem_bandwidth_bytes,"
@@ -51,14 +52,17 @@ def test_errors_and_intervals_on_rows_and_aggressors_held_out(measured, tmp_path
     assert fitted["choice"]["method"] == "extra-trees"
     assert model.stat().st_size < 2e6
 
-    # One seed of the folds; bench/swan.py does it over 20. The error varies by 0.3 between seeds, the cover by 2 %.
-    folds = degradation("evaluate", measured, "--model", model, "--folds", 5, "--seed", 2)
-    assert folds["rows"] == 396
-    assert folds["mean_ape"] <= 0.090
-    assert folds["median_ape"] <= 0.050
-    assert 0.86 <= folds["coverage"] <= 0.95
-    assert folds["median_width"] < 0.5
-    assert folds["cannot_tell"] <= 0.2 * 396
+    # The bars are of 20 seeds' means (bench/swan.py: 8.2, 4.3 and 91.6 %); these are the means of the first five.
+    seeds = [
+        degradation("evaluate", measured, "--model", model, "--folds", 5, "--seed", seed)
+        for seed in range(1, 6)
+    ]
+    assert {folds["rows"] for folds in seeds} == {396}
+    assert mean(folds["mean_ape"] for folds in seeds) <= 0.085
+    assert mean(folds["median_ape"] for folds in seeds) <= 0.045
+    assert 0.87 <= mean(folds["coverage"] for folds in seeds) <= 0.93
+    assert max(folds["median_width"] for folds in seeds) < 0.5
+    assert max(folds["cannot_tell"] for folds in seeds) <= 0.2 * 396
 
     aggressors = degradation("evaluate", measured, "--model", model, "--by-scenario")
     assert aggressors["rows"] == 396
