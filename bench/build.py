@@ -27,7 +27,7 @@ import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine, estimator, machine_days
+from central import engine, estimator
 
 SLOT_NS = 300 * 10**9
 SLOTS = 288
@@ -85,7 +85,8 @@ def timed(name: str, work: Callable[[], Any]) -> tuple[float, float]:
     wall = time.perf_counter() - began
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{name:52} {wall:8.2f} s wall {cpu:8.2f} s CPU", flush=True)
+    peak_mib = after.ru_maxrss / 1024
+    print(f"{name:58} {wall:8.2f} s wall {cpu:8.2f} s CPU, peak so far {peak_mib:,.0f} MiB", flush=True)
     return wall, cpu
 
 
@@ -124,23 +125,47 @@ def with_pandas(paths: list[Path]) -> None:
 
 def our_day(opened: Any, path: Path, folder: Path) -> Path:
     """State of one day of ours."""
-    raw, state = folder / f"raw-{path.name}", folder / f"state-{path.name}"
-    rows = estimator.normalised(opened.read([path]))
-    opened.machine_days(rows, machine_days.whitepanda, SLOT_NS, raw)
-    opened.write(estimator.merged(opened.read([raw])), state)
-    raw.unlink()
-    return state
+    folder.mkdir(parents=True)
+    estimator.write_state(opened, opened.read([path]), SLOT_NS, folder)
+    return folder
 
 
-def panda_day(opened: Any, path: Path, folder: Path) -> None:
+def panda_day(opened: Any, path: Path, folder: Path) -> Path:
     """Pair state of one day of PANDA."""
-    for name, table in engine.pair_state(opened.read([path])).items():
-        opened.write(table, folder / f"{name}-{path.name}")
+    folder.mkdir(parents=True)
+    engine.write_pair_state(opened, opened.read([path]), SLOT_NS, folder)
+    return folder
 
 
-def solve(opened: Any, states: list[Path]) -> None:
-    """Merge and solve."""
-    estimator.solver(estimator.merged(opened.read(states)).to_pyarrow()).coefficients()
+def panda_solve(opened: Any, states: list[Path]) -> None:
+    """Merge pair states, and the coefficients."""
+    parts = {name: opened.read([each / f"{name}.parquet" for each in states]) for name in engine.STATE}
+    opened.collect(engine.coefficients(engine.merged_state(parts)))
+
+
+def by_days(
+    duck: engine.Engine,
+    name: str,
+    day: Callable[[Any, Path, Path], Path],
+    solve: Callable[[Any, list[Path]], Any],
+    paths: list[Path],
+    folder: Path,
+) -> dict[str, float]:
+    """Time the state of each day with the coefficients, and then those of one day more."""
+    states: list[Path] = []
+
+    def scratch() -> None:
+        states.extend(day(duck, path, folder / path.stem) for path in paths)
+        solve(duck, states)
+
+    def one_more() -> None:
+        day(duck, paths[-1], folder / "again")
+        solve(duck, states)
+
+    return {
+        name: timed(f"{name}, state of {len(paths)} days, merged and solved", scratch)[0],
+        f"{name}, day": timed(f"{name}, one day more", one_more)[0],
+    }
 
 
 def bar(name: str, value: float, limit: float) -> None:
@@ -158,39 +183,18 @@ def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[st
         found["fit"] = timed(
             "PANDA, one-shot fit", lambda: duck.collect(engine.fit(duck.read(paths)).coefficients)
         )[0]
-        states: list[Path] = []
-
-        def ours() -> None:
-            states.extend(our_day(duck, path, folder) for path in paths)
-            solve(duck, states)
-
-        found["ours"] = timed("ours, state of each day, merged and solved", ours)[0]
-        last = paths[-1]
-
-        def one_more() -> None:
-            our_day(duck, last, folder)
-            solve(duck, states)
-
-        found["ours day"] = timed("ours, one day more", one_more)[0]
-        if options.pair_days:
-            chosen = paths[: options.pair_days]
-
-            def pairs() -> None:
-                for path in chosen:
-                    panda_day(duck, path, folder)
-
-            wall = timed(f"PANDA, pair state of {len(chosen)} days", pairs)[0]
-            found["pairs per day"] = wall / len(chosen)
+        for name, day, solve, chosen in (
+            ("ours", our_day, lambda _, states: estimator.coefficients(states), paths),
+            ("PANDA by pair state", panda_day, panda_solve, paths[: options.pair_days]),
+        ):
+            if chosen:
+                found |= by_days(duck, name, day, solve, chosen, folder / name)
     bar("one-shot fit of PANDA / plain SQL", found["fit"] / base, 1.5)
-    bar("ours / plain SQL", found["ours"] / base, 4)
-    if len(paths) > 1:
-        bar("ours, a day more / from scratch", found["ours day"] / found["ours"], 0.1)
-    if "pairs per day" in found:
-        bar(
-            "pair state (of those days, scaled to all) / plain SQL",
-            found["pairs per day"] * len(paths) / base,
-            6,
-        )
+    for name, days, limit in (("ours", len(paths), 4), ("PANDA by pair state", options.pair_days, 6)):
+        if name in found:
+            share = min(days, len(paths)) / len(paths)
+            bar(f"{name}, from scratch / plain SQL of as many days", found[name] / share / base, limit)
+            bar(f"{name}, a day more / from scratch", found[f"{name}, day"] / found[name] * share, 0.1)
     return found
 
 
@@ -203,7 +207,10 @@ def with_spark(path: Path, folder: Path) -> None:
             "Spark, local[2]: PANDA, fit of one day",
             lambda: opened.collect(engine.fit(opened.read([path])).coefficients),
         )
-        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder))
+        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder / "ours"))
+        timed(
+            "Spark, local[2]: PANDA, pair state of one day", lambda: panda_day(opened, path, folder / "panda")
+        )
 
 
 def main() -> None:
@@ -238,7 +245,7 @@ def main() -> None:
                 if options.spark:
                     with_spark(paths[0], folder)
     if options.ten:
-        for key in ("fit", "ours"):
+        for key in ("fit", "ours", "PANDA by pair state"):
             bar(
                 f"{key}, {sizes[1] / sizes[0]:.0f} times the rows cost", results[1][key] / results[0][key], 11
             )

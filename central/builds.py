@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from central import engine, estimator, machine_days
+from central import engine, estimator
 from central.config import BuildSection
 from central.lake import Lake, Segment
 from central.lease import Lease
@@ -50,7 +50,7 @@ AnyEngine = engine.Engine | SparkEngine
 KEPT_VERSIONS = 50
 
 # By method, part of every state's digest: a change of what state means makes all of it stale.
-_STATE_FORMATS = {"panda": ("panda-state-2",), "whitepanda": ("panda-state-2", "whitepanda-2")}
+_STATE_FORMATS = {"panda": ("panda-state-2",), "whitepanda": ("panda-state-2", "whitepanda-3")}
 
 
 class BuildStoppedError(Exception):
@@ -365,18 +365,12 @@ class Builder:
         folder.mkdir()
         slots = running.read([slots_file])
         if self._section.method == "panda":
-            for name, table in engine.pair_state(slots).items():
-                running.write(engine.with_schema(table, engine.STATE[name]), folder / f"{name}.parquet")
+            engine.write_pair_state(running, slots, self._slot_ns, folder)
         else:
-            raw, scales = scratch / f"raw-{day.day}.parquet", folder / "scales.parquet"
-            running.write(engine.with_schema(estimator.robust_scales(slots), estimator.SCALES), scales)
-            rows = estimator.normalised(slots, running.read([scales]))
-            running.machine_days(rows, machine_days.whitepanda, self._slot_ns, raw)
-            running.write(estimator.merged(running.read([raw])), folder / "products.parquet")
+            estimator.write_state(running, slots, self._slot_ns, folder)
             running.write(
                 engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet"
             )
-            raw.unlink()
         day.folder.parent.mkdir(exist_ok=True)
         try:
             folder.rename(day.folder)
@@ -396,19 +390,8 @@ class Builder:
             statistics = engine.job_statistics(merged["cpi"])
             return running.collect(statistics), running.collect(engine.coefficients(merged))
         statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
-        statistics = _with_robust_scales(statistics, running.collect(parts("scales")))
-        state = estimator.solver(running.collect(estimator.merged(parts("products"))))
-        found = state.coefficients()
-        coefficients = pa.table(
-            {
-                "job": pa.array(found.job, pa.string()),
-                "samples": pa.array(found.samples, pa.int64()),
-                "sum_usage_squared": pa.array(found.sum_usage_squared, pa.float64()),
-                "coefficient": pa.array(found.value, pa.float64()),
-                "standard_error": pa.array(found.standard_error, pa.float64()),
-            }
-        )
-        return statistics, coefficients
+        statistics = _with_robust_scales(statistics, estimator.scales(folders))
+        return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
 
     def _forget(self, used: set[Path]) -> None:
         """Delete state of days' earlier segments, and of days that no longer count."""
@@ -453,7 +436,7 @@ class Builder:
 
 
 def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
-    """Add location and scale of ln CPI over the days (`estimator.SCALES`); null for jobs that are never sensitive."""
+    """Add location and scale of ln CPI over the days (`estimator.scales`); null for jobs that are never sensitive."""
     found = over_days(
         np.asarray(days["job"].to_pylist(), dtype=np.str_),
         np.asarray(days["platform"].to_pylist(), dtype=np.str_),

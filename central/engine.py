@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central import machine_days
+from central.coded import coded, numbered
 from central.machine_days import PRODUCTS, Kernel
 from central.models.panda import (
     HISTOGRAM_BINS_PER_E,
@@ -32,6 +34,8 @@ from central.models.panda import (
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
+    from central.spark import SparkEngine
+
 __all__ = [
     "STATE",
     "Engine",
@@ -42,9 +46,9 @@ __all__ = [
     "job_statistics",
     "merged_moments",
     "merged_state",
-    "pair_state",
     "task_slots",
     "with_schema",
+    "write_pair_state",
     "write_parquet",
 ]
 
@@ -74,7 +78,7 @@ STATE: Mapping[str, pa.Schema] = {
     ),
 }
 
-_PART_ROWS = 8_000_000  # of 64 bytes or so
+_PART_ROWS = 4_000_000  # of some 32 bytes, and as much again while they are sorted
 _PLACE = ["machine", "slot_start_ns"]
 _JOB = ["job", "platform"]
 
@@ -128,11 +132,12 @@ class Engine:
         """Run an expression and write its rows to a Parquet file. Returns how many."""
         return write_parquet(table, path)
 
-    def machine_days(self, rows: ir.Table, kernel: Kernel, slot_ns: int, path: Path) -> int:
+    def machine_days(self, rows: ir.Table, count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
         """Run a kernel of `central.machine_days` on parts of whole machines, and write what they leave.
 
         Args:
-            rows: columns `machine_days.ROWS`; better of one day. What Python holds is at most some `_PART_ROWS`.
+            rows: what the kernel reads; better of one day. Python holds some `_PART_ROWS` of them at a time.
+            count: how many they are.
             kernel: such as `machine_days.whitepanda`.
             slot_ns: length of a slot.
             path: Parquet file of `machine_days.PRODUCTS`.
@@ -141,10 +146,10 @@ class Engine:
             Rows written.
 
         """
-        parts = max(1, math.ceil(int(rows.count().to_pyarrow().as_py()) / _PART_ROWS))
+        parts = max(1, math.ceil(count / _PART_ROWS))
         with pq.ParquetWriter(path, PRODUCTS, compression="zstd") as writer:
             for part in range(parts):
-                mine = rows if parts == 1 else rows.filter(rows.machine.hash().abs() % parts == part)
+                mine = rows if parts == 1 else rows.filter(rows.machine % parts == part)
                 writer.write_table(kernel(mine.to_pyarrow(), slot_ns))
         return int(pq.read_metadata(path).num_rows)
 
@@ -244,37 +249,66 @@ def fit(slots: ir.Table) -> FitTables:
     return FitTables(statistics, machine_cpi, found)
 
 
-def pair_state(slots: ir.Table) -> dict[str, ir.Table]:
-    """Return the tables `STATE` of a part of the data whose machine slots are in no other part.
+def write_pair_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
+    """Write the tables `STATE`, a file each, of a part of the data whose machine slots are in no other part.
 
-    Each side is summed per machine slot before the two meet, so the join is of jobs, not of tasks.
+    Args:
+        opened: the engine.
+        slots: columns as of `task_slots`; better from a file: they are read five times.
+        slot_ns: length of a slot.
+        folder: is there, and empty.
+
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
-    sensitive = _sensitive(slots)
-    places = sensitive.group_by(_PLACE).aggregate(_tasks=sensitive.count())
-    victims = sensitive.join(places, _PLACE)
-    victims = victims.group_by([*_PLACE, *_JOB]).aggregate(
-        _cpi=(victims.cpi / victims["_tasks"]).sum(), _share=(1.0 / victims["_tasks"]).sum()
+    rows = coded(opened, slots, folder)
+    groups = slots.select(*_JOB).distinct()
+    # A number per job, and one per job and platform.
+    by_both = ibis.row_number().over(order_by=[groups.job, groups.platform]).cast("int32")
+    opened.write(numbered(groups.mutate(group=by_both), code="job"), folder / "groups.parquet")
+    groups = opened.read([folder / "groups.parquet"])
+    numbers = rows.rows.join(groups, _JOB)
+    numbers = numbers.select(
+        "machine",
+        "slot_start_ns",
+        "usage",
+        "group",
+        job=numbers.code,
+        cpi=ibis.ifelse(numbers.latency_sensitive, numbers.cpi, None),
     )
-    beside = slots.filter(slots.usage.notnull()).join(places, _PLACE)
-    suspects = beside.group_by([*_PLACE, "job"]).aggregate(usage=beside.usage.sum())
-    pairs = suspects.join(victims.rename(sensitive_job="job"), _PLACE)
+    opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
+    tables = _named(opened.read([folder / "raw.parquet"]), groups)
+    tables |= {"cpi": cpi_moments(slots), "histogram": _histogram(slots)}
+    for name, schema in STATE.items():
+        opened.write(with_schema(tables[name], schema), folder / f"{name}.parquet")
+    for name in ("machines", "groups", "raw"):
+        (folder / f"{name}.parquet").unlink()
+
+
+def _named(products: ir.Table, groups: ir.Table) -> dict[str, ir.Table]:
+    """Add up what `machine_days.panda` has left, and put back the names."""
+    jobs = groups.select("job", "code").distinct()
+    pairs = products.filter(products.kind == machine_days.PAIRS)
+    pairs = pairs.group_by(["a", "b"]).aggregate(usage_cpi=pairs.v0.sum(), usage=pairs.v1.sum())
+    pairs = pairs.join(jobs, pairs.a == jobs.code).drop("code")
+    victims = groups.select("group", "platform", sensitive_job="job")
+    usage = products.filter(products.kind == machine_days.JOBS)
+    usage = usage.group_by("a").aggregate(sum_usage_squared=usage.v0.sum(), samples=usage.v1.sum())
+    return {
+        "pairs": pairs.join(victims, pairs.b == victims.group),
+        "usage": usage.join(jobs, usage.a == jobs.code),
+    }
+
+
+def _histogram(slots: ir.Table) -> ir.Table:
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
     known = slots.filter(slots.cpi.notnull())
     # The bound below the first bin, because not every engine has a logarithm of 0.
     least = math.exp(HISTOGRAM_MIN_BIN / HISTOGRAM_BINS_PER_E)
     bins = (known.cpi.clip(lower=least).ln() * HISTOGRAM_BINS_PER_E).floor().cast("int64")
     known = known.mutate(bin=bins.clip(lower=HISTOGRAM_MIN_BIN, upper=HISTOGRAM_MAX_BIN))
-    return {
-        "pairs": pairs.group_by(["job", "sensitive_job", "platform"]).aggregate(
-            usage_cpi=(pairs.usage * pairs["_cpi"]).sum(), usage=(pairs.usage * pairs["_share"]).sum()
-        ),
-        "usage": beside.group_by("job").aggregate(
-            sum_usage_squared=(beside.usage * beside.usage).sum(), samples=beside.count()
-        ),
-        "cpi": cpi_moments(slots),
-        "histogram": known.group_by([*_JOB, "bin"]).aggregate(samples=ibis._.count()),
-    }
+    return known.group_by([*_JOB, "bin"]).aggregate(samples=ibis._.count())
 
 
 def merged_state(parts: Mapping[str, ir.Table]) -> dict[str, ir.Table]:

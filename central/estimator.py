@@ -1,124 +1,245 @@
 """Our estimator on an engine: robust scales as Ibis expressions, machine days by `central.machine_days`, sums again.
 
-The result is that of `central.models.whitepanda` to 1e-9; solving is left to it (`solver`).
+What days leave is a folder each (`write_state`). Folders of any days, made by any engine, are added up and solved here
+in numpy (`merged_state`, `coefficients`): no row of task slots is read again. The result is that of
+`central.models.whitepanda` to 1e-9.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from central import machine_days
-from central.models.whitepanda import CLIP, IQR_OF_NORMAL, WhitepandaState
+from central.coded import coded, numbered
+from central.models.groups import Column, Floats, Ints, group, sums
+from central.models.whitepanda import CLIP, IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["SCALES", "merged", "normalised", "robust_scales", "solver"]
+    from central.engine import Engine
+    from central.spark import SparkEngine
 
-#: Location and scale of ln CPI of a job on a platform on a day (its first nanosecond since 1970).
-SCALES = pa.schema(
-    {
-        "job": pa.string(),
-        "platform": pa.string(),
-        "day": pa.int64(),
-        "samples": pa.int64(),
-        "location": pa.float64(),
-        "scale": pa.float64(),
-    }
-)
+__all__ = [
+    "STATE_FILES",
+    "as_table",
+    "coefficients",
+    "day_scales",
+    "merged_state",
+    "normalised",
+    "scales",
+    "write_state",
+]
+
+#: Of a state's folder. `machines`: machine, code, rows. `jobs`: as of `day_scales`. `products`: `PRODUCTS` by key.
+STATE_FILES = ("machines.parquet", "jobs.parquet", "products.parquet")
 
 _DAY_NS = 86_400 * 10**9
-_KEYS = ("kind", "a", "b", "c")
+_DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
+_FOLD_ROWS = 2_000_000  # of 40 bytes
+_NOTHING = np.empty(0, dtype=np.int64)
+# Of each kind of `PRODUCTS`: what its two keys number, and how many values count.
+_KINDS = {
+    machine_days.PAIRS: ("job", "job", 2),
+    machine_days.JOBS: ("job", "", 4),
+    machine_days.MACHINE_JOBS: ("machine", "job", 1),
+    machine_days.MACHINES: ("machine", "", 2),
+    machine_days.TOTAL: ("", "", 4),
+}
 
 
-def robust_scales(slots: ir.Table) -> ir.Table:
-    """Return `SCALES` of task slots (columns as of `engine.task_slots`): ln CPI per job, platform and day.
+def day_scales(slots: ir.Table) -> ir.Table:
+    """Number the jobs of task slots (columns as of `engine.task_slots`), with location and scale of their ln CPI.
 
-    Of latency-sensitive tasks with a CPI: median, and IQR / 1.349, with linear interpolation, as in
-    `central.models.whitepanda.robust_n_cpi`.
+    Median, and IQR / 1.349 with linear interpolation, are per job, platform and day over latency-sensitive tasks
+    with a CPI, as in `central.models.whitepanda.robust_n_cpi`.
+
+    Returns:
+        job, platform, day (its first nanosecond since 1970), code (of the job), and samples, location, scale; 0 and
+        null where no latency-sensitive task has a CPI.
+
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    known = slots.filter(slots.latency_sensitive & slots.cpi.notnull())
-    known = known.mutate(
-        day=known.slot_start_ns - known.slot_start_ns % ibis.literal(_DAY_NS, "int64"), _x=known.cpi.ln()
-    )
-    found = known.group_by(["job", "platform", "day"]).aggregate(
-        samples=known.count(),
-        location=known["_x"].quantile(0.5),
-        _low=known["_x"].quantile(0.25),
-        _high=known["_x"].quantile(0.75),
-    )
-    return found.mutate(scale=(found["_high"] - found["_low"]) / IQR_OF_NORMAL).select(*SCALES.names)
+    rows = _with_log_cpi(slots)
+    x = rows["_x"]
+    found = rows.group_by(list(_DAY)).aggregate(samples=x.count(), _quartiles=x.quantile([0.25, 0.5, 0.75]))
+    low, high = found["_quartiles"][0], found["_quartiles"][2]
+    found = found.mutate(location=found["_quartiles"][1], scale=(high - low) / IQR_OF_NORMAL)
+    return numbered(found.drop("_quartiles"), code="job")
 
 
-def normalised(slots: ir.Table, scales: ir.Table | None = None) -> ir.Table:
-    """Return `machine_days.ROWS` of task slots (columns as of `engine.task_slots`), CPI by robust scales of its day.
+def normalised(slots: ir.Table, jobs: ir.Table) -> ir.Table:
+    """Return what `machine_days.whitepanda` reads: job's numbers, CPI normalised by robust scales of its day.
 
     Args:
-        slots: task slots.
-        scales: their `robust_scales`, where these are known already.
+        slots: task slots, machines numbered.
+        jobs: their `day_scales`.
 
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
-    scales = robust_scales(slots) if scales is None else scales
-    rows = slots.mutate(
-        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64"),
-        _x=ibis.ifelse(slots.latency_sensitive & slots.cpi.notnull(), slots.cpi.ln(), None),
-    )
-    joined = rows.left_join(scales.drop("samples"), ["job", "platform", "day"])
-    z = ((joined["_x"] - joined.location) / joined.scale.nullif(0.0)).clip(lower=-CLIP, upper=CLIP)
-    is_known = joined["_x"].notnull()
+    joined = _with_log_cpi(slots).join(jobs.drop("samples"), list(_DAY))
+    deviation = (joined["_x"] - joined.location) / joined.scale.nullif(0.0)
+    n_cpi = ibis.coalesce(deviation.clip(lower=-CLIP, upper=CLIP), 0.0)
     return joined.select(
         "machine",
         "slot_start_ns",
-        "job",
         "usage",
-        n_cpi=ibis.ifelse(is_known, ibis.coalesce(z, 0.0), None),
+        job=joined.code,
+        n_cpi=ibis.ifelse(joined["_x"].notnull(), n_cpi, None),
     )
 
 
-def merged(products: ir.Table) -> ir.Table:
-    """Add up rows of `machine_days.PRODUCTS` by key: those of machine days, or of days."""
-    sums = products.group_by(list(_KEYS)).aggregate(**{name: products[name].sum() for name in _VALUES})
-    return sums.select(*machine_days.PRODUCTS.names)
+def _with_log_cpi(slots: ir.Table) -> ir.Table:
+    """Add `day`, and `_x`: ln CPI of latency-sensitive tasks that have one."""
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    cpi = ibis.ifelse(slots.latency_sensitive, slots.cpi, None)
+    return slots.mutate(
+        day=slots.slot_start_ns - slots.slot_start_ns % ibis.literal(_DAY_NS, "int64"), _x=cpi.ln()
+    )
 
 
-def solver(products: pa.Table) -> WhitepandaState:
-    """Return the state that merged sums of `machine_days.whitepanda` stand for; its `coefficients` solves."""
-    kind = products["kind"].to_numpy()
+def write_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
+    """Write `STATE_FILES` of task slots of whole days.
 
-    def part(number: int, *keys: str) -> tuple[list[Any], list[Any]]:
-        rows = products.filter(pa.array(kind == number))
-        rows = rows.sort_by([(key, "ascending") for key in keys]) if keys else rows
-        names = [np.asarray(rows[key].to_pylist(), dtype=np.str_) for key in keys]
-        return names, [rows[name].to_numpy() for name in _VALUES]
+    Args:
+        opened: the engine.
+        slots: columns as of `engine.task_slots`; better from a file: they are read three times.
+        slot_ns: length of a slot.
+        folder: is there, and empty.
 
-    (a, b), pairs = part(machine_days.PAIRS, "a", "b")
-    (job,), jobs = part(machine_days.JOBS, "a")
-    (place, place_job), usage = part(machine_days.MACHINE_JOBS, "a", "b")
-    (machine,), machines = part(machine_days.MACHINES, "a")
-    _, total = part(machine_days.TOTAL)
+    """
+    jobs, raw = folder / "jobs.parquet", folder / "raw.parquet"
+    opened.write(day_scales(slots), jobs)
+    rows = coded(opened, slots, folder)
+    opened.machine_days(
+        normalised(rows.rows, opened.read([jobs])), rows.count, machine_days.whitepanda, slot_ns, raw
+    )
+    products = opened.read([raw])
+    added = products.group_by(["kind", "a", "b"]).aggregate(
+        **{name: products[name].sum() for name in _VALUES}
+    )
+    opened.write(added.select(*machine_days.PRODUCTS.names), folder / "products.parquet")
+    raw.unlink()
+
+
+def scales(folders: Iterable[Path]) -> pa.Table:
+    """Return job, platform, day, samples, location, scale of states where there are such."""
+    rows = pa.concat_tables(pq.read_table(folder / "jobs.parquet") for folder in folders)
+    return rows.filter(rows["samples"].to_numpy() > 0).select([*_DAY, "samples", "location", "scale"])
+
+
+def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
+    """Add up states that share no machine day.
+
+    Returns:
+        The state, with numbers in place of names, and the names of jobs by number.
+
+    """
+    names: dict[str, list[Column]] = {"job": [], "machine": []}
+    used = [folder for folder in folders if pq.read_metadata(folder / "machines.parquet").num_rows]
+    for folder in used:
+        for name, each in names.items():
+            each.append(_names(folder / f"{name}s.parquet", name))
+    known = {name: np.unique(np.concatenate(each)) if each else _NOTHING for name, each in names.items()}
+    known[""] = np.zeros(1, dtype=np.int64)
+    totals = {kind: _Totals(values) for kind, (_, _, values) in _KINDS.items()}
+    for number, folder in enumerate(used):
+        own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
+        own[""] = known[""]
+        products = pq.read_table(folder / "products.parquet")
+        kinds, values = products["kind"].to_numpy(), [products[name].to_numpy() for name in _VALUES]
+        a, b = products["a"].to_numpy(), products["b"].to_numpy()
+        for kind, (first, second, _) in _KINDS.items():
+            rows = np.flatnonzero(kinds == kind)
+            key = own[first][a[rows]] * len(known[second]) + own[second][b[rows]]
+            totals[kind].add(key, [each[rows] for each in values])
+    return _state(len(known["job"]), totals), known["job"]
+
+
+def coefficients(folders: Iterable[Path]) -> WhitepandaCoefficients:
+    """Solve the merged states of days that share no machine day."""
+    state, jobs = merged_state(folders)
+    found = state.coefficients()
+    return replace(found, job=jobs[found.job])
+
+
+def as_table(found: WhitepandaCoefficients, job: pa.DataType) -> pa.Table:
+    """Return the columns of `engine.fit`'s coefficients; `job` is the type of jobs' names."""
+    return pa.table(
+        {
+            "job": pa.array(found.job, job),
+            "samples": pa.array(found.samples, pa.int64()),
+            "sum_usage_squared": pa.array(found.sum_usage_squared, pa.float64()),
+            "coefficient": pa.array(found.value, pa.float64()),
+            "standard_error": pa.array(found.standard_error, pa.float64()),
+        }
+    )
+
+
+class _Totals:
+    """Sums by key of what is added, folded now and then."""
+
+    def __init__(self, values: int) -> None:
+        self._values = values
+        self._parts: list[tuple[Ints, list[Floats]]] = []
+        self._rows = 0
+
+    def add(self, key: Ints, values: list[Floats]) -> None:
+        """Add rows; of `values` the first so many count."""
+        self._parts.append((key, values[: self._values]))
+        self._rows += len(key)
+        if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
+            self._parts = [self.folded()]
+            self._rows = len(self._parts[0][0])
+
+    def folded(self) -> tuple[Ints, list[Floats]]:
+        """Return the distinct keys, ascending, and the sums."""
+        if not self._parts:
+            return np.empty(0, dtype=np.int64), [np.empty(0)] * self._values
+        (keys,), number = group(np.concatenate([key for key, _ in self._parts]))
+        columns = zip(*(values for _, values in self._parts), strict=True)
+        return keys, [sums(number, np.concatenate(column), len(keys)) for column in columns]
+
+
+def _names(path: Path, name: str) -> Column:
+    """Return the names of a state by their numbers."""
+    rows = pq.read_table(path, columns=[name, "code"])
+    _, first = np.unique(rows["code"].to_numpy(), return_index=True)
+    return np.asarray(rows[name].take(pa.array(first)).to_pylist())
+
+
+def _state(jobs: int, totals: dict[int, _Totals]) -> WhitepandaState:
+    """Give folded sums the form of the model."""
+    pair, pairs = totals[machine_days.PAIRS].folded()
+    job, of_job = totals[machine_days.JOBS].folded()
+    place, usage = totals[machine_days.MACHINE_JOBS].folded()
+    machine, of_machine = totals[machine_days.MACHINES].folded()
+    _, total = totals[machine_days.TOTAL].folded()
+    width = max(jobs, 1)
     return WhitepandaState(
-        pair_job=a,
-        pair_other=b,
+        pair_job=pair // width,
+        pair_other=pair % width,
         within=pairs[0],
         between_days=pairs[1],
         job=job,
-        job_within=jobs[0],
-        job_between_days=jobs[1],
-        samples=np.rint(jobs[2]).astype(np.int64),
-        sum_usage_squared=jobs[3],
-        machine_key=place,
-        machine_job=place_job,
+        job_within=of_job[0],
+        job_between_days=of_job[1],
+        samples=np.rint(of_job[2]).astype(np.int64),
+        sum_usage_squared=of_job[3],
+        machine_key=place // width,
+        machine_job=place % width,
         machine_usage=usage[0],
         machine=machine,
-        slots=machines[0],
-        sum_y=machines[1],
+        slots=of_machine[0],
+        sum_y=of_machine[1],
         total=np.array([values.sum() for values in total]),
     )

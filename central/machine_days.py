@@ -2,9 +2,10 @@
 
 Pairs of jobs that share a machine slot are some twenty times as many as the task slots, and engines would list them
 to sum them. A machine day is one matrix (slots x jobs) instead, and all of its sums are products of such matrices.
-`products` takes whole machine days in any order: all rows of a day on DuckDB, those of a machine day on Spark.
+Kernels take whole machine days in any order: those of many machines on DuckDB, one machine day on Spark.
 
-The sums come in one table, `PRODUCTS`, that engines can add up by key (`kind`, `a`, `b`, `c`).
+Names are numbers here (`central.coded`). The sums come in one table, `PRODUCTS`, that engines can add up by key
+(`kind`, `a`, `b`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
@@ -27,22 +27,18 @@ __all__ = [
     "MACHINE_JOBS",
     "PAIRS",
     "PRODUCTS",
-    "ROWS",
     "TOTAL",
     "Kernel",
+    "panda",
     "whitepanda",
 ]
 
-#: What the kernel reads: task slots; `n_cpi` (the normalised CPI) is null but for latency-sensitive tasks.
-ROWS = ("machine", "slot_start_ns", "job", "usage", "n_cpi")
-
-#: What they leave. Which keys and values count depends on `kind`, see the kernels; the others are "" and 0.
+#: What kernels leave. Which keys and values count depends on `kind`, see the kernels; the others are 0.
 PRODUCTS = pa.schema(
     {
         "kind": pa.int8(),
-        "a": pa.string(),
-        "b": pa.string(),
-        "c": pa.string(),
+        "a": pa.int32(),
+        "b": pa.int32(),
         "v0": pa.float64(),
         "v1": pa.float64(),
         "v2": pa.float64(),
@@ -51,64 +47,91 @@ PRODUCTS = pa.schema(
 )
 PAIRS, JOBS, MACHINE_JOBS, MACHINES, TOTAL = range(5)
 
+#: Takes rows of whole machine days and the length of a slot; returns `PRODUCTS`.
+Kernel = Callable[[pa.Table, int], pa.Table]
+
 _DAY_NS = 86_400 * 10**9
 _VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Codes:
-    """A column as numbers of its distinct values."""
-
-    code: Ints
-    names: pa.Array
-
-    @classmethod
-    def of(cls, column: pa.ChunkedArray) -> _Codes:
-        encoded = column.combine_chunks()
-        if isinstance(encoded, pa.ChunkedArray):  # no rows
-            encoded = pa.array([], column.type)
-        if not pa.types.is_dictionary(encoded.type):
-            encoded = pc.dictionary_encode(encoded)
-        return cls(encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary.cast(pa.string()))
-
-
-@dataclass(frozen=True, slots=True)
-class _MachineDay:
-    """One machine day: U (places x jobs) and y of the places, which are the slots with a latency-sensitive task."""
+class _Rows:
+    """Task slots of one machine day. `victim`: what is known of latency-sensitive tasks with a CPI, else NaN."""
 
     machine: int
     slot: Ints
-    y: Floats
-    jobs: Ints
+    job: Ints
     usage: Floats
+    victim: Floats
+    group: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Usage beside latency-sensitive tasks.
+
+    Attributes:
+        sensitive: which rows are latency-sensitive tasks with a CPI; shape (rows,).
+        place: of each of these, which row of `usage` its slot is.
+        tasks: how many there are per place; above 0.
+        slot: of each place, ascending.
+        jobs: of each column of `usage`, ascending.
+        column: of each task slot with a usage that is beside one; shape (beside,).
+        task_usage: its usage; shape (beside,).
+        usage: summed over tasks; shape (places, jobs).
+
+    """
+
+    sensitive: Any
+    place: Ints
+    tasks: Ints
+    slot: Ints
+    jobs: Ints
+    column: Ints
+    task_usage: Floats
+    usage: Floats
+
+    @classmethod
+    def of(cls, rows: _Rows) -> _Beside | None:
+        """Return None where no latency-sensitive task has a CPI."""
+        first = int(rows.slot.min())
+        slot = rows.slot - first
+        sensitive = ~np.isnan(rows.victim)
+        tasks = np.bincount(slot[sensitive], minlength=int(slot.max()) + 1)
+        slots = np.flatnonzero(tasks)
+        if not len(slots):
+            return None
+        beside = (tasks[slot] > 0) & ~np.isnan(rows.usage)
+        place = (np.cumsum(tasks > 0) - 1)[slot]
+        at, task_usage = place[beside], rows.usage[beside]
+        jobs, column = _distinct(rows.job[beside])
+        usage = _matrix(at, column, task_usage, (len(slots), len(jobs)))
+        return cls(sensitive, place[sensitive], tasks[slots], slots + first, jobs, column, task_usage, usage)
 
 
 class _Sums:
-    """Collects parts of `PRODUCTS`, with codes in place of names."""
+    """Collects parts of `PRODUCTS`."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[tuple[list[Ints], Floats]]] = {}
+        self._parts: dict[int, list[tuple[list[Ints], list[Floats]]]] = {}
 
     def add(self, kind: int, keys: list[Ints], values: list[Floats]) -> None:
-        """Add rows."""
-        self._parts.setdefault(kind, []).append((keys, np.stack(values)))
+        """Add rows: at most 2 keys and 4 values."""
+        self._parts.setdefault(kind, []).append((keys, values))
 
-    def table(self, names: dict[int, tuple[pa.Array, ...]]) -> pa.Table:
-        """Return all rows; `names` has what the codes of each kind's keys stand for."""
+    def table(self) -> pa.Table:
+        """Return all rows."""
         tables = []
         for kind, parts in self._parts.items():
-            values = np.concatenate([part for _, part in parts], axis=1)
-            rows = values.shape[1]
-            columns: list[pa.Array] = [pa.array(np.full(rows, kind, np.int8))]
-            for i in range(3):
-                if i < len(names[kind]):
-                    code = pa.array(np.concatenate([keys[i] for keys, _ in parts]).astype(np.int32))
-                    columns.append(names[kind][i].take(code))
-                else:
-                    columns.append(pa.repeat(pa.scalar("", pa.string()), rows))
-            zero = np.zeros(rows)
-            columns += [pa.array(values[i] if i < len(values) else zero) for i in range(_VALUES)]
-            tables.append(pa.Table.from_arrays(columns, schema=PRODUCTS))
+            keys = [
+                np.concatenate(each).astype(np.int32) for each in zip(*(k for k, _ in parts), strict=True)
+            ]
+            values = [np.concatenate(each) for each in zip(*(v for _, v in parts), strict=True)]
+            rows = len(values[0])
+            no_key, no_value = np.zeros(rows, np.int32), np.zeros(rows)
+            columns = [np.full(rows, kind, np.int8), *keys, *[no_key] * (2 - len(keys))]
+            columns += [*values, *[no_value] * (_VALUES - len(values))]
+            tables.append(pa.Table.from_arrays([pa.array(each) for each in columns], schema=PRODUCTS))
         return pa.concat_tables(tables) if tables else PRODUCTS.empty_table()
 
 
@@ -116,29 +139,24 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what our estimator needs (`central.models.whitepanda.WhitepandaState`, whose names these are).
 
     Args:
-        rows: columns `ROWS` of whole machine days, `n_cpi` as from `robust_n_cpi`.
+        rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi`, null but for
+            latency-sensitive tasks.
         slot_ns: length of a slot.
 
     Returns:
-        `PAIRS` (job, other): within, between_days. Names are not in order: (a, b) and (b, a) are one pair, of which
-        a machine day has one. `JOBS` (job): job_within, job_between_days, samples, sum_usage_squared. `MACHINE_JOBS`
-        (machine, job): usage. `MACHINES` (machine): slots, sum_y. `TOTAL`: as `total`.
+        `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
+        sum_usage_squared. `MACHINE_JOBS` (machine, job): usage. `MACHINES` (machine): slots, sum_y. `TOTAL`: as
+        `total`.
 
     """
-    job = _Codes.of(rows["job"])
-    machine_names = _Codes.of(rows["machine"]).names
-    order = (
-        pc.rank(job.names, "ascending").to_numpy().astype(np.int64)
-        if len(job.names)
-        else np.empty(0, np.int64)
-    )
     sums = _Sums()
-    for day in _machine_days(rows, job, slot_ns):
-        # Columns in the order of names, so that the upper triangle has each pair one way round.
-        by_name = np.argsort(order[day.jobs])
-        u, jobs = day.usage[:, by_name], day.jobs[by_name]
-        y, n = day.y, len(day.y)
-        gram, with_y, own = quasi_differenced(u, y, day.slot)
+    for day in _machine_days(rows, slot_ns, "n_cpi"):
+        found = _Beside.of(day)
+        if found is None:
+            continue
+        u, jobs, n = found.usage, found.jobs, len(found.slot)
+        y = sums_of(found.place, day.victim[found.sensitive], n) / found.tasks
+        gram, with_y, own = quasi_differenced(u, y, found.slot)
         total, total_y = u.sum(axis=0), float(y.sum())
         i, j = _triangle(len(jobs))
         sums.add(PAIRS, [jobs[i], jobs[j]], [gram[i, j], total[i] * total[j] / n])
@@ -147,20 +165,41 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         machine = np.array([day.machine])
         sums.add(MACHINE_JOBS, [np.full(len(jobs), day.machine), jobs], [total])
         sums.add(MACHINES, [machine], [np.array([float(n)]), np.array([total_y])])
-        sums.add(TOTAL, [], [np.array([value]) for value in (n, 1.0, own, total_y**2 / n)])
-    names = job.names
-    return sums.table(
-        {
-            PAIRS: (names, names),
-            JOBS: (names,),
-            MACHINE_JOBS: (machine_names, names),
-            MACHINES: (machine_names,),
-            TOTAL: (),
-        }
-    )
+        sums.add(TOTAL, [], [np.array([value]) for value in (float(n), 1.0, own, total_y**2 / n)])
+    return sums.table()
 
 
-Kernel = Callable[[pa.Table, int], pa.Table]
+def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
+    """Sum what PANDA needs (`central.models.panda.PairState`, whose names these are).
+
+    Args:
+        rows: `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null but for latency-sensitive tasks), and `group`,
+            a number of job and platform.
+        slot_ns: length of a slot.
+
+    Returns:
+        `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
+        (job): sum_usage_squared, samples.
+
+    """
+    sums = _Sums()
+    for day in _machine_days(rows, slot_ns, "cpi"):
+        found = _Beside.of(day)
+        if found is None:
+            continue
+        groups, column = _distinct(day.group[found.sensitive])
+        share = (1.0 / found.tasks)[found.place]
+        shape = len(found.slot), len(groups)
+        usage = found.usage.T
+        shares = usage @ _matrix(found.place, column, share, shape)
+        products = usage @ _matrix(found.place, column, share * day.victim[found.sensitive], shape)
+        i, j = np.nonzero(shares)
+        sums.add(PAIRS, [found.jobs[i], groups[j]], [products[i, j], shares[i, j]])
+        squares = sums_of(found.column, found.task_usage**2, len(found.jobs))
+        samples = np.bincount(found.column, minlength=len(found.jobs)).astype(np.float64)
+        sums.add(JOBS, [found.jobs], [squares, samples])
+    return sums.table()
+
 
 _TRIANGLES: dict[int, tuple[Ints, Ints]] = {}
 
@@ -174,60 +213,42 @@ def _triangle(width: int) -> tuple[Ints, Ints]:
     return _TRIANGLES[width]
 
 
-def _machine_days(rows: pa.Table, job: _Codes, slot_ns: int) -> Iterator[_MachineDay]:
-    """Take rows apart by machine and day, and make each one's matrix."""
+def _machine_days(rows: pa.Table, slot_ns: int, victim: str) -> Iterator[_Rows]:
+    """Take rows apart by machine and day."""
     if not rows.num_rows:
         return
-    machine = _Codes.of(rows["machine"])
-    start = _numbers(rows, "slot_start_ns")
+    machine, start = rows["machine"].to_numpy(), rows["slot_start_ns"].to_numpy()
+    slot = (start // slot_ns).astype(np.int64)
     day = start // _DAY_NS
     first_day = int(day.min())
     days = int(day.max()) - first_day + 1
-    group = machine.code.astype(np.int64) * days + (day - first_day)
-    small = group.astype(np.int16) if len(machine.names) * days < 1 << 15 else group  # sorts by radix
+    first_machine = int(machine.min())
+    count = (int(machine.max()) - first_machine + 1) * days
+    group = (machine.astype(np.int64) - first_machine) * days + (day - first_day)
+    small = group.astype(np.int16) if count < 1 << 15 else group  # sorts by radix
     order = np.argsort(small, kind="stable")
-    ends = np.cumsum(np.bincount(group, minlength=len(machine.names) * days))
-    slot = (start // slot_ns)[order]
-    jobs = job.code[order]
-    usage, n_cpi = (_numbers(rows, name)[order] for name in ("usage", "n_cpi"))
+    ends = np.cumsum(np.bincount(group, minlength=count))
+    names = ["job", "usage", victim, "group" if "group" in rows.column_names else "job"]
+    columns = [slot[order], *(rows[name].to_numpy()[order] for name in names)]
     begin = 0
     for number, end in enumerate(ends.tolist()):
         part = slice(begin, end)
         begin = end
         if part.start < part.stop:
-            found = _machine_day(number // days, slot[part], jobs[part], usage[part], n_cpi[part])
-            if found is not None:
-                yield found
+            yield _Rows(first_machine + number // days, *(column[part] for column in columns))
 
 
-def _machine_day(machine: int, slot: Ints, job: Ints, usage: Floats, n_cpi: Floats) -> _MachineDay | None:
-    first = int(slot.min())
-    slot = slot - first
-    sensitive = ~np.isnan(n_cpi)
-    victims = slot[sensitive]
-    tasks = np.bincount(victims, minlength=int(slot.max()) + 1)
-    slots = np.flatnonzero(tasks)
-    beside = (tasks[slot] > 0) & ~np.isnan(usage)
-    if not len(slots):
-        return None
-    place = np.cumsum(tasks > 0) - 1
-    y = np.bincount(victims, n_cpi[sensitive])[slots] / tasks[slots]
-    at, u = place[slot[beside]], usage[beside]
-    jobs, column = _distinct(job[beside])
-    flat = sums_of(at * len(jobs) + column, u, len(slots) * len(jobs))
-    return _MachineDay(machine, slots + first, y, jobs, flat.reshape(len(slots), len(jobs)))
+def _matrix(row: Ints, column: Ints, values: Floats, shape: tuple[int, int]) -> Floats:
+    """Sum values into a dense matrix."""
+    height, width = shape
+    return sums_of(row * width + column, values, height * width).reshape(height, width)
 
 
 def _distinct(code: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct codes and each row's place among them."""
+    """Return the distinct codes, ascending, and each row's place among them."""
     size = int(code.max()) + 1 if len(code) else 0
     if size > 4 * len(code):
         return np.unique(code, return_inverse=True)
     seen = np.zeros(size, dtype=np.bool_)
     seen[code] = True
     return np.flatnonzero(seen), (np.cumsum(seen) - 1)[code]
-
-
-def _numbers(rows: pa.Table, name: str) -> Any:
-    """Return a column as an array; null is NaN."""
-    return rows[name].to_numpy()

@@ -107,7 +107,7 @@ class SparkEngine:
         frame = self._session.sql(self.connection.compile(table))
         return self._write(frame, path)
 
-    def machine_days(self, rows: ir.Table, kernel: Kernel, slot_ns: int, path: Path) -> int:
+    def machine_days(self, rows: ir.Table, _count: int, kernel: Kernel, slot_ns: int, path: Path) -> int:
         """Run a kernel of `central.machine_days` on each machine day, on the workers, and write what they leave."""
 
         def run(part: pa.Table) -> pa.Table:
@@ -115,7 +115,7 @@ class SparkEngine:
 
         rows = rows.mutate(_day=rows.slot_start_ns - rows.slot_start_ns % _DAY_NS)
         frame = self._session.sql(self.connection.compile(rows))
-        schema = "kind byte, a string, b string, c string, v0 double, v1 double, v2 double, v3 double"
+        schema = "kind byte, a int, b int, v0 double, v1 double, v2 double, v3 double"
         return self._write(frame.groupBy("machine", "_day").applyInArrow(run, schema), path)
 
     @staticmethod

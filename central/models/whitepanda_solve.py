@@ -112,14 +112,16 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
     estimate: Floats = np.zeros(len(ridge))
     inverse: Floats = np.zeros(len(ridge))
     for round_ in range(_ROUNDS + 1):
+        is_last = round_ == _ROUNDS
         b = sum((w * level.b for w, level in zip(weights, levels, strict=True)), np.zeros(len(ridge)))
         if is_dense:
-            gram = sum((w * g for w, g in zip(weights, grams, strict=True)), np.diag(ridge))
-            estimate, inverse = _dense(gram, b)
+            factor = _Factor(_weighed(weights, grams, ridge))
+            estimate = factor.solved(b)
+            inverse = factor.inverse_diagonal() if is_last else inverse
         else:
             estimate, inverse = _iterated(levels, weights, ridge, b, estimate)
         variances = [level.variance(estimate) for level in levels]
-        if round_ < _ROUNDS:
+        if not is_last:
             weights = [1.0] + [_weight(variances[0], other) for other in variances[1:]]
     error = np.sqrt(inverse * variances[0] * DESIGN_EFFECT)
     t_squared = np.divide(estimate, error, out=np.full_like(estimate, np.inf), where=error > 0) ** 2
@@ -133,12 +135,38 @@ def _weight(first: float, other: float) -> float:
     return min(MAX_WEIGHT, first / other) if other > 0 else MAX_WEIGHT
 
 
-def _dense(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """Solve, and return the diagonal of the inverse too. Scaled to a diagonal of ones first."""
-    scale = 1 / np.sqrt(np.diag(gram))
-    inverse = np.asarray(np.linalg.inv(gram * scale[:, None] * scale), dtype=np.float64)
-    solved: Floats = scale * (inverse @ (scale * b))
-    return solved, scale**2 * np.diag(inverse)
+def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats:
+    gram = np.diag(ridge)
+    for weight, each in zip(weights, grams, strict=True):
+        if weight:
+            gram += weight * each
+    return gram
+
+
+class _Factor:
+    """Cholesky's factor of a positive definite matrix, scaled to a diagonal of ones first."""
+
+    def __init__(self, gram: Floats) -> None:
+        from scipy.linalg import cho_factor  # noqa: PLC0415 - takes a quarter of a second, and only builds need it
+
+        self._scale = 1 / np.sqrt(np.diag(gram))
+        gram *= self._scale[:, None]
+        gram *= self._scale
+        self._factor = cho_factor(gram, lower=True, overwrite_a=True, check_finite=False)
+
+    def solved(self, b: Floats) -> Floats:
+        """Return x of G x = b."""
+        from scipy.linalg import cho_solve  # noqa: PLC0415 - as above
+
+        x: Floats = self._scale * cho_solve(self._factor, self._scale * b, check_finite=False)
+        return x
+
+    def inverse_diagonal(self) -> Floats:
+        """Return the diagonal of the inverse. The factor is used up."""
+        from scipy.linalg.lapack import dpotri  # noqa: PLC0415 - as above
+
+        inverse, _ = dpotri(self._factor[0], lower=1, overwrite_c=1)
+        return np.asarray(self._scale**2 * np.diag(inverse), dtype=np.float64)
 
 
 def _iterated(

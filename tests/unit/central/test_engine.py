@@ -112,6 +112,13 @@ def slots_of(duckdb, table, folder, name="slots"):
     return duckdb.read([folder / f"{name}.parquet"])
 
 
+def state_of(duckdb, slots, folder):
+    folder.mkdir()
+    engine.write_pair_state(duckdb, slots, SLOT_NS, folder)
+    assert {path.stem for path in folder.iterdir()} == set(engine.STATE)
+    return {name: duckdb.read([folder / f"{name}.parquet"]) for name in engine.STATE}
+
+
 def test_records_of_a_slot_merge_by_duration(duckdb, tmp_path):
     def record(start_s, seconds, usage, cpi, vm="v"):
         start = EPOCH_NS + int(start_s * 1e9)
@@ -170,7 +177,7 @@ def test_engine_and_model_agree(duckdb, tmp_path):
     assert statistics.column("samples").to_pylist() == model.statistics.samples.tolist()
     np.testing.assert_allclose(statistics["mean_cpi"].to_numpy(), model.statistics.mean_cpi, rtol=1e-14)
     np.testing.assert_allclose(statistics["std_cpi"].to_numpy(), model.statistics.std_cpi, rtol=1e-13)
-    state, expected = engine.pair_state(slots), panda.PairState.of(**columns)
+    state, expected = state_of(duckdb, slots, tmp_path / "state"), panda.PairState.of(**columns)
     histogram = state["histogram"].order_by(["job", "platform", "bin"]).to_pyarrow()
     assert histogram.column("bin").to_pylist() == expected.histogram.bin.tolist()
     assert histogram.column("samples").to_pylist() == expected.histogram.samples.tolist()
@@ -200,7 +207,8 @@ def test_a_constant_cpi_is_no_noise(duckdb, tmp_path):
     slots = slots_of(duckdb, table, tmp_path)
     (row,) = engine.fit(slots).coefficients.to_pyarrow().to_pylist()
     assert (row["coefficient"], row["samples"]) == (0.0, rows)
-    (row,) = engine.coefficients(engine.merged_state(engine.pair_state(slots))).to_pyarrow().to_pylist()
+    state = state_of(duckdb, slots, tmp_path / "state")
+    (row,) = engine.coefficients(engine.merged_state(state)).to_pyarrow().to_pylist()
     assert row["coefficient"] == 0.0
 
 
@@ -214,10 +222,8 @@ def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
     by_day: dict[str, float] = {}
     for number in range(6):
         slots = slots_of(duckdb, table.filter(pa.array(day == number)), tmp_path, f"day{number}")
-        for name, state in engine.pair_state(slots).items():
-            path = tmp_path / f"{name}-{number}.parquet"
-            engine.write_parquet(state, path, engine.STATE[name])
-            parts[name].append(path)
+        for name in state_of(duckdb, slots, tmp_path / f"state{number}"):
+            parts[name].append(tmp_path / f"state{number}" / f"{name}.parquet")
         for row in engine.fit(slots).coefficients.to_pyarrow().to_pylist():
             by_day[row["job"]] = by_day.get(row["job"], 0.0) + row["coefficient"] * row["sum_usage_squared"]
     state = engine.merged_state({name: duckdb.read(paths) for name, paths in parts.items()})

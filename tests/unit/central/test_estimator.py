@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central import engine, estimator, machine_days
+from central import engine, estimator
 from central.models import panda
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
@@ -77,16 +77,16 @@ def duckdb(tmp_path):
 
 
 def ours_by_days(opened, rows, folder):
-    """Coefficients from one file of state per day, merged."""
-    paths = []
+    """Coefficients from one folder of state per day, merged."""
+    folders = []
     for day in np.unique(rows.slot // 288):
-        slots, state = folder / f"slots-{day}.parquet", folder / f"state-{day}.parquet"
+        slots, state = folder / f"slots-{day}.parquet", folder / f"state-{day}"
         pq.write_table(table_of(rows.take(rows.slot // 288 == day)), slots)
-        raw = folder / f"raw-{day}.parquet"
-        opened.machine_days(estimator.normalised(opened.read([slots])), machine_days.whitepanda, SLOT_NS, raw)
-        opened.write(estimator.merged(opened.read([raw])), state)
-        paths.append(state)
-    return estimator.solver(opened.collect(estimator.merged(opened.read(paths)))).coefficients()
+        state.mkdir()
+        estimator.write_state(opened, opened.read([slots]), SLOT_NS, state)
+        assert {path.name for path in state.iterdir()} == set(estimator.STATE_FILES)
+        folders.append(state)
+    return estimator.coefficients(folders)
 
 
 def check_ours(found, rows):
@@ -143,7 +143,8 @@ def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
     rows = drifting_slots(days=2)
     path = tmp_path / "slots.parquet"
     pq.write_table(table_of(rows), path)
-    state = engine.pair_state(spark.read([path]))
+    engine.write_pair_state(spark, spark.read([path]), SLOT_NS, tmp_path)
+    state = {name: spark.read([tmp_path / f"{name}.parquet"]) for name in engine.STATE}
     found = spark.collect(engine.coefficients(state).order_by("job")).to_pydict()
     expected = panda.fit(**rows.columns()).coefficients
     assert found["job"] == expected.job.tolist()
