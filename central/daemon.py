@@ -18,9 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from central import garbage
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
-from central.builds import Builder
+from central.build_worker import BuildProcess
 from central.config import CentralConfig
 from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder
@@ -93,13 +94,7 @@ class Central:
             self.ingest = Ingest(config, self.journal, self.registry)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
-            self.builder = Builder(
-                config.build,
-                self.lake,
-                first_look_s=config.ingest.roll_interval_s,
-                holder=config.central.replica,
-                state_dir=None if self.lake.is_folder else state / "state",
-            )
+            self.builder = BuildProcess(config, self.lake)
             self.publisher = Publisher(
                 self.registry,
                 self.builder,
@@ -117,6 +112,7 @@ class Central:
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
         self._spawn(self.recorder.run(), "incidents")
+        self._spawn(garbage.collect_rarely(lambda: self.registry.ended), "garbage")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
         self._log.info(
@@ -132,6 +128,7 @@ class Central:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._roll_worker.close()
+        self.builder.close()
         await self.journal.close()
         self.incidents.close()
 
@@ -245,6 +242,7 @@ async def run(config: CentralConfig) -> None:
 
 async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
+    garbage.be_patient()
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())

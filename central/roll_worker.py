@@ -11,10 +11,8 @@ lock, which it inherits: the next central does not begin before.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +20,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+from central import worker_process
 from central.journal_tables import Roll, read_roll
 from central.lake import Lake
 from central.validate import samples_table
@@ -29,8 +28,6 @@ from central.validate import samples_table
 __all__ = ["RollWorker", "main", "write_roll"]
 
 _PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
-_PR_SET_PDEATHSIG = 1
-_NICE = 5  # rolls can wait, agents cannot
 
 
 def write_roll(lake: Lake, journal: Path, roll: Roll, provenance: dict[str, str]) -> int:
@@ -123,13 +120,8 @@ class RollWorker:
 
 def main() -> None:
     """Write rolls until central is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # it went before that was in force
+    if not worker_process.begin(int(sys.argv[1])):
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to both; central ends this one
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     lake = Lake(sys.argv[2], copies=Path(sys.argv[3]))
     for line in sys.stdin:
         order = json.loads(line)

@@ -138,6 +138,7 @@ class StreamRegistry:
 
     def __init__(self) -> None:
         self.on_change: list[Callable[[HostStream], None]] = []
+        self.ended = 0  # streams, since the start
         self.refused: Counter[str] = (
             Counter()
         )  # streams and handshakes that were refused since the start, by reason
@@ -166,6 +167,7 @@ class StreamRegistry:
     def remove(self, stream: HostStream) -> None:
         """Forget a stream that ended. One that was replaced is forgotten already."""
         stream.close("ended")
+        self.ended += 1
         if self._streams.get(stream.host) is stream:
             del self._streams[stream.host]
 

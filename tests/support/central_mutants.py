@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 
-from central import journal, lease
+from central import build_worker, journal, lease
 from whitepanda.common import cli
 
 
@@ -60,6 +60,7 @@ def no_lease() -> None:
         self.token = 1
         return True
 
+    build_worker.COMMAND = [sys.executable, __file__, "no-lease", "--build-worker"]
     lease.Lease.acquire = acquire
     lease.Lease.check = lambda _self: None
     lease.Lease.release = lambda _self: None
@@ -72,4 +73,7 @@ if __name__ == "__main__":
         "forget-duplicates": forget_duplicates,
         "no-lease": no_lease,
     }[sys.argv.pop(1)]()
-    cli.main()
+    if sys.argv[1] == "--build-worker":  # builds are another process's, which must be as broken
+        build_worker.main()
+    else:
+        cli.main()

@@ -1,0 +1,198 @@
+"""Builds run in a process of their own: in central's they would hold Python's lock, cores and memory while agents wait.
+
+Central starts it for a build, on the first one that has something to do, and ends it afterwards where builds are rare;
+so what a build needed is given back. A line on its standard input asks for a build, its end stops the one that runs.
+The version comes by way of the lake, as another replica's does; lease and manifests are the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from central import worker_process
+from central.builds import Builder, BuildStoppedError, LeftOut
+from central.config import CentralConfig
+from central.lake import Lake
+from whitepanda.common import log
+from whitepanda.common.errors import WhitepandaError
+
+__all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "main"]
+
+#: What runs in the process; it gets central's process id as its argument.
+COMMAND = [sys.executable, "-m", "central.build_worker"]
+
+_KEPT_S = 60.0  # builds that follow sooner than this share a process
+_STOP_S = 5.0  # for a build to stop by itself
+
+
+class BuildFailedError(WhitepandaError):
+    """A build failed over there; the text is what it said."""
+
+
+def _arguments(config: CentralConfig, lake: Lake) -> dict[str, Any]:
+    """Return what a `Builder` is made of, here and there."""
+    return {
+        "section": config.build,
+        "lake": lake,
+        "first_look_s": config.ingest.roll_interval_s,
+        "holder": config.central.replica,
+        "state_dir": None if lake.is_folder else Path(config.central.state_dir) / "state",
+    }
+
+
+class BuildProcess(Builder):
+    """A builder whose builds run in the process. Its attributes tell of them as a `Builder`'s do."""
+
+    def __init__(self, config: CentralConfig, lake: Lake) -> None:
+        super().__init__(**_arguments(config, lake))
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def build_once(self) -> int | None:
+        """Build as `Builder.build_once` does, once `start` was called; without it there is nothing to build.
+
+        Raises:
+            BuildFailedError: the build failed, or its process died.
+            BuildStoppedError: it was told to stop.
+
+        """
+        with self._one_at_a_time:
+            process = self._process
+            if process is None:
+                return None
+            answer = _ask(process)
+            if self._stopping.is_set():
+                raise BuildStoppedError
+            self.last_error = answer.get("error", "")
+            if self.last_error:
+                raise BuildFailedError(self.last_error)
+            self.last_build_s, self.last_days_computed = answer["seconds"], answer["days_computed"]
+            self.left_out = LeftOut(*answer["left_out"])
+            if self._section.interval_s >= _KEPT_S:
+                self.close()
+            return self.current.version if self._take_newer() and self.current else None
+
+    def start(self) -> None:
+        """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
+
+        Raises:
+            OSError: it cannot be started.
+
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.close()
+        self._process = subprocess.Popen(
+            [*COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        _tell(self._process, msgspec.json.encode(self._config))
+
+    def stop(self) -> None:
+        """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
+        super().stop()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.close()
+            late = threading.Timer(_STOP_S, process.kill)
+            late.daemon = True
+            late.start()
+
+    def close(self) -> None:
+        """End the process; a build that it is at is broken off."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    async def _build_in_thread(self) -> None:
+        if await asyncio.to_thread(self._has_something):
+            self.start()
+        await super()._build_in_thread()
+
+    def _has_something(self) -> bool:
+        """Whether a build may find anything: what cannot be looked at is the build's to tell of."""
+        if self.current is not None:
+            return True
+        try:
+            return next(iter(self._lake.objects.entries("samples")), None) is not None
+        except OSError:
+            return True
+
+
+def _ask(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """Have it build, and return what it says of that."""
+    _tell(process, b"build")
+    line = process.stdout.readline() if process.stdout is not None else b""
+    if not line:
+        return {"error": f"the process that builds ended with status {process.wait()}"}
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or was told to: whoever asks it sees that
+        if process.stdin is not None:
+            process.stdin.write(line + b"\n")
+            process.stdin.flush()
+
+
+def _build(builder: Builder) -> dict[str, Any]:
+    try:
+        builder.build_once()
+    except BuildStoppedError:
+        return {"error": "stopped"}
+    except Exception as error:  # noqa: BLE001 - central tells of it, whatever it is
+        return {"error": builder.last_error or f"{type(error).__name__}: {error}"}
+    return {
+        "seconds": builder.last_build_s,
+        "days_computed": builder.last_days_computed,
+        "left_out": [builder.left_out.days, builder.left_out.rows],
+    }
+
+
+def _serve(builder: Builder, asked: threading.Semaphore) -> None:
+    while True:
+        asked.acquire()
+        sys.stdout.write(json.dumps(_build(builder)) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    """Build whenever asked, until standard input ends."""
+    if not worker_process.begin(int(sys.argv[-1])):
+        return
+    config = msgspec.json.decode(sys.stdin.readline(), type=CentralConfig)
+    log.configure(config.central.log_level)
+    state = Path(config.central.state_dir)
+    lake = Lake(config.central.lake_dir or state / "lake", copies=state)
+    builder = Builder(**_arguments(config, lake))
+    asked = threading.Semaphore(0)
+    thread = threading.Thread(target=_serve, args=(builder, asked), name="builds", daemon=True)
+    thread.start()
+    for _ in sys.stdin:
+        asked.release()
+    builder.stop()
+    thread.join(_STOP_S / 2)
+
+
+if __name__ == "__main__":
+    main()
