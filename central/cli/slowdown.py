@@ -1,0 +1,156 @@
+"""`whitepanda slowdown`: D-Factor's estimates of what sharing a machine costs, and the loading vectors they need."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from central.models import dfactor
+from central.models.dfactor_profile import Estimate
+from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
+from central.placement.tables import Jobs, numbers_by_name, read_jobs, units_of
+from whitepanda.common.cli import console, print_json
+
+app = typer.Typer(help="What sharing a machine costs: D-Factor's loading vectors.", no_args_is_help=True)
+
+_UnitsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=N", help="Equal units of a resource, as cpu=8; repeatable. Default: 1."),
+]
+_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command()
+def estimate(
+    loadings: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOADINGS.csv", help="Columns job, one per resource, if known tau_s and start_s."
+        ),
+    ],
+    units: _UnitsOption = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Estimate how much longer jobs take that share a machine.
+
+    A job's row has the share of its time alone that it spends at each resource; what is missing to 1 it idles. Its
+    dilation, with all of them there, is 1 + p . P - p . p, where P is the sum of all rows and a resource of c units
+    counts as c elements of p / c. tau_s is its time alone: then completion times are told, by events, as jobs arrive
+    (start_s, default 0) and end.
+    """
+    jobs = read_jobs(loadings)
+    counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
+    found = estimated(jobs, counts)
+    if json:
+        print_json(found)
+        return
+    _print(found, jobs)
+
+
+def estimated(jobs: Jobs, units: Any) -> dict[str, Any]:
+    """Return what `estimate --json` prints."""
+    slow = dfactor.dilations(jobs.loadings, units)
+    rows = [{"job": name, "dilation": float(value)} for name, value in zip(jobs.names, slow, strict=True)]
+    if jobs.tau_s is not None:
+        start = np.zeros(len(rows)) if jobs.start_s is None else jobs.start_s
+        times = dfactor.completion_times(jobs.loadings, jobs.tau_s, start, units)
+        for k, row in enumerate(rows):
+            row["completion_s"] = float(times.elapsed_s[k])
+            if jobs.start_s is not None:
+                row["end_s"] = float(times.end_s[k])
+    return {"jobs": rows, "total_dilation": float(slow.sum())}
+
+
+def _print(found: dict[str, Any], jobs: Jobs) -> None:
+    table = Table(title="Together on one machine", title_justify="left")
+    table.add_column("job")
+    names = ["dilation", "completion_s", "end_s"]
+    shown = [name for name in names if name in found["jobs"][0]]
+    for name in shown:
+        table.add_column(name, justify="right")
+    for row in found["jobs"]:
+        table.add_row(
+            row["job"], *(f"{row[name]:.4g}" if name == "dilation" else f"{row[name]:.2f}" for name in shown)
+        )
+    console.print(table)
+    console.print(f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}", soft_wrap=True)
+    if jobs.tau_s is not None:
+        one_after_the_other = dfactor.linear_sum_s(jobs.tau_s)
+        console.print(f"one after the other (linear sum): {one_after_the_other:.2f} s", soft_wrap=True)
+
+
+@app.command()
+def profile(
+    runs: Annotated[
+        Path, typer.Argument(metavar="RUNS.csv", help="Runs or samples of jobs; its columns say which.")
+    ],
+    rest: Annotated[
+        str, typer.Option(metavar="NAME", help="Resource of what the other shares of busy jobs leave.")
+    ] = "",
+    larger: Annotated[
+        str, typer.Option(metavar="NAME", help="Of copies: the resource with the larger share.")
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(metavar="LOADINGS.csv", help="Write what `estimate` and `place` read.")
+    ] = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Find loading vectors of jobs, with 95 % intervals.
+
+    Columns job, copies, time_s: runs of so many copies of a job at once; this gives |p|^2 and, of busy jobs of two
+    resources, two mirrored vectors. Columns job, time_s and resources: runs beside known loads (the sum of their
+    loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
+    vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
+    """
+    found = read_profiles(runs, rest=rest, larger=larger)
+    if out is not None:
+        write_loadings(out, found)
+    if json:
+        print_json({"kind": found.kind, "jobs": [_profile_json(job) for job in found.jobs]})
+        return
+    _print_profiles(found)
+    if out is not None:
+        console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+def _print_profiles(found: Profiles) -> None:
+    table = Table(title=f"Loading vectors from {found.kind}", title_justify="left")
+    for name in ("job", "n", "what", "value", "95 % interval"):
+        table.add_column(name, justify="left" if name in ("job", "what") else "right")
+    for job in found.jobs:
+        for name, each in job.measured.items():
+            table.add_row(job.job, str(job.n), name, f"{each.value:.4g}", _interval(each))
+        if job.tau_s is not None:
+            table.add_row(
+                job.job, str(job.n), "time alone, s", f"{job.tau_s.value:.5g}", _interval(job.tau_s)
+            )
+    console.print(table)
+    for job in found.jobs:
+        for vector in job.candidates:
+            words = ", ".join(f"{name} {share:.4g}" for name, share in vector.items())
+            console.print(f"{job.job}: {words}", soft_wrap=True, markup=False)
+        for note in job.notes:
+            console.print(f"{job.job}: {note}", soft_wrap=True, markup=False)
+
+
+def _profile_json(job: JobProfile) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "n": job.n,
+        "tau_s": None if job.tau_s is None else asdict(job.tau_s),
+        "measured": {name: asdict(each) for name, each in job.measured.items()},
+        "loading": job.loading,
+        "candidates": list(job.candidates),
+        "notes": list(job.notes),
+    }
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return "-"
+    return f"{estimate.low:.4g} to {estimate.high:.4g}"

@@ -1,0 +1,173 @@
+"""D-Factor: how much jobs that share a machine slow each other down. Pure numpy.
+
+Source: Lim et al., "D-Factor: a quantitative model of application slow-down in multi-resource shared systems"
+(SIGMETRICS 2012). A job's loading vector p has, per resource, the share of its time alone that it spends there;
+what is missing to 1 it idles. On a machine with P = sum of the loading vectors of all jobs,
+
+    lambda_j = 1 + p_j . P - p_j . p_j
+
+is how many times longer job j takes than alone (its dilation). Ours: a resource of c equal units counts as c
+elements of p / c each, so products of that resource are divided by c. A pair of jobs cannot exceed 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from central.models.groups import Floats
+
+__all__ = [
+    "SUM_TOLERANCE",
+    "Timeline",
+    "added_dilation",
+    "completion_times",
+    "dilations",
+    "linear_sum_s",
+    "n_copies_loading",
+    "n_copies_roots",
+    "two_resources",
+]
+
+#: How far above 1 the shares of a loading vector may sum, for rounding.
+SUM_TOLERANCE = 1e-9
+
+
+def dilations(loadings: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
+    """Dilation lambda of each job while all of them are on one machine, equation (5).
+
+    Their sum is the total dilation, equation (14).
+
+    Args:
+        loadings: shares of time, shape (jobs, resources), each 0 to 1; a row sums to 1 (busy) or less (idle).
+        units: equal units of each resource, shape (resources,) or one number.
+
+    Returns:
+        Shape (jobs,), each at least 1.
+
+    """
+    p = np.asarray(loadings, dtype=np.float64)
+    others = p.sum(axis=0) - p
+    found: Floats = 1.0 + (p * others / units).sum(axis=1)
+    return found
+
+
+def added_dilation(loading: npt.ArrayLike, totals: npt.ArrayLike, units: npt.ArrayLike = 1.0) -> Floats:
+    """Give p' . P of each machine, equation (15): what a new job would suffer there, over 1.
+
+    By symmetry it is also what the jobs there would suffer from it, all together.
+
+    Args:
+        loading: of the new job, shape (resources,).
+        totals: P of each machine, shape (machines, resources).
+        units: of each resource, shape (resources,), or of each machine too, shape (machines, resources).
+
+    Returns:
+        Shape (machines,).
+
+    """
+    p, u = np.asarray(loading, dtype=np.float64), np.asarray(units, dtype=np.float64)
+    # One row of units is for every machine: a product of a matrix and a vector.
+    weights = p / u
+    table = np.asarray(totals, dtype=np.float64)
+    found: Floats = table @ weights if weights.ndim == 1 else np.einsum("mr,mr->m", table, weights)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When jobs end. `end_s` on the clock of the starts; `elapsed_s` since each job's own start; shape (jobs,)."""
+
+    end_s: Floats
+    elapsed_s: Floats
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last job has ended that ends; 0 without jobs."""
+        return float(self.end_s[np.isfinite(self.end_s)].max(initial=0.0))
+
+
+def completion_times(
+    loadings: npt.ArrayLike,
+    neutral_s: npt.ArrayLike,
+    start_s: npt.ArrayLike = 0.0,
+    units: npt.ArrayLike = 1.0,
+    background: npt.ArrayLike = 0.0,
+) -> Timeline:
+    """Completion times on one machine, by events.
+
+    Between two events (a job arrives or ends) the jobs there have constant dilations, and the neutral work that is
+    left of each falls by 1 / lambda per second.
+
+    Args:
+        loadings: shape (jobs, resources), as of `dilations`.
+        neutral_s: time that each takes alone, above 0, inf for one that does not end; shape (jobs,).
+        start_s: when each arrives; shape (jobs,) or one number.
+        units: as of `dilations`.
+        background: sum of the loading vectors of others that are there all the time; shape (resources,).
+
+    """
+    p = np.asarray(loadings, dtype=np.float64)
+    beside = added_dilation(np.broadcast_to(background, p.shape[1:]), p, units)
+    left = np.array(neutral_s, dtype=np.float64)
+    start = np.broadcast_to(np.asarray(start_s, dtype=np.float64), left.shape)
+    end = np.zeros(len(left))
+    arrivals = np.argsort(start, kind="stable").tolist()
+    here = list[int]()
+    now = 0.0
+    while arrivals or here:
+        if not here:
+            now = float(start[arrivals[0]])
+        while arrivals and start[arrivals[0]] <= now:
+            here.append(arrivals.pop(0))
+        slow = dilations(p[here], units) + beside[here]
+        ends = left[here] * slow
+        step = float(ends.min())
+        if arrivals and start[arrivals[0]] - now < step:
+            step = float(start[arrivals[0]] - now)
+        if step == np.inf:
+            end[here] = np.inf
+            break
+        left[here] -= step / slow
+        now = float(start[arrivals[0]]) if arrivals and step < ends.min() else now + step
+        done = {here[k] for k in np.flatnonzero(ends <= step)}
+        end[list(done)] = now
+        here = [job for job in here if job not in done]
+    return Timeline(end, end - start)
+
+
+def linear_sum_s(neutral_s: npt.ArrayLike) -> float:
+    """Completion time of all jobs by the linear sum model, equation (7): right if all want one resource alone."""
+    return float(np.asarray(neutral_s, dtype=np.float64).sum())
+
+
+def n_copies_loading(dilation: npt.ArrayLike, copies: npt.ArrayLike) -> Floats:
+    """|p|^2 of a job from the dilation of n copies of it, property 1: (lambda - 1) / (n - 1)."""
+    found: Floats = (np.asarray(dilation, dtype=np.float64) - 1.0) / (np.asarray(copies) - 1.0)
+    return found
+
+
+def n_copies_roots(dilation: float, copies: int) -> tuple[float, float]:
+    """Both loading vectors (p, 1 - p) of a busy job of two resources, equation (13): the two values of p.
+
+    The model cannot tell which of them it is. They are real if lambda >= (n + 1) / 2.
+
+    Raises:
+        ValueError: they are not: the job is idle at times, or uses more than two resources.
+
+    """
+    inside = 1.0 - 2.0 * (copies - dilation) / (copies - 1)
+    if inside < 0:
+        raise ValueError(
+            f"{copies} copies with a dilation of {dilation:g} are no busy job of two resources: "
+            f"that has at least {(copies + 1) / 2:g}"
+        )
+    root = inside**0.5 / 2
+    return 0.5 - root, 0.5 + root
+
+
+def two_resources(first: float) -> Floats:
+    """Loading vector (p, 1 - p) of a busy job of two resources."""
+    return np.array([first, 1.0 - first])

@@ -1,0 +1,218 @@
+"""Loading vectors fitted to measured slow-downs of pairs: one workload beside another, against alone.
+
+Two forms, both with loadings per workload and capacities per platform, fitted together by L-BFGS on the mean of
+|predicted - measured| / measured (smoothed near 0), which is what they are judged by:
+
+    plain:     lambda = 1 + sum_k p_wk p_ik / c_pk,  p >= 0, sum_k p_k <= 1, c >= 1; so 1 <= lambda <= 2
+    extended:  lambda = m_p n_w (1 + sum_k a_wk b_ik / c_pk),  all > 0
+
+The plain one is D-Factor (`central.models.dfactor`) with platforms. The extended one is ours: what a workload suffers
+(a) and what it causes (b) differ, shares need not sum to 1, and a factor per platform and per workload takes what is
+there whatever runs beside it; so it reaches beyond 2, and below 1, where the plain one cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import scipy.sparse
+from scipy.optimize import minimize
+
+from central.models.groups import Floats, Ints
+
+__all__ = ["ExtendedLoadings", "Loadings", "Pairs", "PlainLoadings", "fit_extended", "fit_plain"]
+
+# Relative errors below this count by their square: the absolute value's kink would stop the solver early.
+_SMOOTH = 0.03
+_MAX_STEPS = 400
+# Where the logarithms of 1 / c begin; a few products of it together make the usual slow-downs.
+_FIRST_LOG_SHARE = -1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Measured pairs, as columns of the same length. `slowdown` is time beside / time alone, above 0."""
+
+    victim: Ints
+    beside: Ints
+    platform: Ints
+    slowdown: Floats
+
+    def where(self, chosen: Any) -> Pairs:
+        """Return the rows of a mask or of indices."""
+        return Pairs(self.victim[chosen], self.beside[chosen], self.platform[chosen], self.slowdown[chosen])
+
+
+class Loadings(Protocol):
+    """What a fit returns."""
+
+    def predict(self, pairs: Pairs) -> Floats:
+        """Predict the slow-down of each pair; `pairs.slowdown` is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLoadings:
+    """D-Factor's. `shares` (workloads, resources); `per_unit` = 1 / c (platforms, resources)."""
+
+    shares: Floats
+    per_unit: Floats
+
+    def predict(self, pairs: Pairs) -> Floats:
+        """Predict the slow-down of each pair, 1 to 2."""
+        products = self.shares[pairs.victim] * self.shares[pairs.beside] * self.per_unit[pairs.platform]
+        return 1.0 + products.sum(axis=1)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedLoadings:
+    """Ours. `suffers`, `causes` (workloads, resources); `per_unit`; factors of platforms and of workloads."""
+
+    suffers: Floats
+    causes: Floats
+    per_unit: Floats
+    platform_factor: Floats
+    workload_factor: Floats
+
+    def predict(self, pairs: Pairs) -> Floats:
+        """Predict the slow-down of each pair."""
+        products = self.suffers[pairs.victim] * self.causes[pairs.beside] * self.per_unit[pairs.platform]
+        factor = self.platform_factor[pairs.platform] * self.workload_factor[pairs.victim]
+        return factor * (1.0 + products.sum(axis=1))  # type: ignore[no-any-return]
+
+
+def fit_plain(
+    pairs: Pairs, workloads: int, platforms: int, *, resources: int = 2, penalty: float = 1e-3, seed: int = 0
+) -> PlainLoadings:
+    """Fit D-Factor's loading vectors and the platforms' units.
+
+    Args:
+        pairs: what was measured; indices below `workloads` and `platforms`.
+        workloads: how many there are; one without pairs gets a loading near the middle.
+        platforms: the same.
+        resources: how many, without names: only the products matter.
+        penalty: of the squared parameters (logits), against sums over the pairs.
+        seed: of where the search begins.
+
+    Raises:
+        ValueError: there are no pairs, or a slow-down is not above 0.
+
+    """
+    _check(pairs)
+    rng = np.random.default_rng(seed)
+    rows = _Incidence(pairs, workloads, platforms)
+    shape, at = (workloads, resources + 1), workloads * (resources + 1)
+
+    def parts(x: Floats) -> tuple[Floats, Floats]:
+        logits = x[:at].reshape(shape)
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return odds / odds.sum(axis=1, keepdims=True), 1.0 / (1.0 + np.exp(-x[at:].reshape(platforms, -1)))
+
+    def loss(x: Floats) -> tuple[float, Floats]:
+        shares, per_unit = parts(x)
+        own = shares[pairs.victim, :resources]
+        other = shares[pairs.beside, :resources]
+        unit = per_unit[pairs.platform]
+        value, slope = _relative_error(1.0 + (own * other * unit).sum(axis=1), pairs.slowdown)
+        down = slope[:, None]
+        by_share = np.zeros(shape)  # the last column is the idle share
+        by_share[:, :resources] = rows.victim @ (down * other * unit) + rows.beside @ (down * own * unit)
+        by_logit = shares * (by_share - (shares * by_share).sum(axis=1, keepdims=True))
+        by_unit = (rows.platform @ (down * own * other)) * per_unit * (1.0 - per_unit)
+        gradient = np.concatenate([by_logit.ravel(), by_unit.ravel()]) + 2 * penalty * x
+        return value + penalty * float(x @ x), gradient
+
+    found, per_unit = parts(_solve(loss, rng.normal(size=at + platforms * resources)))
+    return PlainLoadings(found[:, :resources], per_unit)
+
+
+def fit_extended(
+    pairs: Pairs, workloads: int, platforms: int, *, resources: int = 4, penalty: float = 0.05, seed: int = 0
+) -> ExtendedLoadings:
+    """Fit the extended form.
+
+    Args:
+        pairs: as of `fit_plain`.
+        workloads: the same.
+        platforms: the same.
+        resources: how many, without names.
+        penalty: of the squared logarithms of loadings; a tenth of it for capacities, 1 for factors.
+        seed: of where the search begins.
+
+    Raises:
+        ValueError: there are no pairs, or a slow-down is not above 0.
+
+    """
+    _check(pairs)
+    rng = np.random.default_rng(seed)
+    rows = _Incidence(pairs, workloads, platforms)
+    ends = np.cumsum([workloads * resources, workloads * resources, platforms * resources, platforms])
+    weights = np.repeat(
+        [penalty, penalty, penalty / 10, 1.0, 1.0], np.diff([0, *ends, int(ends[-1]) + workloads])
+    )
+
+    def parts(x: Floats) -> list[Floats]:
+        logs = np.split(x, ends)
+        return [
+            np.exp(logs[0].reshape(workloads, -1)),
+            np.exp(logs[1].reshape(workloads, -1)),
+            np.exp(logs[2].reshape(platforms, -1) + _FIRST_LOG_SHARE),
+            np.exp(logs[3]),
+            np.exp(logs[4]),
+        ]
+
+    def loss(x: Floats) -> tuple[float, Floats]:
+        suffers, causes, per_unit, by_platform, by_workload = parts(x)
+        products = suffers[pairs.victim] * causes[pairs.beside] * per_unit[pairs.platform]
+        factor = by_platform[pairs.platform] * by_workload[pairs.victim]
+        predicted = factor * (1.0 + products.sum(axis=1))
+        value, slope = _relative_error(predicted, pairs.slowdown)
+        # Every parameter is a logarithm, so derivatives are the parts themselves.
+        inner, outer = (slope * factor)[:, None] * products, slope * predicted
+        gradient = np.concatenate([
+            (rows.victim @ inner).ravel(),
+            (rows.beside @ inner).ravel(),
+            (rows.platform @ inner).ravel(),
+            rows.platform @ outer,
+            rows.victim @ outer,
+        ])  # fmt: skip
+        return value + float(weights @ x**2), gradient + 2 * weights * x
+
+    first = 0.3 * rng.normal(size=len(weights))
+    first[ends[2] :] = 0.0
+    return ExtendedLoadings(*parts(_solve(loss, first)))
+
+
+class _Incidence:
+    """Sums over the rows of each workload and platform, as sparse matrices."""
+
+    def __init__(self, pairs: Pairs, workloads: int, platforms: int) -> None:
+        n = len(pairs.slowdown)
+
+        def matrix(index: Ints, size: int) -> Any:
+            return scipy.sparse.csr_array((np.ones(n), (index, np.arange(n))), shape=(size, n))
+
+        self.victim = matrix(pairs.victim, workloads)
+        self.beside = matrix(pairs.beside, workloads)
+        self.platform = matrix(pairs.platform, platforms)
+
+
+def _check(pairs: Pairs) -> None:
+    if not len(pairs.slowdown):
+        raise ValueError("no pairs to fit loading vectors to")
+    if not (pairs.slowdown > 0).all():
+        raise ValueError(f"slow-downs must be above 0 (value {pairs.slowdown.min():g})")
+
+
+def _relative_error(predicted: Floats, measured: Floats) -> tuple[float, Floats]:
+    """Return the sum of smoothed |predicted - measured| / measured, and its derivative by the predictions."""
+    error = (predicted - measured) / measured
+    size = np.sqrt(error**2 + _SMOOTH**2)
+    return float(size.sum()) - _SMOOTH * len(error), error / size / measured
+
+
+def _solve(loss: Callable[[Floats], tuple[float, Floats]], first: Floats) -> Floats:
+    options = {"maxiter": _MAX_STEPS, "maxcor": 20}
+    return minimize(loss, first, jac=True, method="L-BFGS-B", options=options).x  # type: ignore[no-any-return]

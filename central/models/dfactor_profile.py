@@ -1,0 +1,126 @@
+"""Loading vectors from measurements: runs beside known loads, runs of several copies, or measured shares of time.
+
+By D-Factor a run beside others whose loading vectors sum to P takes T = tau (1 + p . P): linear in P, with tau as the
+intercept and tau p as the slopes. n - 1 copies of the job itself are a load of n - 1 times p, so T = tau (1 + (n - 1)
+|p|^2). Both are least squares with noise in proportion to T; shares are ratios of coefficients, with Fieller's
+intervals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student
+
+from central.models.groups import Floats
+
+__all__ = ["Estimate", "Profile", "fit_runs", "mean_shares"]
+
+_NOMINAL = 0.95
+# Weights are those of the fit before; a few rounds settle them.
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its 95 % interval; None where there are no rows to spare for one, or it has no end."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was found: time alone in seconds (None from shares), one estimate per column, and the rows behind it."""
+
+    tau_s: Estimate | None
+    shares: tuple[Estimate, ...]
+    n: int
+
+
+def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
+    """Fit T = tau (1 + sum_k s_k X_k).
+
+    Args:
+        time_s: of each run, above 0; shape (runs,).
+        beside: X: the sum of the loading vectors of what ran beside (s is then p), or the copies less one (s is then
+            |p|^2); shape (runs, columns).
+
+    Raises:
+        ValueError: fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone.
+
+    """
+    y = np.asarray(time_s, dtype=np.float64)
+    x = np.column_stack([np.ones(len(y)), np.asarray(beside, dtype=np.float64)])
+    n, unknowns = x.shape
+    if n < unknowns:
+        raise ValueError(f"{n} runs cannot tell {unknowns} unknowns (time alone, and {unknowns - 1} shares)")
+    if np.linalg.matrix_rank(x) < unknowns:
+        raise ValueError("the runs do not tell the shares apart: what ran beside must vary by itself")
+    weight = 1.0 / y
+    for _ in range(_ROUNDS):
+        a, b = x * weight[:, None], y * weight
+        inverse = np.linalg.inv(a.T @ a)
+        beta = inverse @ (a.T @ b)
+        fitted = x @ beta
+        if beta[0] <= 0 or (fitted <= 0).any():
+            raise ValueError("the runs give no time alone above 0: they do not follow the model")
+        weight = 1.0 / fitted
+    freedom = n - unknowns
+    if not freedom:
+        return Profile(
+            Estimate(float(beta[0]), None, None),
+            tuple(Estimate(float(value / beta[0]), None, None) for value in beta[1:]),
+            n,
+        )
+    variance = float(((b - a @ beta) ** 2).sum() / freedom)
+    reach = float(student.ppf(0.5 + _NOMINAL / 2, freedom))
+    half = reach * float(np.sqrt(variance * inverse[0, 0]))
+    tau = Estimate(float(beta[0]), float(beta[0]) - half, float(beta[0]) + half)
+    shares = tuple(_ratio(beta, variance * inverse, k, reach) for k in range(1, unknowns))
+    return Profile(tau, shares, n)
+
+
+def mean_shares(samples: npt.ArrayLike, group: npt.ArrayLike | None = None) -> Profile:
+    """Average measured shares of time.
+
+    Args:
+        samples: shares per sample and resource, 0 to 1; shape (samples, resources). Windows of one length: they count
+            alike.
+        group: what samples belong to, such as their VM, shape (samples,): these are then what varies independently, and
+            each counts alike. None: every sample is independent.
+
+    Raises:
+        ValueError: there are no samples.
+
+    """
+    table = np.asarray(samples, dtype=np.float64)
+    if not len(table):
+        raise ValueError("no samples")
+    if group is not None:
+        _, at = np.unique(np.asarray(group), return_inverse=True)
+        sums = np.zeros((int(at.max()) + 1, table.shape[1]))
+        np.add.at(sums, at, table)
+        table = sums / np.bincount(at)[:, None]
+    n, mean = len(table), table.mean(axis=0)
+    if n == 1:
+        return Profile(None, tuple(Estimate(float(value), None, None) for value in mean), n)
+    half = student.ppf(0.5 + _NOMINAL / 2, n - 1) * table.std(axis=0, ddof=1) / np.sqrt(n)
+    found = tuple(Estimate(float(m), float(m - h), float(m + h)) for m, h in zip(mean, half, strict=True))
+    return Profile(None, found, n)
+
+
+def _ratio(beta: Floats, covariance: Floats, k: int, reach: float) -> Estimate:
+    """beta_k / beta_0 with Fieller's interval."""
+    value = float(beta[k] / beta[0])
+    square = reach**2 * covariance
+    a = float(beta[0] ** 2 - square[0, 0])
+    b = float(beta[0] * beta[k] - square[0, k])
+    c = float(beta[k] ** 2 - square[k, k])
+    if a <= 0:
+        return Estimate(value, None, None)  # the time alone is not told from 0
+    half = max(b * b - a * c, 0.0) ** 0.5
+    return Estimate(value, (b - half) / a, (b + half) / a)

@@ -1,0 +1,1 @@
+"""Where to put jobs so that they slow each other down least."""

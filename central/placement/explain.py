@@ -1,0 +1,72 @@
+"""Why a VM was put where it was, as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from central.placement.fleet import Hosts
+from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
+
+__all__ = ["explained"]
+
+
+def explained(hosts: Hosts, vms: Sequence[Vm], schedule: Schedule, rule: str) -> dict[str, Any]:
+    """Return each choice with its reason.
+
+    `dilation` is what D-Factor expects of the VM on that host at that moment, whatever the rule; `by_resource` says
+    what each resource adds to 1; `others` is by how much the dilations of those there rise in all.
+    """
+    rows = [_row(hosts, vms[each.vm], each, rule) for each in schedule.placements]
+    found: dict[str, Any] = {"rule": rule, "hosts": len(hosts.names), "placements": rows}
+    found["added_dilation"] = schedule.added
+    if all(vm.request.tau_s for vm in vms):
+        for row, each in zip(rows, schedule.placements, strict=True):
+            row["end_s"] = float(schedule.end_s[each.vm])
+        found["makespan_s"] = schedule.makespan_s
+    return found
+
+
+def _row(hosts: Hosts, vm: Vm, placement: Placement, rule: str) -> dict[str, Any]:
+    ranking = placement.ranking
+    row: dict[str, Any] = {"job": vm.name, "host": None, "dilation": None}
+    if placement.host == NOWHERE:
+        why = f"no host has room: {_full_words(ranking.full)}"
+        return row | {"by_resource": {}, "others": None, "ranked": [], "full": ranking.full, "why": why}
+    units = hosts.units if hosts.units.ndim == 1 else hosts.units[placement.host]
+    parts = vm.request.loading * placement.totals / units
+    row["host"], row["dilation"] = hosts.names[placement.host], 1.0 + placement.added
+    row["by_resource"] = dict(zip(hosts.resources, parts.tolist(), strict=True))
+    row["others"] = placement.added
+    row["ranked"] = [
+        {"host": hosts.names[k], "dilation": 1.0 + float(ranking.added[k])} for k in ranking.order
+    ]
+    row["full"] = ranking.full
+    row["why"] = _why(hosts, placement, parts, rule)
+    return row
+
+
+def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
+    ranking, name = placement.ranking, hosts.names[placement.host]
+    slow = 1.0 + placement.added
+    if slow == 1.0:
+        words = f"{name}: nothing there wants what it wants"
+    else:
+        costs = [
+            f"{hosts.resources[k]} {parts[k]:.3g}" for k in np.argsort(-parts, kind="stable") if parts[k] > 0
+        ]
+        words = f"{name}: {slow:.4g} times as long as alone ({', '.join(costs)})"
+    if rule != "dfactor":
+        words += f", chosen by {rule}"
+    if len(ranking.order) > 1:
+        then = int(ranking.order[1])
+        words += f"; next is {hosts.names[then]} with {1 + float(ranking.added[then]):.4g}"
+    if ranking.full:
+        words += f"; no room on {sum(ranking.full.values())} hosts: {_full_words(ranking.full)}"
+    return words
+
+
+def _full_words(full: dict[str, int]) -> str:
+    return ", ".join(f"{count} lack {name}" for name, count in full.items())

@@ -1,0 +1,185 @@
+"""Measurements of people's files turned into loading vectors: `whitepanda slowdown profile`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from central.models.dfactor import n_copies_roots, two_resources
+from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
+from central.placement.tables import JOB, TAU, Rows, read_rows
+from whitepanda.common.durable import replacing
+from whitepanda.common.errors import InputError
+
+__all__ = ["COPIES", "PROBES", "SHARES", "JobProfile", "Profiles", "read_profiles", "write_loadings"]
+
+COPIES, PROBES, SHARES = "copies", "probes", "shares"
+_TIME, _VM, _SQUARE = "time_s", "vm", "squared_length"
+
+
+@dataclass(frozen=True, slots=True)
+class JobProfile:
+    """What was found of one job.
+
+    `measured` by resource, or `squared_length` of copies. `loading` is what `estimate` and `place` can use: measured
+    shares within 0 to 1 that sum to at most 1. `notes` say where it is not what was measured, or why there is none.
+    """
+
+    job: str
+    n: int
+    tau_s: Estimate | None
+    measured: dict[str, Estimate]
+    loading: dict[str, float] | None
+    candidates: tuple[dict[str, float], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Profiles of a file's jobs, by the kind of its rows."""
+
+    kind: str
+    resources: tuple[str, ...]
+    jobs: tuple[JobProfile, ...]
+
+
+def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
+    """Profile the jobs of a CSV file. Its columns say what it is.
+
+    Columns job, copies, time_s: runs of so many copies at once (two resources, named by `larger` and `rest`).
+    Columns job, time_s and resources: runs beside known loads, the sums of their loading vectors, all 0 for a run
+    alone. Columns job, resources and if known vm: measured shares of time, a row per window.
+
+    Args:
+        path: the file.
+        rest: resource that gets what busy jobs' other shares leave; "": jobs may idle.
+        larger: of copies: the resource with the larger share; "": not known, so both vectors are candidates.
+
+    Raises:
+        InputError: what `read_rows` refuses, a number out of range, too few or inconsistent runs.
+
+    """
+    rows = read_rows(path)
+    rows.require(JOB)
+    names = np.array(rows.text(JOB))
+    kind = COPIES if COPIES in rows.columns else PROBES if _TIME in rows.columns else SHARES
+    others = {JOB, COPIES, _TIME, _VM}
+    resources = tuple(name for name in rows.columns if name not in others)
+    if kind == COPIES:
+        return _of_copies(path, rows, names, rest, larger)
+    if larger:
+        raise InputError(f"--larger {larger}: is for runs of several copies; {path} has no column {COPIES}")
+    if not resources:
+        raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
+    if rest in resources:
+        raise InputError(f"--rest {rest}: is measured already; name another resource")
+    if kind == PROBES:
+        x = np.column_stack([rows.numbers(name) for name in resources])
+        y = rows.numbers(_TIME, above=True)
+    else:
+        x = np.column_stack([rows.numbers(name, high=1.0) for name in resources])
+        y = np.zeros(0)
+    vms = np.array(rows.text(_VM)) if _VM in rows.columns and kind == SHARES else None
+    found = list[JobProfile]()
+    for job in dict.fromkeys(names.tolist()):
+        here = names == job
+        group = None if vms is None else vms[here]
+        try:
+            profile = fit_runs(y[here], x[here]) if kind == PROBES else mean_shares(x[here], group)
+        except ValueError as error:
+            raise InputError(f"{path}: job {job}: {error}") from None
+        found.append(_job(job, profile, resources, rest))
+    return Profiles(kind, (*resources, rest) if rest else resources, tuple(found))
+
+
+def _job(job: str, profile: Profile, resources: Sequence[str], rest: str) -> JobProfile:
+    measured = dict(zip(resources, profile.shares, strict=True))
+    loading, notes = _usable({name: each.value for name, each in measured.items()}, rest)
+    return JobProfile(job, profile.n, profile.tau_s, measured, loading, (), notes)
+
+
+def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Bring measured shares into 0 to 1, with a sum of at most 1, and say where that changes them."""
+    notes = list[str]()
+    loading = {name: min(max(value, 0.0), 1.0) for name, value in values.items()}
+    for name, value in values.items():
+        if loading[name] != value:
+            notes.append(f"{name} {value:.4g} is taken as {loading[name]:g}")
+    total = sum(loading.values())
+    if total > 1:
+        loading = {name: value / total for name, value in loading.items()}
+        notes.append(f"shares sum to {total:.4g}; they are divided by that")
+    if rest:
+        loading[rest] = max(1.0 - total, 0.0)
+    return loading, tuple(notes)
+
+
+def _of_copies(path: Path, rows: Rows, names: Any, rest: str, larger: str) -> Profiles:
+    rows.require(_TIME)
+    if bool(rest) != bool(larger) or (rest and rest == larger):
+        raise InputError("--larger and --rest: copies need both, two different resources, or neither")
+    copies, times = rows.numbers(COPIES, low=1.0), rows.numbers(_TIME, above=True)
+    for line, count in zip(rows.lines, copies.tolist(), strict=True):
+        if count != int(count):
+            raise InputError(f"{path}:{line}: {COPIES}: must be a whole number (value {count:g})")
+    first, second = (larger, rest) if rest else ("resource-1", "resource-2")
+    found = list[JobProfile]()
+    for job in dict.fromkeys(names.tolist()):
+        here = names == job
+        try:
+            profile = fit_runs(times[here], copies[here][:, None] - 1.0)
+        except ValueError as error:
+            raise InputError(f"{path}: job {job}: {error}") from None
+        found.append(_copied(job, profile, (first, second), chosen=bool(rest)))
+    return Profiles(COPIES, (first, second), tuple(found))
+
+
+def _copied(job: str, profile: Profile, names: tuple[str, str], *, chosen: bool) -> JobProfile:
+    (square,) = profile.shares
+    candidates: tuple[dict[str, float], ...] = ()
+    notes: tuple[str, ...] = ()
+    if square.value > 1:
+        notes = (f"|p|^2 {square.value:.4g} is above 1: more than jobs of one resource would suffer",)
+    else:
+        try:
+            low, high = n_copies_roots(1.0 + square.value, 2)
+        except ValueError:
+            notes = (f"|p|^2 {square.value:.4g} is below 0.5: no busy job of two resources",)
+        else:
+            both = (high, low) if high > low else (high,)
+            candidates = tuple(dict(zip(names, two_resources(p).tolist(), strict=True)) for p in both)
+    loading = candidates[0] if candidates and chosen else None
+    if candidates and not chosen:
+        notes = ("the model cannot tell which of the two it is; say --larger and --rest",)
+    return JobProfile(job, profile.n, profile.tau_s, {_SQUARE: square}, loading, candidates, notes)
+
+
+def write_loadings(path: Path, profiles: Profiles) -> None:
+    """Write LOADINGS.csv for `slowdown estimate` and `place`.
+
+    Raises:
+        InputError: a job has no loading vector, or the file cannot be written.
+
+    """
+    for job in profiles.jobs:
+        if job.loading is None:
+            raise InputError(f"--out {path}: job {job.job} has no loading vector: {'; '.join(job.notes)}")
+    with_times = all(job.tau_s is not None for job in profiles.jobs)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([JOB, *profiles.resources, *([TAU] if with_times else [])])
+    for job in profiles.jobs:
+        loading = job.loading or {}
+        times = [job.tau_s.value] if with_times and job.tau_s is not None else []
+        writer.writerow([job.job, *(loading[name] for name in profiles.resources), *times])
+    try:
+        with replacing(path, mode=0o600) as file:
+            file.write(text.getvalue().encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error

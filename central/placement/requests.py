@@ -1,0 +1,145 @@
+"""Reads what is to be placed, and the hosts it may go to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from central.models.groups import Floats
+from central.placement.fleet import Hosts, Request
+from central.placement.schedule import NOWHERE, Vm
+from central.placement.tables import Jobs, Rows, read_jobs, read_rows, units_of
+from whitepanda.common.errors import InputError
+
+__all__ = ["Asked", "read_hosts", "read_vms"]
+
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """VMs of a file. `hosts`: where each runs already, "" for one to place; `amounts` (VMs, amounts) have to fit."""
+
+    path: Path
+    jobs: Jobs
+    hosts: tuple[str, ...]
+    amounts: Floats
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Names of what the VMs contend for."""
+        return self.jobs.resources
+
+    def vms(self, hosts: Hosts) -> list[Vm]:
+        """Return them as VMs of these hosts.
+
+        Raises:
+            InputError: one runs on a host that is not there, or none is to be placed.
+
+        """
+        index = {name: k for k, name in enumerate(hosts.names)}
+        jobs, found = self.jobs, list[Vm]()
+        for k, name in enumerate(jobs.names):
+            if self.hosts[k] and self.hosts[k] not in index:
+                raise InputError(
+                    f"{self.path}: {name} runs on {self.hosts[k]}, which is no host of the other file"
+                )
+            tau = 0.0 if jobs.tau_s is None else float(jobs.tau_s[k])
+            request = Request(jobs.loadings[k], self.amounts[k], tau)
+            start = 0.0 if jobs.start_s is None else float(jobs.start_s[k])
+            found.append(Vm(name, request, start, index.get(self.hosts[k], NOWHERE)))
+        if all(self.hosts):
+            raise InputError(f"{self.path}: every row has a host; leave it empty in those to place")
+        return found
+
+
+def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
+    """Read VMs: columns job, one per resource, those of `amounts`; if known tau_s, start_s and host.
+
+    Raises:
+        InputError: what `read_jobs` refuses, or an amount that is missing or below 0.
+
+    """
+    jobs = read_jobs(path, beside=(HOST, *amounts))
+    rows = read_rows(path)
+    rows.require(*amounts)
+    needed = (
+        np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
+    )
+    at = rows.columns.index(HOST) if HOST in rows.columns else None
+    return Asked(path, jobs, tuple("" if at is None else row[at] for row in rows.cells), needed)
+
+
+def read_hosts(
+    path: Path,
+    resources: Sequence[str],
+    *,
+    units: Mapping[str, float],
+    limits: Mapping[str, float],
+    amounts: Mapping[str, float],
+) -> Hosts:
+    """Read hosts: column host; if wanted the total loading of each resource, units.NAME, limit.NAME, used amounts.
+
+    Args:
+        path: a CSV file.
+        resources: what the VMs contend for.
+        units: of each resource, where the file says nothing; 1 by default.
+        limits: the most that a total loading may be; the same.
+        amounts: what there is of each amount; the same.
+
+    Raises:
+        InputError: what `read_rows` refuses, a column of no known name, a host twice, a number out of range.
+
+    """
+    rows = read_rows(path)
+    rows.require(HOST)
+    known = {HOST, *resources, *amounts}
+    known |= {f"units.{name}" for name in resources} | {f"limit.{name}" for name in (*resources, *amounts)}
+    for name in rows.columns:
+        if name not in known:
+            raise InputError(
+                f"{path}: column {name}: is no resource of the VMs ({', '.join(resources)}), no --fit, and not {HOST}, "
+                "units.NAME or limit.NAME"
+            )
+    for name in limits:
+        if name not in resources:
+            raise InputError(f"--limit {name}: is no resource of the VMs; they are {', '.join(resources)}")
+    names = rows.text(HOST)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{path}: host {twice} is there twice")
+    by_option = units_of(units, resources)
+
+    def column(name: str, otherwise: float, low: float = 0.0) -> Floats:
+        if name not in rows.columns:
+            return np.full(len(rows), otherwise)
+        return rows.numbers(name, low=low, empty=otherwise)
+
+    return Hosts(
+        tuple(names),
+        tuple(resources),
+        np.column_stack([column(name, 0.0) for name in resources]),
+        _units(rows, resources, by_option),
+        np.column_stack([column(f"limit.{name}", limits.get(name, np.inf)) for name in resources]),
+        tuple(amounts),
+        np.column_stack([column(name, 0.0) for name in amounts]) if amounts else None,
+        np.column_stack([column(f"limit.{name}", room) for name, room in amounts.items()])
+        if amounts
+        else None,
+    )
+
+
+def _units(rows: Rows, resources: Sequence[str], by_option: Floats) -> Floats:
+    """Return units per resource, or per host too where the file has any."""
+    if not any(f"units.{name}" in rows.columns for name in resources):
+        return by_option
+    columns = [
+        rows.numbers(f"units.{name}", low=1.0, empty=float(count))
+        if f"units.{name}" in rows.columns
+        else np.full(len(rows), count)
+        for name, count in zip(resources, by_option, strict=True)
+    ]
+    return np.column_stack(columns)

@@ -1,0 +1,156 @@
+"""Places VMs one after the other, as they arrive; those that are placed run, slow each other down and end."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from central.models.dfactor import completion_times
+from central.models.groups import Floats
+from central.placement.fleet import Fleet, Hosts, Ranking, Request
+
+__all__ = ["NOWHERE", "Placement", "Schedule", "Vm", "place_all"]
+
+NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Vm:
+    """A VM to place. `host`: where it runs already (its index), `NOWHERE` to be placed.
+
+    `request.tau_s` is its time alone, 0 for one that does not end.
+    """
+
+    name: str
+    request: Request
+    start_s: float = 0.0
+    host: int = NOWHERE
+
+    @property
+    def tau_s(self) -> float:
+        """Time alone; inf for one that does not end."""
+        return self.request.tau_s or float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a VM was put and why. `totals` is P of that host just before; `host` is `NOWHERE` where none had room."""
+
+    vm: int
+    host: int
+    ranking: Ranking
+    totals: Floats
+
+    @property
+    def added(self) -> float:
+        """How much over 1 it is slowed down there as it is placed: p' . P."""
+        return float(self.ranking.added[self.host])
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What came of it. `host` and `end_s` per VM in their order; `end_s` is inf for one that does not end."""
+
+    placements: tuple[Placement, ...]
+    host: tuple[int, ...]
+    end_s: Floats
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last VM has ended that ends."""
+        return float(self.end_s[np.isfinite(self.end_s)].max(initial=0.0))
+
+    @property
+    def added(self) -> float:
+        """Total dilation that the placed VMs have added: p' . P to themselves, and as much to the others."""
+        return 2.0 * sum(each.added for each in self.placements if each.host != NOWHERE)
+
+
+def place_all(
+    hosts: Hosts,
+    vms: Sequence[Vm],
+    rule: str = "dfactor",
+    *,
+    top: int | None = None,
+    largest_first: bool = False,
+    on_placement: Callable[[Placement], None] | None = None,
+) -> Schedule:
+    """Place VMs in the order in which they arrive, those of one moment in theirs.
+
+    Args:
+        hosts: as they are at first; what is in their totals stays all the time.
+        vms: to place, or placed already.
+        rule: one of `central.placement.fleet.RULES`.
+        top: how many hosts a ranking names; None: all.
+        largest_first: of VMs that arrive at one moment the one with the longest loading vector first.
+        on_placement: called with each placement, so that long runs can be shown.
+
+    """
+    state = _State(hosts, vms)
+    placements = list[Placement]()
+
+    def when(k: int) -> tuple[float, bool, float]:
+        length = float(vms[k].request.loading @ vms[k].request.loading) if largest_first else 0.0
+        return vms[k].start_s, vms[k].host == NOWHERE, -length
+
+    for k in sorted(range(len(vms)), key=when):
+        state.advance(vms[k].start_s)
+        host = vms[k].host
+        if host == NOWHERE:
+            ranking = state.fleet.rank(vms[k].request, rule, top)
+            host = int(ranking.order[0]) if len(ranking.order) else NOWHERE
+            placement = Placement(k, host, ranking, state.fleet.totals[host].copy())
+            placements.append(placement)
+            if on_placement is not None:
+                on_placement(placement)
+        if host != NOWHERE:
+            state.put(k, host)
+    return Schedule(tuple(placements), tuple(state.host), state.end_s)
+
+
+class _State:
+    """Who runs where, and when each will end if nobody else comes."""
+
+    def __init__(self, hosts: Hosts, vms: Sequence[Vm]) -> None:
+        self.fleet = Fleet(hosts)
+        self.host = [NOWHERE] * len(vms)
+        self.end_s = np.full(len(vms), np.inf)
+        self._vms = vms
+        self._on: dict[int, list[int]] = {}
+        self._gone = set[int]()
+        self._ends: list[tuple[float, int]] = []  # a heap; entries with an end that has moved are skipped
+
+    def advance(self, now_s: float) -> None:
+        """Let end what has ended by then."""
+        while self._ends and self._ends[0][0] <= now_s:
+            end, k = heapq.heappop(self._ends)
+            if k not in self._gone and end == self.end_s[k]:
+                self._gone.add(k)
+                self.fleet.take(self.host[k], self._vms[k].request)
+
+    def put(self, k: int, host: int) -> None:
+        """Let a VM run on a host, and tell anew when those there end."""
+        request = self._vms[k].request
+        self.host[k] = host
+        self.fleet.put(host, request)
+        here = self._on.setdefault(host, [])
+        here.append(k)
+        if not all(np.isinf(self._vms[other].tau_s) for other in here):
+            self._tell_ends(host, here)
+
+    def _tell_ends(self, host: int, here: list[int]) -> None:
+        hosts, vms = self.fleet.hosts, self._vms
+        found = completion_times(
+            np.array([vms[k].request.loading for k in here]),
+            [vms[k].tau_s for k in here],
+            [vms[k].start_s for k in here],
+            hosts.units if hosts.units.ndim == 1 else hosts.units[host],
+            hosts.totals[host],
+        )
+        for k, end in zip(here, found.end_s.tolist(), strict=True):
+            if k not in self._gone and end != self.end_s[k]:
+                self.end_s[k] = end
+                heapq.heappush(self._ends, (end, k))

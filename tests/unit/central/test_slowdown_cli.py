@@ -1,0 +1,128 @@
+"""`whitepanda slowdown estimate`: the issue's JSON, and one clear line for each fault."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from central.cli.slowdown import app
+from whitepanda.common.errors import InputError
+
+MAPREDUCE = "job,cpu,other,tau_s\nsort,0.9,0.1,56\npi,0.5,0.5,90\ngrep,0.5,0.5,95\n"
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text, name="loadings.csv"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def estimated(path, *words):
+    result = run("estimate", path, "--json", *words)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_the_papers_mapreduce_jobs(written):
+    found = estimated(written(MAPREDUCE))
+    assert set(found) == {"jobs", "total_dilation"}
+    assert [set(row) for row in found["jobs"]] == [{"job", "dilation", "completion_s"}] * 3
+    assert [row["job"] for row in found["jobs"]] == ["sort", "pi", "grep"]
+    assert [row["dilation"] for row in found["jobs"]] == pytest.approx([2.0, 2.0, 2.0], rel=1e-14)
+    assert [row["completion_s"] for row in found["jobs"]] == pytest.approx([112.0, 163.0, 168.0], rel=1e-14)
+    assert found["total_dilation"] == pytest.approx(6.0, rel=1e-14)
+
+
+def test_without_times_there_are_dilations_only(written):
+    found = estimated(written("job,cpu\nidle,0\nbusy,1\nhalf,0.5\n"))
+    assert found == {
+        "jobs": [
+            {"job": "idle", "dilation": 1.0},
+            {"job": "busy", "dilation": 1.5},
+            {"job": "half", "dilation": 1.5},
+        ],
+        "total_dilation": 4.0,
+    }
+
+
+def test_units_and_arrivals(written):
+    path = written("job,cpu,tau_s,start_s\na,1,100,0\nb,1,100,50\n")
+    alone = estimated(path, "--units", "cpu=2")["jobs"]
+    assert [row["dilation"] for row in alone] == [1.5, 1.5]
+    # a: 50 s alone, then 50 left at 1.5; b has 50 left when a ends at 125 s
+    assert [row["completion_s"] for row in alone] == pytest.approx([125.0, 125.0])
+    assert [row["end_s"] for row in alone] == pytest.approx([125.0, 175.0])
+
+
+def test_the_table_for_people(written):
+    result = run("estimate", written(MAPREDUCE))
+    assert result.exit_code == 0
+    assert "sort" in result.stdout and "112.00" in result.stdout
+    assert "3 jobs, total dilation 6" in result.stdout
+    assert "one after the other (linear sum): 241.00 s" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "is empty; the first line must name the columns"),
+        ("job,cpu\n", "has no rows below its header"),
+        ("name,cpu\na,1\n", "has no column job; it has name, cpu"),
+        ("job,tau_s\na,1\n", "has no column of a resource beside job, tau_s"),
+        ("job,cpu,cpu\na,1,0\n", "has the column cpu twice"),
+        ("job,,cpu\na,1,0\n", "has a column without a name"),
+        ("job,cpu\na,1,2\n", ":2: has 3 fields, not 2 as the first line"),
+        ("job,cpu\na,much\n", ":2: cpu: must be a number (value 'much')"),
+        ("job,cpu\na,\n", ":2: cpu: must be a number (value '')"),
+        ("job,cpu\na,nan\n", ":2: cpu: must be a finite number (value nan)"),
+        ("job,cpu\n\na,-0.1\n", ":3: cpu: must be 0 to 1 (value -0.1)"),
+        ("job,cpu\na,1.1\n", ":2: cpu: must be 0 to 1 (value 1.1)"),
+        ("job,cpu,disk\na,0.5,0.5\nb,0.7,0.4\n", ":3: job b: the shares of its time sum to 1.1, above 1"),
+        ("job,cpu,tau_s\na,1,0\n", ":2: tau_s: must be above 0 (value 0)"),
+        ("job,cpu,tau_s\na,1,inf\n", ":2: tau_s: must be a finite number (value inf)"),
+        ("job,cpu,tau_s,start_s\na,1,1,-1\n", ":2: start_s: must be 0 or more (value -1)"),
+        ("job,cpu\n,1\n", ":2: job is empty"),
+    ],
+)
+def test_faults_of_files(written, text, line):
+    path = written(text)
+    with pytest.raises(InputError) as refused:
+        run("estimate", path)
+    assert str(refused.value) == (f"{path}{line}" if line.startswith(":") else f"{path}: {line}")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"away.csv: cannot be read: No such file"):
+        run("estimate", tmp_path / "away.csv")
+    path = tmp_path / "bytes.csv"
+    path.write_bytes(b"job,cpu\n\xff,1\n")
+    with pytest.raises(InputError, match=r"bytes.csv: is no CSV text in UTF-8: "):
+        run("estimate", path)
+
+
+@pytest.mark.parametrize(
+    ("units", "line"),
+    [
+        ("cpu", "--units cpu: must be NAME=NUMBER, as in cpu=8"),
+        ("cpu=many", "--units cpu=many: 'many' is not a number"),
+        ("cpu=0", "--units cpu=0: must be above 0"),
+        ("cpu=inf", "--units cpu=inf: must be above 0"),
+        ("cpu=0.5", "--units cpu: must be 1 or more (value 0.5)"),
+        ("cpu=2,cpu=3", "--units: cpu is given twice"),
+        ("gpu=2", "--units gpu: is no resource of the file; they are cpu, other"),
+    ],
+)
+def test_faults_of_units(written, units, line):
+    with pytest.raises(InputError) as refused:
+        run("estimate", written(MAPREDUCE), "--units", units)
+    assert str(refused.value) == line

@@ -1,0 +1,207 @@
+"""`whitepanda slowdown profile`: loading vectors from runs and shares, their intervals, and what cannot be told."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from central.cli.slowdown import app
+from central.models.dfactor import completion_times, dilations
+from central.models.dfactor_profile import fit_runs, mean_shares
+from whitepanda.common.errors import InputError
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "runs.csv"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def profiled(path, *words):
+    result = run("profile", path, "--json", *words)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
+
+
+def test_the_papers_filecomp_beside_a_probe(written, tmp_path):
+    path, out = written("job,cpu,time_s\nFileComp,0,78.08\nFileComp,1,123.67\n"), tmp_path / "out.csv"
+    found = profiled(path, "--rest", "disk", "--out", out)
+    (job,) = found["jobs"]
+    assert (found["kind"], job["job"], job["n"], job["notes"]) == ("probes", "FileComp", 2, [])
+    assert job["measured"]["cpu"]["value"] == pytest.approx(123.67 / 78.08 - 1, rel=1e-12)
+    assert round(job["measured"]["cpu"]["value"], 2) == 0.58
+    assert job["measured"]["cpu"]["low"] is None  # two runs, two unknowns
+    assert job["loading"] == pytest.approx({"cpu": 0.5838883, "disk": 0.4161117}, abs=1e-7)
+    assert job["tau_s"]["value"] == pytest.approx(78.08)
+    # The file goes into estimate as it is.
+    jobs = json.loads(run("estimate", out, "--json").stdout)["jobs"]
+    assert jobs == [{"job": "FileComp", "dilation": 1.0, "completion_s": pytest.approx(78.08)}]
+
+
+def test_several_probes_at_once_are_a_regression():
+    p, tau = np.array([0.5, 0.2, 0.1]), 40.0
+    beside = np.array([(0, 0, 0), (1, 0, 0), (2, 1, 0), (0, 1, 1), (0.5, 0.5, 0), (0, 0, 3)])
+    found = fit_runs(tau * (1 + beside @ p), beside)
+    assert [each.value for each in found.shares] == pytest.approx(p.tolist(), rel=1e-10)
+    assert found.tau_s.value == pytest.approx(tau, rel=1e-12)
+    assert found.shares[0].low == pytest.approx(0.5, rel=1e-6)
+    # what was regressed on is the model's own dilation
+    assert dilations([p / 2, p / 4])[0] == pytest.approx(1 + (p / 2) @ (p / 4))
+
+
+def test_copies_give_two_candidates(written):
+    times = [(n, 80 * (1 + (n - 1) * (0.9**2 + 0.1**2))) for n in (1, 2, 3, 4)]
+    path = written("job,copies,time_s\n" + "".join(f"varmail,{n},{t}\n" for n, t in times))
+    found = profiled(path)
+    (job,) = found["jobs"]
+    assert found["kind"] == "copies"
+    assert job["measured"]["squared_length"]["value"] == pytest.approx(0.82, rel=1e-10)
+    assert job["loading"] is None
+    assert job["candidates"] == [
+        pytest.approx({"resource-1": 0.9, "resource-2": 0.1}, rel=1e-8),
+        pytest.approx({"resource-1": 0.1, "resource-2": 0.9}, rel=1e-8),
+    ]
+    assert job["notes"] == ["the model cannot tell which of the two it is; say --larger and --rest"]
+    told = profiled(path, "--larger", "disk", "--rest", "cpu")["jobs"][0]
+    assert told["loading"] == pytest.approx({"disk": 0.9, "cpu": 0.1}, rel=1e-8)
+    shown = run("profile", path).stdout
+    assert "varmail: resource-1 0.9, resource-2 0.1" in shown and "0.82 to 0.82" in shown
+
+
+def test_copies_that_are_no_busy_job_of_two_resources(written):
+    path = written("job,copies,time_s\nidle,1,100\nidle,3,160\nworse,1,100\nworse,2,230\n")
+    idle, worse = profiled(path)["jobs"]
+    assert (idle["candidates"], idle["notes"]) == (
+        [],
+        ["|p|^2 0.3 is below 0.5: no busy job of two resources"],
+    )
+    assert worse["notes"] == ["|p|^2 1.3 is above 1: more than jobs of one resource would suffer"]
+
+
+def test_measured_shares_of_vms_count_alike(written, tmp_path):
+    text = "job,vm,cpu,disk_wait\nweb,a,0.2,0.1\nweb,a,0.4,0.1\nweb,b,0.6,0.5\ndb,c,0.5,0.25\n"
+    found = profiled(written(text), "--out", tmp_path / "out.csv")
+    web, db = found["jobs"]
+    assert (web["n"], db["n"]) == (2, 1)
+    half = (
+        12.706204736432095 * 0.3 / math.sqrt(2) / math.sqrt(2)
+    )  # t of one degree of freedom, std of 0.3 and 0.6
+    assert web["measured"]["cpu"] == pytest.approx({"value": 0.45, "low": 0.45 - half, "high": 0.45 + half})
+    assert db["measured"]["cpu"] == {"value": 0.5, "low": None, "high": None}
+    assert (tmp_path / "out.csv").read_text() == "job,cpu,disk_wait\nweb,0.45,0.3\ndb,0.5,0.25\n"
+    assert (tmp_path / "out.csv").stat().st_mode & 0o777 == 0o600
+
+
+def test_shares_out_of_range_are_brought_in_and_said(written):
+    text = "job,cpu,disk,time_s\n" + "a,0,0,100\na,1,0,180\na,0,1,150\nb,0,0,100\nb,1,0,95\nb,0,1,120\n"
+    a, b = profiled(written(text))["jobs"]
+    assert a["loading"] == pytest.approx({"cpu": 8 / 13, "disk": 5 / 13})
+    assert a["notes"] == ["shares sum to 1.3; they are divided by that"]
+    assert b["loading"] == pytest.approx({"cpu": 0.0, "disk": 0.2})
+    assert b["notes"] == ["cpu -0.05 is taken as 0"]
+
+
+def test_intervals_of_regressions_cover():
+    rng, p, tau, noise, hits = np.random.default_rng(5), 0.6, 50.0, 0.05, 0
+    beside = np.repeat([0.0, 1.0], 5)[:, None]
+    for _ in range(1000):
+        times = tau * (1 + p * beside[:, 0]) * (1 + noise * rng.normal(size=10))
+        share = fit_runs(times, beside).shares[0]
+        hits += share.low <= p <= share.high
+    assert 0.935 <= hits / 1000 <= 0.965
+
+
+def test_intervals_of_shares_cover_where_windows_of_a_vm_are_alike():
+    rng, hits, naive = np.random.default_rng(6), 0, 0
+    vm = np.repeat(np.arange(8), 20)
+    for _ in range(500):
+        shares = np.clip(0.4 + 0.1 * rng.normal(size=8)[vm] + 0.02 * rng.normal(size=160), 0, 1)[:, None]
+        grouped, apart = mean_shares(shares, vm).shares[0], mean_shares(shares).shares[0]
+        hits += grouped.low <= 0.4 <= grouped.high
+        naive += apart.low <= 0.4 <= apart.high
+    assert 0.925 <= hits / 500 <= 0.975
+    assert naive / 500 < 0.6  # what windows as if they were independent would claim
+
+
+def test_an_interval_without_an_end_is_none():
+    # The time alone is not told from 0.
+    share = fit_runs([1.0, 9.0, 2.0, 30.0], [[0.0], [1.0], [1.0], [2.0]]).shares[0]
+    assert (share.low, share.high) == (None, None)
+
+
+def test_profiles_of_simulated_runs_come_back():
+    # A job of 30 s beside probes that last longer, by events.
+    p = np.array([0.35, 0.45])
+    runs = [[], [(1, 0)], [(0, 1)], [(1, 0), (0, 1)]]
+    times = [completion_times([p, *beside], [30.0] + [500.0] * len(beside)).elapsed_s[0] for beside in runs]
+    found = fit_runs(times, [np.sum(beside, axis=0) if beside else (0, 0) for beside in runs])
+    assert [each.value for each in found.shares] == pytest.approx(p.tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "line"),
+    [
+        ("job,time_s\na,1\n", [], "FILE: has no column of a resource beside job, time_s"),
+        ("job,copies\na,1\n", [], "FILE: has no column time_s; it has job, copies"),
+        (
+            "job,cpu,time_s\na,1,5\n",
+            [],
+            "FILE: job a: 1 runs cannot tell 2 unknowns (time alone, and 1 shares)",
+        ),
+        (
+            "job,cpu,time_s\na,1,5\na,1,6\n",
+            [],
+            "FILE: job a: the runs do not tell the shares apart: what ran beside must vary by itself",
+        ),
+        (
+            "job,cpu,time_s\na,1,1\na,2,10\n",
+            [],
+            "FILE: job a: the runs give no time alone above 0: they do not follow the model",
+        ),
+        ("job,cpu,time_s\na,1,0\n", [], "FILE:2: time_s: must be above 0 (value 0)"),
+        ("job,cpu\na,2\n", [], "FILE:2: cpu: must be 0 to 1 (value 2)"),
+        ("job,copies,time_s\na,1.5,3\n", [], "FILE:2: copies: must be a whole number (value 1.5)"),
+        ("job,copies,time_s\na,0,3\n", [], "FILE:2: copies: must be 1 or more (value 0)"),
+        (
+            "job,copies,time_s\na,1,3\n",
+            ["--rest", "cpu"],
+            "--larger and --rest: copies need both, two different resources, or neither",
+        ),
+        ("job,cpu\na,1\n", ["--rest", "cpu"], "--rest cpu: is measured already; name another resource"),
+        (
+            "job,cpu\na,1\n",
+            ["--larger", "cpu"],
+            "--larger cpu: is for runs of several copies; FILE has no column copies",
+        ),
+        (
+            "job,copies,time_s\na,1,3\na,2,5\n",
+            ["--out", "loadings.csv"],
+            (
+                "--out loadings.csv: job a has no loading vector: "
+                "the model cannot tell which of the two it is; say --larger and --rest"
+            ),
+        ),
+        (
+            "job,cpu\na,1\n",
+            ["--out", "/proc/no/file"],
+            "/proc/no/file: cannot write: No such file or directory",
+        ),
+    ],
+)
+def test_faults(written, text, words, line):
+    path = written(text)
+    with pytest.raises(InputError) as refused:
+        run("profile", path, *words)
+    assert str(refused.value) == line.replace("FILE", str(path))
