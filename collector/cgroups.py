@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns, time_ns
@@ -31,7 +31,7 @@ from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share,
 from collector.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 
-__all__ = ["CgroupSource", "Quota", "quota_of"]
+__all__ = ["CgroupSource", "Quota", "quota_of", "vcpu_groups_of"]
 
 _NS_PER_US = 1000
 _POLLED_AT_ONCE = 8
@@ -40,6 +40,7 @@ _FIND_ANEW_NS = (
 )
 _NEVER = Stamp(0, 0)
 _VCPU = re.compile(r"vcpu\d+")
+_NO_PRESSURE = Pressure()
 
 
 class Quota(NamedTuple):
@@ -50,38 +51,68 @@ class Quota(NamedTuple):
 
 
 @dataclass(slots=True)
+class _PressureFile:
+    """A file of pressures with what it said last; None: this kernel or hierarchy has none."""
+
+    file: KeptFile | None = None
+    text: bytes = b""
+    pressure: Pressure = _NO_PRESSURE
+
+    def read(self) -> Pressure:
+        if self.file is None:
+            return _NO_PRESSURE
+        try:
+            text = self.file.read()
+        except OSError as error:
+            if error.errno in GONE:
+                raise
+            return _NO_PRESSURE  # EOPNOTSUPP: the kernel was started with psi=0
+        if text != self.text:
+            self.pressure = parse_pressure(text)
+            self.text = text
+        return self.pressure
+
+
+@dataclass(slots=True)
 class _Group:
     """A VM's control group with its open files; absent ones are what this kernel or hierarchy does not tell.
 
-    `throttled` are those of the groups with a quota: the time of one without does not grow (`unthrottled_ns`).
+    `throttled` are those of the groups with a quota: the time of one without does not grow (`unthrottled_ns`). `made`
+    are the counters that were read last, and what they were made of.
     """
 
     groups: VmGroups
     opened: int
     quota: Quota
     unthrottled_ns: int | None = None
-    cpu: KeptFile | None = None
-    memory: KeptFile | None = None
-    io: KeptFile | None = None
+    cpu: _PressureFile = field(default_factory=_PressureFile)
+    memory: _PressureFile = field(default_factory=_PressureFile)
+    io: _PressureFile = field(default_factory=_PressureFile)
     charged: KeptFile | None = None
     throttled: list[KeptFile] = field(default_factory=list)
-    pressures: dict[str, tuple[bytes, Pressure]] = field(default_factory=dict)
+    made: tuple[tuple[object, ...], CgroupCounters] | None = None
 
     def files(self) -> Iterator[KeptFile | None]:
-        yield from (self.cpu, self.memory, self.io, self.charged, *self.throttled)
+        yield from (self.cpu.file, self.memory.file, self.io.file, self.charged, *self.throttled)
 
 
 @dataclass(slots=True)
 class _Vm:
-    """What is known of a VM in one epoch. `poll_ns` is when what changes seldom is to be looked at next."""
+    """What is known of a VM in one epoch. `poll_ns` is when what changes seldom is to be looked at next.
+
+    `sample` is its last one, made of `parts`.
+    """
 
     epoch: str
     group: _Group | Reason = Reason.VM_STARTING
     membership: bytes = b""
     found_ns: int = 0
+    vcpu_groups: tuple[tuple[object, ...], tuple[str, ...]] | None = None
     numa: NumaPlacement | Reason = Reason.VM_STARTING
     numa_stamp: Stamp = _NEVER
     poll_ns: int = 0
+    parts: tuple[object, ...] = ()
+    sample: VmSample | None = None
 
 
 class CgroupSource:
@@ -117,6 +148,7 @@ class CgroupSource:
         self._numa: Numa | None = None
         self._opened = 0
         self._vms: dict[str, _Vm] = {}
+        self._listed: tuple[VmIdentity, ...] = ()
 
     def probe(self) -> Probe:
         """Say which hierarchies there are, and whether the kernel keeps pressures."""
@@ -157,7 +189,9 @@ class CgroupSource:
         """
         stamp = Stamp(monotonic_ns(), time_ns())
         inventory = self._inventory.vms()
-        self._forget({vm.uuid: vm.epoch for vm in inventory})
+        if inventory is not self._listed:
+            self._forget({vm.uuid: vm.epoch for vm in inventory})
+            self._listed = inventory
         for identity in self._due(inventory, stamp.mono_ns):
             self._poll(self._vms[identity.uuid], identity, stamp)
         vms = {identity.uuid: self._read_vm(self._vms[identity.uuid], identity) for identity in inventory}
@@ -168,6 +202,7 @@ class CgroupSource:
         for vm in self._vms.values():
             self._close_group(vm)
         self._vms.clear()
+        self._listed = ()
 
     def _forget(self, present: dict[str, str]) -> None:
         for uuid, vm in list(self._vms.items()):
@@ -220,12 +255,21 @@ class CgroupSource:
             self._close_group(vm, groups.reason)
             return
         cpu = groups.cpu_v1 or groups.v2
-        quota = Quota() if cpu is None else quota_of(cpu)
+        quota = Quota()
+        if cpu is not None:
+            quota = quota_of(cpu, self._vcpu_groups(vm, cpu), is_v1=groups.cpu_v1 is not None)
         if isinstance(vm.group, _Group) and groups == known and vm.group.quota.groups == quota.groups:
             vm.group.quota = quota
             return
         self._close_group(vm)
         vm.group = self._open_group(groups, quota, cpu)
+
+    def _vcpu_groups(self, vm: _Vm, folder: str) -> tuple[str, ...]:
+        """Return libvirt's groups per vCPU; listed anew when groups were made or removed, and with the group."""
+        key = (folder, vm.found_ns, _links(folder), _links(f"{folder}/libvirt"))
+        if vm.vcpu_groups is None or vm.vcpu_groups[0] != key:
+            vm.vcpu_groups = key, vcpu_groups_of(folder)
+        return vm.vcpu_groups[1]
 
     def _open_group(self, groups: VmGroups, quota: Quota, cpu: str | None) -> _Group:
         self._opened += 1
@@ -234,9 +278,9 @@ class CgroupSource:
             if cpu is not None and not quota.groups:
                 group.unthrottled_ns = _throttled_once_ns(cpu)
             if groups.v2 is not None:
-                group.cpu = self._try_open(f"{groups.v2}/cpu.pressure")
-                group.memory = self._try_open(f"{groups.v2}/memory.pressure")
-                group.io = self._try_open(f"{groups.v2}/io.pressure")
+                group.cpu.file = self._try_open(f"{groups.v2}/cpu.pressure")
+                group.memory.file = self._try_open(f"{groups.v2}/memory.pressure")
+                group.io.file = self._try_open(f"{groups.v2}/io.pressure")
             if groups.memory_v1 is not None:
                 group.charged = self._try_open(f"{groups.memory_v1}/memory.usage_in_bytes")
             elif groups.v2 is not None:
@@ -258,45 +302,58 @@ class CgroupSource:
             return None
 
     def _read_vm(self, vm: _Vm, identity: VmIdentity) -> VmSample:
+        """Make a VM's sample, or give the last one again where all that it is made of is the same."""
         cgroup = self._counters_or_reason(vm)
+        parts = (cgroup, vm.numa, vm.numa_stamp)
+        if vm.sample is not None and parts == vm.parts:
+            return vm.sample
         absent = {}
         if isinstance(cgroup, Reason):
             absent["cgroup"] = cgroup
         if isinstance(vm.numa, Reason):
             absent["numa"] = vm.numa
-        return VmSample(
+        vm.parts = parts
+        vm.sample = VmSample(
             identity.epoch,
             cgroup=None if isinstance(cgroup, Reason) else cgroup,
             numa=None if isinstance(vm.numa, Reason) else vm.numa,
             absent=absent,
             stamps={} if isinstance(vm.numa, Reason) else {"numa": vm.numa_stamp},
         )
+        return vm.sample
 
     def _counters_or_reason(self, vm: _Vm) -> CgroupCounters | Reason:
         group = vm.group
         if isinstance(group, Reason):
             return group
         try:
-            memory, io = _pressure(group, "memory"), _pressure(group, "io")
-            return CgroupCounters(
+            cpu, memory, io = group.cpu.read(), group.memory.read(), group.io.read()
+            throttled_ns = _throttled_ns(group.throttled) if group.throttled else group.unthrottled_ns
+            charged = None if group.charged is None else group.charged.read()
+            parts = (cpu, memory, io, throttled_ns, charged, group.quota)
+            if group.made is not None and group.made[0] == parts:
+                return group.made[1]
+            counters = CgroupCounters(
                 opened=group.opened,
-                cpu_some_ns=_pressure(group, "cpu").some_ns,
+                cpu_some_ns=cpu.some_ns,
                 memory_some_ns=memory.some_ns,
                 memory_full_ns=memory.full_ns,
                 io_some_ns=io.some_ns,
                 io_full_ns=io.full_ns,
-                throttled_ns=_throttled_ns(group.throttled) if group.throttled else group.unthrottled_ns,
+                throttled_ns=throttled_ns,
                 quota_cores=group.quota.cores,
-                memory_bytes=None if group.charged is None else int(group.charged.read()),
+                memory_bytes=None if charged is None else int(charged),
             )
         except (OSError, ValueError, NoFdError) as error:
             # The group was removed: the VM ended, or is in another one now, which the next sampling looks for.
             self._close_group(vm, reason_of(error))
             vm.poll_ns, vm.membership = 0, b""
             return reason_of(error)
+        group.made = parts, counters
+        return counters
 
 
-def quota_of(folder: str) -> Quota:
+def quota_of(folder: str, vcpu_groups: Sequence[str], *, is_v1: bool) -> Quota:
     """Find the CPU quota of a VM.
 
     It is the group's own or the sum of its vCPUs', where each of them has one (libvirt's vcpu_quota); the lesser of
@@ -304,22 +361,27 @@ def quota_of(folder: str) -> Quota:
 
     Args:
         folder: the VM's own group.
+        vcpu_groups: `vcpu_groups_of` it.
+        is_v1: in the hierarchy of v1.
 
     Raises:
         ValueError: a quota is malformed.
 
     """
-    names = _names(folder)
-    parent = folder if any(map(_VCPU.fullmatch, names)) else f"{folder}/libvirt"
-    inner = names if parent is folder else _names(parent) if "libvirt" in names else []
-    # libvirt's groups per vCPU.
-    vcpu_groups = [f"{parent}/{name}" for name in sorted(filter(_VCPU.fullmatch, inner))]
-    read = _quota_v2 if "cpu.max" in names else _quota_v1
+    read = _quota_v1 if is_v1 else _quota_v2
     quotas = {path: read(path) for path in (folder, *vcpu_groups)}
     groups = tuple(path for path, cores in quotas.items() if cores is not None)
     own, *vcpus = quotas.values()
     sums = [sum(cores for cores in vcpus if cores is not None)] if vcpus and None not in vcpus else []
     return Quota(min(sums if own is None else [*sums, own], default=None), groups)
+
+
+def vcpu_groups_of(folder: str) -> tuple[str, ...]:
+    """Return libvirt's groups per vCPU in a VM's own group."""
+    names = _names(folder)
+    parent = folder if any(map(_VCPU.fullmatch, names)) else f"{folder}/libvirt"
+    inner = names if parent is folder else _names(parent) if "libvirt" in names else []
+    return tuple(f"{parent}/{name}" for name in sorted(filter(_VCPU.fullmatch, inner)))
 
 
 def _names(folder: str) -> list[str]:
@@ -330,11 +392,19 @@ def _names(folder: str) -> list[str]:
         return []
 
 
+def _links(folder: str) -> int:
+    """How many links a group has, of which the kernel makes one per group in it; -1 where there is none."""
+    try:
+        return os.stat(folder).st_nlink  # noqa: PTH116 - as in _names
+    except OSError:
+        return -1
+
+
 def _quota_v2(folder: str) -> float | None:
     """Return one group's own quota in cores."""
     try:
         quota, period = read_once(f"{folder}/cpu.max").split()
-    except FileNotFoundError:
+    except FileNotFoundError:  # the controller is off
         return None
     return None if quota == b"max" else int(quota) / int(period)
 
@@ -343,29 +413,8 @@ def _quota_v1(folder: str) -> float | None:
     try:
         quota = int(read_once(f"{folder}/cpu.cfs_quota_us"))
         return None if quota < 0 else quota / int(read_once(f"{folder}/cpu.cfs_period_us"))
-    except FileNotFoundError:  # the controller is off
+    except FileNotFoundError:
         return None
-
-
-def _pressure(group: _Group, resource: str) -> Pressure:
-    file: KeptFile | None = getattr(group, resource)
-    if file is None:
-        return _NO_PRESSURE
-    try:
-        text = file.read()
-    except OSError as error:
-        if error.errno in GONE:
-            raise
-        return _NO_PRESSURE  # EOPNOTSUPP: the kernel was started with psi=0
-    seen = group.pressures.get(resource)
-    if seen is not None and seen[0] == text:
-        return seen[1]
-    pressure = parse_pressure(text)
-    group.pressures[resource] = (text, pressure)
-    return pressure
-
-
-_NO_PRESSURE = Pressure()
 
 
 def _throttled_ns(files: list[KeptFile]) -> int | None:

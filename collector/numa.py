@@ -83,12 +83,8 @@ class Numa:
 
     def _sizes(self, pid: int) -> tuple[int, int]:
         """Return a process's resident memory in small and in huge pages, in bytes."""
-        sizes = {b"VmRSS": 0, b"HugetlbPages": 0}
-        for line in read_once(f"{self._proc}/{pid}/status").splitlines():
-            name, _, value = line.partition(b":")
-            if name in sizes:
-                sizes[name] = int(value.split()[0]) * 1024
-        return sizes[b"VmRSS"], sizes[b"HugetlbPages"]
+        text = b"\n" + read_once(f"{self._proc}/{pid}/status")
+        return _size(text, b"\nVmRSS:"), _size(text, b"\nHugetlbPages:")
 
     def _vcpus(self, pid: int, tids: Iterable[int]) -> dict[int, int]:
         """Count the vCPU threads by the node of the CPU that each ran on last."""
@@ -165,6 +161,12 @@ def read_whole(path: str) -> bytes:
     """Read a file that is long, up to 16 MiB."""
     with Path(path).open("rb") as file:
         return file.read(_MAPS_BYTES)
+
+
+def _size(text: bytes, name: bytes) -> int:
+    """Return a size of /proc/PID/status in bytes; 0 where there is no such line."""
+    _, found, rest = text.partition(name)
+    return int(rest[: rest.index(b"kB")]) * 1024 if found else 0
 
 
 def _group_memory(v2: str | None, v1: str | None) -> dict[int, int] | None:

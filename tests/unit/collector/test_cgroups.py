@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 from collector import cgroups
 from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, Stamp
 from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
-from collector.cgroups import CgroupSource, Quota, quota_of
+from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
 from collector.identity import Inventory
 
 PRESSURE = (
@@ -250,19 +251,23 @@ def test_quotas(host, tree, make, clock):
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)
     own = str(tree.cpu / SCOPE)
-    assert quota_of(own) == Quota(None, ())
+
+    def quota():
+        return quota_of(own, vcpu_groups_of(own), is_v1=tree.hybrid)
+
+    assert quota() == Quota(None, ())
     tree.quota(SCOPE, 250_000)
-    assert quota_of(own).cores == 2.5
+    assert quota().cores == 2.5
     for number in (0, 1):
         tree.quota(f"{SCOPE}/libvirt/vcpu{number}", None)
-    assert quota_of(own).cores == 2.5
+    assert quota().cores == 2.5
     tree.quota(f"{SCOPE}/libvirt/vcpu0", 30_000)
-    assert quota_of(own).cores == 2.5  # vCPU 1 has no limit of its own
-    assert quota_of(own).groups == (own, f"{own}/libvirt/vcpu0")
+    assert quota().cores == 2.5  # vCPU 1 has no limit of its own
+    assert quota().groups == (own, f"{own}/libvirt/vcpu0")
     tree.quota(f"{SCOPE}/libvirt/vcpu1", 40_000)
-    assert quota_of(own).cores == pytest.approx(0.7)
+    assert quota().cores == pytest.approx(0.7)
     tree.quota(SCOPE, None)
-    assert quota_of(own).cores == pytest.approx(0.7)
+    assert quota().cores == pytest.approx(0.7)
 
 
 def test_throttled_time_is_that_of_the_groups_with_a_quota(host, tree, make, clock):
@@ -288,6 +293,53 @@ def test_throttled_time_is_that_of_the_groups_with_a_quota(host, tree, make, clo
     assert vm_of(source, host).cgroup == CgroupCounters(
         after.opened, 11_000, 22_000, 12_000, 33_000, 23_000, after.throttled_ns, 0.4, 1000
     )
+
+
+def test_groups_of_vcpus_are_listed_when_they_come_and_go_only(host, tree, make, clock, monkeypatch):
+    host.vm("a", 10, [11])
+    tree.add(10, SCOPE)
+    listed = []
+    plain = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or plain(path))
+    source = make()
+    assert vm_of(source, host).cgroup.quota_cores is None
+
+    def later():
+        listed.clear()
+        clock[0] += 10 * 10**9
+        cores = vm_of(source, host).cgroup.quota_cores
+        return cores, sum(SCOPE in str(path) for path in listed)
+
+    assert later() == (None, 0)
+    tree.quota(f"{SCOPE}/libvirt/vcpu0", 30_000)
+    assert later() == (0.3, 2)
+    assert later() == (0.3, 0)
+    tree.quota(f"{SCOPE}/libvirt/vcpu1", 40_000)
+    assert later() == (pytest.approx(0.7), 2)
+    tree.quota(f"{SCOPE}/libvirt/vcpu1", 50_000)  # an amount is read each time
+    assert later() == (0.8, 0)
+    shutil.rmtree(tree.cpu / SCOPE / "libvirt/vcpu1")
+    assert later() == (0.3, 2)
+
+
+def test_a_group_whose_files_say_the_same_gives_the_same_sample(host, tree, make, clock):
+    host.vm("a", 10, [11])
+    status(host, 10)
+    tree.add(10, SCOPE)
+    source = make()
+    first = vm_of(source, host)
+    assert vm_of(source, host) is first
+    tree.pressures(SCOPE, 11, 22, 34)
+    second = vm_of(source, host)
+    assert second.cgroup.io_some_ns == first.cgroup.io_some_ns + 1000
+    (tree.memory / SCOPE / ("memory.usage_in_bytes" if tree.hybrid else "memory.current")).write_text(
+        "2000\n"
+    )
+    assert vm_of(source, host).cgroup.memory_bytes == 2000
+    assert second.cgroup.memory_bytes == 1000
+    clock[0] += 10 * 10**9  # another look at its placement: the counters are the same, the moment is not
+    third = vm_of(source, host)
+    assert third.stamps["numa"].mono_ns == second.stamps["numa"].mono_ns + 10 * 10**9
 
 
 def test_a_removed_group_is_looked_for_anew(host, tree, make, clock, monkeypatch):
@@ -546,7 +598,8 @@ def test_a_real_group_of_this_kernel(real_group):
         (cpu / "cpu.max").write_text("20000 100000")
     else:
         pytest.skip("needs the cpu controller: it is not delegated to new groups here")
-    assert quota_of(str(cpu)).cores == pytest.approx(0.2)
+    quota = quota_of(str(cpu), (), is_v1=groups.cpu_v1 is not None)
+    assert quota.cores == pytest.approx(0.2)
     source = CgroupSource(Inventory("/nonexistent"), root="/")
     group = source._open_group(groups, Quota(0.2, (str(cpu),)), str(cpu))
     vm = cgroups._Vm("e", group)
