@@ -1,0 +1,236 @@
+"""`whitepanda fleet`: WSMeter. What to observe for a margin, which machines to try it on, and whether it helped."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from central.fleet.draw import DrawOptions
+from central.fleet.draw import draw as draw_machines
+from central.fleet.lake_rows import parse_sides, read_side
+from central.fleet.plan import PlanOptions, make_plan
+from central.fleet.plots import plot_comparison, plot_plan
+from central.fleet.show import comparison_json, show_comparison, show_drawn, show_plan
+from central.fleet.tables import Jobs, jobs_of, read_jobs, read_rows, write_jobs, write_machines
+from central.lake import Lake
+from central.models.wsmeter import MIN_INSTANCES, TooLittleCovered
+from central.models.wsmeter import compare as compare_sides
+from whitepanda.common.cli import console, print_json
+from whitepanda.common.errors import InputError, UnavailableError
+
+app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
+
+#: Below this share of CURRENT's weight a comparison says more about the jobs left out than about the fleet. The paper's
+#: clusters covered 82 to 91 %.
+MIN_COVERAGE = 0.8
+
+_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+_MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
+_MinCoverage = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Refuse if jobs have less of the weight.")
+]
+_Metric = Annotated[
+    str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")
+]
+_Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
+
+
+@app.command()
+def plan(
+    jobs: Annotated[
+        Path,
+        typer.Argument(metavar="JOBS", help="CSV or Parquet: job, weight, mean, std, instances, cost."),
+    ],
+    margin_percent: Annotated[
+        float, typer.Option(help="Half width of the interval wanted, % of the metric.")
+    ],
+    t: Annotated[float, typer.Option(help="Standard errors in it; 2: about 95 %.")] = 2.0,
+    min_instances: _MinInstances = MIN_INSTANCES,
+    top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
+    coverage: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Only the heaviest with this share of the weight.")
+    ] = None,
+    design_effect: Annotated[
+        float,
+        typer.Option(min=1.0, help="Multiplies variances: instances of a machine are not independent."),
+    ] = 1.0,
+    observed: Annotated[
+        Path | None, typer.Option(metavar="ROWS", help="What was observed by then: is it enough, what more.")
+    ] = None,
+    metric: _Metric = "",
+    machine_std_percent: Annotated[
+        float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
+    ] = None,
+    plot: _Plot = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Say how many instances of which jobs to observe for a margin, at the least cost.
+
+    The integer optimum, proven. With --observed it is held against the margin (by machines), and planned again with
+    the larger of the old and new variances. Without a column cost, an instance costs its share of all weight.
+    """
+    for name, value in (("--margin-percent", margin_percent), ("--t", t)):
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name}: must be above 0 (value {value:g})")
+    options = PlanOptions(
+        margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
+    )
+    fleet = read_jobs(jobs)
+    seen = None if observed is None else read_rows(observed, metric).observed
+    made = make_plan(fleet, options, seen)
+    if plot is not None:
+        plot_plan(plot, made, *_costs(fleet, options))
+    if json:
+        print_json(made.as_json())
+        return
+    show_plan(made)
+
+
+@app.command()
+def compare(
+    current: Annotated[
+        str, typer.Argument(metavar="CURRENT", help="File of instances; with --lake a side, see below.")
+    ],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The same, with the upgrade.")],
+    metric: _Metric = "",
+    lake: Annotated[
+        str, typer.Option(metavar="LAKE", help="Central's lake, a folder or s3://bucket/prefix.")
+    ] = "",
+    min_instances: _MinInstances = MIN_INSTANCES,
+    min_coverage: _MinCoverage = MIN_COVERAGE,
+    top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
+    plot: _Plot = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Tell whether the fleet became faster: the weighted metric of the jobs that both sides have.
+
+    Files: CSV or Parquet with machine, job, the metric; and weight (the job's) or quota (the instance's), of CURRENT.
+    With --lake, a side is keys with commas between: hosts=FILE, platform=NAME, from=TIME, until=TIME, rest (the hosts
+    that the other side's file does not name). Intervals know that instances of one machine are alike; a machine on
+    both sides is compared with itself.
+    """
+    if lake:
+        if "://" not in lake and not Path(lake).is_dir():
+            raise UnavailableError(
+                f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir"
+            )
+        opened, sides = Lake(lake), parse_sides(current, new)
+        rows = [read_side(opened, side, metric or "ipc") for side in sides]
+    else:
+        rows = [read_rows(Path(current), metric)]
+        rows.append(read_rows(Path(new), rows[0].metric))
+    try:
+        found = compare_sides(
+            rows[0].observed,
+            rows[1].observed,
+            rows[0].weights,
+            min_instances=min_instances,
+            min_coverage=min_coverage,
+            top=top,
+            confidence=confidence,
+        )
+    except TooLittleCovered as error:
+        raise InputError(
+            f"{error.jobs} jobs have {min_instances} instances on two machines of both sides and cover "
+            f"{error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or lower "
+            "--min-coverage or --min-instances"
+        ) from error
+    if plot is not None:
+        plot_comparison(plot, found)
+    if json:
+        print_json({"metric": rows[0].metric, "weighed_by": rows[0].weighed_by, **comparison_json(found)})
+        return
+    show_comparison(found, rows[0])
+
+
+@app.command()
+def draw(
+    rows: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="Every instance of the fleet: machine, job; any metric.")
+    ],
+    machines: Annotated[int | None, typer.Option(help="So many; default: what the plan needs.")] = None,
+    plan: Annotated[  # noqa: A002, RUF100 - the option's name
+        Path | None, typer.Option(metavar="PLAN.json", help="From `fleet plan --json`.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="CSV or Parquet: the machines.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    min_instances: _MinInstances = MIN_INSTANCES,
+    min_coverage: _MinCoverage = MIN_COVERAGE,
+    max_imbalance: Annotated[
+        float, typer.Option(min=0.1, help="Draw again if the metric is now off by more standard errors.")
+    ] = 2.0,
+    max_draws: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 1000,
+    metric: _Metric = "",
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Draw the machines of the test cluster at random.
+
+    Again, if the jobs with enough instances on them have too little of the weight, or if their metric is now already
+    unlike the fleet's (where ROWS has it).
+    """
+    planned = None if plan is None else _read_plan(plan)
+    options = DrawOptions(machines, seed, min_instances, min_coverage, max_imbalance, max_draws)
+    drawn = draw_machines(read_rows(rows, metric, needs_metric=False), options, planned)
+    if out is not None:
+        write_machines(out, drawn.machines)
+    if json:
+        print_json(drawn.as_json(seed))
+        return
+    show_drawn(drawn, out)
+
+
+@app.command("jobs")
+def make_jobs(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", help="Every instance of the fleet, measured.")],
+    out: Annotated[Path, typer.Option(metavar="JOBS", help="CSV or Parquet to write, for `fleet plan`.")],
+    metric: _Metric = "",
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
+    seen = read_rows(rows, metric)
+    jobs = jobs_of(seen)
+    if not len(jobs.job):
+        raise InputError(f"{rows}: no job's {seen.metric} varies; there is nothing to plan")
+    write_jobs(out, jobs)
+    flat = len(np.unique(seen.observed.job)) - len(jobs.job)
+    if json:
+        print_json({"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat})
+        return
+    counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
+    console.print(
+        f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True, markup=False
+    )
+
+
+def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
+    """Return margins around the plan's, and what each costs."""
+    margins = (options.margin_percent * np.geomspace(0.4, 2.5, 25)).tolist()
+    costs = []
+    for margin in margins:
+        try:
+            changed = PlanOptions(
+                margin, options.t, options.min_instances, options.top, options.coverage, options.design_effect
+            )
+            costs.append(make_plan(jobs, changed).solution.cost)
+        except InputError:
+            costs.append(math.nan)
+    return margins, costs
+
+
+def _read_plan(path: Path) -> dict[str, int]:
+    try:
+        found = json_module.loads(path.read_text(encoding="utf-8"))
+        planned = {str(row["job"]): int(row["observe"]) for row in found["jobs"]}
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: is no plan; make one with whitepanda fleet plan --json") from error
+    if not planned or min(planned.values()) < 1:
+        raise InputError(f"{path}: is no plan: every job must be observed at least once")
+    return planned

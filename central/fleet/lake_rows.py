@@ -1,0 +1,217 @@
+"""Sides of a comparison from central's lake: by hosts, by CPU platform, by time.
+
+The lake has no labels of hosts, so a side names them by a file (as `fleet draw` writes it), or by what the lake knows:
+
+    hosts=FILE   platform=NAME   from=TIME   until=TIME   rest      (with commas between; `rest`: hosts of no file)
+
+One row per task (a VM of a job on a machine) and side: `ipc` = instructions / cycles and `mips` = instructions / us,
+over all of its windows; any other column of the samples is its mean, weighted by time. The lake knows no quota: the CPU
+that a task used, in cores, stands for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from central.fleet.tables import Rows, read_machines
+from central.lake import Lake, LakeError, day_of
+from central.models.groups import group, sums
+from central.models.wsmeter import Observed, Shares
+from central.schema import SAMPLES
+from whitepanda.common.errors import InputError
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+__all__ = ["SIDE_KEYS", "Side", "metrics", "parse_sides", "read_side"]
+
+SIDE_KEYS = ("hosts", "platform", "from", "until")
+_KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
+_COUNTED = ("ipc", "mips")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Which samples of the lake a side is.
+
+    Attributes:
+        text: as it was given.
+        hosts: only these, if any are named.
+        not_hosts: none of these.
+        platform: only machines of this one.
+        from_ns: windows that start at or after it, in ns since 1970.
+        until_ns: windows that start before it.
+
+    """
+
+    text: str
+    hosts: tuple[str, ...] | None = None
+    not_hosts: tuple[str, ...] = ()
+    platform: str | None = None
+    from_ns: int | None = None
+    until_ns: int | None = None
+
+
+def metrics() -> tuple[str, ...]:
+    """Return the names of the metrics that the lake has."""
+    numbers = (field.name for field in SAMPLES if pa.types.is_floating(field.type))
+    return (*_COUNTED, *numbers)
+
+
+def parse_sides(current: str, new: str) -> tuple[Side, Side]:
+    """Parse two sides.
+
+    Raises:
+        InputError: a text is no side, or a file of hosts cannot be read.
+
+    """
+    found = [_parsed(text) for text in (current, new)]
+    sides = []
+    for text, parts, other in zip((current, new), found, reversed(found), strict=True):
+        hosts = tuple(read_machines(Path(parts["hosts"]))) if "hosts" in parts else None
+        not_hosts: tuple[str, ...] = ()
+        if "rest" in parts:
+            if hosts is not None or "hosts" not in other:
+                raise InputError(
+                    f"side '{text}': rest is for the hosts that the other side's file does not name"
+                )
+            not_hosts = tuple(read_machines(Path(other["hosts"])))
+        sides.append(
+            Side(
+                text,
+                hosts,
+                not_hosts,
+                parts.get("platform"),
+                _unix_ns(text, parts["from"]) if "from" in parts else None,
+                _unix_ns(text, parts["until"]) if "until" in parts else None,
+            )
+        )
+    if sides[0] == Side(
+        **{name: getattr(sides[1], name) for name in Side.__slots__} | {"text": sides[0].text}
+    ):
+        raise InputError(f"sides '{current}' and '{new}' are the same samples")
+    return sides[0], sides[1]
+
+
+def read_side(lake: Lake, side: Side, metric: str) -> Rows:
+    """Read a side.
+
+    Args:
+        lake: where from.
+        side: which samples.
+        metric: one of `metrics()`.
+
+    Raises:
+        InputError: the side has no sample with the metric.
+        LakeError: the lake is damaged or newer than this program.
+
+    """
+    import ibis  # noqa: PLC0415 - takes a second, and only the lake needs it
+
+    if metric not in metrics():
+        raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
+    connection = ibis.duckdb.connect()
+    days = [
+        day
+        for day in lake.days()
+        if (side.from_ns is None or day >= day_of(side.from_ns))
+        and (side.until_ns is None or day <= day_of(side.until_ns))
+    ]
+    tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
+    try:
+        table = connection.to_pyarrow(tasks)
+    except Exception as error:  # the engine's own kinds differ by back end
+        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        connection.disconnect()
+    column = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    if not table.num_rows:
+        raise InputError(f"side '{side.text}': no task of the lake has {metric} there")
+    job = column["job"].astype(str)
+    (jobs,), number = group(job)
+    return Rows(
+        Observed(column["machine"].astype(str), job, column["value"].astype(np.float64)),
+        Shares(jobs, sums(number, column["usage"].astype(np.float64), len(jobs))),
+        metric,
+        "cpu_usage_cores",
+    )
+
+
+def _filtered(samples: ir.Table, side: Side) -> ir.Table:
+    wanted: list[Any] = [samples.duration_ns > 0]
+    if side.hosts is not None:
+        wanted.append(_is_one_of(samples, side.hosts))
+    if side.not_hosts:
+        wanted.append(~_is_one_of(samples, side.not_hosts))
+    if side.platform is not None:
+        wanted.append(samples.platform == side.platform)
+    if side.from_ns is not None:
+        wanted.append(samples.start_unix_ns >= side.from_ns)
+    if side.until_ns is not None:
+        wanted.append(samples.start_unix_ns < side.until_ns)
+    return samples.filter(*wanted)
+
+
+def _is_one_of(samples: ir.Table, hosts: Sequence[str]) -> Any:
+    """A host's samples have its name in both columns; an imported trace's machines are in one."""
+    return samples.machine.isin(hosts) | samples.host.isin(hosts)
+
+
+def _tasks(samples: ir.Table, metric: str) -> ir.Table:
+    """Return machine, vm, job, value, usage: a row per task whose value and usage are known and above 0."""
+    usage = (samples.cpu_usage_cores * samples.duration_ns).sum() / samples.duration_ns.sum()
+    if metric in _COUNTED:
+        known = samples.instructions.notnull() & (samples.cycles.notnull() if metric == "ipc" else True)
+        above = samples.instructions.sum(where=known).cast("float64")
+        below = (
+            samples.cycles.sum(where=known) if metric == "ipc" else samples.duration_ns.sum(where=known) / 1e3
+        )
+        value = above / below.cast("float64").nullif(0.0)
+    else:
+        column = samples[metric]
+        known = column.notnull() & ~column.isnan()
+        value = (column * samples.duration_ns).sum(where=known) / samples.duration_ns.sum(where=known).nullif(
+            0
+        )
+    tasks = samples.group_by("machine", "vm", "job").aggregate(value=value, usage=usage)
+    return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by(
+        "machine", "vm", "job"
+    )
+
+
+def _parsed(text: str) -> Mapping[str, str]:
+    keys = list(_KEY.finditer(text))
+    if not keys or text[: keys[0].start()].strip():
+        raise InputError(
+            f"side '{text}': must be {', '.join(f'{key}=...' for key in SIDE_KEYS)} or rest, with commas"
+        )
+    ends = [key.start() for key in keys[1:]] + [len(text)]
+    parts = [(key[1], text[key.end() : end].strip()) for key, end in zip(keys, ends, strict=True)]
+    for name, value in parts:
+        if (name == "rest") == bool(value):
+            raise InputError(
+                f"side '{text}': {name} {'takes no value' if name == 'rest' else 'needs a value'}"
+            )
+    if len(dict(parts)) < len(parts):
+        raise InputError(f"side '{text}': a key is there twice")
+    return dict(parts)
+
+
+def _unix_ns(side: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InputError(
+            f"side '{side}': no time: {text}; such as 2026-11-21 or 2026-11-21T12:00Z"
+        ) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

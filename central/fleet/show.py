@@ -1,0 +1,184 @@
+"""What `whitepanda fleet` prints: tables with bars for people, and a comparison as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from central.fleet.draw import Drawn
+from central.fleet.plan import Plan
+from central.fleet.plots import bar, signed_bar
+from central.fleet.tables import Rows
+from central.models.wsmeter import Comparison, Interval
+from whitepanda.common.cli import console
+
+__all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]
+
+_SHOWN = 20
+_BAR = 24
+_REASONS = {
+    "only_current": "only in CURRENT",
+    "only_new": "only in NEW",
+    "no_weight": "without a weight",
+    "too_few": "with too few instances",
+    "not_top": "not among the heaviest",
+}
+
+
+def _interval_json(found: Interval | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "value": found.value,
+        "low": found.low,
+        "high": found.high,
+        "margin": found.margin,
+        "standard_error": found.standard_error,
+        "degrees_of_freedom": found.degrees,
+    }
+
+
+def _percent_json(found: Interval | None) -> dict[str, Any] | None:
+    told = _interval_json(found)
+    if told is None:
+        return None
+    return {key: value if key == "degrees_of_freedom" else 100.0 * value for key, value in told.items()}
+
+
+def comparison_json(found: Comparison) -> dict[str, Any]:
+    """Return a comparison for programs; differences and their intervals in percent."""
+    return {
+        "current": _interval_json(found.current),
+        "new": _interval_json(found.new),
+        "difference_percent": _percent_json(found.difference),
+        "p": found.p,
+        "independent_percent": _percent_json(found.independent),
+        "baseline_percent": _percent_json(found.baseline),
+        "coverage": found.coverage,
+        "confidence": found.confidence,
+        "machines": {"current": found.machines[0], "new": found.machines[1]},
+        "instances": {"current": found.instances[0], "new": found.instances[1]},
+        "left_out": found.left_out,
+        "jobs": [
+            {
+                "job": job.job,
+                "weight": job.weight,
+                "current": job.current,
+                "new": job.new,
+                "instances": {"current": job.instances[0], "new": job.instances[1]},
+                "difference_percent": _percent_json(job.difference),
+                "p": job.p,
+                "adjusted_p": job.adjusted_p,
+                "verdict": job.verdict,
+            }
+            for job in found.jobs
+        ],
+    }
+
+
+def show_plan(made: Plan) -> None:
+    """Print a plan: its heaviest jobs, and what it costs."""
+    fidelity = made.fidelity
+    table = Table(title="Observe", title_justify="left")
+    table.add_column("job", no_wrap=True)
+    more = ("more",) if fidelity is not None else ()
+    for name in ("weight", "instances", "there are", *more):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    observe = made.solution.observe
+    for k in range(min(_SHOWN, len(observe))):
+        cells = [f"{made.jobs.weight[k]:.1%}", f"{observe[k]:,}", f"{made.jobs.instances[k]:,}"]
+        cells += [f"{made.more[k]:,}"] if more else []
+        table.add_row(escape(str(made.jobs.job[k])), *cells, bar(float(observe[k]), float(observe.max()), _BAR))
+    console.print(table)
+    if len(observe) > _SHOWN:
+        _say(f"... and {len(observe) - _SHOWN:,} more jobs; all with --json")
+    proof = f"within {made.solution.gap_ratio:.2%} of the optimum"
+    proof = "the integer optimum" if made.solution.is_optimal else proof
+    _say(f"{len(observe):,} jobs, {observe.sum():,} instances, cost {made.solution.cost:.6g}: {proof}")
+    margin = (
+        f"margin {made.expected_margin_percent:.3g} % of {made.metric_mean:.4g} at t = {made.options.t:g}"
+    )
+    _say(f"{margin}; the jobs have {made.coverage:.1%} of the weight")
+    if made.left_out:
+        _say(f"{len(made.left_out):,} jobs with fewer than {made.options.min_instances} instances left out")
+    if made.baseline_machines is not None:
+        _say(f"machine granularity would need {made.baseline_machines:,} machines")
+    if fidelity is not None:
+        _show_fidelity(made)
+
+
+def _show_fidelity(made: Plan) -> None:
+    found = made.fidelity
+    if found is None:
+        return
+    independent = f"{found.independent_margin_percent:.3g} % were instances independent"
+    on = f"on {found.coverage:.1%} of the plan's weight"
+    _say(f"observed: margin {found.margin_percent:.3g} % ({independent}) {on}")
+    more = f"not met: {made.more.sum():,} more instances, cost {made.jobs.cost @ made.more:.6g}"
+    _say("met" if found.is_met else more)
+    if found.larger:
+        _say(f"larger standard deviation than planned with: {len(found.larger):,} jobs")
+
+
+def show_comparison(found: Comparison, rows: Rows) -> None:
+    """Print a comparison: its heaviest jobs, and what the fleet gained."""
+    share = f"{100 * found.confidence:g} %"
+    table = Table(title=f"{rows.metric}, weighed by {rows.weighed_by}", title_justify="left")
+    for name in ("job", "weight", "current", "new", "difference", f"{share} interval", "", ""):
+        table.add_column(name, justify="left" if name in ("job", "") else "right", no_wrap=True)
+    shown = found.jobs[:_SHOWN]
+    largest = max(abs(job.difference.value) for job in shown)
+    for job in shown:
+        table.add_row(
+            escape(str(job.job)),
+            f"{job.weight:.1%}",
+            f"{job.current:.4g}",
+            f"{job.new:.4g}",
+            f"{100 * job.difference.value:+.2f} %",
+            _range(job.difference),
+            signed_bar(job.difference.value, largest, _BAR // 3),
+            job.verdict,
+        )
+    console.print(table)
+    if len(found.jobs) > _SHOWN:
+        _say(f"... and {len(found.jobs) - _SHOWN:,} more jobs; all with --json")
+    change = f"{found.current.value:.4g} -> {found.new.value:.4g}, {100 * found.difference.value:+.2f} %"
+    _say(f"fleet: {change} ({share} interval {_range(found.difference)}, p = {found.p:.2g})")
+    _say(f"were instances independent: {_range(found.independent)}")
+    if found.baseline is not None:
+        _say(f"machine granularity: {100 * found.baseline.value:+.2f} % ({_range(found.baseline)})")
+    sides = [f"{found.machines[i]:,} machines with {found.instances[i]:,} instances" for i in (0, 1)]
+    _say(f"{sides[0]} against {sides[1]}")
+    _say(f"{len(found.jobs):,} jobs with {found.coverage:.1%} of CURRENT's weight")
+    verdicts = [job.verdict for job in found.jobs]
+    counts = f"{verdicts.count('gain'):,} jobs up, {verdicts.count('loss'):,} down"
+    false = f"of these {100 - 100 * found.confidence:.3g} % are expected to be false"
+    _say(f"{counts} ({false}), {verdicts.count('unclear'):,} unclear")
+    if found.left_out:
+        _say("left out: jobs " + ", ".join(f"{n:,} {_REASONS[why]}" for why, n in found.left_out.items()))
+
+
+def show_drawn(drawn: Drawn, out: Path | None) -> None:
+    """Print the machines drawn, or where they are written, and how good they are."""
+    told = drawn.as_json(0)
+    of = f"{drawn.fleet_machines:,} machines ({told['share']:.1%})"
+    _say(f"{len(drawn.machines):,} of {of}, draw {drawn.draws:,}")
+    _say(f"jobs with enough instances there have {drawn.coverage:.1%} of the weight")
+    if drawn.planned:
+        met = f"{told['planned_jobs_met']:,} of {told['planned_jobs']:,} planned jobs"
+        _say(f"{met} have there what the plan wants")
+    if drawn.imbalance is not None:
+        _say(f"their metric is now {drawn.imbalance:+.2f} standard errors off the fleet's")
+    _say(f"written to {out}" if out is not None else " ".join(drawn.machines))
+
+
+def _range(found: Interval) -> str:
+    return f"{100 * found.low:+.2f} to {100 * found.high:+.2f} %"
+
+
+def _say(line: str) -> None:
+    console.print(line, soft_wrap=True, markup=False)
