@@ -21,7 +21,7 @@ from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig
 from agent.host_info import platform_name
 from agent.pipeline import Pipeline, timely_sources
-from agent.slots import Slots, SourcePlan
+from agent.slots import STOP_WAIT_S, Slots, SourcePlan
 from agent.ticks import TickSchedule, first_due_ns
 from agent.view import Counters, Names, StateView
 from agent.windows import CpiWindow
@@ -45,7 +45,6 @@ __all__ = ["Daemon", "make_plans", "run"]
 _log = log.get("agent")
 
 _START_WAIT_S = 10.0  # for the required sources to be probed and opened
-_SOURCES_STOP_S = 2.0
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
@@ -151,7 +150,7 @@ class Daemon:
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
-            stuck = self._slots.stop(_SOURCES_STOP_S, lambda: self._clock.mono_ns() / 1e9)
+            stuck = self._slots.stop(STOP_WAIT_S, lambda: self._clock.mono_ns() / 1e9)
             if stuck:
                 _log.warning("sources left hanging at the end", sources=",".join(stuck))
 

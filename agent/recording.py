@@ -17,7 +17,7 @@ from agent.config import AgentConfig
 from agent.daemon import make_plans
 from agent.local_client import answers
 from agent.pipeline import Inputs, take
-from agent.slots import Slot, Slots
+from agent.slots import STOP_WAIT_S, Slot, Slots
 from agent.state import SourceView
 from agent.ticks import TickSchedule, first_due_ns
 from collector.base import Reason
@@ -28,7 +28,6 @@ __all__ = ["Recorded", "Recording", "beside_agent", "troubles_of"]
 
 _START_WAIT_S = 10.0  # for the sources to be probed and opened
 _LAST_WAIT_S = 2.0  # for the last tick's samples
-_STOP_WAIT_S = 2.0
 _POLL_S = 0.005
 
 
@@ -110,7 +109,7 @@ class Recording:
             for number in signals:
                 loop.remove_signal_handler(number)
             result.sources = self._slots.views()
-            self._slots.stop(_STOP_WAIT_S, time.monotonic)
+            self._slots.stop(STOP_WAIT_S, time.monotonic)
         if not result.samples:
             end = "ended before the first sample" if result.ended_early else "no source gave a sample"
             raise UnavailableError(f"nothing was recorded: {end}{troubles_of(result.sources)}")

@@ -12,12 +12,15 @@ from agent.state import SourceState, SourceView
 from collector.base import Probe, Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
 
-__all__ = ["REOPEN_AFTER_NS", "Slot", "Slots", "SourcePlan"]
+__all__ = ["REOPEN_AFTER_NS", "STOP_WAIT_S", "Slot", "Slots", "SourcePlan"]
 
 _log = log.get("sources")
 
 #: A source that could not be opened is tried again this often.
 REOPEN_AFTER_NS = 30 * 1_000_000_000
+#: For all sources to close. resctrl and pqos remove their groups then, which on a busy host takes seconds; what does
+#: not end is left to the next start. With the spool's last write it fits into the unit's TimeoutStopSec.
+STOP_WAIT_S = 8.0
 _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
 
 

@@ -16,7 +16,7 @@ from agent.daemon import make_plans
 from agent.pipeline import Pipeline
 from agent.rates import HostRates, VmRates
 from agent.recording import troubles_of
-from agent.slots import Slots
+from agent.slots import STOP_WAIT_S, Slots
 from agent.state import SourceView
 from agent.ticks import TickSchedule, first_due_ns
 from agent.vm_table import Vm
@@ -26,7 +26,6 @@ from whitepanda.common.errors import UnavailableError
 __all__ = ["Sampler", "Second"]
 
 _START_WAIT_S = 10.0
-_STOP_WAIT_S = 2.0
 _POLL_S = 0.02
 _PAUSED = "paused"
 
@@ -140,7 +139,7 @@ class Sampler:
 
     async def close(self) -> None:
         """Stop the sources."""
-        await asyncio.to_thread(self._slots.stop, _STOP_WAIT_S, time.monotonic)
+        await asyncio.to_thread(self._slots.stop, STOP_WAIT_S, time.monotonic)
 
     def _running(self) -> Iterator[Vm]:
         return (vm for vm in self._pipeline.table if vm.identity.state != _PAUSED)

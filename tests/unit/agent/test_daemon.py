@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -29,8 +30,8 @@ from agent.config import (
 from agent.daemon import Daemon, make_plans
 from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
-from agent.slots import SourcePlan
-from agent.uplink import Uplink
+from agent.slots import Slots, SourcePlan
+from agent.uplink import _FLUSH_S, Uplink
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from tests.unit.agent.cloud_white_fakes import SUFFERS, ToldDetector
@@ -266,8 +267,24 @@ async def test_the_open_window_goes_to_the_spool_at_the_end(config):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+async def test_sources_have_the_time_to_clean_up_that_the_unit_leaves(config, monkeypatch):
+    """resctrl's and pqos' groups are removed then; with 2 s a busy host was left with them."""
+    waited, stop = [], Slots.stop
+
+    def noted(slots, timeout_s, now_s):
+        waited.append(timeout_s)
+        return stop(slots, timeout_s, now_s)
+
+    monkeypatch.setattr(Slots, "stop", noted)
+    async with Running(config):
+        pass
+    unit = (ROOT / "systemd" / "whitepanda-agent.service").read_text()
+    allowed_s = float(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[1])
+    assert allowed_s / 2 < waited[0] < allowed_s - _FLUSH_S
+
+
 async def test_a_source_that_hangs_for_ever_does_not_hold_up_the_end(config, monkeypatch):
-    monkeypatch.setattr("agent.daemon._SOURCES_STOP_S", 0.1)
+    monkeypatch.setattr("agent.daemon.STOP_WAIT_S", 0.1)
     hangs = FakeSource("libvirt", take)
     async with Running(config, plan(), SourcePlan("libvirt", "auto", hangs, 10**8)) as daemon:
         await until(lambda: hangs.entered >= 1)
