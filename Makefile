@@ -13,7 +13,7 @@ setup:
 	@$(PYTHON) tools/bootstrap.py central
 
 setup-dev:
-	@$(PYTHON) tools/bootstrap.py dev
+	@$(PYTHON) tools/bootstrap.py dev predict
 
 # Debian packages of the lab where we are root on a Debian; elsewhere the tests that need them skip with the reason.
 setup-lab:

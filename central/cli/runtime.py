@@ -1,0 +1,218 @@
+"""`whitepanda runtime`: how long a workload runs on a platform, alone or beside others, and bounds of that (Pitot)."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+from central.runtime.evaluate import measure_model
+from central.runtime.fit import FitOptions
+from central.runtime.fit import fit as fit_model
+from central.runtime.model import Model, read_model, write_model
+from central.runtime.predict import UNKNOWN, parse_epsilons, predict_rows
+from central.runtime.tables import read_features, read_log_runtimes, read_rows
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError
+
+app = typer.Typer(
+    help="How long workloads run on platforms, alone or beside others, and bounds of that.",
+    no_args_is_help=True,
+)
+
+_Observations = Annotated[
+    Path,
+    typer.Argument(
+        metavar="OBSERVATIONS", help="CSV or Parquet: workload, platform, interferer(s), runtime_us."
+    ),
+]
+_ModelOption = Annotated[Path, typer.Option(metavar="MODEL", help="Model file, from `runtime fit`.")]
+_Epsilon = Annotated[
+    str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may take longer than the bound.")
+]
+_JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+_EPSILONS = "0.1,0.05,0.01"
+
+
+@app.command()
+def fit(
+    observations: _Observations,
+    workload_features: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV or Parquet: workload, and columns of numbers.")
+    ],
+    platform_features: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV or Parquet: platform, and columns of numbers.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
+    members: Annotated[int, typer.Option(min=1, max=64, help="Models that are averaged.")] = 8,
+    calibration: Annotated[
+        float, typer.Option(min=0.02, max=0.5, help="Share of rows that only calibrate the bounds.")
+    ] = 0.1,
+    steps: Annotated[
+        int,
+        typer.Option(min=0, max=1_000_000, help="Steps of training per member; 0: by the number of rows."),
+    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of all randomness.")] = 0,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Fit a model to measured runtimes.
+
+    An interferer that is empty means alone; several are columns interferer_1, interferer_2 and so on, or one column
+    interferers with a list or names between semicolons.
+    """
+    _refuse_same(
+        out=out,
+        observations=observations,
+        workload_features=workload_features,
+        platform_features=platform_features,
+    )
+    named = read_rows(observations)
+    log_us = read_log_runtimes(named)
+    workloads = read_features(workload_features, "workload")
+    platforms = read_features(platform_features, "platform")
+    rows = named.placed(workloads.names, platforms.names, "give its features")
+    training = {"steps": steps} if steps else {}
+    with _progress() as bar:
+        task = bar.add_task("fitting", total=1.0)
+        model = fit_model(
+            rows,
+            log_us,
+            workloads,
+            platforms,
+            FitOptions(members, calibration, seed, training),
+            _provenance(observations),
+            lambda share: bar.update(task, completed=share),
+        )
+    write_model(out, model)
+    if json:
+        print_json({"out": str(out), **_described(model)})
+        return
+    counts = model.provenance["rows"]
+    console.print(
+        f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds",
+        markup=False,
+    )
+    console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms", markup=False)
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def predict(
+    rows: Annotated[
+        Path, typer.Argument(metavar="ROWS", help="CSV or Parquet: workload, platform, interferer(s).")
+    ],
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
+    epsilon: _Epsilon = _EPSILONS,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Predict runtimes, and bounds that a share of runs does not exceed.
+
+    The rows are written in their order, with the columns predicted_us and bound_us_EPSILON.
+    """
+    _refuse_same(out=out, rows=rows, model=model)
+    found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out)
+    if json:
+        print_json({
+            "out": str(out),
+            "rows": found.rows,
+            "columns": list(found.columns),
+            "rows_without_bound": dict(found.unbounded),
+        })  # fmt: skip
+        return
+    console.print(f"rows: {found.rows:,} predicted", markup=False)
+    for count, size in found.unbounded.items():
+        console.print(
+            f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False
+        )
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def evaluate(
+    observations: _Observations,
+    model: _ModelOption,
+    epsilon: _Epsilon = _EPSILONS,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Measure a model's errors and bounds on measured runtimes, which the fit should not have had."""
+    fitted = read_model(model)
+    named = read_rows(observations)
+    log_us = read_log_runtimes(named)
+    epsilons = [value for _, value in parse_epsilons(epsilon)]
+    rows = named.placed(fitted.workloads, fitted.platforms, UNKNOWN)
+    try:
+        result = measure_model(fitted, rows, log_us, epsilons)
+    except ValueError as error:
+        raise InputError(f"--epsilon: {error}; fit with more rows") from error
+    if _provenance(observations)["sha256"] == fitted.provenance.get("sha256"):
+        errors.print(
+            "warning: the model was fitted to this very file; errors of new rows are larger", style="yellow"
+        )
+    if json:
+        print_json({"co_runners": result})
+        return
+    _print_measures(result)
+
+
+def _print_measures(result: dict[str, Any]) -> None:
+    grid = Grid(title="Error and bounds by number of co-runners", title_justify="left")
+    for name in ("beside", "rows", "error", "by t_hat", "epsilon", "covered", "margin (eq. 11)", "by bound"):
+        grid.add_column(name, justify="right", no_wrap=True)
+    for count, line in result.items():
+        first = [
+            count,
+            f"{line['rows']:,}",
+            f"{line['mape']:.2%} ± {line['mape_half_width']:.2%}",
+            f"{line['mape_by_prediction']:.2%}",
+        ]
+        for epsilon, bound in line["bounds"].items():
+            if bound is None:
+                grid.add_row(*first, epsilon, "-", "-", "-")
+            else:
+                covered = (
+                    f"{bound['coverage']:.2%} ({bound['coverage_low']:.2%} to {bound['coverage_high']:.2%})"
+                )
+                grid.add_row(
+                    *first, epsilon, covered, f"{bound['margin']:.2%}", f"{bound['margin_by_bound']:.2%}"
+                )
+            first = [""] * 4
+    console.print(grid)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=errors,
+        transient=True,
+    )
+
+
+def _described(model: Model) -> dict[str, Any]:
+    return {
+        "workloads": len(model.workloads),
+        "platforms": len(model.platforms),
+        "calibration_rows": {str(count): len(pool.residuals) for count, pool in model.pools.items()},
+        **model.provenance,
+    }
+
+
+def _provenance(observations: Path) -> dict[str, Any]:
+    with observations.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"whitepanda": metadata.version("whitepanda"), "observations": observations.name, "sha256": digest}
+
+
+def _refuse_same(out: Path, **files: Path) -> None:
+    """Refuse to write over what is read: measurements are dear."""
+    for name, file in files.items():
+        if out.resolve() == file.resolve():
+            raise InputError(f"{out}: --out is the file of {name} itself; give the name of another file")

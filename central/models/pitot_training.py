@@ -1,0 +1,208 @@
+"""Training of Pitot's members, in JAX with optax: on whatever device JAX finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from central.models.pitot import LEAK, Rows, Shape
+
+__all__ = ["Options", "Trained", "Trainer"]
+
+Singles = NDArray[np.float32]
+Tree = dict[str, Any]
+
+_CHUNKS = 20
+_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md).
+
+    `huber`: the loss is quadratic below this difference of logarithms and linear above; `learned`: learned features of
+    each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature.
+    """
+
+    rank: int = 96
+    interference_rank: int = 16
+    interference_types: int = 2
+    hidden: int = 256
+    learned: int = 8
+    free: bool = True
+    steps: int = 4000
+    batch: int = 2048
+    rate: float = 2e-3
+    decay: float = 0.3
+    huber: float = 0.02
+    beside_weight: float = 1.0
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the embeddings."""
+        return Shape(self.rank, self.interference_rank, self.interference_types)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A member: embeddings (workloads, width) and (platforms, width), and the mean loss of the last steps."""
+
+    workload: Singles
+    platform: Singles
+    loss: float
+
+
+class Trainer:
+    """Holds the rows, and trains one member after the other on them."""
+
+    def __init__(
+        self,
+        options: Options,
+        rows: Rows,
+        residuals: NDArray[np.float64],
+        workload_features: NDArray[np.float64],
+        platform_features: NDArray[np.float64],
+    ) -> None:
+        """Take the rows.
+
+        Args:
+            options: sizes and schedule.
+            rows: n of them.
+            residuals: shape (n,), log runtimes less the baseline.
+            workload_features: shape (workloads, any number), finite.
+            platform_features: shape (platforms, any number), finite.
+
+        """
+        self._options = options
+        self._rows = len(rows)
+        self._batch = min(options.batch, len(rows))
+        self._data = (
+            jnp.asarray(rows.workload),
+            jnp.asarray(rows.platform),
+            jnp.asarray(rows.interferers),
+            jnp.asarray(residuals, dtype=jnp.float32),
+        )
+        self._features = (_standardised(workload_features), _standardised(platform_features))
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, options.rate, max(1, options.steps // 20), options.steps, options.rate * 0.003
+        )
+        self._optimiser = optax.adamw(schedule, b2=0.99, weight_decay=options.decay)
+        self._run = jax.jit(self._many_steps)
+
+    def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
+        """Train a member.
+
+        Args:
+            seed: of its first values and of the order of the rows; the same seed gives the same member.
+            progress: called with the share that is done.
+
+        """
+        options = self._options
+        parameters = self._start(seed)
+        state = self._optimiser.init(parameters)
+        random = np.random.default_rng(seed)
+        steps = max(1, options.steps // _CHUNKS)
+        order = np.empty(0, dtype=np.int64)
+        loss = 0.0
+        done = 0
+        while done < options.steps:
+            now = min(steps, options.steps - done)
+            need = now * self._batch
+            while len(order) < need:
+                order = np.concatenate([order, random.permutation(self._rows)])
+            batches, order = order[:need].reshape(now, self._batch), order[need:]
+            parameters, state, mean = self._run(parameters, state, jnp.asarray(batches), self._data)
+            loss, done = float(mean), done + now
+            progress(done / options.steps)
+        w, p = (np.asarray(part) for part in self._embeddings(parameters))
+        return Trained(w, p, loss)
+
+    def _start(self, seed: int) -> Tree:
+        options, (x_w, x_p) = self._options, self._features
+        keys = jax.random.split(jax.random.PRNGKey(seed), 4)
+        sizes = (options.shape.workload_width, options.shape.platform_width)
+        return {
+            "net_w": _network(keys[0], x_w.shape[1] + options.learned, options.hidden, sizes[0]),
+            "net_p": _network(keys[1], x_p.shape[1] + options.learned, options.hidden, sizes[1]),
+            "learned_w": jax.random.normal(keys[2], (len(x_w), options.learned)) * 0.5,
+            "learned_p": jax.random.normal(keys[3], (len(x_p), options.learned)) * 0.5,
+            "free_w": jnp.zeros((len(x_w), sizes[0])),
+            "free_p": jnp.zeros((len(x_p), sizes[1])),
+        }
+
+    def _embeddings(self, parameters: Tree) -> tuple[jax.Array, jax.Array]:
+        x_w, x_p = self._features
+        w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
+        p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
+        if self._options.free:
+            w, p = w + parameters["free_w"], p + parameters["free_p"]
+        scale_w, scale_p = _scales(self._options.shape)
+        return w * scale_w, p * scale_p
+
+    def _loss(self, parameters: Tree, batch: tuple[jax.Array, ...]) -> jax.Array:
+        options, shape = self._options, self._options.shape
+        w, p = self._embeddings(parameters)
+        i, j, k, target = batch
+        r, q, types = shape.rank, shape.interference_rank, shape.interference_types
+        w_i, p_j, is_there = w[i], p[j], k >= 0
+        found = (w_i[:, :r] * p_j[:, :r]).sum(axis=1) + w_i[:, -1] + p_j[:, -1]
+        u = (w[:, r + q : r + 2 * q][k] * is_there[:, :, None]).sum(axis=1)
+        both = p_j[:, r:-1].reshape(-1, 2, types, q)
+        strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), LEAK)
+        found += (jnp.einsum("ntq,nq->nt", both[:, 0], w_i[:, r : r + q]) * strength).sum(axis=1)
+        off = jnp.abs(found - target)
+        cost = jnp.where(off < options.huber, off * off / (2 * options.huber) + options.huber / 2, off)
+        return (cost * jnp.where(is_there.any(axis=1), options.beside_weight, 1.0)).mean()
+
+    def _many_steps(
+        self, parameters: Tree, state: optax.OptState, batches: jax.Array, data: tuple[jax.Array, ...]
+    ) -> tuple[Tree, optax.OptState, jax.Array]:
+        def step(carry: tuple[Tree, optax.OptState], rows: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
+            parameters, state = carry
+            loss, slopes = jax.value_and_grad(self._loss)(parameters, tuple(part[rows] for part in data))
+            updates, state = self._optimiser.update(slopes, state, parameters)
+            return (optax.apply_updates(parameters, updates), state), loss
+
+        (parameters, state), losses = jax.lax.scan(step, (parameters, state), batches)
+        return parameters, state, losses.mean()
+
+
+def _scales(shape: Shape) -> tuple[Singles, Singles]:
+    """Return factors of the embeddings that make all terms of one size at the start: widths of workload, platform."""
+    r, q = shape.rank, shape.interference_rank
+    scalar, beside = 0.3, float(np.sqrt(1 / np.sqrt(q)))
+    w = np.concatenate([np.full(r, np.sqrt(2 / np.sqrt(r))), np.full(2 * q, beside), [scalar]])
+    p = np.concatenate([
+        np.full(r, np.sqrt(2 / np.sqrt(r))),
+        np.full(2 * shape.interference_types * q, beside),
+        [scalar],
+    ])  # fmt: skip
+    return w.astype(np.float32), p.astype(np.float32)
+
+
+def _network(key: jax.Array, inputs: int, hidden: int, outputs: int) -> list[tuple[jax.Array, jax.Array]]:
+    sizes, gains = (inputs, hidden, hidden, outputs), (1.4, 1.4, 0.5)
+    keys = jax.random.split(key, len(gains))
+    return [
+        (jax.random.normal(keys[n], sizes[n : n + 2]) / np.sqrt(sizes[n]) * gains[n], jnp.zeros(sizes[n + 1]))
+        for n in range(len(gains))
+    ]
+
+
+def _forward(network: list[tuple[jax.Array, jax.Array]], values: jax.Array) -> jax.Array:
+    for weights, bias in network[:-1]:
+        values = jax.nn.gelu(values @ weights + bias)
+    weights, bias = network[-1]
+    return values @ weights + bias
+
+
+def _standardised(features: NDArray[np.float64]) -> jax.Array:
+    found = np.asarray(features, dtype=np.float64)
+    return jnp.asarray((found - found.mean(axis=0)) / (found.std(axis=0) + _FLOOR), dtype=jnp.float32)

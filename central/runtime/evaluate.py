@@ -1,0 +1,84 @@
+"""How good predictions and bounds of runtimes are, on rows that were not fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from central.models.pitot_bounds import margin
+from central.runtime.model import Model
+
+from central.models.pitot import Rows  # isort: skip
+
+__all__ = ["measure", "measure_model"]
+
+Floats = NDArray[np.float64]
+#: Of a normal distribution, two-sided.
+_Z_95 = 1.959964
+
+
+def measure_model(model: Model, rows: Rows, log_us: Floats, epsilons: Sequence[float]) -> dict[str, Any]:
+    """Measure a model on rows: see `measure`."""
+    estimates = model.estimate(rows)
+    return measure(rows, log_us, estimates.log_us, model.bounds(rows, estimates, epsilons), epsilons)
+
+
+def measure(
+    rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, epsilons: Sequence[float]
+) -> dict[str, Any]:
+    """Measure predictions, for each number of co-runners.
+
+    Args:
+        rows: n of them.
+        log_us: logarithm of the measured runtimes, shape (n,).
+        predicted: logarithm of the predicted ones, shape (n,).
+        bounds: logarithm of the bounds, shape (epsilons, n), NaN where there is none.
+        epsilons: shares of runs that may take longer.
+
+    Returns:
+        By number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
+        95 % interval; mape_by_prediction, that of |t / t_hat - 1|, as the paper's authors' code has it; per epsilon
+        coverage with its 95 % interval (Wilson), margin (equation 11), and margin_by_bound, mean |t / bound - 1|.
+
+    """
+    found: dict[str, Any] = {}
+    counts = rows.co_runners
+    for count in np.unique(counts):
+        here = counts == count
+        off = predicted[here] - log_us[here]
+        errors = np.abs(np.expm1(off))
+        size = int(here.sum())
+        found[str(int(count))] = {
+            "rows": size,
+            "mape": float(errors.mean()),
+            "mape_half_width": float(_Z_95 * errors.std() / np.sqrt(size)),
+            "mape_by_prediction": float(np.abs(np.expm1(-off)).mean()),
+            "bounds": {
+                f"{epsilon:g}": _bound(log_us[here], bounds[place, here])
+                for place, epsilon in enumerate(epsilons)
+            },
+        }
+    return found
+
+
+def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
+    if np.isnan(bound).any():
+        return None
+    size = len(bound)
+    coverage = float((log_us <= bound).mean())
+    middle = (coverage + _Z_95**2 / (2 * size)) / (1 + _Z_95**2 / size)
+    half = (
+        _Z_95
+        / (1 + _Z_95**2 / size)
+        * np.sqrt(coverage * (1 - coverage) / size + _Z_95**2 / (4 * size * size))
+    )
+    return {
+        "coverage": coverage,
+        "coverage_low": float(middle - half),
+        "coverage_high": float(middle + half),
+        "margin": margin(bound, log_us),
+        "margin_by_bound": float(np.abs(np.expm1(log_us - bound)).mean()),
+    }

@@ -1,0 +1,121 @@
+"""Fit a model of runtimes: baseline, members, difficulty, and calibration rows that nothing else saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from central.models.pitot import Members, Rows, linear_baseline, log_runtimes
+from central.models.pitot_bounds import Difficulty, pools
+from central.runtime.model import Model
+from central.runtime.tables import Features
+from whitepanda.common.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from central.models.pitot_training import Options, Trainer
+
+__all__ = ["FitOptions", "fit"]
+
+Floats = NDArray[np.float64]
+
+#: Fewer rows fit and calibrate nothing.
+_LEAST_ROWS = 100
+#: Below this many the schedule is shortened: steps per row that is trained on.
+_STEPS_PER_ROW = 0.2
+_LEAST_STEPS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """How to fit.
+
+    `calibration`: the share of rows that only calibrate the bounds; `training`: overrides of the trainer's options.
+    """
+
+    members: int = 8
+    calibration: float = 0.1
+    seed: int = 0
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fit(
+    rows: Rows,
+    log_us: Floats,
+    workloads: Features,
+    platforms: Features,
+    options: FitOptions,
+    provenance: Mapping[str, Any],
+    progress: Callable[[float], None] = lambda _: None,
+) -> Model:
+    """Fit a model.
+
+    Args:
+        rows: n of them, places in the features' names.
+        log_us: shape (n,), logarithm of runtimes in us.
+        workloads: features of all workloads and interferers.
+        platforms: features of all platforms.
+        options: members, calibration, seed.
+        provenance: goes into the model as it is.
+        progress: called with the share that is done.
+
+    Raises:
+        InputError: too few rows.
+        UnavailableError: JAX or optax is not installed.
+
+    """
+    if len(rows) < _LEAST_ROWS:
+        raise InputError(f"{len(rows)} rows are too few to fit runtimes; at least {_LEAST_ROWS} are needed")
+    order = np.random.default_rng(options.seed).permutation(len(rows))
+    kept = max(1, round(len(rows) * options.calibration))
+    calibrating, training = np.sort(order[:kept]), np.sort(order[kept:])
+    trained, trained_log = rows.take(training), log_us[training]
+    a, b = linear_baseline(trained, trained_log, len(workloads.names), len(platforms.names))
+    left = trained_log - a[trained.workload] - b[trained.platform]
+    trainer = _trainer(_training_options(options, len(trained)), trained, left, workloads, platforms)
+    done = []
+    for place in range(options.members):
+        seed = options.seed * 1000 + place
+        done.append(
+            trainer.member(seed, lambda share, place=place: progress((place + share) / options.members))  # type: ignore[misc]
+        )
+    shape = _training_options(options, len(trained)).shape
+    members = Members(shape, np.stack([m.workload for m in done]), np.stack([m.platform for m in done]))
+    difficulty = Difficulty.fit(
+        trained,
+        left - log_runtimes(members, trained).mean(axis=0, dtype=np.float64),
+        len(workloads.names),
+        len(platforms.names),
+    )
+    settings = {
+        "members": options.members,
+        "calibration": options.calibration,
+        "seed": options.seed,
+        "rows": {"trained": len(training), "calibrated": len(calibrating)},
+        **provenance,
+    }
+    model = Model(workloads.names, platforms.names, a, b, members, difficulty, {}, settings)
+    held_out = rows.take(calibrating)
+    estimates = model.estimate(held_out)
+    residuals = log_us[calibrating] - estimates.log_us
+    return replace(model, pools=pools(held_out, residuals, estimates.difficulty, estimates.disagreement))
+
+
+def _training_options(options: FitOptions, rows: int) -> Options:
+    try:
+        from central.models.pitot_training import Options  # noqa: PLC0415 - the extra `predict` only
+    except ImportError as error:
+        raise UnavailableError(f"runtime fit needs '{error.name}'; install whitepanda[predict]") from error
+    found = Options(**options.training)
+    if "steps" in options.training:
+        return found
+    return replace(found, steps=int(min(found.steps, max(_LEAST_STEPS, _STEPS_PER_ROW * rows))))
+
+
+def _trainer(options: Options, rows: Rows, left: Floats, workloads: Features, platforms: Features) -> Trainer:
+    from central.models.pitot_training import Trainer  # noqa: PLC0415 - the extra `predict` only
+
+    return Trainer(options, rows, left, workloads.values, platforms.values)

@@ -1,0 +1,215 @@
+"""A fitted model of runtimes and its file: an .npz archive of plain arrays, with a JSON header; no pickle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from central.models.pitot import Members, Rows, Shape, log_runtimes
+from central.models.pitot_bounds import Difficulty, Pool, disagreement
+from central.runtime.tables import Names
+from whitepanda.common.durable import replacing
+from whitepanda.common.errors import InputError
+
+__all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
+
+Floats = NDArray[np.float64]
+
+FORMAT = "whitepanda-runtime-1"
+#: Rows that are predicted at once: bounds the memory that it takes.
+_AT_ONCE = 65_536
+_REMEDY = "write it anew with `whitepanda runtime fit`"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Estimates:
+    """Of n rows: log of the runtime in us, difficulty and disagreement, shapes (n,)."""
+
+    log_us: Floats
+    difficulty: Floats
+    disagreement: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """Everything that a model file holds."""
+
+    workloads: Names
+    platforms: Names
+    baseline_workload: Floats
+    baseline_platform: Floats
+    members: Members
+    difficulty: Difficulty
+    pools: Mapping[int, Pool]
+    provenance: Mapping[str, Any]
+
+    def estimate(self, rows: Rows) -> Estimates:
+        """Estimate rows, whose ids are places in `workloads` and `platforms`."""
+        log_us, spread = np.empty(len(rows)), np.empty(len(rows))
+        for start in range(0, len(rows), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            some = Rows(rows.workload[part], rows.platform[part], rows.interferers[part])
+            found = log_runtimes(self.members, some)
+            spread[part] = disagreement(found)
+            log_us[part] = found.mean(axis=0, dtype=np.float64)
+        log_us += self.baseline_workload[rows.workload] + self.baseline_platform[rows.platform]
+        return Estimates(log_us, self.difficulty.of(rows), spread)
+
+    def bounds(self, rows: Rows, estimates: Estimates, epsilons: Sequence[float]) -> Floats:
+        """Bound runtimes.
+
+        Args:
+            rows: n of them.
+            estimates: of these rows.
+            epsilons: shares of runs that may take longer.
+
+        Returns:
+            Logarithms of bounds in us, shape (epsilons, n); NaN for numbers of co-runners that the fit never saw.
+
+        Raises:
+            ValueError: too few calibration rows for an epsilon.
+
+        """
+        found = np.full((len(epsilons), len(rows)), np.nan)
+        counts = rows.co_runners
+        for count in np.unique(counts):
+            pool = self.pools.get(int(count))
+            if pool is None:
+                continue
+            here = np.flatnonzero(counts == count)
+            for place, epsilon in enumerate(epsilons):
+                try:
+                    head = pool.head(epsilon)
+                except ValueError as error:
+                    raise ValueError(f"with {count} co-runners: {error}") from error
+                found[place, here] = head.bound(
+                    estimates.log_us[here], estimates.difficulty[here], estimates.disagreement[here]
+                )
+        return found
+
+
+def write_model(path: Path, model: Model) -> None:
+    """Write a model file: the old one or the whole new one is there.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
+    shape = model.members.shape
+    header = {
+        "format": FORMAT,
+        "shape": [shape.rank, shape.interference_rank, shape.interference_types],
+        "members": len(model.members),
+        "workloads": model.workloads.names,
+        "platforms": model.platforms.names,
+        "pools": sorted(model.pools),
+        "provenance": dict(model.provenance),
+    }
+    arrays: dict[str, NDArray[Any]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        "baseline_workload": model.baseline_workload,
+        "baseline_platform": model.baseline_platform,
+        "workload": model.members.workload,
+        "platform": model.members.platform,
+        "difficulty_workload": model.difficulty.workload,
+        "difficulty_platform": model.difficulty.platform,
+        "difficulty_interferer": model.difficulty.interferer,
+    }
+    for count, pool in model.pools.items():
+        arrays[f"pool_{count}"] = np.stack((pool.residuals, pool.difficulty, pool.disagreement))
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    try:
+        with replacing(path, mode=0o644) as file:
+            np.savez(file, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def read_model(path: Path) -> Model:
+    """Read a model file.
+
+    Raises:
+        InputError: it is not there, or no model of ours; says what is wrong with it.
+
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        return _parsed(arrays)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except KeyError as error:
+        problem = f"{error} is missing"
+    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        problem = str(error)
+    raise InputError(f"{path}: is no model of runtimes: {problem}; {_REMEDY}")
+
+
+def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
+    header = json.loads(arrays["header"].tobytes())
+    if header.get("format") != FORMAT:
+        raise ValueError(f"format {header.get('format')} is not known (known: {FORMAT})")
+    shape = Shape(*(_whole(size, "shape", 1, 4096) for size in header["shape"]))
+    workloads, platforms = (_names(header, what) for what in ("workloads", "platforms"))
+    members = _whole(header["members"], "members", 1, 1024)
+    w, p = len(workloads), len(platforms)
+    sizes: dict[str, tuple[int, ...]] = {
+        "baseline_workload": (w,),
+        "baseline_platform": (p,),
+        "workload": (members, w, shape.workload_width),
+        "platform": (members, p, shape.platform_width),
+        "difficulty_workload": (w,),
+        "difficulty_platform": (p,),
+        "difficulty_interferer": (w,),
+    }
+    found = {name: _array(arrays, name, size) for name, size in sizes.items()}
+    counts = [_whole(count, "pools", 0, 64) for count in header["pools"]]
+    pools = {}
+    for count in counts:
+        name = f"pool_{count}"
+        values = _array(arrays, name, (3, arrays[name].shape[-1]))
+        pools[count] = Pool(*values)
+    return Model(
+        workloads,
+        platforms,
+        found["baseline_workload"],
+        found["baseline_platform"],
+        Members(shape, found["workload"].astype(np.float32), found["platform"].astype(np.float32)),
+        Difficulty(
+            found["difficulty_workload"], found["difficulty_platform"], found["difficulty_interferer"]
+        ),
+        pools,
+        dict(header["provenance"]),
+    )
+
+
+def _whole(value: object, name: str, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{name} must be whole numbers of {low} to {high} (value {value})")
+    return value
+
+
+def _names(header: Mapping[str, Any], what: str) -> Names:
+    names = tuple(str(name) for name in header[what])
+    found = Names.of(names)
+    if not names or len(found.places) != len(names):
+        raise ValueError(f"{what} must be named, each once")
+    return found
+
+
+def _array(arrays: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> Floats:
+    values = arrays[name]
+    if values.dtype.kind != "f" or values.shape != shape:
+        raise ValueError(f"{name} must be numbers of shape {shape} (value {values.dtype} {values.shape})")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} has values that are not finite")
+    found: Floats = values.astype(np.float64)
+    return found

@@ -1,0 +1,118 @@
+"""Predictions and bounds for the rows of a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from central.runtime.model import Model
+from central.runtime.tables import read_rows
+from whitepanda.common.durable import replacing
+from whitepanda.common.errors import InputError
+
+__all__ = ["UNKNOWN", "Predicted", "parse_epsilons", "predict_rows", "write_table"]
+
+#: What to do about a name that a model has not.
+UNKNOWN = "the model knows only what it was fitted with: fit again with measured rows of it"
+_MOST_EPSILON = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What was predicted: rows, and rows without a bound by their number of co-runners."""
+
+    rows: int
+    unbounded: Mapping[int, int]
+    columns: tuple[str, ...]
+
+
+def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
+    """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each as written and as a number.
+
+    Raises:
+        InputError: one is no number above 0 and up to 0.5, or given twice.
+
+    """
+    found = []
+    for part in text.split(","):
+        word = part.strip()
+        try:
+            value = float(word)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= _MOST_EPSILON:
+            raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
+        found.append((word, value))
+    if len({value for _, value in found}) < len(found):
+        raise InputError(f"--epsilon: each only once (value {text})")
+    return tuple(found)
+
+
+def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]], out: Path) -> Predicted:
+    """Predict the rows of a file.
+
+    Args:
+        path: CSV or Parquet with workload, platform and interferer(s), as `read_rows` reads it.
+        model: a fitted one.
+        epsilons: as `parse_epsilons` reads them.
+        out: CSV or Parquet by its name: the rows in their order, with predicted_us and bound_us_<epsilon>.
+
+    Raises:
+        InputError: the file is wrong, a name is not in the model, or an epsilon is too small for it.
+
+    """
+    named = read_rows(path)
+    columns = ("predicted_us", *(f"bound_us_{word}" for word, _ in epsilons))
+    for name in columns:
+        if name in named.table.columns:
+            raise InputError(
+                f"{path}: has a column {name} already, which the predictions would be written to"
+            )
+    rows = named.placed(model.workloads, model.platforms, UNKNOWN)
+    estimates = model.estimate(rows)
+    try:
+        bounds = model.bounds(rows, estimates, [value for _, value in epsilons])
+    except ValueError as error:
+        raise InputError(f"--epsilon: {error}; fit with more rows") from error
+    result = named.table.all_columns()
+    for name, values in zip(columns, (estimates.log_us, *bounds), strict=True):
+        result = result.append_column(name, pa.array(np.exp(values), from_pandas=True))
+    write_table(out, result)
+    counts = rows.co_runners
+    unbounded = {
+        int(count): int((counts == count).sum())
+        for count in (np.unique(counts) if epsilons else ())
+        if int(count) not in model.pools
+    }
+    return Predicted(len(rows), unbounded, columns)
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write CSV or Parquet by the file's name: the old file or the whole new one is there.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; give the name of a file")
+    try:
+        with replacing(path, mode=0o644) as file:
+            _write(path, table, file)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+
+
+def _write(path: Path, table: pa.Table, file: IO[bytes]) -> None:
+    if path.suffix.lower() in (".parquet", ".pq"):
+        pa.parquet.write_table(table, file)
+    else:
+        pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))

@@ -1,0 +1,218 @@
+"""Tables of measured runtimes and of features: CSV or Parquet, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from central.degradation.runs import Table
+from central.models.pitot import ALONE, Rows
+from whitepanda.common.errors import InputError
+
+__all__ = ["Features", "NamedRows", "Names", "read_features", "read_log_runtimes", "read_rows"]
+
+Floats = NDArray[np.float64]
+_SEPARATOR = ";"
+_NUMBERED = re.compile(r"interferer_[0-9]+")
+#: More at once is taken for a mistake in the table.
+_MOST_INTERFERERS = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Names:
+    """Names in order, and the place of each."""
+
+    names: tuple[str, ...]
+    places: dict[str, int]
+
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> Names:
+        """Number the names."""
+        return cls(names, {name: place for place, name in enumerate(names)})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """Features of workloads or platforms: values (names, columns)."""
+
+    names: Names
+    columns: tuple[str, ...]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedRows:
+    """Rows of a table by name: for each row the places of its names in `workloads`, `platforms` and `interferers`."""
+
+    path: Path
+    table: Table
+    workloads: tuple[str, ...]
+    platforms: tuple[str, ...]
+    interferers: tuple[str, ...]
+    rows: Rows
+
+    def placed(self, workloads: Names, platforms: Names, remedy: str) -> Rows:
+        """Return the rows as places in other lists of names.
+
+        Raises:
+            InputError: a name is not among them; says the first, how many there are, and `remedy`.
+
+        """
+        w = self._map("workload", self.workloads, self.rows.workload, workloads, remedy)
+        p = self._map("platform", self.platforms, self.rows.platform, platforms, remedy)
+        k = self._map("interferer", self.interferers, self.rows.interferers, workloads, remedy)
+        return Rows(w, p, k)
+
+    def _map(
+        self, what: str, names: tuple[str, ...], ids: NDArray[np.int64], into: Names, remedy: str
+    ) -> NDArray[np.int64]:
+        unknown = [name for name in names if name not in into.places]
+        if unknown:
+            first = names.index(unknown[0])
+            row = int(np.flatnonzero((ids == first).reshape(len(ids), -1).any(axis=1))[0])
+            more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+            raise InputError(
+                f"{self.path}: {what} {unknown[0]!r} is not known (row {row + 1}{more}); {remedy}"
+            )
+        # The last place is for `ALONE`, which is -1.
+        places = np.array([*(into.places[name] for name in names), ALONE], dtype=np.int64)
+        found: NDArray[np.int64] = places[ids]
+        return found
+
+
+def read_rows(path: Path) -> NamedRows:
+    """Read what ran where beside whom: columns workload, platform, and interferer, interferer_1.., or interferers.
+
+    No interferer is an empty value or null. `interferers` is a list (Parquet) or names separated by `;`.
+
+    Raises:
+        InputError: the file cannot be read, a column is missing, or a row has no workload or platform.
+
+    """
+    table = Table(path)
+    table.require(("workload", "platform"), "runtimes")
+    if not table.rows:
+        raise InputError(f"{path}: has no rows")
+    columns = table.all_columns()
+    workload, workloads = _codes(_texts(columns["workload"]))
+    platform, platforms = _codes(_texts(columns["platform"]))
+    for what, ids in (("workload", workload), ("platform", platform)):
+        if (ids == ALONE).any():
+            row = int(np.flatnonzero(ids == ALONE)[0]) + 1
+            raise InputError(f"{path}: row {row} has no {what}")
+    ids, names = _interferers(path, columns)
+    return NamedRows(path, table, workloads, platforms, names, Rows(workload, platform, ids))
+
+
+def read_log_runtimes(rows: NamedRows) -> Floats:
+    """Return the logarithms of the column runtime_us, shape (rows,).
+
+    Raises:
+        InputError: there is no such column, or a value is missing, not finite, zero or negative.
+
+    """
+    rows.table.require(("runtime_us",), "measured runtimes")
+    values = rows.table.numbers("runtime_us")
+    is_wrong = ~(values > 0)
+    if is_wrong.any():
+        row = int(np.flatnonzero(is_wrong)[0])
+        value = "none" if np.isnan(values[row]) else f"{values[row]:g}"
+        raise InputError(
+            f"{rows.path}: runtime_us must be more than 0 in every row (row {row + 1}: {value}, "
+            f"{int(is_wrong.sum()):,} such rows)"
+        )
+    found: Floats = np.log(values)
+    return found
+
+
+def read_features(path: Path, what: str) -> Features:
+    """Read features: a column named `what` (workload or platform), every other column is a number.
+
+    Raises:
+        InputError: the file cannot be read, a name is missing or twice, a value is missing or no number.
+
+    """
+    table = Table(path)
+    table.require((what,), f"features of {what}s")
+    ids, names = _codes(_texts(table.all_columns()[what]))
+    if (ids == ALONE).any():
+        raise InputError(f"{path}: row {int(np.flatnonzero(ids == ALONE)[0]) + 1} has no {what}")
+    if len(names) < len(ids):
+        twice = names[int(np.argmax(np.bincount(ids)))]
+        raise InputError(f"{path}: {what} {twice!r} has several rows; give each its features once")
+    if not names:
+        raise InputError(f"{path}: has no rows")
+    columns = tuple(name for name in table.columns if name != what)
+    values = (
+        np.column_stack([table.numbers(name) for name in columns]) if columns else np.empty((len(ids), 0))
+    )
+    if np.isnan(values).any():
+        row, column = np.argwhere(np.isnan(values))[0]
+        raise InputError(
+            f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one"
+        )
+    order = np.argsort(ids)
+    return Features(Names.of(names), columns, values[order])
+
+
+def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
+
+
+def _codes(texts: pa.ChunkedArray) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each text's place among the distinct ones (`ALONE` for ""), and these in the order they appear in."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    ids = np.asarray(encoded.indices, dtype=np.int64)
+    kept = [name for name in names if name]
+    places = {name: place for place, name in enumerate(kept)}
+    mapped = np.array([places.get(name, ALONE) for name in names] or [ALONE], dtype=np.int64)
+    return (mapped[ids] if len(ids) else ids), tuple(kept)
+
+
+def _interferers(path: Path, columns: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    numbered = [name for name in columns.column_names if _NUMBERED.fullmatch(name)]
+    found = [name for name in ("interferer", "interferers") if name in columns.column_names]
+    if len(found) + bool(numbered) > 1:
+        raise InputError(f"{path}: columns {', '.join((*found, *numbered))} say the same; keep one kind")
+    if not found and not numbered:
+        raise InputError(
+            f"{path}: no column interferer, interferers or interferer_1 (empty: alone); it has "
+            f"{', '.join(columns.column_names)}"
+        )
+    rows = columns.num_rows
+    if found != ["interferers"]:
+        texts = [_texts(columns[name]) for name in (numbered or found)]
+        ids, names = _codes(pa.chunked_array([text.combine_chunks() for text in texts], pa.string()))
+        return _left(ids.reshape(len(texts), rows).T), names
+    column = columns["interferers"].combine_chunks()
+    if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
+        column = pc.split_pattern(_texts(columns["interferers"]).combine_chunks(), _SEPARATOR)
+    parents = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
+    ids, names = _codes(_texts(pa.chunked_array([pc.list_flatten(column)])))
+    parents, ids = parents[ids != ALONE], ids[ids != ALONE]
+    counts = np.bincount(parents, minlength=rows)
+    if counts.max(initial=0) > _MOST_INTERFERERS:
+        row = int(counts.argmax())
+        raise InputError(
+            f"{path}: row {row + 1} has {counts[row]} interferers, more than {_MOST_INTERFERERS}"
+        )
+    result = np.full((rows, max(1, int(counts.max(initial=1)))), ALONE, dtype=np.int64)
+    first = np.cumsum(counts) - counts
+    result[parents, np.arange(len(parents)) - first[parents]] = ids
+    return result, names
+
+
+def _left(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Move `ALONE` behind the interferers of each row."""
+    order = np.argsort(ids == ALONE, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, axis=1)
