@@ -6,8 +6,8 @@ The same transaction holds the ranges of all sequence numbers ever taken per (ho
 as a duplicate even when its rows have left for the lake.
 
 A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
-under exactly that name; rows and intent are deleted in one transaction. A kill at any point repeats the roll into
-the same files.
+under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
+Then the rows are deleted, a few at a time, as batches wait for each transaction.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from central.journal_tables import (
     Roll,
     Submission,
     finish_roll,
+    forget_some,
     read_events,
     read_hosts,
     read_roll,
@@ -184,11 +185,13 @@ class Journal:
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
-        """Forget the rows of a roll whose files are on disk, and its intent, in one transaction."""
+        """Note that the files of a roll are on disk, and delete its rows."""
         batches = await self._call(lambda connection: finish_roll(connection, roll, rows))
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
+        while await self._call(forget_some):
+            continue
 
     def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
         """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
@@ -241,6 +244,8 @@ class Journal:
         # FULL: the log is flushed at every commit. NORMAL would lose acknowledged batches at a power cut.
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA journal_size_limit=67108864")
+        # A commit that finds so many pages in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms.
+        connection.execute("PRAGMA wal_autocheckpoint=256")
 
     def _load(self) -> str:
         """Fill `stats` and `hosts` and return the journal's incarnation."""
@@ -260,6 +265,8 @@ class Journal:
                 "run the version of whitepanda that made it"
             )
         connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA)
+        while self._transaction(forget_some):
+            continue
         self.stats = read_stats(connection)
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
@@ -387,6 +394,8 @@ class Journal:
         return ranges
 
     def _begin_roll(self, connection: sqlite3.Connection, max_rows: int) -> Roll | None:
+        while forget_some(connection):  # of a roll before, which the disk's failure had left
+            continue
         unfinished = connection.execute(
             "SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1"
         ).fetchone()

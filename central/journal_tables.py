@@ -31,6 +31,7 @@ __all__ = [
     "Roll",
     "Submission",
     "finish_roll",
+    "forget_some",
     "read_events",
     "read_hosts",
     "read_roll",
@@ -101,6 +102,10 @@ HOST_COLUMNS = (
     "dropped_batches, coefficient_version, clock_offset_ns, jobs"
 )
 
+#: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows. An older central
+#: would write them once more, under a name that nobody reads, and delete them.
+_WRITTEN = ""
+_FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -377,18 +382,42 @@ def _host_values(record: HostRecord) -> tuple[Any, ...]:
 
 
 def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
-    """Return how many batches left."""
-    packs = (roll.first, roll.last)
+    """Note that a roll's files are on disk: it is not repeated, whatever happens. Its rows are `forget_some`'s.
+
+    Returns:
+        How many batches have left.
+
+    """
     gone = connection.execute(
-        "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", packs
+        "SELECT coalesce(sum(batches), 0) FROM packs WHERE id BETWEEN ? AND ?", (roll.first, roll.last)
     ).fetchone()[0]
-    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", packs)
-    connection.execute("DELETE FROM rolls WHERE stem = ?", (roll.stem,))
+    connection.execute("UPDATE rolls SET stem = ? WHERE stem = ?", (_WRITTEN, roll.stem))
     connection.execute(
         "INSERT INTO counters VALUES ('rolled_rows', ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
         (rows,),
     )
     return int(gone)
+
+
+def forget_some(connection: sqlite3.Connection, most_bytes: int = _FORGOTTEN_BYTES) -> bool:
+    """Delete rows of the finished roll, about `most_bytes` of them; False when none are left."""
+    found = connection.execute("SELECT first, last FROM rolls WHERE stem = ?", (_WRITTEN,)).fetchone()
+    if found is None:
+        return False
+    first, last = found
+    size = 0
+    sizes = connection.execute(
+        "SELECT id, length(payload) FROM packs WHERE id BETWEEN ? AND ? ORDER BY id", (first, last)
+    )
+    for number, bytes_of_it in sizes:
+        size += bytes_of_it
+        if size >= most_bytes and number < last:
+            connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, number))
+            connection.execute("UPDATE rolls SET first = ? WHERE stem = ?", (number + 1, _WRITTEN))
+            return True
+    connection.execute("DELETE FROM packs WHERE id BETWEEN ? AND ?", (first, last))
+    connection.execute("DELETE FROM rolls WHERE stem = ?", (_WRITTEN,))
+    return False
 
 
 def unpack_kept(kept: bytes | None, rows: int) -> Any:

@@ -11,6 +11,7 @@ import pytest
 from central import roll_worker
 from central.config import IngestSection
 from central.journal import HostRecord, Journal, JournalStats, Roll, Submission
+from central.journal_tables import finish_roll, forget_some
 from central.lake import Lake
 from central.rolls import Roller
 from tests.unit.central.test_validate import a_batch
@@ -249,6 +250,53 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     later = await journal.begin_roll(1)
     assert later is not None
     assert later.first == 6, "row numbers are never used twice"
+    await journal.close()
+
+
+async def test_rows_of_a_finished_roll_are_deleted_a_few_at_a_time_and_never_rolled_again(
+    tmp_path: Path,
+) -> None:
+    journal, lake = opened(tmp_path), Lake(tmp_path / "lake")
+    sender = Sender(journal)
+    for sequence in range(1, 6):
+        sender.submit(sequence)
+        await sender.heard(sequence)
+    roll = await journal.begin_roll(10**6)
+    assert roll is not None
+    assert Roller(IngestSection(), journal, lake)._write(roll) == 15
+
+    def packs() -> list[int]:
+        return [number for (number,) in journal._connection.execute("SELECT id FROM packs ORDER BY id")]
+
+    assert await journal._call(lambda connection: finish_roll(connection, roll, 15)) == 5
+    assert await journal._call(lambda connection: forget_some(connection, 1))
+    assert packs() == [2, 3, 4, 5]
+    assert await journal._call(lambda connection: forget_some(connection, 1))
+    assert packs() == [3, 4, 5]
+    sender.submit(6)
+    await sender.heard(6)
+    await journal.close()  # killed amid the deletions
+
+    journal = opened(tmp_path)
+    assert packs() == [6]
+    assert (journal.stats.journal_rows, journal.stats.rolled_rows) == (3, 15)
+    assert await Roller(IngestSection(), journal, lake).roll_all() == 3
+    assert [s.rows for s in lake.segments()] == [15, 3]
+    assert packs() == []
+    await journal.close()
+
+
+async def test_a_roll_begins_after_what_the_last_one_left_is_deleted(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    sender = Sender(journal)
+    for sequence in (1, 2, 3):
+        sender.submit(sequence)
+        await sender.heard(sequence)
+    roll = await journal.begin_roll(3)
+    assert roll is not None
+    await journal._call(lambda connection: finish_roll(connection, roll, 3))
+    later = await journal.begin_roll(10**6)
+    assert (roll.first, roll.last, later.first, later.last) == (1, 1, 2, 3)
     await journal.close()
 
 
