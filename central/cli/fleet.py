@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +17,19 @@ from central.fleet.lake_rows import parse_sides, read_side
 from central.fleet.plan import PlanOptions, make_plan
 from central.fleet.plots import plot_comparison, plot_plan
 from central.fleet.show import comparison_json, show_comparison, show_drawn, show_plan
-from central.fleet.tables import Jobs, jobs_of, read_jobs, read_rows, write_jobs, write_machines
+from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
+from central.fleet.tables import (
+    Jobs,
+    jobs_of,
+    read_jobs,
+    read_machines,
+    read_rows,
+    write_jobs,
+    write_machines,
+    write_rows,
+)
 from central.lake import Lake
-from central.models.wsmeter import MIN_INSTANCES, TooLittleCovered
+from central.models.wsmeter import MIN_INSTANCES, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -206,6 +217,49 @@ def make_jobs(
     console.print(
         f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True, markup=False
     )
+
+
+@app.command()
+def simulate(
+    out: Annotated[Path, typer.Argument(metavar="ROWS", help="CSV or Parquet to write.")],
+    machines: Annotated[int, typer.Option(min=10, help="Machines of the fleet.")] = 1000,
+    jobs: Annotated[int, typer.Option(min=5, help="Its jobs.")] = 200,
+    instances: Annotated[int, typer.Option(min=50, help="Their instances, about.")] = 20_000,
+    effect_percent: Annotated[float, typer.Option(help="By how much the upgrade raises the metric.")] = 7.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the fleet.")] = 0,
+    upgraded: Annotated[
+        Path | None, typer.Option(metavar="MACHINES", help="Only these machines, after the upgrade.")
+    ] = None,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Write the instances of a simulated fleet, to try the other commands on."""
+    settings = replace(
+        CPU_UPGRADE, machines=machines, jobs=jobs, instances=instances, effect=effect_percent / 100.0
+    )
+    fleet = simulate_fleet(settings, seed)
+    chosen = None
+    if upgraded is not None:
+        names = read_machines(upgraded)
+        places = {f"m{number:05d}": number for number in range(machines)}
+        unknown = next((name for name in names if name not in places), None)
+        if unknown is not None:
+            raise InputError(
+                f"{upgraded}: machine {unknown} is not of this fleet; its are m00000 to {max(places)}"
+            )
+        chosen = np.array([places[name] for name in names], dtype=np.int64)
+    rng = np.random.default_rng((seed, 0 if upgraded is None else 1))
+    seen = fleet.measure(rng, chosen, is_upgraded=upgraded is not None)
+    named = Observed(
+        np.array([f"m{number:05d}" for number in seen.machine]),
+        np.array([f"job-{number:04d}" for number in seen.job]),
+        seen.value,
+    )
+    write_rows(out, named)
+    told = {"out": str(out), "rows": len(named.job), "true_effect_percent": 100.0 * fleet.true_effect()}
+    if json:
+        print_json(told)
+        return
+    console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True, markup=False)
 
 
 def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:

@@ -19,6 +19,7 @@ __all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]
 
 _SHOWN = 20
 _BAR = 24
+_WIDE_COLUMNS = 100  # of a screen that has room for every column
 _REASONS = {
     "only_current": "only in CURRENT",
     "only_new": "only in NEW",
@@ -92,7 +93,9 @@ def show_plan(made: Plan) -> None:
     for k in range(min(_SHOWN, len(observe))):
         cells = [f"{made.jobs.weight[k]:.1%}", f"{observe[k]:,}", f"{made.jobs.instances[k]:,}"]
         cells += [f"{made.more[k]:,}"] if more else []
-        table.add_row(escape(str(made.jobs.job[k])), *cells, bar(float(observe[k]), float(observe.max()), _BAR))
+        table.add_row(
+            escape(str(made.jobs.job[k])), *cells, bar(float(observe[k]), float(observe.max()), _BAR)
+        )
     console.print(table)
     if len(observe) > _SHOWN:
         _say(f"... and {len(observe) - _SHOWN:,} more jobs; all with --json")
@@ -127,22 +130,20 @@ def _show_fidelity(made: Plan) -> None:
 def show_comparison(found: Comparison, rows: Rows) -> None:
     """Print a comparison: its heaviest jobs, and what the fleet gained."""
     share = f"{100 * found.confidence:g} %"
+    is_wide = console.width >= _WIDE_COLUMNS
     table = Table(title=f"{rows.metric}, weighed by {rows.weighed_by}", title_justify="left")
-    for name in ("job", "weight", "current", "new", "difference", f"{share} interval", "", ""):
-        table.add_column(name, justify="left" if name in ("job", "") else "right", no_wrap=True)
+    table.add_column("job", no_wrap=True)
+    for name in ("weight", *(("current", "new") if is_wide else ()), "change", f"{share} interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("", "") if is_wide else ("",):
+        table.add_column(name, no_wrap=True)
     shown = found.jobs[:_SHOWN]
     largest = max(abs(job.difference.value) for job in shown)
     for job in shown:
-        table.add_row(
-            escape(str(job.job)),
-            f"{job.weight:.1%}",
-            f"{job.current:.4g}",
-            f"{job.new:.4g}",
-            f"{100 * job.difference.value:+.2f} %",
-            _range(job.difference),
-            signed_bar(job.difference.value, largest, _BAR // 3),
-            job.verdict,
-        )
+        means = (f"{job.current:.4g}", f"{job.new:.4g}") if is_wide else ()
+        bars = (signed_bar(job.difference.value, largest, _BAR // 3),) if is_wide else ()
+        change = (f"{100 * job.difference.value:+.2f} %", _range(job.difference))
+        table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *means, *change, *bars, job.verdict)
     console.print(table)
     if len(found.jobs) > _SHOWN:
         _say(f"... and {len(found.jobs) - _SHOWN:,} more jobs; all with --json")

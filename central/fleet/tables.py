@@ -259,6 +259,16 @@ def read_machines(path: Path) -> list[str]:
     return names
 
 
+def write_rows(path: Path, observed: Observed) -> None:
+    """Write a ROWS file with the columns machine, job and value.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
+    _write(path, pa.table({name: getattr(observed, name) for name in ("machine", "job", "value")}))
+
+
 def write_machines(path: Path, machines: Sequence[str]) -> None:
     """Write a list of machines, CSV or Parquet with a column `machine`.
 
