@@ -347,7 +347,7 @@ def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree
     assert "vm001" not in seen
     theirs_is_untouched(machine, tree)
     machine.run("systemctl", "stop", AGENT)
-    assert tree.groups() == {"theirs"}
+    assert tree.groups() == {"theirs"}, machine.journal(AGENT)
     assert "COS" not in machine.run("ls", ROOT)
 
 
