@@ -57,11 +57,15 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of the embeddings: `rank` of w.p, `interference_rank` and `interference_types` of the interference term."""
+    """Sizes of the embeddings: `rank` of w.p, `interference_rank` and `interference_types` of the interference term.
+
+    `leak`: slope of the interference activation below 0; 1 is no activation.
+    """
 
     rank: int
     interference_rank: int
     interference_types: int
+    leak: float = LEAK
 
     @property
     def workload_width(self) -> int:
@@ -168,7 +172,7 @@ def log_runtimes(members: Members, rows: Rows) -> Singles:
             else:
                 strength = (np.einsum("nkr,nr->nk", u[k], g[j, kind]) * is_there).sum(axis=1)
                 factor = np.einsum("nr,nr->n", s[i], v[j, kind])
-            total += factor * np.where(strength > 0, strength, LEAK * strength)
+            total += factor * np.where(strength > 0, strength, members.shape.leak * strength)
         found[member] = total
     return found
 

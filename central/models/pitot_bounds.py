@@ -9,7 +9,7 @@ members. They made smaller margins than one scale for all rows (docs/studies/pit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,7 +115,7 @@ class Pool:
         """The smallest share of runs above the bound that so few rows can promise."""
         return 1.0 / (len(self.residuals) + 1)
 
-    def head(self, epsilon: float) -> Head:
+    def head(self, epsilon: float, heads: Sequence[tuple[float, float]] = HEADS) -> Head:
         """Choose the head with the least margin on the calibration rows, calibrated for `epsilon`.
 
         Raises:
@@ -130,7 +130,7 @@ class Pool:
                 f"{count} calibration rows cannot bound epsilon {epsilon:g}, only {self.least_epsilon:.3g} or more"
             )
         best: Head | None = None
-        for exponents in HEADS:
+        for exponents in heads:
             scale = _scale(exponents, self.difficulty, self.disagreement)
             factor = float(np.partition(self.residuals / scale, rank - 1)[rank - 1])
             cost = margin(factor * scale, self.residuals)

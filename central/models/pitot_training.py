@@ -28,7 +28,8 @@ class Options:
     """How members are trained. Chosen on rows held out of a development split (docs/studies/pitot.md).
 
     `huber`: the loss is quadratic below this difference of logarithms and linear above; `learned`: learned features of
-    each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature.
+    each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature;
+    `tower`: they get one that is. Without towers they are plain matrix factorisation.
     """
 
     rank: int = 96
@@ -37,17 +38,19 @@ class Options:
     hidden: int = 256
     learned: int = 8
     free: bool = True
+    tower: bool = True
     steps: int = 4000
     batch: int = 2048
     rate: float = 2e-3
     decay: float = 0.3
     huber: float = 0.02
     beside_weight: float = 1.0
+    leak: float = LEAK
 
     @property
     def shape(self) -> Shape:
         """Sizes of the embeddings."""
-        return Shape(self.rank, self.interference_rank, self.interference_types)
+        return Shape(self.rank, self.interference_rank, self.interference_types, self.leak)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,21 +129,24 @@ class Trainer:
 
     def _start(self, seed: int) -> Tree:
         options, (x_w, x_p) = self._options, self._features
-        keys = jax.random.split(jax.random.PRNGKey(seed), 4)
+        keys = jax.random.split(jax.random.PRNGKey(seed), 6)
+        spread = 0.0 if options.tower else 0.5
         sizes = (options.shape.workload_width, options.shape.platform_width)
         return {
             "net_w": _network(keys[0], x_w.shape[1] + options.learned, options.hidden, sizes[0]),
             "net_p": _network(keys[1], x_p.shape[1] + options.learned, options.hidden, sizes[1]),
             "learned_w": jax.random.normal(keys[2], (len(x_w), options.learned)) * 0.5,
             "learned_p": jax.random.normal(keys[3], (len(x_p), options.learned)) * 0.5,
-            "free_w": jnp.zeros((len(x_w), sizes[0])),
-            "free_p": jnp.zeros((len(x_p), sizes[1])),
+            "free_w": jax.random.normal(keys[4], (len(x_w), sizes[0])) * spread,
+            "free_p": jax.random.normal(keys[5], (len(x_p), sizes[1])) * spread,
         }
 
     def _embeddings(self, parameters: Tree) -> tuple[jax.Array, jax.Array]:
         x_w, x_p = self._features
-        w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
-        p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
+        w = p = jnp.zeros(1)
+        if self._options.tower:
+            w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
+            p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
         if self._options.free:
             w, p = w + parameters["free_w"], p + parameters["free_p"]
         scale_w, scale_p = _scales(self._options.shape)
@@ -155,7 +161,7 @@ class Trainer:
         found = (w_i[:, :r] * p_j[:, :r]).sum(axis=1) + w_i[:, -1] + p_j[:, -1]
         u = (w[:, r + q : r + 2 * q][k] * is_there[:, :, None]).sum(axis=1)
         both = p_j[:, r:-1].reshape(-1, 2, types, q)
-        strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), LEAK)
+        strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), shape.leak)
         found += (jnp.einsum("ntq,nq->nt", both[:, 0], w_i[:, r : r + q]) * strength).sum(axis=1)
         off = jnp.abs(found - target)
         cost = jnp.where(off < options.huber, off * off / (2 * options.huber) + options.huber / 2, off)

@@ -33,13 +33,15 @@ _LEAST_STEPS = 600
 class FitOptions:
     """How to fit.
 
-    `calibration`: the share of rows that only calibrate the bounds; `training`: overrides of the trainer's options.
+    `calibration`: the share of rows that only calibrate the bounds; `training`: overrides of the trainer's options;
+    `baseline`: whether members learn what the linear scaling baseline leaves, or all of the logarithm.
     """
 
     members: int = 8
     calibration: float = 0.1
     seed: int = 0
     training: Mapping[str, Any] = field(default_factory=dict)
+    baseline: bool = True
 
 
 def fit(
@@ -74,6 +76,8 @@ def fit(
     calibrating, training = np.sort(order[:kept]), np.sort(order[kept:])
     trained, trained_log = rows.take(training), log_us[training]
     a, b = linear_baseline(trained, trained_log, len(workloads.names), len(platforms.names))
+    if not options.baseline:
+        a, b = np.full_like(a, trained_log.mean()), np.zeros_like(b)
     left = trained_log - a[trained.workload] - b[trained.platform]
     trainer = _trainer(_training_options(options, len(trained)), trained, left, workloads, platforms)
     done = []

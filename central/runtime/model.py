@@ -106,6 +106,7 @@ def write_model(path: Path, model: Model) -> None:
     header = {
         "format": FORMAT,
         "shape": [shape.rank, shape.interference_rank, shape.interference_types],
+        "leak": shape.leak,
         "members": len(model.members),
         "workloads": model.workloads.names,
         "platforms": model.platforms.names,
@@ -157,7 +158,11 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     header = json.loads(arrays["header"].tobytes())
     if header.get("format") != FORMAT:
         raise ValueError(f"format {header.get('format')} is not known (known: {FORMAT})")
-    shape = Shape(*(_whole(size, "shape", 1, 4096) for size in header["shape"]))
+    rank, inner, types = (_whole(size, "shape", 1, 4096) for size in header["shape"])
+    leak = header["leak"]
+    if not isinstance(leak, float) or not 0 <= leak <= 1:
+        raise ValueError(f"leak must be 0 to 1 (value {leak})")
+    shape = Shape(rank, inner, types, leak)
     workloads, platforms = (_names(header, what) for what in ("workloads", "platforms"))
     members = _whole(header["members"], "members", 1, 1024)
     w, p = len(workloads), len(platforms)
