@@ -14,7 +14,10 @@ from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.tables import Jobs, numbers_by_name, read_jobs, units_of
+from central.placement.timeline import bars
+from central.placement.timeline import plot as write_plot
 from whitepanda.common.cli import console, print_json
+from whitepanda.common.errors import InputError
 
 app = typer.Typer(help="What sharing a machine costs: D-Factor's loading vectors.", no_args_is_help=True)
 
@@ -23,6 +26,8 @@ _UnitsOption = Annotated[
     typer.Option(metavar="NAME=N", help="Equal units of a resource, as cpu=8; repeatable. Default: 1."),
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+_BAR_WIDTH = 40
 
 
 @app.command()
@@ -34,6 +39,9 @@ def estimate(
         ),
     ],
     units: _UnitsOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG: when each job runs; needs tau_s.")
+    ] = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Estimate how much longer jobs take that share a machine.
@@ -46,6 +54,12 @@ def estimate(
     jobs = read_jobs(loadings)
     counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
     found = estimated(jobs, counts)
+    if plot is not None:
+        if jobs.tau_s is None:
+            raise InputError(
+                f"--plot {plot}: {loadings} has no column tau_s, so it is not known when jobs end"
+            )
+        write_plot(plot, jobs.names, *_times(found, jobs))
     if json:
         print_json(found)
         return
@@ -66,6 +80,13 @@ def estimated(jobs: Jobs, units: Any) -> dict[str, Any]:
     return {"jobs": rows, "total_dilation": float(slow.sum())}
 
 
+def _times(found: dict[str, Any], jobs: Jobs) -> tuple[list[float], list[float], list[float]]:
+    """When jobs start, the time each takes alone, and when they end."""
+    start = [0.0] * len(jobs.names) if jobs.start_s is None else jobs.start_s.tolist()
+    tau = [] if jobs.tau_s is None else jobs.tau_s.tolist()
+    return start, tau, [at + row["completion_s"] for at, row in zip(start, found["jobs"], strict=True)]
+
+
 def _print(found: dict[str, Any], jobs: Jobs) -> None:
     table = Table(title="Together on one machine", title_justify="left")
     table.add_column("job")
@@ -73,10 +94,12 @@ def _print(found: dict[str, Any], jobs: Jobs) -> None:
     shown = [name for name in names if name in found["jobs"][0]]
     for name in shown:
         table.add_column(name, justify="right")
-    for row in found["jobs"]:
-        table.add_row(
-            row["job"], *(f"{row[name]:.4g}" if name == "dilation" else f"{row[name]:.2f}" for name in shown)
-        )
+    if jobs.tau_s is not None:
+        table.add_column("time alone, and added", no_wrap=True)
+    lines = None if jobs.tau_s is None else bars(*_times(found, jobs), _BAR_WIDTH)
+    for k, row in enumerate(found["jobs"]):
+        numbers = [f"{row[name]:.4g}" if name == "dilation" else f"{row[name]:.2f}" for name in shown]
+        table.add_row(row["job"], *numbers, *([] if lines is None else [lines[k]]))
     console.print(table)
     console.print(f"{len(jobs.names)} jobs, total dilation {found['total_dilation']:.4g}", soft_wrap=True)
     if jobs.tau_s is not None:

@@ -6,7 +6,8 @@ Two forms, both with loadings per workload and capacities per platform, fitted t
     plain:     lambda = 1 + sum_k p_wk p_ik / c_pk,  p >= 0, sum_k p_k <= 1, c >= 1; so 1 <= lambda <= 2
     extended:  lambda = m_p n_w (1 + sum_k a_wk b_ik / c_pk),  all > 0
 
-The plain one is D-Factor (`central.models.dfactor`) with platforms. The extended one is ours: what a workload suffers
+The plain one is D-Factor (`central.models.dfactor`) with platforms: their units c, and how fast their resources are, as
+a job's shares of time are t_wk g_pk over their sum with the idle one. The extended one is ours: what a workload suffers
 (a) and what it causes (b) differ, shares need not sum to 1, and a factor per platform and per workload takes what is
 there whatever runs beside it; so it reaches beyond 2, and below 1, where the plain one cannot.
 """
@@ -55,15 +56,24 @@ class Loadings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainLoadings:
-    """D-Factor's. `shares` (workloads, resources); `per_unit` = 1 / c (platforms, resources)."""
+    """D-Factor's.
 
-    shares: Floats
+    `time` (workloads, resources + 1): logarithms of the time that each spends at each resource, the last idle; `speed`
+    (platforms, resources + 1) what a platform adds to them; `per_unit` = 1 / c (platforms, resources).
+    """
+
+    time: Floats
+    speed: Floats
     per_unit: Floats
+
+    def shares(self, workload: Ints, platform: Ints) -> Floats:
+        """Loading vectors of workloads on platforms, without the idle share; shape (rows, resources)."""
+        return _shares(self.time[workload] + self.speed[platform])[:, :-1]
 
     def predict(self, pairs: Pairs) -> Floats:
         """Predict the slow-down of each pair, 1 to 2."""
-        products = self.shares[pairs.victim] * self.shares[pairs.beside] * self.per_unit[pairs.platform]
-        return 1.0 + products.sum(axis=1)  # type: ignore[no-any-return]
+        own, other = (self.shares(each, pairs.platform) for each in (pairs.victim, pairs.beside))
+        return 1.0 + (own * other * self.per_unit[pairs.platform]).sum(axis=1)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +94,24 @@ class ExtendedLoadings:
 
 
 def fit_plain(
-    pairs: Pairs, workloads: int, platforms: int, *, resources: int = 2, penalty: float = 1e-3, seed: int = 0
+    pairs: Pairs,
+    workloads: int,
+    platforms: int,
+    *,
+    resources: int = 2,
+    speeds: bool = True,
+    penalty: float = 1e-2,
+    seed: int = 0,
 ) -> PlainLoadings:
-    """Fit D-Factor's loading vectors and the platforms' units.
+    """Fit D-Factor's loading vectors, and of the platforms the units and speeds of resources.
 
     Args:
         pairs: what was measured; indices below `workloads` and `platforms`.
         workloads: how many there are; one without pairs gets a loading near the middle.
         platforms: the same.
         resources: how many, without names: only the products matter.
-        penalty: of the squared parameters (logits), against sums over the pairs.
+        speeds: whether shares of time shift from platform to platform, with how fast its resources are.
+        penalty: of the squared parameters (logarithms and logits), against sums over the pairs.
         seed: of where the search begins.
 
     Raises:
@@ -103,29 +121,42 @@ def fit_plain(
     _check(pairs)
     rng = np.random.default_rng(seed)
     rows = _Incidence(pairs, workloads, platforms)
-    shape, at = (workloads, resources + 1), workloads * (resources + 1)
+    ends = np.cumsum([workloads * (resources + 1), platforms * resources])
 
-    def parts(x: Floats) -> tuple[Floats, Floats]:
-        logits = x[:at].reshape(shape)
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return odds / odds.sum(axis=1, keepdims=True), 1.0 / (1.0 + np.exp(-x[at:].reshape(platforms, -1)))
+    def parts(x: Floats) -> tuple[Floats, Floats, Floats]:
+        time, per_unit, speed = np.split(x, ends)
+        speed = speed.reshape(platforms, -1) if speeds else np.zeros((platforms, resources + 1))
+        return time.reshape(workloads, -1), 1.0 / (1.0 + np.exp(-per_unit.reshape(platforms, -1))), speed
 
     def loss(x: Floats) -> tuple[float, Floats]:
-        shares, per_unit = parts(x)
-        own = shares[pairs.victim, :resources]
-        other = shares[pairs.beside, :resources]
-        unit = per_unit[pairs.platform]
+        time, per_unit, speed = parts(x)
+        own = _shares(time[pairs.victim] + speed[pairs.platform])
+        other = _shares(time[pairs.beside] + speed[pairs.platform])
+        # The idle share meets nobody.
+        unit = np.append(per_unit, np.zeros((platforms, 1)), axis=1)[pairs.platform]
         value, slope = _relative_error(1.0 + (own * other * unit).sum(axis=1), pairs.slowdown)
-        down = slope[:, None]
-        by_share = np.zeros(shape)  # the last column is the idle share
-        by_share[:, :resources] = rows.victim @ (down * other * unit) + rows.beside @ (down * own * unit)
-        by_logit = shares * (by_share - (shares * by_share).sum(axis=1, keepdims=True))
-        by_unit = (rows.platform @ (down * own * other)) * per_unit * (1.0 - per_unit)
-        gradient = np.concatenate([by_logit.ravel(), by_unit.ravel()]) + 2 * penalty * x
-        return value + penalty * float(x @ x), gradient
+        both = slope[:, None] * own * other * unit
+        by_own = both - own * both.sum(axis=1, keepdims=True)
+        by_other = both - other * both.sum(axis=1, keepdims=True)
+        by_unit = rows.platform @ (slope[:, None] * own * other)[:, :resources]
+        by_speed = rows.platform @ (by_own + by_other)
+        gradient = np.concatenate([
+            (rows.victim @ by_own + rows.beside @ by_other).ravel(),
+            (by_unit * per_unit * (1.0 - per_unit)).ravel(),
+            by_speed.ravel() if speeds else np.zeros(0),
+        ])  # fmt: skip
+        return value + penalty * float(x @ x), gradient + 2 * penalty * x
 
-    found, per_unit = parts(_solve(loss, rng.normal(size=at + platforms * resources)))
-    return PlainLoadings(found[:, :resources], per_unit)
+    first = rng.normal(size=int(ends[-1]) + speeds * platforms * (resources + 1))
+    first[: ends[0]] *= 0.5
+    first[ends[1] :] *= 0.3
+    time, per_unit, speed = parts(_solve(loss, first))
+    return PlainLoadings(time, speed, per_unit)
+
+
+def _shares(logs: Floats) -> Floats:
+    odds = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return odds / odds.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
 
 
 def fit_extended(

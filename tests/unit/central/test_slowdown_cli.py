@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from central.cli.slowdown import app
+from central.placement.timeline import bars
 from whitepanda.common.errors import InputError
 
 MAPREDUCE = "job,cpu,other,tau_s\nsort,0.9,0.1,56\npi,0.5,0.5,90\ngrep,0.5,0.5,95\n"
@@ -70,6 +71,23 @@ def test_the_table_for_people(written):
     assert "sort" in result.stdout and "112.00" in result.stdout
     assert "3 jobs, total dilation 6" in result.stdout
     assert "one after the other (linear sum): 241.00 s" in result.stdout
+
+
+def test_the_timeline(written, tmp_path):
+    assert bars([0.0, 0.0, 50.0], [56.0, 90.0, 1.0], [112.0, 163.0, 200.0], 20) == [
+        "██████░░░░░",
+        "█████████░░░░░░░",
+        "     █░░░░░░░░░░░░░░",
+    ]
+    picture = tmp_path / "when.png"
+    assert run("estimate", written(MAPREDUCE), "--plot", picture).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"^/proc/none/x.png: cannot write: No such file or directory$"):
+        run("estimate", written(MAPREDUCE), "--plot", "/proc/none/x.png")
+    with pytest.raises(
+        InputError, match=r"^--plot x.png: .* has no column tau_s, so it is not known when jobs end$"
+    ):
+        run("estimate", written("job,cpu\na,1\n"), "--plot", "x.png")
 
 
 @pytest.mark.parametrize(

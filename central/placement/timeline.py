@@ -1,0 +1,53 @@
+"""When jobs run on one machine, drawn for a terminal or as a PNG: the time each takes alone, and what is added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["bars", "plot"]
+
+_ALONE, _ADDED = "█", "░"
+
+
+def bars(start_s: Any, tau_s: Any, end_s: Any, width: int) -> list[str]:
+    """Return one line of text per job, of at most `width` characters for all the time there is."""
+    whole = max(float(end) for end in end_s)
+    found = list[str]()
+    for start, tau, end in zip(start_s, tau_s, end_s, strict=True):
+        begin, alone, last = (round(width * at / whole) for at in (start, start + tau, end))
+        found.append(" " * begin + _ALONE * max(alone - begin, 1) + _ADDED * (last - max(alone, begin + 1)))
+    return found
+
+
+def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
+    """Write a PNG of the same.
+
+    Raises:
+        InputError: the file cannot be written.
+        UnavailableError: matplotlib is not installed.
+
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
+        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
+    except ImportError as error:
+        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+    rows = list(range(len(names)))
+    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.barh(rows, tau_s, left=start_s, color="tab:blue", label="alone")
+    alone = [start + tau for start, tau in zip(start_s, tau_s, strict=True)]
+    added = [end - at for end, at in zip(end_s, alone, strict=True)]
+    axes.barh(rows, added, left=alone, color="tab:orange", label="added by the others")
+    axes.set_yticks(rows, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds")
+    axes.legend(loc="lower right")
+    try:
+        figure.savefig(path, dpi=110, format="png")
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror}") from error
