@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from central import greeting, room
 from central import ingest as ingest_module
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
@@ -195,7 +196,7 @@ async def test_only_importers_speak_for_other_machines(make) -> None:
 
 
 async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -> None:
-    monkeypatch.setattr(ingest_module, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(greeting, "_HELLO_TIMEOUT_S", 0.2)
     central = await make.central()
     first = make.peer(central, "h1")
     await first.batch(1)
@@ -323,12 +324,12 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
     size = await peer.batch(1, rows=200)
     if limit == "bytes":
-        monkeypatch.setattr(ingest_module, "_PENDING_BYTES", round(3.5 * size))
+        monkeypatch.setattr(room, "_PENDING_BYTES", round(3.5 * size))
     for sequence in range(2, 21):
         await peer.batch(sequence, rows=200)
-    await _until(lambda: central.journal.failure and central.ingest.pending == 4)
+    await _until(lambda: central.journal.failure and central.ingest.room.pending == 4)
     await asyncio.sleep(0.1)
-    assert central.ingest.pending == 4, "no more is read than may be pending"
+    assert central.ingest.room.pending == 4, "no more is read than may be pending"
     assert central.journal.stats.accepted_batches < 16
     connection.execute("PRAGMA max_page_count = 100000")
     acknowledged, paces = set(), []
@@ -341,43 +342,41 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     assert acknowledged == set(range(1, 21))
     assert 1000 in paces, "and they were told to slow down"
     assert central.journal.stats.accepted_batches == 20
-    assert central.ingest.pending == 0
+    assert central.ingest.room.pending == 0
 
 
 async def test_streams_that_wait_for_room_go_in_their_order_and_none_is_forgotten(make) -> None:
     central = await make.central(max_pending_batches=2)
-    ingest = central.ingest
-    ingest.pending = 2
+    of = central.ingest.room
+    of.pending = 2
     went: list[int] = []
 
     async def wait(number: int) -> None:
-        await ingest._wait_for_room()
+        await of._wait_for_room()
         went.append(number)
-        ingest.pending += (
-            number < 4
-        )  # the later ones find nothing to read: they must not keep the others waiting
+        of.pending += number < 4  # the later ones find nothing to read: they must not keep the others waiting
 
     tasks = [asyncio.create_task(wait(number)) for number in range(8)]
     await asyncio.sleep(0)
-    assert len(ingest._waiting) == 8
+    assert len(of._waiting) == 8
     tasks[1].cancel()
     await asyncio.sleep(0)
-    ingest.pending -= 1
-    ingest._let_next_go()
+    of.pending -= 1
+    of._let_next_go()
     for _ in range(20):
         await asyncio.sleep(0)
     assert went == [0], "one place, one stream"
-    ingest.pending -= 2
-    ingest._let_next_go()
+    of.pending -= 2
+    of._let_next_go()
     for _ in range(20):
         await asyncio.sleep(0)
     assert went == [0, 2, 3]
-    ingest.pending -= 1
-    ingest._let_next_go()
+    of.pending -= 1
+    of._let_next_go()
     for _ in range(40):
         await asyncio.sleep(0)
     assert went == [0, 2, 3, 4, 5, 6, 7], "all of them, as there is room left"
-    ingest.pending = 0
+    of.pending = 0
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -386,7 +385,7 @@ async def test_a_stop_acknowledges_what_was_taken(make) -> None:
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     await peer.batch(1)
-    await _until(lambda: central.ingest.pending)
+    await _until(lambda: central.ingest.room.pending)
     stop = asyncio.create_task(central.stop())
     assert (await peer.ack()).accepted_rows == 2
     assert await peer.refused() == ("UNAVAILABLE", "central is stopping")

@@ -1,0 +1,197 @@
+"""The first words on a stream: who speaks, for which host, in which version of the protocol; and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from central.config import CentralConfig
+from central.journal import HostRecord, Journal
+from central.streams import HostStream
+from central.validate import is_name
+from whitepanda.common import log
+from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["SHOWN", "Context", "Greeter", "RefusedError", "someone"]
+
+Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
+
+SHOWN = 60  # characters of somebody else's text in a message
+_HELLO_TIMEOUT_S = 10.0
+#: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
+_HEARTBEAT_MS = 120_000
+
+
+class RefusedError(Exception):
+    """The stream ends with this status."""
+
+    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+
+
+class Greeter:
+    """Reads and checks what comes before a stream's first batch.
+
+    Args:
+        config: central's.
+        journal: counts what is no message, remembers hosts.
+        refused: counts refused streams by reason.
+        clock: nanoseconds since 1970.
+
+    """
+
+    def __init__(
+        self, config: CentralConfig, journal: Journal, refused: Counter[str], clock: Callable[[], int]
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._refused = refused
+        self._clock = clock
+        self._log = log.get("ingest")
+
+    async def greet(self, context: Context, names: frozenset[str]) -> tuple[HostStream, HostRecord]:
+        """Read the Hello, agree on a version, and answer.
+
+        Raises:
+            RefusedError: it is none, too late, for a host that is not in `names`, or of another protocol.
+
+        """
+        hello = await self._read_hello(context, names)
+        now = self._clock()
+        if hello.host not in names:
+            raise self.refuse(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "wrong_host",
+                f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
+                f"({', '.join(sorted(names)) or 'none'}); issue a certificate for that name, or set agent.host "
+                "to the certificate's name",
+                host=hello.host[:SHOWN],
+            )
+        for what in ("platform", "agent_version", "boot_id"):
+            value = getattr(hello, what)
+            if value and not is_name(value):
+                raise self.refuse(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "bad_hello",
+                    f"{what} must be a text without control characters, of a name's length "
+                    f"({len(value)} characters, {value[:SHOWN]!r})",
+                    host=hello.host,
+                )
+        version = agree(hello.protocol_version, hello.min_protocol_version)
+        if version is None:
+            raise self.refuse(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "protocol_version",
+                f"host {hello.host!r} speaks protocol {_span(hello.min_protocol_version, hello.protocol_version)}, "
+                f"central speaks {_span(MIN_PROTOCOL_VERSION, PROTOCOL_VERSION)}: upgrade the older side",
+                host=hello.host,
+            )
+        stream = HostStream(
+            host=hello.host,
+            platform=hello.platform,
+            protocol_version=version,
+            agent_version=hello.agent_version,
+            is_importer=hello.host in self._config.central.importers,
+            jobs=frozenset(filter(is_name, hello.jobs)),
+            coefficient_version=hello.coefficient_version,
+            held_tags={held.job: held.tag for held in hello.held},
+        )
+        record = HostRecord(
+            host=hello.host,
+            platform=hello.platform,
+            agent_version=hello.agent_version,
+            protocol_version=version,
+            boot_id=hello.boot_id,
+            last_seen_unix_ns=now,
+            coefficient_version=hello.coefficient_version,
+            clock_offset_ns=hello.sent_unix_ns - now,
+            jobs=tuple(sorted(stream.jobs)),
+        )
+        self._journal.note_host(record)
+        if version >= 2:  # noqa: PLR2004 - the version that brought Welcome
+            await context.write(self._welcome(version, now).SerializeToString())
+        self._log.info("host connected", host=hello.host, protocol=version, agent=hello.agent_version)
+        return stream, record
+
+    def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
+        return agent_pb2.CentralMessage(
+            welcome=agent_pb2.Welcome(
+                protocol_version=version,
+                central_version=_version(),
+                sent_unix_ns=now_unix_ns,
+                max_batch_rows=self._config.ingest.max_batch_rows,
+                max_batch_bytes=self._config.ingest.max_message_bytes,
+                heartbeat_ms=_HEARTBEAT_MS,
+            )
+        )
+
+    async def _read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+        try:
+            raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
+        except TimeoutError:
+            detail = f"no Hello within {_HELLO_TIMEOUT_S:.0f} s of connecting"
+            raise self.refuse(
+                grpc.StatusCode.DEADLINE_EXCEEDED, "no_hello", detail, host=someone(names)
+            ) from None
+        if raw is grpc.aio.EOF:
+            raise self.refuse(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "no_hello",
+                "the stream ended without a Hello",
+                host=someone(names),
+            )
+        message = self.parse(raw, someone(names))
+        if message.WhichOneof("body") != "hello":
+            raise self.refuse(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "no_hello",
+                f"the first message must be a Hello, it was {message.WhichOneof('body') or 'empty'}",
+                host=someone(names),
+            )
+        return message.hello
+
+    def parse(self, raw: bytes, host: str) -> agent_pb2.AgentMessage:
+        """Return the message; what is none ends the stream (RefusedError) and is counted."""
+        limit = self._config.ingest.max_message_bytes
+        if len(raw) > limit:
+            self._journal.reject(host, "oversized")
+            detail = f"a message of {len(raw)} bytes; ingest.max_message_bytes allows {limit}: send smaller batches"
+            raise self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized", detail, host=host)
+        try:
+            return agent_pb2.AgentMessage.FromString(raw)
+        except DecodeError:
+            self._journal.reject(host, "malformed")
+            detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
+            raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host) from None
+
+    def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
+        """Count and tell a refusal, and return what is to be raised."""
+        self._refused[reason] += 1
+        self._log.warning("stream refused", host=host, reason=reason, detail=detail)
+        return RefusedError(code, detail)
+
+
+@cache
+def _version() -> str:
+    """Return ours; to look it up takes a millisecond, and ten thousand hosts may come at once."""
+    return metadata.version("whitepanda")
+
+
+def someone(names: frozenset[str]) -> str:
+    """Return who speaks before a Hello has said so: the certificate's first name."""
+    return min(names, default="")
+
+
+def _span(oldest: int, newest: int) -> str:
+    oldest = oldest or newest
+    return str(newest) if oldest == newest else f"{oldest} to {newest}"

@@ -1,0 +1,133 @@
+"""How much is under way: what streams have sent and the journal has not committed, and who waits until it is less.
+
+A stream that sends faster than the journal writes is not read, which is what slows its sender down; before that it is
+asked to (SlowDown).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from central.columns import Layout
+from central.config import IngestSection
+from central.journal import HostRecord, Journal
+from central.streams import HostStream
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["Flow", "Room"]
+
+_PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
+_PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
+_SLOW_DOWN_MS = 1000
+
+
+class Flow:
+    """What one stream has under way."""
+
+    def __init__(self, stream: HostStream, record: HostRecord) -> None:
+        self.stream = stream
+        self.record = record
+        self.pending = 0
+        self.told_slow = False
+        self.told_reasons: set[str] = set()
+        self.layout: Layout | None = None  # of the last batch, where all of it was good
+        self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+
+class Room:
+    """What all streams have under way, and their queue.
+
+    Attributes:
+        flows: the open streams.
+        pending: batches that wait for their commit.
+        pending_bytes: theirs.
+
+    """
+
+    def __init__(self, section: IngestSection, journal: Journal) -> None:
+        self.flows: set[Flow] = set()
+        self.pending = 0
+        self.pending_bytes = 0
+        self._most = section.max_pending_batches
+        self._journal = journal
+        self._waiting: deque[asyncio.Future[None]] = deque()  # streams that wait for room, in their order
+        journal.on_failure.append(self._tell_pace_to_all)
+
+    async def wait(self, flow: Flow) -> None:
+        """Wait until a stream may be read."""
+        while flow.pending >= _PENDING_PER_STREAM:
+            flow.relieved.clear()
+            await flow.relieved.wait()
+        await self._wait_for_room()
+
+    def begin(self, flow: Flow, size: int) -> None:
+        """Note that a batch of `size` bytes is on its way to the disk."""
+        self.pending_bytes += size
+        flow.pending += 1
+        flow.idle.clear()
+        self.pending += 1
+        self._tell_pace(flow)
+
+    def end(self, flow: Flow, size: int) -> None:
+        """Note that it is there, or will never be."""
+        self.pending_bytes -= size
+        flow.pending -= 1
+        self.pending -= 1
+        if not flow.pending:
+            flow.idle.set()
+        if flow.pending < _PENDING_PER_STREAM:
+            flow.relieved.set()
+        if self._waiting:
+            self._let_next_go()
+        self._tell_pace(flow)
+
+    async def _wait_for_room(self) -> None:
+        """Wait until more may be read; who waits longest goes first, and lets the next one go if there is more room."""
+        queue = self._waiting.append
+        while self._is_full():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            queue(turn)
+            queue = self._waiting.appendleft  # who finds the room taken after all keeps its place
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._let_next_go()
+                raise
+            self._let_next_go()
+
+    def _let_next_go(self) -> None:
+        if self._is_full():
+            return  # the next batch that ends comes here again
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its stream is still there
+                turn.set_result(None)
+                return
+
+    def _is_full(self) -> bool:
+        """Whether nothing more is read for now."""
+        return self.pending >= self._most or self.pending_bytes >= _PENDING_BYTES
+
+    def _is_slow(self) -> bool:
+        """Whether agents shall wait between batches: at half of what may be pending, or while commits fail."""
+        half = max(1, self._most // 2)
+        return (
+            bool(self._journal.failure) or self.pending >= half or self.pending_bytes >= _PENDING_BYTES // 2
+        )
+
+    def _tell_pace(self, flow: Flow) -> None:
+        """Tell a stream, where it does not know yet, whether to slow down."""
+        is_slow = self._is_slow()
+        if flow.told_slow == is_slow or flow.stream.protocol_version < 2:  # noqa: PLR2004 - SlowDown's version
+            return
+        slow_down = agent_pb2.SlowDown(min_batch_interval_ms=_SLOW_DOWN_MS if is_slow else 0)
+        if flow.stream.send(agent_pb2.CentralMessage(slow_down=slow_down)):
+            flow.told_slow = is_slow
+
+    def _tell_pace_to_all(self, _failure: str) -> None:
+        for flow in self.flows:
+            self._tell_pace(flow)
