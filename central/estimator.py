@@ -7,8 +7,10 @@ in numpy (`merged_state`, `coefficients`): no row of task slots is read again. T
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 from central import machine_days
 from central.coded import coded, numbered
 from central.models.groups import Column, Floats, Ints, group, sums
-from central.models.whitepanda import CLIP, IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
+from central.models.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -76,24 +78,22 @@ def day_scales(slots: ir.Table) -> ir.Table:
 
 
 def normalised(slots: ir.Table, jobs: ir.Table) -> ir.Table:
-    """Return what `machine_days.whitepanda` reads: job's numbers, CPI normalised by robust scales of its day.
+    """Return what `machine_days.whitepanda` reads: job's numbers, CPI normalised by robust scales of its day, uncut.
 
     Args:
         slots: task slots, machines numbered.
         jobs: their `day_scales`.
 
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    joined = _with_log_cpi(slots).join(jobs.drop("samples"), list(_DAY))
-    deviation = (joined["_x"] - joined.location) / joined.scale.nullif(0.0)
-    n_cpi = ibis.coalesce(deviation.clip(lower=-CLIP, upper=CLIP), 0.0)
+    # Of a scale of 0 the deviations are to be 0.
+    scales = jobs.select(*_DAY, "code", "location", scale=jobs.scale.nullif(0.0).fill_null(math.inf))
+    joined = _with_log_cpi(slots).join(scales, list(_DAY))
     return joined.select(
         "machine",
         "slot_start_ns",
         "usage",
         job=joined.code,
-        n_cpi=ibis.ifelse(joined["_x"].notnull(), n_cpi, None),
+        n_cpi=(joined["_x"] - joined.location) / joined.scale,
     )
 
 
@@ -123,11 +123,7 @@ def write_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int, fol
     opened.machine_days(
         normalised(rows.rows, opened.read([jobs])), rows.count, machine_days.whitepanda, slot_ns, raw
     )
-    products = opened.read([raw])
-    added = products.group_by(["kind", "a", "b"]).aggregate(
-        **{name: products[name].sum() for name in _VALUES}
-    )
-    opened.write(added.select(*machine_days.PRODUCTS.names), folder / "products.parquet")
+    _write_products(raw, folder)
     raw.unlink()
 
 
@@ -151,18 +147,12 @@ def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
             each.append(_names(folder / f"{name}s.parquet", name))
     known = {name: np.unique(np.concatenate(each)) if each else _NOTHING for name, each in names.items()}
     known[""] = np.zeros(1, dtype=np.int64)
-    totals = {kind: _Totals(values) for kind, (_, _, values) in _KINDS.items()}
+    widths = {name: len(each) for name, each in known.items()}
+    totals = _Products(widths)
     for number, folder in enumerate(used):
         own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
-        own[""] = known[""]
-        products = pq.read_table(folder / "products.parquet")
-        kinds, values = products["kind"].to_numpy(), [products[name].to_numpy() for name in _VALUES]
-        a, b = products["a"].to_numpy(), products["b"].to_numpy()
-        for kind, (first, second, _) in _KINDS.items():
-            rows = np.flatnonzero(kinds == kind)
-            key = own[first][a[rows]] * len(known[second]) + own[second][b[rows]]
-            totals[kind].add(key, [each[rows] for each in values])
-    return _state(len(known["job"]), totals), known["job"]
+        totals.add(pq.read_table(folder / "products.parquet"), own | {"": known[""]})
+    return _state(widths["job"], totals), known["job"]
 
 
 def coefficients(folders: Iterable[Path]) -> WhitepandaCoefficients:
@@ -183,6 +173,51 @@ def as_table(found: WhitepandaCoefficients, job: pa.DataType) -> pa.Table:
             "standard_error": pa.array(found.standard_error, pa.float64()),
         }
     )
+
+
+def _write_products(raw: Path, folder: Path) -> None:
+    """Add up by key what machine days have left."""
+    counts = {"": 1}
+    for name in ("job", "machine"):
+        code = pq.read_table(folder / f"{name}s.parquet", columns=["code"])["code"].to_numpy()
+        counts[name] = int(code.max(initial=-1)) + 1
+    totals = _Products(counts)
+    own = {name: np.arange(count) for name, count in counts.items()}
+    with pq.ParquetFile(raw) as file:
+        for batch in file.iter_batches(_FOLD_ROWS):
+            totals.add(pa.table(batch), own)
+    with pq.ParquetWriter(
+        folder / "products.parquet", machine_days.PRODUCTS, compression="zstd", use_dictionary=False
+    ) as writer:
+        for kind, (_, second, _) in _KINDS.items():
+            key, values = totals.folded(kind)
+            a, b = np.divmod(key, max(counts[second], 1))
+            writer.write_table(machine_days.products(kind, [a, b], values))
+
+
+class _Products:
+    """Rows of `machine_days.PRODUCTS`, added up by key."""
+
+    def __init__(self, widths: dict[str, int]) -> None:
+        self._widths = widths
+        self._totals = {kind: _Totals(values) for kind, (_, _, values) in _KINDS.items()}
+
+    def add(self, rows: pa.Table, numbers: dict[str, Ints]) -> None:
+        """Add rows; `numbers` has, per name of a key, the numbers that its own stand for."""
+        kinds, values = rows["kind"].to_numpy(), [rows[name].to_numpy() for name in _VALUES]
+        a, b = rows["a"].to_numpy(), rows["b"].to_numpy()
+        # Kinds come in runs.
+        bounds = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(kinds)]
+        for begin, end in pairwise(bounds):
+            if begin < end:
+                kind, run = int(kinds[begin]), slice(begin, end)
+                first, second, _ = _KINDS[kind]
+                key = numbers[first][a[run]] * self._widths[second] + numbers[second][b[run]]
+                self._totals[kind].add(key, [each[run] for each in values])
+
+    def folded(self, kind: int) -> tuple[Ints, list[Floats]]:
+        """Return the distinct keys, first * width of the second + second, ascending, and the sums."""
+        return self._totals[kind].folded()
 
 
 class _Totals:
@@ -217,13 +252,13 @@ def _names(path: Path, name: str) -> Column:
     return np.asarray(rows[name].take(pa.array(first)).to_pylist())
 
 
-def _state(jobs: int, totals: dict[int, _Totals]) -> WhitepandaState:
+def _state(jobs: int, totals: _Products) -> WhitepandaState:
     """Give folded sums the form of the model."""
-    pair, pairs = totals[machine_days.PAIRS].folded()
-    job, of_job = totals[machine_days.JOBS].folded()
-    place, usage = totals[machine_days.MACHINE_JOBS].folded()
-    machine, of_machine = totals[machine_days.MACHINES].folded()
-    _, total = totals[machine_days.TOTAL].folded()
+    pair, pairs = totals.folded(machine_days.PAIRS)
+    job, of_job = totals.folded(machine_days.JOBS)
+    place, usage = totals.folded(machine_days.MACHINE_JOBS)
+    machine, of_machine = totals.folded(machine_days.MACHINES)
+    _, total = totals.folded(machine_days.TOTAL)
     width = max(jobs, 1)
     return WhitepandaState(
         pair_job=pair // width,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
-from central.models.whitepanda import quasi_differenced
+from central.models.whitepanda import CLIP, quasi_differenced
 
 __all__ = [
     "JOBS",
@@ -30,6 +30,7 @@ __all__ = [
     "TOTAL",
     "Kernel",
     "panda",
+    "products",
     "whitepanda",
 ]
 
@@ -123,24 +124,27 @@ class _Sums:
         """Return all rows."""
         tables = []
         for kind, parts in self._parts.items():
-            keys = [
-                np.concatenate(each).astype(np.int32) for each in zip(*(k for k, _ in parts), strict=True)
-            ]
+            keys = [np.concatenate(each) for each in zip(*(k for k, _ in parts), strict=True)]
             values = [np.concatenate(each) for each in zip(*(v for _, v in parts), strict=True)]
-            rows = len(values[0])
-            no_key, no_value = np.zeros(rows, np.int32), np.zeros(rows)
-            columns = [np.full(rows, kind, np.int8), *keys, *[no_key] * (2 - len(keys))]
-            columns += [*values, *[no_value] * (_VALUES - len(values))]
-            tables.append(pa.Table.from_arrays([pa.array(each) for each in columns], schema=PRODUCTS))
+            tables.append(products(kind, keys, values))
         return pa.concat_tables(tables) if tables else PRODUCTS.empty_table()
+
+
+def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
+    """Return rows of `PRODUCTS` of one kind: of at most 2 keys and 4 values, at least one value."""
+    rows = len(values[0])
+    no_key, no_value = np.zeros(rows, np.int32), np.zeros(rows)
+    columns = [np.full(rows, kind, np.int8), *(key.astype(np.int32) for key in keys)]
+    columns += [no_key] * (2 - len(keys)) + values + [no_value] * (_VALUES - len(values))
+    return pa.Table.from_arrays([pa.array(each) for each in columns], schema=PRODUCTS)
 
 
 def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what our estimator needs (`central.models.whitepanda.WhitepandaState`, whose names these are).
 
     Args:
-        rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi`, null but for
-            latency-sensitive tasks.
+        rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null but
+            for latency-sensitive tasks.
         slot_ns: length of a slot.
 
     Returns:
@@ -155,7 +159,8 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         if found is None:
             continue
         u, jobs, n = found.usage, found.jobs, len(found.slot)
-        y = sums_of(found.place, day.victim[found.sensitive], n) / found.tasks
+        n_cpi = np.clip(day.victim[found.sensitive], -CLIP, CLIP)
+        y = sums_of(found.place, n_cpi, n) / found.tasks
         gram, with_y, own = quasi_differenced(u, y, found.slot)
         total, total_y = u.sum(axis=0), float(y.sum())
         i, j = _triangle(len(jobs))
@@ -214,28 +219,30 @@ def _triangle(width: int) -> tuple[Ints, Ints]:
 
 
 def _machine_days(rows: pa.Table, slot_ns: int, victim: str) -> Iterator[_Rows]:
-    """Take rows apart by machine and day."""
+    """Take rows apart by machine and day. What is as long as the rows is kept small: touching memory costs most."""
     if not rows.num_rows:
         return
-    machine, start = rows["machine"].to_numpy(), rows["slot_start_ns"].to_numpy()
-    slot = (start // slot_ns).astype(np.int64)
-    day = start // _DAY_NS
+    start = rows["slot_start_ns"].to_numpy()
+    day = (start // _DAY_NS).astype(np.int32)
     first_day = int(day.min())
-    days = int(day.max()) - first_day + 1
+    day -= first_day
+    days = int(day.max()) + 1
+    machine = rows["machine"].to_numpy()
     first_machine = int(machine.min())
     count = (int(machine.max()) - first_machine + 1) * days
-    group = (machine.astype(np.int64) - first_machine) * days + (day - first_day)
-    small = group.astype(np.int16) if count < 1 << 15 else group  # sorts by radix
-    order = np.argsort(small, kind="stable")
-    ends = np.cumsum(np.bincount(group, minlength=count))
+    # Small enough numbers are sorted by radix.
+    day += np.multiply(machine - first_machine, days, dtype=np.int32)
+    order = np.argsort(day.astype(np.int16) if count < 1 << 15 else day, kind="stable")
+    ends = np.cumsum(np.bincount(day, minlength=count))
     names = ["job", "usage", victim, "group" if "group" in rows.column_names else "job"]
-    columns = [slot[order], *(rows[name].to_numpy()[order] for name in names)]
+    columns = [rows[name].to_numpy() for name in names]
     begin = 0
     for number, end in enumerate(ends.tolist()):
-        part = slice(begin, end)
+        if begin < end:
+            mine = order[begin:end]
+            slot = start[mine] // slot_ns
+            yield _Rows(first_machine + number // days, slot, *(column[mine] for column in columns))
         begin = end
-        if part.start < part.stop:
-            yield _Rows(first_machine + number // days, *(column[part] for column in columns))
 
 
 def _matrix(row: Ints, column: Ints, values: Floats, shape: tuple[int, int]) -> Floats:
