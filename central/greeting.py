@@ -28,7 +28,7 @@ Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only 
 SHOWN = 60  # characters of somebody else's text in a message
 _HELLO_TIMEOUT_S = 10.0
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
-_HEARTBEAT_MS = 120_000
+_HEARTBEAT_MS = 300_000
 
 
 class RefusedError(Exception):

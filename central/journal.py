@@ -60,6 +60,7 @@ __all__ = ["HostRecord", "Journal", "JournalStats", "Roll", "Submission"]
 
 _GROUP_LIMIT = 1024  # batches in one transaction
 _RETRY_S = 1.0  # after a failed commit
+_NOTES_WAIT_S = 1.0  # for a batch to be committed with
 _CACHED_SPOOLS = 65_536
 _BUSY_TIMEOUT_S = 10.0
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
@@ -278,23 +279,34 @@ class Journal:
 
     def _run(self) -> None:
         try:
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, _Call):
-                    self._run_call(item)
-                    continue
-                items, then = self._gather(item)
-                if not self._commit(items):
+            then: _Call | object | None = None
+            while then is not _STOP:
+                items, then = self._gather()
+                if items and not self._commit(items):
                     return
                 if isinstance(then, _Call):
                     self._run_call(then)
-                elif then is _STOP:
-                    return
         except Exception as error:  # noqa: BLE001 - whatever it is, central must end loudly, not hang
             self._on_loop(self._set_fatal, f"journal {self.path}: {type(error).__name__}: {error}")
 
-    def _gather(self, first: Submission | HostRecord | Rejection) -> tuple[list[Any], _Call | object | None]:
-        """Return what arrives within the commit interval, and what ended the gathering, if something did."""
-        items: list[Any] = [first]
+    def _gather(self) -> tuple[list[Any], _Call | object | None]:
+        """Return what arrives within the commit interval, and what ended the gathering, if something did.
+
+        What hosts say of themselves waits for batches first: a flush for each heartbeat of 10,000 idle hosts is dear.
+        """
+        items: list[Any] = []
+        until = 0.0
+        while not items or (len(items) < _GROUP_LIMIT and isinstance(items[-1], HostRecord)):
+            try:
+                item = self._queue.get(timeout=max(0.0, until - time.monotonic()) if items else None)
+            except queue.Empty:
+                return items, None
+            if item is None:
+                return items, _STOP
+            if isinstance(item, _Call):
+                return items, item
+            until = until if items else time.monotonic() + _NOTES_WAIT_S
+            items.append(item)
         if not self._stopping.is_set():
             time.sleep(self._commit_interval_s)
         while len(items) < _GROUP_LIMIT:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from central import journal as journal_module
 from central import roll_worker
 from central.config import IngestSection
 from central.journal import HostRecord, Journal, JournalStats, Roll, Submission
@@ -176,6 +177,41 @@ async def test_duplicates_are_known_after_their_rows_left(tmp_path: Path) -> Non
     sender.submit(1, spool="another incarnation")
     assert (await sender.heard(4))[1:] == [(1, False), (1, True), (1, True)]
     await journal.close()
+
+
+async def test_what_hosts_say_waits_for_a_batch_or_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
+    journal = opened(tmp_path)
+    groups: list[list[str]] = []
+    original = journal._write
+
+    def write(connection: sqlite3.Connection, items: list) -> journal_module.Group:
+        groups.append([type(item).__name__ for item in items])
+        return original(connection, items)
+
+    monkeypatch.setattr(journal, "_write", write)
+    for host in ("a", "b"):
+        journal.note_host(HostRecord(host))
+        await asyncio.sleep(0.02)
+    sender = Sender(journal)
+    sender.submit(1)
+    await sender.heard(1)
+    assert groups == [["HostRecord", "HostRecord", "Submission"]]
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 0.05)
+    journal.note_host(HostRecord("c"))
+    async with asyncio.timeout(5):
+        while len(groups) < 2:
+            await asyncio.sleep(0.01)
+    assert groups[1] == ["HostRecord"]
+    monkeypatch.setattr(journal_module, "_NOTES_WAIT_S", 3600.0)
+    journal.note_host(HostRecord("d"))
+    await journal.close()
+    assert groups[2:] == [["HostRecord"]]
+    again = opened(tmp_path)
+    assert set(again.hosts) >= {"a", "b", "c", "d"}
+    await again.close()
 
 
 async def test_a_full_disk_acknowledges_nothing_until_there_is_room(tmp_path: Path) -> None:
