@@ -154,7 +154,7 @@ def _print_profiles(found: Profiles) -> None:
             )
     console.print(table)
     for job in found.jobs:
-        for vector in job.candidates:
+        for vector in job.candidates if job.loading is None else [job.loading]:
             words = ", ".join(f"{name} {share:.4g}" for name, share in vector.items())
             console.print(f"{job.job}: {words}", soft_wrap=True, markup=False)
         for note in job.notes:

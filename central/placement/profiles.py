@@ -177,7 +177,8 @@ def write_loadings(path: Path, profiles: Profiles) -> None:
     for job in profiles.jobs:
         loading = job.loading or {}
         times = [job.tau_s.value] if with_times and job.tau_s is not None else []
-        writer.writerow([job.job, *(loading[name] for name in profiles.resources), *times])
+        cells = [f"{value:.12g}" for value in (*(loading[name] for name in profiles.resources), *times)]
+        writer.writerow([job.job, *cells])
     try:
         with replacing(path, mode=0o600) as file:
             file.write(text.getvalue().encode())
