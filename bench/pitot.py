@@ -106,7 +106,7 @@ def replicate(data: Data, method: str, share: float, number: int, folder: Path) 
 def ours(
     data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed: int, path: Path
 ) -> tuple[Any, Any, Any, float]:
-    """Fit our model, as `method` has it; predictions, bounds, bounds by one scale for all rows, CPU seconds of the fit."""
+    """Fit our model, as `method` has it; predictions, bounds, bounds by one scale, CPU seconds of the fit."""
     options, workloads, platforms = dict(OURS[method][1]), data.workloads, data.platforms
     for which in options.pop("blind", ()):
         if which == "workload":
