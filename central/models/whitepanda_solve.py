@@ -106,6 +106,8 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
 
     """
     ridge = RIDGE_SLOTS * usual_squared
+    if not len(ridge):
+        return np.empty(0), np.empty(0), np.empty(0)
     weights = [1.0] + [0.0] * (len(levels) - 1)
     is_dense = len(ridge) <= MAX_DENSE_JOBS
     grams = [level.dense() for level in levels] if is_dense else []
