@@ -20,11 +20,16 @@ from whitepanda.common.errors import UnavailableError
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["SparkEngine"]
+__all__ = ["SparkEngine", "is_spark_error"]
 
 _DAY_NS = 86_400 * 10**9
 _NAME = "whitepanda"
 _FOLDER_SUFFIX = ".spark"
+
+
+def is_spark_error(error: BaseException) -> bool:
+    """Tell whether Spark raised this; its classes can be named only where it is installed."""
+    return type(error).__module__.split(".")[0] in {"pyspark", "py4j"}
 
 
 class SparkEngine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ import numpy as np
 from central.evaluation.methods import METHODS, Known, Method
 from central.evaluation.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
 from central.models.slots import SLOT_S, TaskSlots
-from central.trace_slots import SlotFile, slot_file, trace_names
+from central.trace_slots import EngineOptions, SlotFile, slot_file, trace_names
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
 
@@ -75,8 +74,7 @@ class TraceEvaluationOptions:
     rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
     limits: TraceLimits = field(default_factory=TraceLimits)
     seed: int = 0
-    memory_limit_mib: int = 2048
-    threads: int = os.cpu_count() or 1
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +134,7 @@ def evaluate_trace(
 
     Raises:
         InputError: a trace cannot be used, a method does not exist, or no day is left to evaluate.
-        UnavailableError: disk or memory did not suffice.
+        UnavailableError: disk or memory did not suffice, or there is no Spark.
 
     """
     began = time.monotonic()
@@ -146,8 +144,7 @@ def evaluate_trace(
         rule=options.rule,
         limits=options.limits,
         slot_s=SLOT_S,
-        memory_limit_mib=options.memory_limit_mib,
-        threads=options.threads,
+        options=options.engine,
         on_progress=on_progress,
     ) as slots:
         seen = set[int]()

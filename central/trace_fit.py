@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,10 @@ from typing import IO, TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine
+from central import engine, estimator
 from central.models.slots import SLOT_S
-from central.models.whitepanda import WhitepandaState
-from central.trace_slots import SlotFile, slot_file, trace_names
+from central.spark import SparkEngine
+from central.trace_slots import EngineOptions, SlotFile, slot_file, trace_names
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
@@ -24,7 +23,7 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["ENGINES", "FIT_METHODS", "RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
+__all__ = ["FIT_METHODS", "RESULT", "TraceFit", "TraceFitOptions", "fit_trace"]
 
 #: Columns of the file. `samples` counts the job's task slots beside a latency-sensitive task (method whitepanda:
 #: machine slots), `cpi_samples`
@@ -44,8 +43,6 @@ RESULT = pa.schema(
     }
 )
 
-#: What a fit can run on.
-ENGINES = ("duckdb",)
 FIT_METHODS = ("whitepanda", "panda")
 
 _MIN_SLOT_S = 0.001
@@ -60,13 +57,11 @@ class TraceFitOptions:
     """
 
     method: str = "whitepanda"
-    engine: str = "duckdb"
+    engine: EngineOptions = field(default_factory=EngineOptions)
     until_day: int | None = None
     slot_s: float = 300.0
     rule: LatencySensitiveRule = field(default_factory=LatencySensitiveRule)
     limits: TraceLimits = field(default_factory=TraceLimits)
-    memory_limit_mib: int = 2048
-    threads: int = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +91,7 @@ def fit_trace(
 
     Raises:
         InputError: a trace or `out` cannot be used, or there is nothing to fit.
-        UnavailableError: disk or memory did not suffice.
+        UnavailableError: disk or memory did not suffice, or there is no Spark.
 
     After an error `out` is as it was.
 
@@ -104,9 +99,8 @@ def fit_trace(
     began = time.monotonic()
     if not _MIN_SLOT_S <= options.slot_s <= _MAX_SLOT_S:
         raise InputError(f"a slot must be {_MIN_SLOT_S} s to {_MAX_SLOT_S} s long (value {options.slot_s})")
-    for kind, value, known in (("method", options.method, FIT_METHODS), ("engine", options.engine, ENGINES)):
-        if value not in known:
-            raise InputError(f"no {kind} '{value}' to fit with; there are {', '.join(known)}")
+    if options.method not in FIT_METHODS:
+        raise InputError(f"no method '{options.method}' to fit with; there are {', '.join(FIT_METHODS)}")
     if options.method == "whitepanda" and options.slot_s != SLOT_S:
         raise InputError(
             f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s"
@@ -119,8 +113,7 @@ def fit_trace(
                 rule=options.rule,
                 limits=options.limits,
                 slot_s=options.slot_s,
-                memory_limit_mib=options.memory_limit_mib,
-                threads=options.threads,
+                options=options.engine,
                 on_progress=on_progress,
             )
         )
@@ -154,42 +147,28 @@ def _check_found(table: pa.Table, machine_slots: int, names: str, rule: LatencyS
 
 def _fitted(file: SlotFile, options: TraceFitOptions) -> tuple[pa.Table, int, int]:
     """Return the result, the number of task slots, and that of machine slots with a latency-sensitive task."""
-    slots = file.duckdb.read([file.path])
+    opened = file.opened
+    slots = opened.read([file.path])
     if options.until_day is not None:
         slots = slots.filter(slots.slot_start_ns < file.begin_of_day_ns(options.until_day))
-    task_slots = int(slots.count().to_pyarrow().as_py())
+    task_slots = _count(opened, slots)
     if options.method == "panda":
         tables = engine.fit(slots)
-        machine_slots = int(tables.machine_cpi.count().to_pyarrow().as_py())
-        return _result(slots, tables.coefficients), task_slots, machine_slots
-    state = None
-    for _number, day in file.days(until_day=options.until_day):
-        today = WhitepandaState.of(day)
-        state = state.merge(today) if state is not None else today
-    if state is None:
-        raise InputError(f"no day before day {options.until_day}; see --until-day")
-    return _result(slots, _ours(state)), task_slots, int(state.slots.sum())
+        return _result(opened, slots, tables.coefficients), task_slots, _count(opened, tables.machine_cpi)
+    folder = file.folder / "state"
+    folder.mkdir()
+    estimator.write_state(opened, slots, round(options.slot_s * 1e9), folder)
+    state, _ = estimator.merged_state([folder])
+    found = folder / "coefficients.parquet"
+    pq.write_table(estimator.as_table(estimator.coefficients([folder]), pa.int64()), found)
+    return _result(opened, slots, opened.read([found])), task_slots, int(state.slots.sum())
 
 
-def _ours(state: WhitepandaState) -> ir.Table:
-    """Give our coefficients the columns of `engine.fit`'s."""
-    import ibis  # noqa: PLC0415 - takes a second
-
-    found = state.coefficients()
-    return ibis.memtable(
-        pa.table(
-            {
-                "job": pa.array(found.job, pa.int64()),
-                "samples": pa.array(found.samples, pa.int64()),
-                "sum_usage_squared": pa.array(found.sum_usage_squared, pa.float64()),
-                "coefficient": pa.array(found.value, pa.float64()),
-                "standard_error": pa.array(found.standard_error, pa.float64()),
-            }
-        )
-    )
+def _count(opened: engine.Engine | SparkEngine, table: ir.Table) -> int:
+    return int(opened.collect(table.aggregate(rows=table.count()))["rows"][0].as_py())
 
 
-def _result(slots: ir.Table, coefficients: ir.Table) -> pa.Table:
+def _result(opened: engine.Engine | SparkEngine, slots: ir.Table, coefficients: ir.Table) -> pa.Table:
     import ibis  # noqa: PLC0415 - takes a second
 
     statistics = (
@@ -203,4 +182,4 @@ def _result(slots: ir.Table, coefficients: ir.Table) -> pa.Table:
         collection_id=rows.job, job=rows.job.cast("string"), cpi_samples=ibis.coalesce(rows.cpi_samples, 0)
     )
     rows = rows.order_by([rows.coefficient.desc(), rows.collection_id.asc()])
-    return rows.select(*RESULT.names).to_pyarrow().cast(RESULT)
+    return opened.collect(rows.select(*RESULT.names)).cast(RESULT)

@@ -6,6 +6,7 @@ and the distinct identifiers.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central import engine
+from central.engine import Engine
 from central.models.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
+from central.spark import SparkEngine, is_spark_error
 from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["SlotFile", "rejections", "slot_file", "trace_names"]
+__all__ = ["ENGINES", "EngineOptions", "SlotFile", "rejections", "slot_file", "trace_names"]
+
+#: What a trace can be computed on.
+ENGINES = ("duckdb", "spark")
 
 # A trace's rows as the engine wants samples. Keys stay numbers; a task is (job, vm) = (collection, instance).
 _SAMPLES = pa.schema(
@@ -43,10 +49,34 @@ _REMEDY = "TMPDIR names the folder for temporary files"
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFile:
-    """Task slots of a trace, in the engine that made them. `rows` of them, from `counts.accepted` records."""
+class EngineOptions:
+    """What a trace is computed on. Workers of `spark_master` must see TMPDIR under the same name."""
 
-    duckdb: engine.Engine
+    engine: str = "duckdb"
+    spark_master: str = "local[*]"
+    memory_limit_mib: int = 2048
+    threads: int = os.cpu_count() or 1
+
+    def check(self) -> None:
+        """Refuse an engine that there is not.
+
+        Raises:
+            InputError: says which there are.
+
+        """
+        if self.engine not in ENGINES:
+            raise InputError(f"no engine '{self.engine}'; there are {', '.join(ENGINES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFile:
+    """Task slots of a trace, and the engine that made them. `rows` of them, from `counts.accepted` records.
+
+    `duckdb` is that engine, or reads the file beside Spark.
+    """
+
+    opened: Engine | SparkEngine
+    duckdb: Engine
     path: Path
     folder: Path
     counts: TraceCounts
@@ -100,8 +130,7 @@ def slot_file(
     rule: LatencySensitiveRule,
     limits: TraceLimits,
     slot_s: float,
-    memory_limit_mib: int,
-    threads: int,
+    options: EngineOptions,
     on_progress: Callable[[str, int, int | None], None],
 ) -> Iterator[SlotFile]:
     """Read a trace and merge the records of each task in each slot, into a file that lives as long as the context.
@@ -111,15 +140,16 @@ def slot_file(
         rule: which tasks are latency-sensitive.
         limits: what is rejected as absurd.
         slot_s: length of a slot.
-        memory_limit_mib: of the engine; the rest goes to TMPDIR.
-        threads: of the engine.
+        options: the engine; what does not fit into its memory goes to TMPDIR.
         on_progress: told ("read", rows so far, rows in all or None).
 
     Raises:
         InputError: a trace cannot be used, or has no usable row.
-        UnavailableError: disk or memory did not suffice, also where the context's own use of the engine failed.
+        UnavailableError: disk or memory did not suffice, also where the context's own use of the engine failed; or
+            there is no Spark.
 
     """
+    options.check()
     reader = read_trace(traces, rule=rule, limits=limits)
     try:
         with tempfile.TemporaryDirectory(prefix="whitepanda-fit-") as name:
@@ -129,19 +159,39 @@ def slot_file(
                 for batch in reader:
                     writer.write_table(_samples(batch))
                     on_progress("read", reader.counts.rows_read, reader.total_rows)
-            if not reader.counts.accepted:
-                raise InputError(f"{trace_names(traces)}: no usable row ({rejections(reader.counts)})")
+            _check_usable(traces, reader.counts)
             on_progress("fit", 0, None)
-            with engine.Engine(
-                memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=folder / "spill"
-            ) as duck:
-                merged = engine.task_slots(duck.read([samples]), round(slot_s * 1e9))
-                rows = engine.write_parquet(merged, folder / "slots.parquet")
+            with _engines(options, folder) as (opened, duck):
+                merged = engine.task_slots(opened.read([samples]), round(slot_s * 1e9))
+                rows = opened.write(merged, folder / "slots.parquet")
                 samples.unlink()
-                yield SlotFile(duck, folder / "slots.parquet", folder, reader.counts, rows)
-    except (OSError, duckdb.Error, MemoryError) as error:
+                yield SlotFile(opened, duck, folder / "slots.parquet", folder, reader.counts, rows)
+    except Exception as error:
+        if not isinstance(error, OSError | duckdb.Error | MemoryError) and not is_spark_error(error):
+            raise
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UnavailableError(f"{trace_names(traces)}: the fit was broken off: {line}; {_REMEDY}") from error
+
+
+def _check_usable(traces: Sequence[Path], counts: TraceCounts) -> None:
+    if not counts.accepted:
+        raise InputError(f"{trace_names(traces)}: no usable row ({rejections(counts)})")
+
+
+@contextmanager
+def _engines(options: EngineOptions, folder: Path) -> Iterator[tuple[Engine | SparkEngine, Engine]]:
+    memory_limit_mib, threads = options.memory_limit_mib, options.threads
+    with Engine(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=folder / "spill") as duck:
+        if options.engine == "duckdb":
+            yield duck, duck
+            return
+        with SparkEngine(
+            master=options.spark_master,
+            memory_limit_mib=memory_limit_mib,
+            partitions=4 * threads,
+            spill_dir=folder / "spark",
+        ) as spark:
+            yield spark, duck
 
 
 def _samples(batch: TraceBatch) -> pa.Table:

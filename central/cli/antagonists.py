@@ -14,6 +14,7 @@ from rich.table import Table
 from central.cli._fleet import asking
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
+from central.trace_slots import EngineOptions
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.tls_options import (
@@ -27,6 +28,12 @@ from whitepanda.common.tls_options import (
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
+
+EngineOption = Annotated[str, typer.Option(help="What it runs on: duckdb or spark.")]
+MergerOption = Annotated[str, typer.Option(help="What merges records into slots: duckdb or spark.")]
+SparkMasterOption = Annotated[
+    str, typer.Option(metavar="URL", help="Spark's master; its workers must see TMPDIR under the same name.")
+]
 
 _SHOWN = 10
 _WIDE_COLUMNS = 100  # of a screen that has room for every column
@@ -45,7 +52,8 @@ def fit(
         Path, typer.Option(help="Parquet file to write: one row per job, largest coefficient first.")
     ],
     method: Annotated[str, typer.Option(help="whitepanda or panda.")] = "whitepanda",
-    engine: Annotated[str, typer.Option(help="What it runs on: duckdb.")] = "duckdb",
+    engine: EngineOption = "duckdb",
+    spark_master: SparkMasterOption = "local[*]",
     until_day: Annotated[
         int | None, typer.Option(min=1, help="Only the days before this one; the first is 0.")
     ] = None,
@@ -68,12 +76,11 @@ def fit(
     """
     options = TraceFitOptions(
         method=method,
-        engine=engine,
+        engine=EngineOptions(engine, spark_master, memory_limit_mib),
         until_day=until_day,
         slot_s=slot_s,
         rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
         limits=TraceLimits(max_cpi=max_cpi),
-        memory_limit_mib=memory_limit_mib,
     )
     with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress)
@@ -154,6 +161,8 @@ def evaluate(
         str, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
     ] = "",
     from_day: Annotated[int, typer.Option(min=1, help="First day to evaluate; the first is 0.")] = 20,
+    engine: MergerOption = "duckdb",
+    spark_master: SparkMasterOption = "local[*]",
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
     max_cpi: Annotated[float, typer.Option(help="Rows with a larger CPI are rejected as absurd.")] = 100.0,
@@ -174,7 +183,7 @@ def evaluate(
         rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
         limits=TraceLimits(max_cpi=max_cpi),
         seed=seed,
-        memory_limit_mib=memory_limit_mib,
+        engine=EngineOptions(engine, spark_master, memory_limit_mib),
     )
     known = Truth.read(truth)
     with _progress() as on_progress:

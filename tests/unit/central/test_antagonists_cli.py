@@ -258,7 +258,7 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
             (good, "--out", out, "--method", "guess"),
             "no method 'guess' to fit with; there are whitepanda, panda",
         ),
-        ((good, "--out", out, "--engine", "abacus"), "no engine 'abacus' to fit with; there are duckdb"),
+        ((good, "--out", out, "--engine", "abacus"), "no engine 'abacus'; there are duckdb, spark"),
         ((good, "--out", out, "--slot-s", "60"), "method whitepanda: slots are 300 s long (value 60)"),
         ((good, "--out", out, "--slot-s", "0"), "a slot must be 0.001 s to 86400.0 s long (value 0.0)"),
     ]
