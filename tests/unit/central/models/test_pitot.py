@@ -118,7 +118,7 @@ def test_the_bound_is_the_conformal_rank_and_not_the_plain_quantile():
     assert pool_of(residuals).head(0.1).factor == pytest.approx(0.18)
     assert pool_of(residuals).head(0.05).factor == pytest.approx(0.19)
     with pytest.raises(
-        ValueError, match="18 calibration rows cannot bound epsilon 0.05, only 0.0526 or more"
+        ValueError, match=r"18 calibration rows cannot bound epsilon 0\.05, only 0\.0526 or more"
     ):
         pool_of(residuals[:-1]).head(0.05)
 
