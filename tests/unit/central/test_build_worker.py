@@ -1,0 +1,102 @@
+"""Builds by a process of their own: the same versions by way of the lake, failures told, stopped and killed soundly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from central.build_worker import BuildFailedError, BuildProcess
+from central.builds import Builder, BuildStoppedError, LeftOut
+from central.config import BuildSection, CentralConfig, CentralSection
+from central.lake import Lake
+from central.lease import Lease
+from tests.unit.central.test_builds import write_day
+from whitepanda.common.tls import TlsFiles
+
+
+def made(folder: Path, lake: Lake, **build: object) -> BuildProcess:
+    section = CentralSection(state_dir=str(folder / "state"), lake_dir=lake.name, tls=TlsFiles("a", "b", "c"))
+    config = CentralConfig(central=section, build=BuildSection(memory_limit_mib=256, **build))
+    return BuildProcess(config, lake)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake")
+
+
+async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
+    tmp_path: Path, lake: Lake
+) -> None:
+    builder = made(tmp_path, lake, days=2, interval_s=1.0)
+    told: list[int] = []
+    builder.on_version.append(lambda built: told.append(built.version))
+    await builder._build_in_thread()
+    assert builder._process is None, "nothing to build from, no process"
+    for day in range(4):
+        write_day(lake, day, day)
+    await builder._build_in_thread()
+    assert (told, builder.last_error, builder.last_days_computed) == ([1], "", 2)
+    assert builder.left_out == LeftOut(2, 1200)
+    assert builder.last_build_s > 0
+    here = Builder(BuildSection(memory_limit_mib=256, days=2), Lake(tmp_path / "copy"))
+    for day in range(4):
+        write_day(here._lake, day, day)
+    assert here.build_once() == 1
+    assert here.current is not None
+    assert builder.current is not None
+    assert builder.current.coefficient("job-5") == here.current.coefficient("job-5")
+    first = builder._process
+    assert first is not None
+    await builder._build_in_thread()
+    assert (told, builder._process) == ([1], first), (
+        "builds that follow soon share a process; nothing new, no version"
+    )
+    write_day(lake, 4, 4)
+    newest = max(lake.segments(), key=lambda segment: segment.day)
+    newest.path.write_bytes(b"no parquet")
+    await builder._build_in_thread()
+    assert newest.path.name in builder.last_error
+    assert builder.current.version == 1
+    builder.close()
+    assert first.poll() is not None
+
+
+async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(
+    tmp_path: Path, lake: Lake
+) -> None:
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    builder.start()
+    assert builder._process is not None
+    os.kill(builder._process.pid, signal.SIGKILL)
+    with pytest.raises(BuildFailedError, match="ended with status -9"):
+        builder.build_once()
+    assert "ended with status -9" in builder.last_error
+    builder.start()
+    assert builder.build_once() == 1
+    assert (builder.last_error, builder._process) == ("", None)
+
+
+async def test_a_stop_ends_a_build_and_gives_the_lease_back(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    running = asyncio.create_task(builder.run())
+    async with asyncio.timeout(30):
+        while builder._process is None:
+            await asyncio.sleep(0.005)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    builder.close()
+    assert Lease(lake.objects, "another", 120.0).acquire()
+    assert list((lake.root / "state").glob("*/.*")) == []
+    builder.start()
+    builder.stop()
+    with pytest.raises(BuildStoppedError):
+        builder.build_once()
+    builder.close()
