@@ -25,7 +25,7 @@ from agent.slots import STOP_WAIT_S, Slots, SourcePlan
 from agent.ticks import TickSchedule, first_due_ns
 from agent.view import Counters, Names, StateView
 from agent.windows import CpiWindow
-from collector.base import Reason, SourceError
+from collector.base import NumaPlacement, Reason, SourceError
 from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
@@ -271,7 +271,7 @@ class Daemon:
         self._guard("host suspects", self._add_host_suspects, windows)
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
-            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns)
+            self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
             events += self.state.analysis.take_triggers()
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
@@ -279,6 +279,11 @@ class Daemon:
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
             windows += self._host_suspects.windows(self._clock.mono_ns(), windows)
+
+    def _places(self) -> dict[str, NumaPlacement]:
+        """Where VMs are, as far as that is known."""
+        changes = ((vm.identity.uuid, vm.change) for vm in self.state.pipeline.table if vm.change is not None)
+        return {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
 
     def _has_events(self) -> bool:
         return self.state.cloud_white is not None and self.state.cloud_white.has_events
@@ -354,11 +359,14 @@ class Daemon:
     def _start_analysis(self) -> None:
         from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
         from agent.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
+        from collector.llc import llc_domains  # noqa: PLC0415 - as the import above
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:
             self._store = CoefficientStore(path)
-            self.state.analysis = HostAnalysis(self._config.analysis, self.state.names.platform, self._store)
+            self.state.analysis = HostAnalysis(
+                self._config.analysis, self.state.names.platform, self._store, llc_domains()
+            )
             if self._config.analysis.max_host_suspects:
                 from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on
 

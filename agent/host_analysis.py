@@ -2,36 +2,39 @@
 
 After each window the trailing slots are looked at anew: the last one ends now, the one before ends a slot
 length ago, and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more
-than one over 300 s and the two do not compare. The history of mnCPI (for the host's own percentile) is in
-memory only: after a restart the configured floor is the threshold until there are enough slots again.
+than one over 300 s and the two do not compare.
 
 The trigger is `agent.analysis.trigger` by default, which takes mnCPI of each window as it ends; until it has seen an
 hour, and where it is so configured, it is the paper's rule over slots.
+
+mnCPI and trigger are per domain of a last-level cache (`agent.contention`), and a VM's suspects are those that were in
+a domain of its own over the slot: one on another socket does not raise its CPI. A VM that was in several counts in
+each; one of which that is not known, and a control group beside the VMs, counts in all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from agent.analysis import antagonists
-from agent.analysis.antagonists import CpiStatistics, SlotState, TaskSlot
-from agent.analysis.trigger import NoiseScaledTrigger
+from agent.analysis.antagonists import CpiStatistics, TaskSlot
 from agent.coefficients import CoefficientStore
 from agent.config import AnalysisSection
-from agent.triggers import Trigger, Triggers, TriggerSuspect, TriggerVictim
+from agent.contention import MIN_COVERAGE, Contention
+from agent.triggers import Trigger, TriggerSuspect, TriggerVictim
 from agent.windows import CpiWindow
-from collector.base import Reason
+from collector.base import NumaPlacement, Reason
+from collector.llc import domains_of
 
 __all__ = ["CpiPoint", "Explanation", "HostAnalysis", "SuspectView", "Verdict"]
 
-_S = 10**9
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
-_MIN_COVERAGE = 0.5  # a slot that was watched for less is not compared with whole ones
+_ANYWHERE = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +101,19 @@ class _Piece:
     cpi_reason: Reason
     cycles: int | None
     instructions: int | None
+    domains: frozenset[int]
 
 
 @dataclass(slots=True)
 class _Vm:
-    """One VM in its present epoch."""
+    """One VM in its present epoch. `domains` it was in over the last slot; none: not known."""
 
     epoch: str
     name: str
     job: str
     latency_sensitive: bool
     pieces: deque[_Piece] = field(default_factory=deque)
+    domains: frozenset[int] = _ANYWHERE
     points: deque[CpiPoint] = field(default_factory=lambda: deque(maxlen=_POINTS))
 
 
@@ -129,26 +134,29 @@ class HostAnalysis:
         section: thresholds and history length.
         platform: CPU model of this host; statistics are per platform.
         store: what central sent.
+        domain_of_node: as from `collector.llc.llc_domains`; nothing, or a single domain: all VMs may hurt all.
 
     """
 
-    def __init__(self, section: AnalysisSection, platform: str, store: CoefficientStore) -> None:
+    def __init__(
+        self,
+        section: AnalysisSection,
+        platform: str,
+        store: CoefficientStore,
+        domain_of_node: Mapping[int, int] | None = None,
+    ) -> None:
         self._section = section
+        domain_of_node = domain_of_node or {}
+        self._domain_of_node = domain_of_node if len(set(domain_of_node.values())) > 1 else {}
+        self._domains = {0: Contention(section)}
         self._platform = platform
         self._store = store
         self._vms: dict[str, _Vm] = {}
-        self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
         self._slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
         self._recorded_slot = 0
         self._now_unix_ns = 0
         self._last: dict[str, _Slot] = {}
-        self._states: list[SlotState] = []
-        self._threshold = section.mn_cpi_floor
         self._suspects: tuple[SuspectView, ...] = ()
-        self._triggers = Triggers()
-        self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
-        # The last windows with their nCPI, and the version of the statistics that it is by.
-        self._seen: tuple[int, list[tuple[CpiWindow, float]]] = (0, [])
 
     @property
     def slot_ns(self) -> int:
@@ -157,49 +165,56 @@ class HostAnalysis:
 
     @property
     def mn_cpi(self) -> float | None:
-        """Equation (2) over the last slot; None without a latency-sensitive VM whose CPI can be judged."""
-        return self._states[-1].mn_cpi if self._states else None
+        """Equation (2) over the last slot, of the domain where it is worst; None where no CPI can be judged."""
+        return self._worst().mn_cpi
 
     @property
     def mn_cpi_threshold(self) -> float:
-        """What mnCPI has to exceed for the trigger."""
-        live = self._live_trigger
-        return live.threshold if live else self._threshold
+        """What mnCPI has to exceed there for the trigger."""
+        return self._worst().threshold
 
     @property
     def triggered(self) -> bool:
-        """Whether there is contention now."""
-        live = self._live_trigger
-        if live is not None:
-            return live.is_on
-        return antagonists.is_triggered(self._states, self._threshold, self._section.victim_slots)
+        """Whether there is contention now, in any domain."""
+        return self._worst().triggered
 
     @property
     def coefficient_version(self) -> int:
         """Version of the statistics and coefficients in use; 0 means none."""
         return self._store.version
 
-    def observe(self, windows: Sequence[CpiWindow], now_unix_ns: int) -> None:
+    def observe(
+        self,
+        windows: Sequence[CpiWindow],
+        now_unix_ns: int,
+        places: Mapping[str, NumaPlacement] | None = None,
+    ) -> None:
         """Take the windows that have just ended, of all VMs, and judge the slots that end now.
 
         Args:
             windows: any number, also none (the host has no VM now).
             now_unix_ns: the windows' end, about.
+            places: where VMs are, by UUID.
 
         """
         self._now_unix_ns = now_unix_ns
         self._set_slot(max([self._store.slot_ns or _DEFAULT_SLOT_NS, *(w.duration_ns for w in windows)]))
         for window in windows:
-            self._keep(window)
+            self._keep(window, (places or {}).get(window.vm))
         self._forget()
-        self._watch(windows)
+        self._place()
         slots = [self._slots(age) for age in range(self._section.victim_slots)]
         tasks = [self._tasks(slot) for slot in slots]
         self._last = slots[0]
-        self._states = [antagonists.slot_state(t) for t in reversed(tasks)]
+        for number, domain in self._domains.items():
+            mine = [window for window in windows if self._is_in(window.vm, number)]
+            domain.watch(mine, self._n_cpi_of, self._store.version)
+            inside = [[task for task in each if self._is_in(task.task, number)] for each in tasks]
+            domain.take_slots(inside, now_unix_ns, self._slot_ns)
         self._record()
         self._suspects = self._rank(tasks[0])
-        self._triggers.note(self._trigger(), now_unix_ns)
+        for number, domain in self._domains.items():
+            domain.triggers.note(self._trigger(number, domain), now_unix_ns)
 
     def verdict(self, uuid: str) -> Verdict:
         """Judge one VM by the last slot."""
@@ -220,7 +235,7 @@ class HostAnalysis:
             text += "; the job is not latency-sensitive, so this is no victim"
         if not above or not vm.latency_sensitive:
             return Verdict("normal", text, degradation, reason)
-        top = next((s.name for s in self._suspects if s.score is not None and s.score > 0), "")
+        top = next((s.name for s in self._suspects_of(vm) if s.score is not None and s.score > 0), "")
         return Verdict("victim", text, degradation, reason, top)
 
     def explain(self, uuid: str) -> Explanation:
@@ -228,6 +243,7 @@ class HostAnalysis:
         vm, slot = self._vms.get(uuid), self._last.get(uuid)
         statistics = self._statistics(vm) if vm else None
         cpi = slot.cpi if slot else None
+        domain = self._worst(vm)
         return Explanation(
             uuid=uuid,
             verdict=self.verdict(uuid),
@@ -235,34 +251,33 @@ class HostAnalysis:
             cpi=cpi,
             n_cpi=self._n_cpi(slot, statistics),
             victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
-            mn_cpi=self.mn_cpi,
-            mn_cpi_threshold=self.mn_cpi_threshold,
+            mn_cpi=domain.mn_cpi,
+            mn_cpi_threshold=domain.threshold,
             victim_slots=self._consecutive(uuid),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
-            suspects=tuple(s for s in self._suspects if s.uuid != uuid),
+            suspects=tuple(s for s in (self._suspects_of(vm) if vm else self._suspects) if s.uuid != uuid),
             history=tuple(vm.points) if vm else (),
-            triggered=self.triggered,
+            triggered=domain.triggered,
         )
 
     # --- what central is told ---
 
     def take_triggers(self) -> tuple[Trigger, ...]:
         """Return the contention to be reported since the last call."""
-        return self._triggers.take()
+        return tuple(trigger for domain in self._domains.values() for trigger in domain.triggers.take())
 
-    def _trigger(self) -> Trigger | None:
-        """Return the contention of the last slot with its evidence; None where there is none."""
-        live = self._live_trigger
-        mn_cpi = live.value if live else self.mn_cpi
-        if mn_cpi is None or not self.triggered or not self._states:
+    def _trigger(self, number: int, domain: Contention) -> Trigger | None:
+        """Return the contention of the last slot in a domain with its evidence; None where there is none."""
+        mn_cpi = domain.value
+        if mn_cpi is None or not domain.triggered or not domain.states:
             return None
-        victims = [self._victim(uuid) for uuid in self._states[-1].victims]
+        victims = [self._victim(uuid) for uuid in domain.states[-1].victims]
         return Trigger(
             unix_ns=self._now_unix_ns,
             slot_ns=self._slot_ns,
             mn_cpi=mn_cpi,
-            mn_cpi_threshold=self.mn_cpi_threshold,
+            mn_cpi_threshold=domain.threshold,
             coefficient_version=self._store.version,
             victims=tuple(sorted((v for v in victims if v), key=lambda v: (-v.n_cpi, v.vm))),
             suspects=tuple(
@@ -277,6 +292,7 @@ class HostAnalysis:
                     reason=s.reason,
                 )
                 for s in self._suspects
+                if self._is_in(s.uuid, number)
             ),
         )
 
@@ -296,37 +312,38 @@ class HostAnalysis:
             cpu_usage_cores=slot.cpu_usage_cores,
         )
 
-    # --- the live trigger ---
+    # --- domains ---
 
-    @property
-    def _live_trigger(self) -> NoiseScaledTrigger | None:
-        """It, where it is what decides now."""
-        return self._live[1] if self._live is not None and self._live[1].is_ready else None
-
-    def _watch(self, windows: Sequence[CpiWindow]) -> None:
-        """Give the live trigger mnCPI of the windows that have just ended."""
-        if self._section.trigger != "noise_scaled" or not windows:
+    def _place(self) -> None:
+        """Set where each VM was over the last slot, and have a state for each domain."""
+        if not self._domain_of_node:
             return
-        step_ns = max(1, round(max(window.duration_ns for window in windows) / _S)) * _S
-        if self._live is None or self._live[0] < step_ns:
-            # The first windows may be short ones, and their noise is none of whole ones.
-            self._live = (step_ns, NoiseScaledTrigger(step_ns / _S))
-            self._seen = (0, [])
-        live, (version, seen) = self._live[1], self._seen
-        if version != self._store.version:
-            # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
-            both = [(old, new) for w, old in seen if (new := self._n_cpi_of(w)) is not None]
-            if both:
-                live.shift(math.fsum(new - old for old, new in both) / len(both))
-        by_start: dict[int, list[tuple[CpiWindow, float]]] = {}
-        for window in windows:
-            value = self._n_cpi_of(window)
-            if value is not None and window.duration_ns >= _MIN_COVERAGE * self._live[0]:
-                by_start.setdefault(window.start_unix_ns, []).append((window, value))
-        for start in sorted(by_start):
-            values = by_start[start]
-            live.observe(math.fsum(value for _, value in values) / len(values), len(values))
-            self._seen = (self._store.version, values)
+        since = self._now_unix_ns - self._slot_ns
+        for vm in self._vms.values():
+            vm.domains = _ANYWHERE.union(*(p.domains for p in vm.pieces if p.middle_unix_ns > since))
+        known = _ANYWHERE.union(*(vm.domains for vm in self._vms.values()))
+        if known and not known <= self._domains.keys():
+            if (
+                len(known) == len(self._domains) == 1
+            ):  # what was learnt before any VM was placed is of this one
+                self._domains = {next(iter(known)): next(iter(self._domains.values()))}
+            for number in sorted(known - self._domains.keys()):
+                self._domains[number] = Contention(self._section)
+
+    def _is_in(self, uuid: str, domain: int) -> bool:
+        vm = self._vms.get(uuid)
+        return vm is None or not vm.domains or domain in vm.domains
+
+    def _worst(self, vm: _Vm | None = None) -> Contention:
+        """Return the domain with the worst contention, of a VM's own ones or of all."""
+        own = [self._domains[number] for number in sorted(vm.domains)] if vm else []
+        return max(own or self._domains.values(), key=lambda domain: domain.excess)
+
+    def _suspects_of(self, vm: _Vm) -> tuple[SuspectView, ...]:
+        """Return who may hurt a VM: those that share a domain with it."""
+        if not vm.domains:
+            return self._suspects
+        return tuple(s for s in self._suspects if any(self._is_in(s.uuid, number) for number in vm.domains))
 
     def _n_cpi_of(self, window: CpiWindow) -> float | None:
         """Of a latency-sensitive VM."""
@@ -341,12 +358,13 @@ class HostAnalysis:
         if slot_ns != self._slot_ns:
             # Values over slots of another length vary differently: they are no history of these.
             self._slot_ns = slot_ns
-            self._history.clear()
+            for domain in self._domains.values():
+                domain.forget()
             self._recorded_slot = 0
             for vm in self._vms.values():
                 vm.points.clear()
 
-    def _keep(self, window: CpiWindow) -> None:
+    def _keep(self, window: CpiWindow, place: NumaPlacement | None) -> None:
         vm = self._vms.get(window.vm)
         if vm is None or vm.epoch != window.epoch:
             vm = self._vms[window.vm] = _Vm(window.epoch, window.name, window.job, window.latency_sensitive)
@@ -360,6 +378,7 @@ class HostAnalysis:
                 window.cpi_reason,
                 window.cycles,
                 window.instructions,
+                domains_of(place, self._domain_of_node) if place and self._domain_of_node else _ANYWHERE,
             )
         )
 
@@ -391,7 +410,7 @@ class HostAnalysis:
         return found
 
     def _covered(self, slot: _Slot) -> bool:
-        return slot.watched_ns >= _MIN_COVERAGE * self._slot_ns
+        return slot.watched_ns >= MIN_COVERAGE * self._slot_ns
 
     def _tasks(self, slots: dict[str, _Slot]) -> list[TaskSlot]:
         tasks = []
@@ -404,18 +423,11 @@ class HostAnalysis:
         return tasks
 
     def _record(self) -> None:
-        """Set the threshold; once per slot length keep this slot in the history."""
-        tested = self._now_unix_ns - self._section.victim_slots * self._slot_ns
-        past = [value for end, value in self._history if end <= tested]
-        self._threshold = antagonists.mn_cpi_threshold(
-            past, self._section.mn_cpi_percentile, self._section.mn_cpi_floor
-        )
+        """Once per slot length keep this slot in the VMs' histories."""
         slot = self._now_unix_ns // self._slot_ns
         if slot == self._recorded_slot:
             return
         self._recorded_slot = slot
-        if self.mn_cpi is not None:
-            self._history.append((self._now_unix_ns, self.mn_cpi))
         start = self._now_unix_ns - self._slot_ns
         for uuid, last in self._last.items():
             self._vms[uuid].points.append(CpiPoint(start, last.cpi, last.cpu_usage_cores))
@@ -448,7 +460,7 @@ class HostAnalysis:
 
     def _consecutive(self, uuid: str) -> int:
         count = 0
-        for state in reversed(self._states):
+        for state in reversed(self._worst(self._vms.get(uuid)).states):
             if uuid not in state.victims:
                 break
             count += 1

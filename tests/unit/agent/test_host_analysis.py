@@ -366,7 +366,7 @@ def test_threshold_is_the_hosts_own_percentile_once_there_is_history(tmp_path):
     assert not host.analysis.triggered
     host.run(1, VICTIM)
     assert host.analysis.triggered
-    assert len(host.analysis._history) <= 120
+    assert len(host.analysis._domains[0]._history) <= 120
 
 
 def test_history_over_slots_of_another_length_is_dropped(host):
@@ -374,7 +374,7 @@ def test_history_over_slots_of_another_length_is_dropped(host):
     host.run(20, CALM)
     host.store.apply(update(8, slot_s=30))
     host.run(3, CALM)
-    assert len(host.analysis._history) == 1
+    assert len(host.analysis._domains[0]._history) == 1
     assert len(host.explain("web-2").history) == 1
 
 

@@ -1,0 +1,137 @@
+"""Contention in one last-level cache's domain of this host: mnCPI of its VMs, its history, and the trigger.
+
+A host whose domains are not known, or that has one, is one domain. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from agent.analysis import antagonists
+from agent.analysis.antagonists import SlotState, TaskSlot
+from agent.analysis.trigger import NoiseScaledTrigger
+from agent.config import AnalysisSection
+from agent.triggers import Triggers
+from agent.windows import CpiWindow
+
+__all__ = ["MIN_COVERAGE", "Contention"]
+
+#: What was watched for less than this share of its length is not compared with whole ones.
+MIN_COVERAGE = 0.5
+
+_S = 10**9
+
+
+class Contention:
+    """What is known of one domain. Single-threaded.
+
+    The history of mnCPI (for the percentile of its own) is in memory only: after a restart the configured floor is the
+    threshold until there are enough slots again.
+
+    Args:
+        section: thresholds and history length.
+
+    Attributes:
+        states: the last slots, oldest first; the last one ends now.
+        triggers: when central is told.
+
+    """
+
+    def __init__(self, section: AnalysisSection) -> None:
+        self.states: list[SlotState] = []
+        self.triggers = Triggers()
+        self._section = section
+        self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
+        self._recorded_slot = 0
+        self._threshold = section.mn_cpi_floor
+        self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
+        # The last windows with their nCPI, and the version of the statistics that it is by.
+        self._seen: tuple[int, list[tuple[CpiWindow, float]]] = (0, [])
+
+    @property
+    def mn_cpi(self) -> float | None:
+        """Equation (2) over the last slot; None without a latency-sensitive VM whose CPI can be judged."""
+        return self.states[-1].mn_cpi if self.states else None
+
+    @property
+    def live(self) -> NoiseScaledTrigger | None:
+        """The live trigger, where it is what decides now."""
+        return self._live[1] if self._live is not None and self._live[1].is_ready else None
+
+    @property
+    def value(self) -> float | None:
+        """What is compared with the threshold: mnCPI of the last slot, or over the live trigger's length of time."""
+        return self.live.value if self.live else self.mn_cpi
+
+    @property
+    def threshold(self) -> float:
+        """What has to be exceeded."""
+        return self.live.threshold if self.live else self._threshold
+
+    @property
+    def triggered(self) -> bool:
+        """Whether there is contention now."""
+        if self.live is not None:
+            return self.live.is_on
+        return antagonists.is_triggered(self.states, self._threshold, self._section.victim_slots)
+
+    @property
+    def excess(self) -> tuple[bool, float]:
+        """How bad it is here: of two domains the worse one's is greater."""
+        value = self.value
+        return self.triggered, -math.inf if value is None else value - self.threshold
+
+    def forget(self) -> None:
+        """Drop the history: slots have another length from here on, whose values vary differently."""
+        self._history.clear()
+        self._recorded_slot = 0
+
+    def take_slots(self, tasks: Sequence[Sequence[TaskSlot]], now_unix_ns: int, slot_ns: int) -> None:
+        """Take the domain's tasks in the last slots, youngest first; keep the youngest in the history once per slot."""
+        self.states = [antagonists.slot_state(each) for each in reversed(tasks)]
+        tested = now_unix_ns - self._section.victim_slots * slot_ns
+        past = [value for end, value in self._history if end <= tested]
+        self._threshold = antagonists.mn_cpi_threshold(
+            past, self._section.mn_cpi_percentile, self._section.mn_cpi_floor
+        )
+        slot = now_unix_ns // slot_ns
+        if slot != self._recorded_slot:
+            self._recorded_slot = slot
+            if self.mn_cpi is not None:
+                self._history.append((now_unix_ns, self.mn_cpi))
+
+    def watch(
+        self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int
+    ) -> None:
+        """Give the live trigger mnCPI of the windows that have just ended.
+
+        Args:
+            windows: of the domain's VMs.
+            n_cpi: of a window; None where it does not count.
+            version: of the statistics that `n_cpi` is by.
+
+        """
+        if self._section.trigger != "noise_scaled" or not windows:
+            return
+        step_ns = max(1, round(max(window.duration_ns for window in windows) / _S)) * _S
+        if self._live is None or self._live[0] < step_ns:
+            # The first windows may be short ones, and their noise is none of whole ones.
+            self._live = (step_ns, NoiseScaledTrigger(step_ns / _S))
+            self._seen = (0, [])
+        live, (seen_version, seen) = self._live[1], self._seen
+        if seen_version != version:
+            # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
+            both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
+            if both:
+                live.shift(math.fsum(new - old for old, new in both) / len(both))
+        by_start: dict[int, list[tuple[CpiWindow, float]]] = {}
+        for window in windows:
+            value = n_cpi(window)
+            if value is not None and window.duration_ns >= MIN_COVERAGE * self._live[0]:
+                by_start.setdefault(window.start_unix_ns, []).append((window, value))
+        for start in sorted(by_start):
+            values = by_start[start]
+            live.observe(math.fsum(value for _, value in values) / len(values), len(values))
+            self._seen = (version, values)
