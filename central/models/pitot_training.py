@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,11 +94,6 @@ class Trainer:
             jnp.asarray(residuals, dtype=jnp.float32),
         )
         self._features = (_standardised(workload_features), _standardised(platform_features))
-        schedule = optax.warmup_cosine_decay_schedule(
-            0.0, options.rate, max(1, options.steps // 20), options.steps, options.rate * 0.003
-        )
-        self._optimiser = optax.adamw(schedule, b2=0.99, weight_decay=options.decay)
-        self._run = jax.jit(self._many_steps)
 
     def member(self, seed: int, progress: Callable[[float], None] = lambda _: None) -> Trained:
         """Train a member.
@@ -109,7 +105,7 @@ class Trainer:
         """
         options = self._options
         parameters = self._start(seed)
-        state = self._optimiser.init(parameters)
+        state = _optimiser(options).init(parameters)
         random = np.random.default_rng(seed)
         steps = max(1, options.steps // _CHUNKS)
         order = np.empty(0, dtype=np.int64)
@@ -121,10 +117,12 @@ class Trainer:
             while len(order) < need:
                 order = np.concatenate([order, random.permutation(self._rows)])
             batches, order = order[:need].reshape(now, self._batch), order[need:]
-            parameters, state, mean = self._run(parameters, state, jnp.asarray(batches), self._data)
+            parameters, state, mean = _many_steps(
+                options, parameters, state, jnp.asarray(batches), self._data, self._features
+            )
             loss, done = float(mean), done + now
             progress(done / options.steps)
-        w, p = (np.asarray(part) for part in self._embeddings(parameters))
+        w, p = (np.asarray(part) for part in _embeddings(options, parameters, self._features))
         return Trained(w, p, loss)
 
     def _start(self, seed: int) -> Tree:
@@ -141,43 +139,69 @@ class Trainer:
             "free_p": jax.random.normal(keys[5], (len(x_p), sizes[1])) * spread,
         }
 
-    def _embeddings(self, parameters: Tree) -> tuple[jax.Array, jax.Array]:
-        x_w, x_p = self._features
-        w = p = jnp.zeros(1)
-        if self._options.tower:
-            w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
-            p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
-        if self._options.free:
-            w, p = w + parameters["free_w"], p + parameters["free_p"]
-        scale_w, scale_p = _scales(self._options.shape)
-        return w * scale_w, p * scale_p
 
-    def _loss(self, parameters: Tree, batch: tuple[jax.Array, ...]) -> jax.Array:
-        options, shape = self._options, self._options.shape
-        w, p = self._embeddings(parameters)
-        i, j, k, target = batch
-        r, q, types = shape.rank, shape.interference_rank, shape.interference_types
-        w_i, p_j, is_there = w[i], p[j], k >= 0
-        found = (w_i[:, :r] * p_j[:, :r]).sum(axis=1) + w_i[:, -1] + p_j[:, -1]
-        u = (w[:, r + q : r + 2 * q][k] * is_there[:, :, None]).sum(axis=1)
-        both = p_j[:, r:-1].reshape(-1, 2, types, q)
-        strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), shape.leak)
-        found += (jnp.einsum("ntq,nq->nt", both[:, 0], w_i[:, r : r + q]) * strength).sum(axis=1)
-        off = jnp.abs(found - target)
-        cost = jnp.where(off < options.huber, off * off / (2 * options.huber) + options.huber / 2, off)
-        return (cost * jnp.where(is_there.any(axis=1), options.beside_weight, 1.0)).mean()
+def _optimiser(options: Options) -> optax.GradientTransformation:
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.0, options.rate, max(1, options.steps // 20), options.steps, options.rate * 0.003
+    )
+    return optax.adamw(schedule, b2=0.99, weight_decay=options.decay)
 
-    def _many_steps(
-        self, parameters: Tree, state: optax.OptState, batches: jax.Array, data: tuple[jax.Array, ...]
-    ) -> tuple[Tree, optax.OptState, jax.Array]:
-        def step(carry: tuple[Tree, optax.OptState], rows: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
-            parameters, state = carry
-            loss, slopes = jax.value_and_grad(self._loss)(parameters, tuple(part[rows] for part in data))
-            updates, state = self._optimiser.update(slopes, state, parameters)
-            return (optax.apply_updates(parameters, updates), state), loss
 
-        (parameters, state), losses = jax.lax.scan(step, (parameters, state), batches)
-        return parameters, state, losses.mean()
+def _embeddings(
+    options: Options, parameters: Tree, features: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the embeddings of all workloads and platforms: towers plus free parts, scaled."""
+    x_w, x_p = features
+    w = p = jnp.zeros(1)
+    if options.tower:
+        w = _forward(parameters["net_w"], jnp.concatenate([x_w, parameters["learned_w"]], axis=1))
+        p = _forward(parameters["net_p"], jnp.concatenate([x_p, parameters["learned_p"]], axis=1))
+    if options.free:
+        w, p = w + parameters["free_w"], p + parameters["free_p"]
+    scale_w, scale_p = _scales(options.shape)
+    return w * scale_w, p * scale_p
+
+
+def _loss(
+    parameters: Tree, options: Options, batch: tuple[jax.Array, ...], features: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    shape = options.shape
+    r, q, types = shape.rank, shape.interference_rank, shape.interference_types
+    w, p = _embeddings(options, parameters, features)
+    i, j, k, target = batch
+    w_i, p_j, is_there = w[i], p[j], k >= 0
+    found = (w_i[:, :r] * p_j[:, :r]).sum(axis=1) + w_i[:, -1] + p_j[:, -1]
+    u = (w[:, r + q : r + 2 * q][k] * is_there[:, :, None]).sum(axis=1)
+    both = p_j[:, r:-1].reshape(-1, 2, types, q)
+    strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), shape.leak)
+    found += (jnp.einsum("ntq,nq->nt", both[:, 0], w_i[:, r : r + q]) * strength).sum(axis=1)
+    off = jnp.abs(found - target)
+    cost = jnp.where(off < options.huber, off * off / (2 * options.huber) + options.huber / 2, off)
+    return (cost * jnp.where(is_there.any(axis=1), options.beside_weight, 1.0)).mean()
+
+
+# Compiled once for the options and sizes, not once for each trainer.
+@partial(jax.jit, static_argnums=0)
+def _many_steps(
+    options: Options,
+    parameters: Tree,
+    state: optax.OptState,
+    batches: jax.Array,
+    data: tuple[jax.Array, ...],
+    features: tuple[jax.Array, jax.Array],
+) -> tuple[Tree, optax.OptState, jax.Array]:
+    """Train on batches (steps, rows of a batch); return the new state and the mean loss."""
+    optimiser = _optimiser(options)
+
+    def step(carry: tuple[Tree, optax.OptState], rows: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
+        parameters, state = carry
+        batch = tuple(part[rows] for part in data)
+        loss, slopes = jax.value_and_grad(_loss)(parameters, options, batch, features)
+        updates, state = optimiser.update(slopes, state, parameters)
+        return (optax.apply_updates(parameters, updates), state), loss
+
+    (parameters, state), losses = jax.lax.scan(step, (parameters, state), batches)
+    return parameters, state, losses.mean()
 
 
 def _scales(shape: Shape) -> tuple[Singles, Singles]:
