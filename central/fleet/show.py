@@ -140,10 +140,10 @@ def show_comparison(found: Comparison, rows: Rows) -> None:
     shown = found.jobs[:_SHOWN]
     largest = max(abs(job.difference.value) for job in shown)
     for job in shown:
-        means = (f"{job.current:.4g}", f"{job.new:.4g}") if is_wide else ()
+        values = (f"{job.current:.4g}", f"{job.new:.4g}") if is_wide else ()
         bars = (signed_bar(job.difference.value, largest, _BAR // 3),) if is_wide else ()
-        change = (f"{100 * job.difference.value:+.2f} %", _range(job.difference))
-        table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *means, *change, *bars, job.verdict)
+        changes = (f"{100 * job.difference.value:+.2f} %", _range(job.difference))
+        table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)
     console.print(table)
     if len(found.jobs) > _SHOWN:
         _say(f"... and {len(found.jobs) - _SHOWN:,} more jobs; all with --json")
@@ -157,7 +157,7 @@ def show_comparison(found: Comparison, rows: Rows) -> None:
     _say(f"{len(found.jobs):,} jobs with {found.coverage:.1%} of CURRENT's weight")
     verdicts = [job.verdict for job in found.jobs]
     counts = f"{verdicts.count('gain'):,} jobs up, {verdicts.count('loss'):,} down"
-    false = f"of these {100 - 100 * found.confidence:.3g} % are expected to be false"
+    false = f"at most {100 - 100 * found.confidence:.3g} % of these are expected to be false"
     _say(f"{counts} ({false}), {verdicts.count('unclear'):,} unclear")
     if found.left_out:
         _say("left out: jobs " + ", ".join(f"{n:,} {_REASONS[why]}" for why, n in found.left_out.items()))

@@ -11,11 +11,11 @@ The paper leaves it to a solver. Here it is solved exactly, by a bound and a sea
   N (N + 1) first reaches L w^2 var / cost. No plan costs less than that minimum. Bisection finds the best multiplier.
 * Moving job k from there to N costs a penalty >= 0, and a plan costs at least the bound plus its penalties. So only
   those N are open whose penalty is below the distance of the best known plan from the bound: few, of few jobs.
-* These are searched by dynamic programming over jobs. A state (cost, variance) is dropped if another is no worse in
-  both, or if its penalties reach that distance.
+* These are searched by dynamic programming over jobs, those with the least penalties first. A state (cost, variance) is
+  dropped if another is no worse in both, or if its penalties and the least of those to come reach that distance.
 
-Where the search ends by itself, no plan is cheaper by more than a relative 1e-9 (rounding). Where it would hold more
-than `max_states`, the cheapest plan found so far is returned with the bound, so that the gap is known.
+Where the search ends by itself, no plan is cheaper by more than a relative 1e-9. Where it would hold more
+than `max_states` or make too many, the cheapest plan found so far is returned with the bound, so that the gap is known.
 """
 
 from __future__ import annotations
@@ -33,9 +33,15 @@ __all__ = ["CheapestPlan", "cheapest_plan"]
 _ROUNDING = 1e-12
 #: Costs that differ by less than this share of the whole are taken as equal.
 _EQUAL_COST = 1e-12
-_MAX_STATES = 400_000
+#: A plan is taken as optimal if no other is cheaper by more than this share.
+_PROVEN = 1e-9
+_MAX_STATES = 100_000
+_QUICK_STATES = 1_000
+#: States made in all before a search keeps only a few: about a second.
+_MAX_WORK = 4_000_000
 _BISECTIONS = 200
 _LARGEST_DECIMALS = 6
+_LARGEST_WHOLE = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,10 @@ def cheapest_plan(
     plan = _trimmed(problem, plan)
     bound = problem.bound(multiplier)
     step = _common_step(cost)
-    found, is_optimal = _search(problem, multiplier, bound, plan, step, max_states)
+    found, is_optimal = plan, False
+    for states in (min(_QUICK_STATES, max_states), max_states):  # a good plan soon leaves little open
+        if not is_optimal:
+            found, is_optimal = _search(problem, multiplier, bound, found, step, states)
     total = float(cost @ found)
     return CheapestPlan(found, total, total if is_optimal else bound, is_optimal, problem.variance(found))
 
@@ -134,26 +143,28 @@ def _multiplier(problem: _Problem) -> tuple[float, Ints]:
 
 
 def _trimmed(problem: _Problem, plan: Ints) -> Ints:
-    """Take instances away, the dearest first, while the target stays met."""
+    """Take instances away, one of each job in turn, the dearest first, while the target stays met."""
     plan = plan.copy()
-    variance = problem.variance(plan)
-    for k in np.argsort(-problem.cost, kind="stable"):
-        while plan[k] > problem.least[k]:
+    order = np.argsort(-problem.cost, kind="stable")
+    variance, is_done = problem.variance(plan), False
+    while not is_done:
+        is_done = True
+        for k in order[plan[order] > problem.least[order]].tolist():
             fewer = variance + problem.spread[k] / (plan[k] - 1) - problem.spread[k] / plan[k]
-            if fewer > problem.target:
-                break
-            variance = fewer
-            plan[k] -= 1
+            if fewer <= problem.target:
+                variance, is_done = fewer, False
+                plan[k] -= 1
     return plan
 
 
 def _common_step(cost: Floats) -> float:
     """Return what all costs are whole multiples of: a cheaper plan is cheaper by at least that. 0 if nothing."""
-    for decimals in range(_LARGEST_DECIMALS + 1):
-        scaled = cost * 10.0**decimals
+    units = [float(cost.min()), *(10.0**-decimals for decimals in range(_LARGEST_DECIMALS + 1))]
+    for unit in units:
+        scaled = cost / unit
         whole = np.rint(scaled)
-        if whole.max() < 2**53 and (np.abs(scaled - whole) <= 1e-9 * np.maximum(scaled, 1.0)).all():
-            return float(math.gcd(*whole.astype(np.int64).tolist())) / 10.0**decimals
+        if whole.max() < _LARGEST_WHOLE and (np.abs(scaled - whole) <= _EQUAL_COST * scaled).all():
+            return unit * math.gcd(*whole.astype(np.int64).tolist())
     return 0.0
 
 
@@ -182,42 +193,48 @@ def _search(
     """
     base = problem.at(multiplier)
     base_cost, base_variance = float(problem.cost @ base), problem.variance(base)
-    equal = _EQUAL_COST * max(base_cost, 1e-300)
+    equal, enough = _EQUAL_COST * base_cost, max(step * (1.0 - 1e-9), _PROVEN * base_cost)
     best_cost = float(problem.cost @ best)
     room = problem.target * (1.0 + _ROUNDING) - base_variance
-    open_cost = best_cost - bound - max(step * (1.0 - 1e-9), equal)
+    open_cost = best_cost - bound - enough
     options = _options(problem, multiplier, base, open_cost)
     cost, variance = np.zeros(1), np.zeros(1)
     layers: list[_Layer] = []
-    found: tuple[int, int] | None = None  # layer and state of the cheapest plan
-    is_complete = True
-    for k, instances in options:
+    is_complete, work = True, 0
+    for place, (k, instances, _) in enumerate(options):
+        next_penalty = options[place + 1][2] if place + 1 < len(options) else math.inf
         more_cost = problem.cost[k] * (instances - base[k])
         more_variance = problem.spread[k] / instances - problem.spread[k] / base[k]
         costs = (cost[:, None] + more_cost).ravel()
         variances = (variance[:, None] + more_variance).ravel()
         penalties = costs + multiplier * variances
-        kept = np.flatnonzero(penalties < open_cost)
+        met = np.flatnonzero(variances <= room)
+        cheapest = int(met[costs[met].argmin()]) if len(met) else -1
+        is_better = cheapest >= 0 and base_cost + float(costs[cheapest]) < best_cost - equal
+        if is_better:
+            best = _unrolled(base, layers, cheapest // len(instances))
+            best[k] = instances[cheapest % len(instances)]
+            best_cost = base_cost + float(costs[cheapest])
+            open_cost = best_cost - bound - enough
+        # A state is a plan as it is, which was looked at; to become a better one it has to move another job.
+        kept = np.flatnonzero(penalties + next_penalty < open_cost)
         kept = kept[_undominated(costs[kept], variances[kept], equal)]
-        if len(kept) > max_states:
+        work += len(costs)
+        held = max_states if work < _MAX_WORK else _QUICK_STATES
+        if len(kept) > held:
             is_complete = False
-            kept = np.sort(kept[np.argpartition(penalties[kept], max_states)[:max_states]])
+            kept = np.sort(kept[np.argpartition(penalties[kept], held)[:held]])
         if not len(kept):
             break
         layers.append(_Layer(k, kept // len(instances), instances[kept % len(instances)]))
         cost, variance = costs[kept], variances[kept]
-        met = np.flatnonzero(variance <= room)
-        if len(met):
-            cheapest = int(met[cost[met].argmin()])
-            if base_cost + float(cost[cheapest]) < best_cost - equal:
-                best_cost = base_cost + float(cost[cheapest])
-                found = len(layers) - 1, cheapest
-                open_cost = best_cost - bound - max(step * (1.0 - 1e-9), equal)
-    return (best if found is None else _unrolled(base, layers, *found)), is_complete
+    return best, is_complete
 
 
-def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float) -> list[tuple[int, Ints]]:
-    """Return the jobs with more than one number of instances still open, and these; the cheapest to move first."""
+def _options(
+    problem: _Problem, multiplier: float, base: Ints, open_cost: float
+) -> list[tuple[int, Ints, float]]:
+    """Return the jobs that may move, the numbers of instances open, and the least penalty of a move; least first."""
 
     def penalty(n: Ints) -> Floats:
         moved: Floats = problem.cost * (n - base) + multiplier * (problem.spread / n - problem.spread / base)
@@ -237,7 +254,8 @@ def _options(problem: _Problem, multiplier: float, base: Ints, open_cost: float)
             for k in np.flatnonzero(is_open).tolist():
                 ways.setdefault(k, [int(base[k])]).append(int(n[k]))
                 dearness[k] = min(dearness.get(k, math.inf), float(penalties[k]))
-    return [(k, np.array(sorted(ways[k]), dtype=np.int64)) for k in sorted(ways, key=lambda k: dearness[k])]
+    order = sorted(ways, key=lambda k: dearness[k])
+    return [(k, np.array(sorted(ways[k]), dtype=np.int64), dearness[k]) for k in order]
 
 
 def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:
@@ -252,9 +270,10 @@ def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:
     return np.sort(kept[is_last])
 
 
-def _unrolled(base: Ints, layers: list[_Layer], layer: int, state: int) -> Ints:
+def _unrolled(base: Ints, layers: list[_Layer], state: int) -> Ints:
+    """Return the plan that a state of the last layer is."""
     plan = base.copy()
-    for each in reversed(layers[: layer + 1]):
+    for each in reversed(layers):
         plan[each.job] = each.instances[state]
         state = int(each.parent[state])
     return plan
