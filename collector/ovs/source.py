@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import NamedTuple
 
 from collector.base import (
@@ -45,11 +46,16 @@ class _Bridge:
 
 @dataclass(slots=True)
 class _Device:
-    """What was behind an interface's name when it was last read, and how often that changed."""
+    """What was behind an interface's name when it was last read, how often that changed, and its last counters.
+
+    `told` is what `counters` were made of.
+    """
 
     key: tuple[str, int, int, int]
     opened: int
     age_ns: int | None
+    told: PortStats | None = None
+    counters: InterfaceCounters | None = None
 
 
 class _Answer(NamedTuple):
@@ -87,6 +93,8 @@ class OvsSource:
         self._vms: list[VmPorts] = []
         self._bridges: dict[str, _Bridge] = {}
         self._devices: dict[tuple[str, str], _Device] = {}
+        self._names: dict[str, str] = {}  # of the ports, as OpenFlow tells them
+        self._interfaces: dict[str, dict[str, InterfaceCounters]] = {}  # of each VM, last
         self._numbers = itertools.count(1)
         self._moments = Moments()
 
@@ -172,6 +180,8 @@ class OvsSource:
         present = {(vm.uuid, device) for vm in self._vms for device in vm.ports}
         for key in self._devices.keys() - present:
             del self._devices[key]
+        self._names = {port.name: _cut(port.name) for vm in self._vms for port in vm.ports.values()}
+        self._interfaces.clear()
         self._moments.keep({vm.uuid for vm in self._vms})
 
     def _read(self, end_s: float) -> dict[str, VmSample]:
@@ -193,36 +203,51 @@ class OvsSource:
         failures: Mapping[str, SourceError],
     ) -> VmSample:
         interfaces = {}
+        own = []
         for device, port in vm.ports.items():
             if port.bridge in failures:
                 return _absent(vm, failures[port.bridge].reason)
-            bridge = self._bridges[port.bridge]
-            told = answers[port.bridge].stats.get(port.number)
-            if told is None or bridge.names.get(port.number) != _cut(port.name):
+            bridge, answer = self._bridges[port.bridge], answers[port.bridge]
+            told = answer.stats.get(port.number)
+            if told is None or bridge.names.get(port.number) != self._names[port.name]:
                 # A port that comes, goes or was renumbered just now: ask for the names again.
                 bridge.named_on = 0
                 return _absent(vm, Reason.VM_STARTING)
             key = (port.row, port.renewed, port.number, bridge.client.connections)
-            counters = _counters(told, self._opened((vm.uuid, device), key, told.age_ns))
+            counters = self._counters((vm.uuid, device), key, told)
             if counters is None:
                 return _absent(vm, Reason.NOT_PRESENT)
             interfaces[device] = counters
-        own = [answers[port.bridge] for port in vm.ports.values()]
-        stamp = max(answer.stamp for answer in own)
-        if not self._moments.accept(vm.uuid, min(answer.asked_ns for answer in own), stamp.mono_ns):
+            own.append(answer)
+        asked_ns, stamp = min(answer.asked_ns for answer in own), max(answer.stamp for answer in own)
+        if not self._moments.accept(vm.uuid, asked_ns, stamp.mono_ns):
             return _absent(vm, Reason.STALE)
+        last = self._interfaces.get(vm.uuid)
+        if last is not None and all(map(is_, last.values(), interfaces.values())):
+            interfaces = last  # nothing has moved: so is said by its being the same object
+        else:
+            self._interfaces[vm.uuid] = interfaces
         return VmSample(vm.epoch, interfaces=interfaces, stamps={"interfaces": stamp})
 
-    def _opened(self, device: tuple[str, str], key: tuple[str, int, int, int], age_ns: int | None) -> int:
-        """Number what is behind an interface: a port that was made anew counts from another zero."""
-        known = self._devices.get(device)
-        younger = (
-            known is not None and age_ns is not None and known.age_ns is not None and age_ns < known.age_ns
-        )
-        if known is None or known.key != key or younger:
+    def _counters(
+        self, device: tuple[str, str], key: tuple[str, int, int, int], told: PortStats
+    ) -> InterfaceCounters | None:
+        """Turn the bridge's view into the guest's; the same object while none moves, None as `_guests`.
+
+        What is behind an interface is numbered: a port that was made anew counts from another zero.
+        """
+        known, age_ns = self._devices.get(device), told.age_ns
+        if (
+            known is None
+            or known.key != key
+            or (age_ns is not None and known.age_ns is not None and age_ns < known.age_ns)
+        ):
             known = self._devices[device] = _Device(key, next(self._numbers), age_ns)
-        known.age_ns = age_ns
-        return known.opened
+        elif known.told is not None and known.told[:-1] == told[:-1]:
+            known.age_ns = age_ns
+            return known.counters
+        known.age_ns, known.told, known.counters = age_ns, told, _guests(told, known.opened)
+        return known.counters
 
 
 def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
@@ -243,7 +268,7 @@ def _read_bridge(bridge: _Bridge, end_s: float) -> _Answer:
     return _Answer(stats, asked_ns, stamp)
 
 
-def _counters(stats: PortStats, opened: int) -> InterfaceCounters | None:
+def _guests(stats: PortStats, opened: int) -> InterfaceCounters | None:
     """Turn the bridge's view into the guest's. None: the port does not count its bytes or packets."""
     rx_packets, tx_packets, rx_bytes, tx_bytes, rx_dropped, tx_dropped, _ = stats
     if rx_packets is None or tx_packets is None or rx_bytes is None or tx_bytes is None:

@@ -423,3 +423,20 @@ def test_no_rate_is_negative_or_absurd_whatever_happens_to_a_port(start, events)
         host = make_host(patch)
         source = OvsSource(host, database="unix:/run/ovs/db.sock", run_dir="/run/ovs")
         check_world(host, source, start, events)
+
+
+def test_ports_that_did_not_move_give_the_same_object(host, source):
+    host.vm(A, "tap1", "tap2")
+    for number in (1, 2):
+        host.port("br0", f"tap{number}", number, 1, 2, 3, 4, 5, 6)
+    first = source.sample().vms[A]
+    host.bridges["br0"].put(1, "tap1", 1, 2, 3, 4, 5, 6, age_s=101)
+    second = source.sample().vms[A]
+    assert second.interfaces is first.interfaces
+    assert second.stamps["interfaces"].mono_ns > first.stamps["interfaces"].mono_ns
+    host.bridges["br0"].put(1, "tap1", 1, 2, 3, 4, 5, 7, age_s=102)
+    third = source.sample().vms[A]
+    assert third.interfaces["tap1"].receive_drops == first.interfaces["tap1"].receive_drops + 1
+    assert third.interfaces["tap2"] is first.interfaces["tap2"]
+    host.bridges["br0"].put(1, "tap1", 1, 2, 3, 4, 5, 7, age_s=1)  # made anew, and counted just as far
+    assert source.sample().vms[A].interfaces["tap1"].opened != third.interfaces["tap1"].opened
