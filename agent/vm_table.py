@@ -69,7 +69,8 @@ class Vm:
 
     `latest` is the last reading that each part ever had, from which the next difference is made, and `known` the last
     differences that made sense: all that is kept of earlier ticks. `held` has the metrics, by their place in `rates`,
-    that are of an earlier tick, and its moment.
+    that are of an earlier tick, and its moment. `still` has a bit for each part whose difference is that of a value
+    and itself.
     """
 
     identity: VmIdentity
@@ -83,6 +84,7 @@ class Vm:
     held: dict[int, int] = field(default_factory=dict)
     owner: str = ""
     workers: int | None = None  # how many requests it serves at once; None: nobody said
+    still: int = 0
 
     @property
     def quota_cores(self) -> float:
@@ -164,17 +166,17 @@ class VmTable:
         parts = _join(uuid, identity.epoch, told, absent)
         vm = self._vms.get(uuid)
         if vm is None or vm.identity.epoch != identity.epoch:
-            now, latest, change = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING)
-            rates = rates_of(change, self._limits)
+            first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
+            rates = rates_of(first.change, self._limits)
             job, latency_sensitive, owner, workers = self._rules.job_of(identity)
             self._vms[uuid] = Vm(
                 identity,
                 job,
                 latency_sensitive,
-                now,
-                latest,
-                change,
-                change,
+                first.now,
+                first.latest,
+                first.change,
+                first.change,
                 rates,
                 owner=owner,
                 workers=workers,
@@ -184,12 +186,16 @@ class VmTable:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
                 vm.job, vm.latency_sensitive, vm.owner, vm.workers = self._rules.job_of(identity)
             if vm.identity.vcpus != identity.vcpus:
-                vm.known = _without_vcpus(vm.known)
+                vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity
-        now, latest, change = self._subtract(parts, identity, vm.now[2:], vm.latest, vm.known)
-        rates = rates_of(change, self._limits)
-        vm.rates = self._hold(vm, rates, now) if _in_turns(change) and Reason.TIME_SLICED in rates else rates
-        vm.now, vm.latest, vm.known, vm.change = now, latest, change, change
+        now, latest, change, still, is_same = self._subtract(
+            parts, identity, vm.now[2:], vm.latest, vm.known, vm.still
+        )
+        in_turns = _in_turns(change)
+        if not is_same or in_turns or vm.change is not vm.known:
+            rates = rates_of(change, self._limits)
+            vm.rates = self._hold(vm, rates, now) if in_turns and Reason.TIME_SLICED in rates else rates
+        vm.now, vm.latest, vm.known, vm.change, vm.still = now, latest, change, change, still
 
     def _subtract(
         self,
@@ -198,36 +204,45 @@ class VmTable:
         former: Sequence[Part],
         latest: Sequence[Part],
         known: VmDelta,
-    ) -> tuple[JoinedVm, list[Part], VmDelta]:
-        """Return the new readings, the last one of each part, and the differences to the last ones so far.
+        still: int,
+    ) -> _Subtracted:
+        """Subtract the new readings from the last one of each part so far.
 
         The same sample seen again (a source slower than the tick) leaves what it made before: its rates stand and age.
+        A value that its source hands on as the very same object has not moved: its difference from itself is made once,
+        and then only the time differs.
         """
         vcpus = len(identity.vcpu_tids)
-        changes: list[Any] = []
-        now: list[Part] = []
-        last: list[Part] = []
-        for new, before, old, change, stale_after_ns, subtract in zip(
-            parts, former, latest, known, self._stale_part_ns, SUBTRACT, strict=True
-        ):
+        changes: list[Any] = list(parts)  # where there is no reading: the reason
+        now = list(parts)
+        last = list(latest)
+        is_same = True
+        for index, new in enumerate(parts):
+            bit, change = 1 << index, known[index]
             if not isinstance(new, Reading):
-                now.append(new)
-                last.append(old)
-                changes.append(new)
+                is_same &= new is change
+                still &= ~bit
                 continue
-            base, reading, difference = old, new, change
+            base = old = latest[index]
+            is_still = False
             if isinstance(old, Reading):
-                gap_ns = new.mono_ns - old.mono_ns
-                if gap_ns == 0 and before is old and new.source == old.source:
-                    reading = old
-                elif gap_ns > stale_after_ns:
+                gap_ns, is_one_source = new.mono_ns - old.mono_ns, new.source == old.source
+                if gap_ns == 0 and is_one_source and former[index] is old:
+                    now[index], changes[index] = old, change
+                    continue
+                if gap_ns > self._stale_part_ns[index]:
                     base = Reason.STALE
-            if reading is new:
-                difference = subtract(new, base, vcpus)
-            now.append(reading)
-            last.append(reading)
-            changes.append(difference)
-        return JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes)
+                elif new.value is old.value:
+                    is_still = is_one_source and gap_ns > 0
+                if is_still and still & bit:
+                    last[index] = new
+                    changes[index] = _over_time(change, new, gap_ns)
+                    continue
+            still = still | bit if is_still else still & ~bit
+            last[index] = new
+            changes[index] = SUBTRACT[index](new, base, vcpus)
+            is_same = False
+        return _Subtracted(JoinedVm(identity.epoch, vcpus, *now), last, VmDelta(*changes), still, is_same)
 
     def _hold(self, vm: Vm, rates: VmRates, now: JoinedVm) -> VmRates:
         """Keep the values of counters whose turn it was not, until they are stale; `vm.held` has their moments."""
@@ -270,6 +285,19 @@ class VmTable:
         self._vms[uuid] = Vm(identity, identity.name, False, nothing, _STARTING, _NOTHING, None, _INVALID)
 
 
+class _Subtracted(NamedTuple):
+    """New readings, the last one of each part, the differences; `still` as in `Vm`.
+
+    `is_same`: rates made of these differences are those that were made of the ones before.
+    """
+
+    now: JoinedVm
+    latest: list[Part]
+    change: VmDelta
+    still: int
+    is_same: bool
+
+
 class _Told(NamedTuple):
     """A sample, which parts its source can tell (a bit each), and those parts' places and names."""
 
@@ -308,6 +336,13 @@ def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]
 def _reason(reason: Reason, seen: int) -> Reason:
     """Why a part is absent where no source said: one that tells of the VM and not of this part has none to tell."""
     return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
+
+
+def _over_time(change: Any, reading: Reading[Any], dt_ns: int) -> Any:
+    """Return the difference of a value and itself over another time; what is none, or a reason, has no time."""
+    if not isinstance(change, tuple):
+        return change
+    return tuple.__new__(change.__class__, (dt_ns, reading.mono_ns, reading.unix_ns, *change[3:]))
 
 
 def _in_turns(change: VmDelta) -> bool:
