@@ -208,9 +208,10 @@ def theirs_is_untouched(machine, tree):
 
 
 def test_every_vm_gets_its_turn(machine, tree):
-    seen, reasons, bandwidth = watch(machine, 60)
+    seen, reasons, bandwidth = watch(machine, 120)
     assert len(seen) == VMS, (sorted(seen), reasons, machine.sources(), machine.journal(AGENT))
-    assert len(tree.mine()) <= RMIDS - RESERVED - 2  # less the root's and theirs
+    # Less the root's and theirs; where a turn changes hands the new group is made before the old one goes.
+    assert len(tree.mine()) <= RMIDS - RESERVED - 2 + 1
     assert tree.mine() <= {MINE + uuid for uuid in UUIDS} - {MINE + UUIDS[1]}
     assert bandwidth["vm000"] > 1_000_000  # 0.5 bytes per nanosecond of its CPU time
     assert machine.show(AGENT, "NRestarts") == "0"
@@ -228,15 +229,14 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
     eventually(complete, lambda: machine.journal(AGENT))
 
 
-@pytest.mark.long
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     tree.knob("limbo_s", 1.5)
     machine.run(
         "bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null"
     )
     taken = {name for name in tree.groups() if name.startswith("x")}
-    assert taken
-    seen, reasons, _ = watch(machine, 6)
+    assert taken  # the last mkdir said ENOSPC
+    seen, reasons, _ = watch(machine, 3)
     assert 0 < len(seen) < VMS
     assert reasons["no_rmid"]
     assert tree.groups() >= taken
@@ -260,8 +260,8 @@ def test_killed_and_started_again(machine, tree):
     eventually(lambda: stale not in tree.groups(), lambda: machine.journal(AGENT))
     assert len(left) > 1
     assert machine.show(AGENT, "MainPID") not in {pid, "0"}
-    seen, reasons, _ = watch(machine, 60, 2 * RMIDS)  # more than have groups at once
-    assert len(seen) >= 2 * RMIDS, (reasons, machine.journal(AGENT))
+    seen, reasons, _ = watch(machine, 120, RMIDS + 1)  # more than have groups at once
+    assert len(seen) > RMIDS, (reasons, machine.journal(AGENT))
     theirs_is_untouched(machine, tree)
 
 
