@@ -7,14 +7,18 @@ CPU time is not counted as central's, but they share its cores). Beside it Prome
 remote write (bench/ingest_prometheus.py). Every bar is printed with its ratio. CPU time and memory are of all of
 central's processes: TLS, checks, journal, and the rolls into the lake; "without rolls" is the same with rolls put off.
 
-"rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own.
-All parts take about 15 minutes, 10 of them `paced`, which with 6 or more also tells whether memory stays flat.
+"rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own. Of the time to
+the acknowledgement it tells the server's share (bench/ingest_server.py), and how late the agents themselves were.
+Each part can run alone. `idle` takes 6 minutes (each host's heartbeat comes once in the 5 that are measured), `paced`
+--minutes and one, and tells with 6 or more whether memory stays flat; `growth` 3, `saturated` 4, `prometheus` 1;
+`saturated,prometheus` together tell their ratio. `idle` and `paced` share their connections where both are asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -31,10 +35,12 @@ import numpy as np
 import psutil
 
 from bench import ingest_prometheus
+from central.greeting import HEARTBEAT_MS
 from central.pki import issue
-from tests.support.central_process import CentralProcess
+from tests.support.central_process import MAIN, CentralProcess
 
 _AGENTS = Path(__file__).with_name("ingest_agents.py")
+_SERVER = Path(__file__).with_name("ingest_server.py")
 _FOLDER = Path(__file__).parents[1] / "build"  # git ignores it
 _PROCESSES = 2
 _SPARE_FILES = 200
@@ -45,7 +51,8 @@ _LONG = 6  # minutes that memory must be watched for
 class Load:
     """The agents' processes, connected to a central."""
 
-    def __init__(self, central: CentralProcess, hosts: int, vms: int) -> None:
+    def __init__(self, central: CentralProcess, hosts: int, vms: int, stopwatch: Path | None) -> None:
+        self.stopwatch = stopwatch
         self.server = psutil.Process(central.process.pid)
         self.vms = vms
         self.processes = []
@@ -75,15 +82,30 @@ class Load:
             process.wait()
 
     def parts(self) -> list[psutil.Process]:
-        """Return central's processes: itself, and the one that writes segments."""
+        """Return central's processes: itself, the one that writes segments, and one that builds if there is a build."""
         return [self.server, *self.server.children()]
 
+    def in_server(self) -> dict[str, list[float]]:
+        """Return what the stopwatch has measured since it was asked last, in seconds."""
+        if self.stopwatch is None:
+            return {"seconds": [], "pauses": []}
+        self.stopwatch.unlink(missing_ok=True)
+        self.server.send_signal(signal.SIGUSR1)
+        until = time.monotonic() + 30
+        while not self.stopwatch.exists():
+            if time.monotonic() > until:
+                sys.exit("central's stopwatch does not answer")
+            time.sleep(0.02)
+        measured: dict[str, list[float]] = json.loads(self.stopwatch.read_text())
+        return measured
+
     def cpu_s(self) -> float:
-        """Return the CPU time of all of them so far."""
-        return sum(sum(each.cpu_times()[:2]) for each in self.parts())
+        """Return the CPU time of all of them so far, also of those that have ended."""
+        return sum(sum(each.cpu_times()[:4]) for each in self.parts())
 
     def do(self, what: str, **options: Any) -> dict[str, Any]:
         """Have every process do it at the same time; sums up, with central's CPU time meanwhile."""
+        self.in_server()  # what was before
         before, began = self.cpu_s(), time.perf_counter()
         for process in self.processes:
             process.stdin.write(json.dumps({"do": what, **options}) + "\n")
@@ -94,6 +116,7 @@ class Load:
         answers = [json.loads(line) for line in lines]
         cpu, took = self.cpu_s() - before, time.perf_counter() - began
         latencies = np.concatenate([*(a["latencies_s"] for a in answers), [0.0]])
+        server = self.in_server()
         windows = sum(a["batches"] for a in answers) * self.vms
         if sum(a["rejected"] for a in answers):
             sys.exit("central rejected what is good")
@@ -102,7 +125,7 @@ class Load:
             "slowed": sum(a["slowed"] for a in answers), "agents_cpu": sum(a["cpu_s"] for a in answers),
             "p50_ms": float(np.percentile(latencies, 50)) * 1e3, "p99_ms": float(np.percentile(latencies, 99)) * 1e3,
             "rss": sum(each.memory_info().rss for each in self.parts()) / 2**20, "found": [a["found"] for a in answers],
-            "latencies": latencies[:-1],
+            "latencies": latencies[:-1], "in_server": server["seconds"], "pauses": server["pauses"],
         }  # fmt: skip
 
 
@@ -115,6 +138,18 @@ def bar(what: str, value: float, limit: float, unit: str, *, at_most: bool) -> N
     print(
         f"  BAR {what}: {shown} {unit} {sign} {limit:,g} (ratio {ratio:.2f}): {'pass' if passed else 'MISS'}",
         flush=True,
+    )
+
+
+def _say_where(minutes: list[dict[str, Any]]) -> None:
+    """Print how the times to the acknowledgement are spread, and the server's share of them."""
+    for what, name in (("to the acknowledgement", "latencies"), ("of it in the server", "in_server")):
+        found_ms = np.concatenate([each[name] for each in minutes]) * 1e3
+        told = ", ".join(f"p{p:g} {np.percentile(found_ms, p):.0f}" for p in (50, 90, 99, 99.9))
+        print(f"  {what}: {told}, most {found_ms.max():.0f} ms; {len(found_ms):,} batches")
+    pauses_ms = np.concatenate([*(each["pauses"] for each in minutes), [0.0]]) * 1e3
+    print(
+        f"  Python's collector: {pauses_ms.sum():.0f} ms in all, {pauses_ms.max():.0f} ms at most at a time"
     )
 
 
@@ -133,7 +168,7 @@ class Bench:
         self.all: Load | None = None
 
     @contextmanager
-    def load(self, hosts: int, *, roll_s: float = 60.0) -> Iterator[Load]:
+    def load(self, hosts: int, *, roll_s: float = 60.0, stopwatch: bool = True) -> Iterator[Load]:
         """Run a central with nothing in it, and so many hosts connected to it."""
         self.number += 1
         state, lake = self.folder / f"state-{self.number}", self.folder / f"lake-{self.number}"
@@ -142,9 +177,11 @@ class Bench:
             self.folder, ingest=f"roll_interval_s = {roll_s}\nroll_rows = {rows}", state_dir=state
         )
         central.lake_dir = lake
-        central.start()
+        times = state.with_suffix(".times")
+        os.environ["STOPWATCH"] = str(times)
+        central.start(main=(str(_SERVER),) if stopwatch else MAIN)
         try:
-            load = Load(central, hosts, self.vms)
+            load = Load(central, hosts, self.vms, times if stopwatch else None)
             try:
                 yield load
             finally:
@@ -166,7 +203,7 @@ class Bench:
     def idle(self) -> None:
         load = self.whole()
         load.do("idle", seconds=5)
-        found = load.do("idle", seconds=60 * self.scale)
+        found = load.do("idle", seconds=HEARTBEAT_MS / 1e3 * self.scale)
         gigabytes = found["rss"] * 2**20 / 1e9
         bar(f"{self.hosts} idle mTLS streams, memory", gigabytes, 1.5, "GB", at_most=True)
         bar("... and CPU", found["cpu"] / found["took"] * 100, 2.0, "% of a core", at_most=True)
@@ -188,6 +225,7 @@ class Bench:
         )
         bar(f"paced {wanted:,.0f} windows/s: rate", rate, 0.98 * wanted, "windows/s", at_most=False)
         bar("... ack p99", float(np.percentile(latencies_ms, 99)), 150, "ms", at_most=True)
+        _say_where(minutes)
         if self.minutes >= _LONG:
             rss = [each["rss"] for each in minutes]
             grown = max(rss[-3:]) / max(rss[1:4])
@@ -209,7 +247,7 @@ class Bench:
         self.close()
         for hosts in sorted({min(1000, self.hosts), self.hosts}):
             for roll_s in (60.0, 3600.0):
-                with self.load(hosts, roll_s=roll_s) as load:
+                with self.load(hosts, roll_s=roll_s, stopwatch=False) as load:
                     found = load.do("saturate", seconds=20 * self.scale, in_flight=4 if hosts <= 1000 else 1)
                 print(f"  saturated, {hosts} hosts, {'without rolls' if roll_s >= 3600 else 'with rolls'}:")
                 self._say(found)

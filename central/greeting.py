@@ -21,14 +21,14 @@ from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["SHOWN", "Context", "Greeter", "RefusedError", "someone"]
+__all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
 
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only with message types
 
 SHOWN = 60  # characters of somebody else's text in a message
 _HELLO_TIMEOUT_S = 10.0
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
-_HEARTBEAT_MS = 300_000
+HEARTBEAT_MS = 300_000
 
 
 class RefusedError(Exception):
@@ -131,7 +131,7 @@ class Greeter:
                 sent_unix_ns=now_unix_ns,
                 max_batch_rows=self._config.ingest.max_batch_rows,
                 max_batch_bytes=self._config.ingest.max_message_bytes,
-                heartbeat_ms=_HEARTBEAT_MS,
+                heartbeat_ms=HEARTBEAT_MS,
             )
         )
 
