@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import shutil
 import threading
@@ -564,3 +565,35 @@ def test_our_coefficients_by_setting(lake):
         row = built.coefficient(job)
         assert row.value == pytest.approx(value, rel=1e-9, abs=1e-12)
         assert row.standard_error == pytest.approx(error, rel=1e-9)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("method", ["whitepanda", "panda"])
+def test_builds_on_spark_equal_those_on_duckdb(tmp_path, method):
+    if importlib.util.find_spec("pyspark") is None or shutil.which("java") is None:
+        pytest.skip("needs the extra spark and Java")
+    built = {}
+    for name in ("duckdb", "spark"):
+        lake = Lake(tmp_path / name)
+        section = BuildSection(
+            method=method, engine=name, spark_master="local[2]", memory_limit_mib=512, threads=1
+        )
+        builder = Builder(section, lake)
+        for day in range(2):  # the second one is added to the state of the first
+            write_day(lake, day, day + 1)
+            assert builder.build_once() == day + 1
+            assert builder.last_days_computed == 1
+        assert builder.current is not None
+        assert (builder.current.manifest.method, builder.current.manifest.engine) == (method, name)
+        built[name] = builder.current
+    for job in (f"job-{number}" for number in range(6)):
+        found, expected = (built[name].coefficient(job) for name in ("spark", "duckdb"))
+        assert found.samples == expected.samples
+        assert found.value == pytest.approx(expected.value, rel=1e-9, abs=1e-12)
+        assert found.standard_error == pytest.approx(expected.standard_error, rel=1e-9, nan_ok=True)
+        (found,), (expected,) = (built[name].statistics(job) for name in ("spark", "duckdb"))
+        for number in ("samples", "mean_cpi", "std_cpi", "location_log_cpi", "scale_log_cpi"):
+            assert getattr(found, number) == pytest.approx(
+                getattr(expected, number), rel=1e-9, nan_ok=True
+            ), number
