@@ -76,13 +76,22 @@ def matrix_of(rates: Sequence[VmRates], host: HostRates | Reason, factors: Value
         Shape (len(rates), len(SIGNALS)), NaN where a signal is not known.
 
     """
-    values = np.full((len(rates), len(SIGNALS)), math.nan)
-    if not rates:
-        return values
+    return _matrix(_numbers(rates), host, factors)
+
+
+def _numbers(rates: Sequence[VmRates]) -> Values:
+    """Return what is taken of rates, shape (len(rates), len(_PICKED)), NaN where it is not known."""
     nan = math.nan
     # A Reason is an integer too, so it is told by its class.
     flat = [nan if value.__class__ is Reason else value for one in rates for value in _pick(one)]
-    picked = np.array(flat, np.float64).reshape(len(rates), len(_PICKED))
+    return np.array(flat, np.float64).reshape(len(rates), len(_PICKED))
+
+
+def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -> Values:
+    values = np.full((len(picked), len(SIGNALS)), math.nan)
+    if not len(picked):
+        return values
+    nan = math.nan
     values[:, _OWN_COLUMNS] = picked[:, : len(_OWN)]
     values[:, _SUM_COLUMNS] = picked[:, len(_OWN) :: 2] + picked[:, len(_OWN) + 1 :: 2]
     if isinstance(host, HostRates):
@@ -141,6 +150,8 @@ class CloudWhite:
         self._identities: list[VmIdentity] = []
         self._keys: tuple[VmKey, ...] = ()
         self._factors: Values = np.ones(0)
+        self._rates: list[VmRates] = []
+        self._numbers: Values = _numbers([])
         self._rows: dict[str, int] = {}
         self._last: _Last | None = None
         self._noted: tuple[tuple[VmKey, ...], tuple[object, ...]] | None = None
@@ -177,7 +188,7 @@ class CloudWhite:
         """
         listed = list(vms)
         self._take_keys(listed)
-        values = matrix_of([vm.rates for vm in listed], host, self._factors)
+        values = _matrix(self._take_numbers([vm.rates for vm in listed]), host, self._factors)
         self._last = None  # an old verdict is none
         self._estimates = {}
         detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values))
@@ -190,6 +201,18 @@ class CloudWhite:
         self._note_changes(listed, last)
         if failures:
             raise failures[0]
+
+    def _take_numbers(self, rates: list[VmRates]) -> Values:
+        """Return the numbers of rates; those of a VM whose rates are the very object of the tick before stand."""
+        if len(rates) == len(self._rates):
+            known = self._rates
+            moved = [row for row, (now, last) in enumerate(zip(rates, known, strict=True)) if now is not last]
+            if moved:
+                self._numbers[moved] = _numbers([rates[row] for row in moved])
+        else:
+            self._numbers = _numbers(rates)
+        self._rates = rates
+        return self._numbers
 
     def _take_keys(self, vms: Sequence[Vm]) -> None:
         """Make the VMs' keys anew unless all are the identities of the tick before."""

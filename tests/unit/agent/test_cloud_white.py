@@ -113,6 +113,19 @@ def test_the_detector_gets_the_tick_of_all_vms():
     assert math.isnan(tick.values[1, INDEX["ipc"]])
 
 
+def test_rates_that_are_the_same_object_stand_and_all_others_are_taken():
+    host = Host()
+    a, b, c = (rates_of(gips=gips) for gips in (1.0, 2.0, 3.0))
+    rows = ([a, b], [a, c], [c, a], [c], [c, b, a], [c, b, a], [])
+    for rates in rows:
+        host.vms = [host_vm(f"vm{row}", rates=one) for row, one in enumerate(rates)]
+        host.tick()
+    seen = [tick.values for tick in host.detectors[0].ticks]
+    assert len(seen) == len(rows)
+    for rates, values in zip(rows, seen, strict=True):
+        np.testing.assert_array_equal(values, matrix_of(rates, Reason.SOURCE_OFF))
+
+
 def test_a_victim_has_an_estimate_and_others_only_when_asked():
     model = ToldModel("gips")
     host = Host(model)
