@@ -298,7 +298,7 @@ def _refuse_twice(path: Path, column: str, names: Column) -> None:
 def _csv(path: Path) -> pa.Table:
     """Read a CSV file; names stay text, also where they look like numbers."""
     text = {name: pa.string() for name in ("job", "machine")}
-    options = pa_csv.ConvertOptions(column_types=text)
+    options = pa_csv.ConvertOptions(column_types=text, null_values=[""])
     return pa_csv.read_csv(path, convert_options=options)
 
 
