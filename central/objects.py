@@ -157,7 +157,7 @@ class Bucket:
         try:
             fsspec = importlib.import_module("fsspec")  # only lakes in an object store need it
         except ImportError as error:
-            raise UnavailableError(f"lake {url}: s3fs is not installed; pip install s3fs") from error
+            raise UnavailableError(f"lake {url}: s3fs is not installed; pip install 'whitepanda[s3]'") from error
         self.root = url.rstrip("/")
         fixed = {"use_listings_cache": False, "skip_instance_cache": True}
         with self._told("connect to", ""):
@@ -231,9 +231,11 @@ class Bucket:
         """Errors of the store's client are OSErrors of one line; those that say something stay what they are."""
         try:
             yield
-        except (FileNotFoundError, FileExistsError):
+        except FileExistsError:
             raise
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and what in {"read", "open", "delete"}:
+                raise  # else there is no such bucket
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise OSError(f"cannot {what} {self.root}/{name}: {line}") from error
 

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("WHITEPANDA_VENV", ROOT / ".venv"))
 PIP = next((ROOT / "tools").glob("pip-*.whl"))
-EXTRAS = ("base", "central", "dev", "host", "spark", "predict", "train")
+EXTRAS = ("base", "central", "dev", "host", "spark", "predict", "s3", "train")
 SOURCE_ONLY = {"host": "libvirt-python,ovs", "spark": "pyspark"}
 
 
