@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -27,6 +28,8 @@ Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only 
 
 SHOWN = 60  # characters of somebody else's text in a message
 _HELLO_TIMEOUT_S = 10.0
+_TOLD_EVERY_S = 60.0  # the same refusal of the same host
+_TOLD_HOSTS = 20  # of one refusal meanwhile
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
 HEARTBEAT_MS = 300_000
 
@@ -57,6 +60,9 @@ class Greeter:
         self._journal = journal
         self._refused = refused
         self._clock = clock
+        self._monotonic_s = time.monotonic
+        self._told: dict[str, set[str]] = {}  # by reason, the hosts that the log has told of
+        self._told_since_s = self._monotonic_s()
         self._log = log.get("ingest")
 
     async def greet(self, context: Context, names: frozenset[str]) -> tuple[HostStream, HostRecord]:
@@ -177,8 +183,21 @@ class Greeter:
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
         """Count and tell a refusal, and return what is to be raised."""
         self._refused[reason] += 1
-        self._log.warning("stream refused", host=host, reason=reason, detail=detail)
+        if self._is_told(reason, host):
+            self._log.warning("stream refused", host=host, reason=reason, detail=detail)
         return RefusedError(code, detail)
+
+    def _is_told(self, reason: str, host: str) -> bool:
+        """Whether the log tells of it: who comes again and again is told of once in a while, and of so many hosts."""
+        now = self._monotonic_s()
+        if now - self._told_since_s >= _TOLD_EVERY_S:
+            self._told_since_s = now
+            self._told.clear()
+        told = self._told.setdefault(reason, set())
+        if host in told or len(told) >= _TOLD_HOSTS:
+            return False
+        told.add(host)
+        return True
 
 
 @cache

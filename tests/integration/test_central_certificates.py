@@ -80,9 +80,39 @@ async def test_centrals_files_are_taken_up_without_a_restart(
     assert told.count("changed certificate files are in force") == 1
 
 
-async def test_the_certificate_of_another_host_is_refused(central: Central, tmp_path: Path) -> None:
+async def test_the_certificate_of_another_host_is_refused(
+    central: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        assert await says(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
+    assert central.ingest.refused_streams == {"wrong_host": 3}
+    assert len(central.journal.hosts) == 0
+    told = capsys.readouterr()
+    lines = [line for line in (told.out + told.err).splitlines() if "stream refused" in line]
+    assert len(lines) == 1, "once, however often it comes"
+    assert "host=h2" in lines[0]
+    assert "reason=wrong_host" in lines[0]
+    assert "host 'h2' is not a name of its certificate (h1); issue a certificate for that name" in lines[0]
+    central.ingest._greeter._monotonic_s = lambda: time.monotonic() + 61
     assert await says(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
-    assert central.ingest.refused_streams == {"wrong_host": 1}
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("stream refused") == 1, "and again a minute later"
+
+
+async def test_the_log_tells_of_so_many_hosts_only(
+    central: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with grpc.aio.secure_channel(
+        f"localhost:{central.port}", channel_credentials(of(tmp_path / "old"))
+    ) as channel:
+        for number in range(30):
+            call = channel.stream_stream(CONNECT)()
+            hello = agent_pb2.Hello(host=f"other-{number}", protocol_version=2, min_protocol_version=1)
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert central.ingest.refused_streams == {"wrong_host": 30}
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("stream refused") == 20
 
 
 async def test_an_agents_new_certificate_is_taken_up_without_a_restart(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import psutil
 import pytest
 from google.protobuf.message import DecodeError
 
+from bench.ingest_agents import frame, opening
 from central.journal import Journal
 from tests.support.central_process import CentralProcess
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
-from whitepanda.common.tls import channel_credentials
+from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2
 
 CONNECT = "/whitepanda.v1.AgentStream/Connect"
@@ -34,6 +36,7 @@ class Expected:
     """What central's counters must say at the end."""
 
     def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()  # of messages
         self.rows: Counter[str] = Counter()
         self.batches: Counter[str] = Counter()
         self.accepted_rows = self.accepted_batches = self.duplicates = 0
@@ -48,12 +51,13 @@ class Fuzzer:
         self.kinds: list[Callable[[], tuple[bytes, bool]]] = [
             self.good, self.good, self.good, self.bad_rows, self.bad_rows, self.bad_rows, self.bad_batch,
             self.bad_batch, self.duplicate, self.unnumbered, self.noise, self.damaged, self.wrong_type,
+            self.other_type,
         ]  # fmt: skip
 
     def message(self) -> tuple[bytes, bool]:
-        if self.random.random() < 0.01:
-            return self.huge()
-        return self.random.choice(self.kinds)()
+        kind = self.huge if self.random.random() < 0.01 else self.random.choice(self.kinds)
+        self.expected.kinds[kind.__name__] += 1
+        return kind()
 
     def batch(self, rows: int = ROWS) -> agent_pb2.CpiBatch:
         self.sequence += 1
@@ -154,6 +158,16 @@ class Fuzzer:
         self.expected.batches["malformed"] += 1
         return b"\x12" + size + body, True
 
+    def other_type(self) -> tuple[bytes, bool]:
+        """A column that must be there, sent as another type: to protobuf it is no such field."""
+        batch = self.batch()
+        batch.ClearField("cpu_usage_cores")
+        number = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["cpu_usage_cores"].number
+        wire = self.random.choice([(0, b"\x01"), (5, b"\x00" * 4)])
+        body = batch.SerializeToString() + bytes([number << 3 | wire[0]]) + wire[1]
+        self.expected.batches["column_length"] += 1
+        return b"\x12" + bytes((len(body) & 0x7F | 0x80, len(body) >> 7)) + body, False
+
     def huge(self) -> tuple[bytes, bool]:
         batch = self.batch()
         self.sequence -= 1
@@ -213,15 +227,40 @@ async def send(central: CentralProcess, host: str, seed: int, count: int, expect
 
 
 async def sleepers(central: CentralProcess) -> grpc.aio.Channel:
-    """Open streams that say Hello and then no more than half of what they could."""
-    names = [f"slow-{number}" for number in range(SLOW)]
-    files = central.client("slow", *names)
+    """Open streams that say Hello and then nothing."""
+    names = [f"sleeping-{number}" for number in range(SLOW)]
+    files = central.client("sleeping", *names)
     channel = grpc.aio.secure_channel(
         central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
     )
     for name in names:
         await Stream(channel, name).open()
     return channel
+
+
+async def slow_sender(central: CentralProcess, name: str, files: TlsFiles) -> None:
+    """Say Hello, begin a message of the largest size and go on with it a byte at a time, until cancelled."""
+    context = ssl.create_default_context(cafile=files.ca)
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(files.certificate, files.key)
+    reader, writer = await asyncio.open_connection("localhost", central.port, ssl=context)
+    hello = agent_pb2.Hello(host=name, platform="P", protocol_version=2, min_protocol_version=1)
+    first = agent_pb2.AgentMessage(hello=hello).SerializeToString()
+    head = b"\x00" + (MAX_MESSAGE_BYTES - 1).to_bytes(4) + bytes(30_000)
+    said = b"\x00" + len(first).to_bytes(4) + first + head
+    settings_ack = frame(4, 1, 0)
+    writer.write(opening("localhost") + settings_ack)
+    for at in range(0, len(said), 16_384):
+        writer.write(frame(0, 0, 1, said[at : at + 16_384]))
+    listening = asyncio.create_task(reader.read())  # what central says is read and forgotten
+    try:
+        while True:
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.write(frame(0, 0, 1, b"\x00"))
+    finally:
+        listening.cancel()
+        writer.transport.abort()
 
 
 async def attack(folder: Path, messages: int) -> None:
@@ -231,8 +270,13 @@ async def attack(folder: Path, messages: int) -> None:
     try:
         server = psutil.Process(central.process.pid)
         expected = Expected()
-        slow = await sleepers(central)
-        await asyncio.sleep(0.5)
+        asleep = await sleepers(central)
+        names = [f"slow-{number}" for number in range(SLOW)]
+        files = central.client("slow", *names)
+        slow = [asyncio.create_task(slow_sender(central, name, files)) for name in names]
+        async with asyncio.timeout(30):
+            while central.log.read_text().count("host connected") < 2 * SLOW:
+                await asyncio.sleep(0.05)
         before = highest = server.memory_info().rss
         each = messages // SENDERS
         senders = asyncio.gather(*(send(central, f"host-{n}", n, each, expected) for n in range(SENDERS)))
@@ -240,8 +284,12 @@ async def attack(folder: Path, messages: int) -> None:
             await asyncio.wait({senders}, timeout=0.2)
             highest = max(highest, server.memory_info().rss)
         await senders
-        await slow.close()
-        assert central.stop() == 0
+        assert not any(task.done() for task in slow), "they are slow, and may be"
+        await asleep.close()
+        assert await asyncio.to_thread(central.stop) == 0, "with the slow ones still at it"
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
         assert highest - before < MAX_GROWTH_BYTES
     finally:
         central.end()
@@ -257,6 +305,7 @@ async def attack(folder: Path, messages: int) -> None:
         expected.duplicates,
     )
     assert min(*expected.rows.values(), *expected.batches.values(), expected.duplicates) > 0
+    assert set(expected.kinds) == {kind.__name__ for kind in Fuzzer("", 0, expected).kinds} | {"huge"}
 
 
 async def test_hostile_messages_are_counted_by_reason(tmp_path: Path) -> None:
