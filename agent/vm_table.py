@@ -143,9 +143,12 @@ class VmTable:
         """
         fresh = [sample for sample in samples if mono_ns - sample.mono_ns <= self._stale_after_ns]
         found: dict[str, VmIdentity] = {}
+        listed: tuple[VmIdentity, ...] | None = None
         for sample in [sample for sample in fresh if sample.inventory is not None] or samples:
-            for identity in sample.inventory or ():
-                found.setdefault(identity.uuid, identity)
+            if sample.inventory is not listed:  # mostly all sources tell the very same
+                listed = sample.inventory
+                for identity in listed or ():
+                    found.setdefault(identity.uuid, identity)
         for uuid in self._vms.keys() - found.keys():
             del self._vms[uuid]
             self._broken.pop(uuid, None)

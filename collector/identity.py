@@ -151,7 +151,8 @@ class Inventory:
     def vms(self) -> tuple[VmIdentity, ...]:
         """Return the VMs whose QEMU process lives: libvirt's by name, then the others.
 
-        One VM's malformed file costs only that VM (and one line in the log).
+        The list is the same object until it changes. One VM's malformed file costs only that VM (and one line in the
+        log).
 
         Raises:
             SourceError: the folder of the status files cannot be listed.
@@ -160,7 +161,9 @@ class Inventory:
         with self._lock:
             now_ns = time.monotonic_ns()
             if self._listed_ns is None or now_ns - self._listed_ns >= self._fresh_ns:
-                self._listed = self._list()
+                listed = self._list()
+                if listed != self._listed:
+                    self._listed = listed
                 self._listed_ns = now_ns
             return self._listed
 
