@@ -29,12 +29,14 @@ from starlette.routing import Route as HttpRoute
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from central.api import metrics
 from central.api.fleet import Fleet
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
 
@@ -83,8 +85,16 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
     async def health(_request: Request) -> Response:
         return _json({"status": "serving"})
 
+    async def totals(_request: Request) -> Response:
+        status = await fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), _Caller())
+        return Response(metrics.render(status), media_type=metrics.CONTENT_TYPE)
+
     routes = [HttpRoute(route.path, _endpoint(fleet, route), methods=["GET"]) for route in ROUTES]
-    routes += [HttpRoute("/openapi.json", openapi), HttpRoute("/healthz", health)]
+    routes += [
+        HttpRoute("/openapi.json", openapi),
+        HttpRoute("/healthz", health),
+        HttpRoute("/metrics", totals),
+    ]
     return Starlette(
         routes=routes,
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],

@@ -7,10 +7,13 @@ import http.client
 import json
 import math
 import ssl
+from pathlib import Path
 
 import pytest
 from openapi_spec_validator import validate
+from prometheus_client.parser import text_string_to_metric_families
 
+from central.api import metrics
 from central.api.fleet import Fleet
 from central.api.http import HttpApi, is_loopback
 from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
@@ -176,7 +179,7 @@ async def test_all_routes_answer_on_loopback(local):
     for route in ROUTES:
         path = route.path.replace("{id}", "1").replace("{vm}", "u")
         status, answer = await get(local, path)
-        assert status == (404 if route.method == "GetIncident" else 200), answer
+        assert status == {"GetIncident": 404, "RankHosts": 400}.get(route.method, 200), answer
     status, found = await get(local, "/openapi.json")
     assert status == 200 and found == document()
     assert await get(local, "/healthz") == (200, {"status": "serving"})
@@ -252,3 +255,27 @@ async def test_what_cannot_be_listened_on_is_one_line(served, local):
 def test_loopback():
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.net", "")))  # noqa: S104 - no
+
+
+async def test_totals_are_there_for_prometheus_too(served, local) -> None:
+    served.fleet._registry.refused.update(wrong_host=2, tls_expired=1)
+    served.journal.stats.accepted_rows = 2**40 + 1
+    served.journal.stats.rejected_rows["bad_cpi"] = 7
+    status, text = await asyncio.to_thread(fetch, local.port, "/metrics")
+    assert status == 200
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["whitepanda_central_refused_streams_total", "wrong_host"] == 2
+    assert found["whitepanda_central_refused_streams_total", "tls_expired"] == 1
+    assert found["whitepanda_central_rejected_rows_total", "bad_cpi"] == 7
+    assert found["whitepanda_central_accepted_rows_total",] == 2**40 + 1
+    assert found["whitepanda_central_build_failed",] == 0
+    served.fleet._builder.last_error = "OSError: no space"
+    _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
+    assert "whitepanda_central_build_failed 1.0" in text
+    operate = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
+    names = {name for table in (metrics.COUNTERS, metrics.REASONS, metrics.GAUGES) for name, _, _ in table}
+    assert {name for name in names if f"`{name}" not in operate} == set(), "told to operators"

@@ -1,0 +1,76 @@
+"""Central's own /metrics for Prometheus: the totals of `GetFleetStatus`, from the very same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+__all__ = ["CONTENT_TYPE", "COUNTERS", "GAUGES", "REASONS", "render"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "whitepanda_central_"
+
+#: Name in /metrics (without prefix), field of FleetStatus, what it is.
+COUNTERS = (
+    ("accepted_batches", "accepted_batches", "batches taken, ever, each once"),
+    ("accepted_rows", "accepted_rows", "VM windows taken, ever"),
+    ("duplicate_batches", "duplicate_batches", "batches that were there already"),
+    ("accepted_events", "accepted_events", "events of hosts taken, ever"),
+)
+#: The same, by reason.
+REASONS = (
+    ("rejected_rows", "rejected", "VM windows refused"),
+    ("rejected_batches", "rejected_batches", "batches refused whole"),
+    ("rejected_events", "rejected_events", "events and reports of contention refused"),
+    ("refused_streams", "refused_streams", "streams and TLS handshakes refused since central's start"),
+)
+GAUGES = (
+    ("connected_hosts", "connected_hosts", "open streams"),
+    ("journal_batches", "journal_batches", "batches that wait for the next roll"),
+    ("lake_segments", "lake_segments", "segments in the lake"),
+    ("lake_rows", "lake_rows", "rows in the lake"),
+    ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
+    ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
+)
+
+
+class _Families(Collector):
+    def __init__(self, status: fleet_pb2.FleetStatus) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status
+        for name, field, text in COUNTERS:
+            yield CounterMetricFamily(_PREFIX + name, text, getattr(status, field))
+        for name, field, text in REASONS:
+            yield _by_reason(name, text, getattr(status, field))
+        for name, field, text in GAUGES:
+            yield GaugeMetricFamily(_PREFIX + name, text, getattr(status, field))
+        failed = GaugeMetricFamily(_PREFIX + "build_failed", "1 where the last build failed, else 0")
+        failed.add_metric([], float(bool(status.last_build_error)))
+        yield failed
+        started = GaugeMetricFamily(_PREFIX + "start_time_seconds", "when central started, since 1970")
+        started.add_metric([], status.started_unix_ns / 1e9)
+        yield started
+        about = GaugeMetricFamily(_PREFIX + "info", "1, with central's version", labels=["version"])
+        about.add_metric([status.central_version], 1.0)
+        yield about
+
+
+def _by_reason(name: str, text: str, counts: Iterable[agent_pb2.RejectedRows]) -> Metric:
+    family = CounterMetricFamily(_PREFIX + name, text, labels=["reason"])
+    for each in counts:
+        family.add_metric([each.reason], each.count)
+    return family
+
+
+def render(status: fleet_pb2.FleetStatus) -> bytes:
+    """Return the text of /metrics, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_Families(status))
+    return generate_latest(registry)
