@@ -25,6 +25,7 @@ _log = log.get("vms")
 
 Part = Reading[Any] | Reason
 
+_new = tuple.__new__
 _STARTING = (Reason.VM_STARTING,) * len(VM_PARTS)
 _NOTHING = VmDelta(*_STARTING)
 _INVALID = VmRates(*(Reason.INVALID_VALUE,) * len(VmRates._fields))
@@ -239,7 +240,12 @@ class VmTable:
                     is_still = is_one_source and gap_ns > 0
                 if is_still and still & bit:
                     last[index] = new
-                    changes[index] = _over_time(change, new, gap_ns)
+                    if isinstance(change, tuple):  # what is none, or a reason, has no time
+                        changes[index] = _new(
+                            change.__class__, (gap_ns, new.mono_ns, new.unix_ns, *change[3:])
+                        )
+                    else:
+                        changes[index] = change
                     continue
             still = still | bit if is_still else still & ~bit
             last[index] = new
@@ -313,7 +319,7 @@ def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]
     """Find each part's reading: the first source that has it. A sample of another epoch tells nothing."""
     parts: list[Part | None] = [None] * len(VM_PARTS)
     reasons: Mapping[str, Reason] = {}
-    seen = found = 0
+    seen = 0
     for sample, mask, tellable in told:
         vm = sample.vms.get(uuid)
         if vm is None or vm.epoch != epoch:
@@ -324,28 +330,21 @@ def _join(uuid: str, epoch: str, told: Sequence[_Told], absent: Sequence[Reason]
             value = getattr(vm, name)
             if value is not None and parts[index] is None:
                 moment = stamps.get(name, sample) if stamps else sample
-                parts[index] = Reading(source, moment.mono_ns, moment.unix_ns, value)
-                found += 1
+                # What NamedTuple does, without its call: this is done for every part of every VM.
+                parts[index] = _new(Reading, (source, moment.mono_ns, moment.unix_ns, value))
         if vm.absent:
             reasons = {**reasons, **vm.absent}
-    if found == len(VM_PARTS):
-        return cast("list[Part]", parts)
-    return [
-        (reasons.get(name) or _reason(absent[index], seen >> index & 1)) if part is None else part
-        for index, (name, part) in enumerate(zip(VM_PARTS, parts, strict=True))
-    ]
+    for index, part in enumerate(parts):
+        if part is None:
+            parts[index] = (reasons and reasons.get(VM_PARTS[index])) or _reason(
+                absent[index], seen >> index & 1
+            )
+    return cast("list[Part]", parts)
 
 
 def _reason(reason: Reason, seen: int) -> Reason:
     """Why a part is absent where no source said: one that tells of the VM and not of this part has none to tell."""
     return Reason.NOT_PRESENT if seen and reason is Reason.VM_STARTING else reason
-
-
-def _over_time(change: Any, reading: Reading[Any], dt_ns: int) -> Any:
-    """Return the difference of a value and itself over another time; what is none, or a reason, has no time."""
-    if not isinstance(change, tuple):
-        return change
-    return tuple.__new__(change.__class__, (dt_ns, reading.mono_ns, reading.unix_ns, *change[3:]))
 
 
 def _in_turns(change: VmDelta) -> bool:
