@@ -12,7 +12,7 @@ from whitepanda.common.config import Range, address_problem, load_toml, out_of_r
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["RANGES", "CentralConfig", "load"]
+__all__ = ["RANGES", "CentralConfig", "PlacementSection", "load"]
 
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (
@@ -30,6 +30,13 @@ RANGES: tuple[Range, ...] = (
     ("ingest.roll_rows", 1, 100_000_000),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
+    ("placement.cpu_cores", 1, 1e6),
+    ("placement.memory_bytes_per_s", 0, 1e15),
+    ("placement.disk_bytes_per_s", 0, 1e15),
+    ("placement.network_bytes_per_s", 0, 1e15),
+    ("placement.window_s", 60, 86_400),
+    ("placement.gone_s", 60, 86_400),
+    ("placement.refresh_s", 0, 86_400),
     ("build.interval_s", 0.05, 31 * 86_400),
     ("build.slot_s", 1, 86_400),
     ("build.days", 1, 3660),
@@ -38,6 +45,8 @@ RANGES: tuple[Range, ...] = (
     ("build.memory_limit_mib", 64, 1 << 24),
     ("build.threads", 1, 1024),
     ("build.lease_s", 1, 86_400),
+    ("lake.raw_days", 0, 36_500),
+    ("lake.slot_days", 0, 36_500),
 )
 
 _REPLICA = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -82,6 +91,14 @@ class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention_days: float = 400.0  # incidents that were over before are forgotten
 
 
+class LakeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What central does for its lake by itself, once a day, by the replica that builds."""
+
+    compact: bool = True  # merge the small segments of finished days
+    raw_days: int = 0  # samples of older days are deleted once they are in slots; 0 = never
+    slot_days: int = 0  # the same of slots, at least raw_days and build.days; 0 = never
+
+
 class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job statistics and coefficients."""
 
@@ -100,6 +117,18 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
 
 
+class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Loading vectors of the live fleet. What a host can do is that of a usual one; only what is set takes part."""
+
+    cpu_cores: float = 32.0  # cores of a host
+    memory_bytes_per_s: float = 0.0  # memory bandwidth; 0 = left out of loading vectors
+    disk_bytes_per_s: float = 0.0  # its disks', read and written; 0 = left out
+    network_bytes_per_s: float = 0.0  # its network's, received and sent; 0 = left out
+    window_s: float = 900.0  # how far back windows are read
+    gone_s: float = 300.0  # a VM without windows for so long is on no host any more
+    refresh_s: float = 60.0  # how old an answer may be
+
+
 class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -107,6 +136,8 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ingest: IngestSection = IngestSection()
     build: BuildSection = BuildSection()
     incidents: IncidentsSection = IncidentsSection()
+    lake: LakeSection = LakeSection()
+    placement: PlacementSection = PlacementSection()
 
 
 def load(path: Path) -> CentralConfig:
@@ -128,6 +159,12 @@ def load(path: Path) -> CentralConfig:
             raise ConfigError(f"{path}: {address}")
     if 86400 % config.build.slot_s:
         raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
+    slot_days, least = config.lake.slot_days, max(config.lake.raw_days or 36_501, config.build.days)
+    if slot_days and slot_days < least:
+        raise ConfigError(
+            f"{path}: lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days "
+            f"(value {slot_days})"
+        )
     if not _REPLICA.fullmatch(config.central.replica):
         allowed = "1 to 64 letters, digits and '-'"
         raise ConfigError(

@@ -183,6 +183,7 @@ class Central:
             self.builder,
             self.incidents,
             operators=config.central.operators,
+            placement=config.placement,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

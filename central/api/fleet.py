@@ -14,10 +14,13 @@ import pyarrow as pa
 
 from central.api.incidents import IncidentQueries
 from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, abort, encode, read_page
+from central.api.placement import PlacementQueries
 from central.builds import Builder
+from central.config import PlacementSection
 from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
 from central.lake import Lake
+from central.placement.live import LiveFleet
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
@@ -31,7 +34,7 @@ _MAX_INT64 = 2**63 - 1
 Row = TypeVar("Row")
 
 
-class Fleet(IncidentQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
+class Fleet(IncidentQueries, PlacementQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
     """The service `whitepanda.v1.Fleet`.
 
     Lists are in a stable order. A page token stays good while versions come: its pages are of the version
@@ -44,6 +47,7 @@ class Fleet(IncidentQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc
         builder: the version in force, and how the last build went.
         incidents: their history.
         operators: certificate names that may ask.
+        placement: how loading vectors are made of windows.
 
     """
 
@@ -56,8 +60,15 @@ class Fleet(IncidentQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc
         incidents: IncidentStore,
         *,
         operators: tuple[str, ...],
+        placement: PlacementSection | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._live = LiveFleet(
+            lake,
+            placement or PlacementSection(),
+            lambda: [stream.host for stream in registry.connected()],
+            clock_unix_ns,
+        )
         self._journal = journal
         self._registry = registry
         self._lake = lake

@@ -57,6 +57,8 @@ ROUTES = (
         "/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first"
     ),
     Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day"),
+    Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
+    Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first"),
 )
 
 

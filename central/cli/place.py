@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from central.cli._fleet import asking
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
 from central.placement.requests import read_hosts, read_vms
@@ -16,21 +17,50 @@ from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
 from central.placement.tables import numbers_by_name
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
+from whitepanda.common.tls_options import (
+    CaOption,
+    CertOption,
+    FolderOption,
+    KeyOption,
+    ServerNameOption,
+    files_of,
+)
+from whitepanda.v1 import fleet_pb2
 
 _TOP = 5
+_MOST = 1000  # hosts that central tells at once
+_DEADLINE_S = 30.0
 
 
 def place(
     vms: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="VMS.csv", help="Columns job, one per resource; if known tau_s, start_s, host."
+            metavar="VMS.csv",
+            help="Columns job, one per resource; if known tau_s, start_s, host.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     hosts: Annotated[
-        Path,
+        Path | None,
         typer.Option(metavar="HOSTS.csv", help="Column host; loadings there; units.NAME, limit.NAME."),
-    ],
+    ] = None,
+    central: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Instead of files: the live fleet, asked of central.")
+    ] = "",
+    job: Annotated[str, typer.Option(help="With --central: the job of the new VM.")] = "",
+    loading: Annotated[
+        str,
+        typer.Option(metavar="NAME=P,...", help="With --central: its loading vector, as cpu=0.5,disk=0.2."),
+    ] = "",
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: Annotated[
+        str, typer.Option(help="The name in our certificate, one of central's operators.")
+    ] = "operator",
+    server_name: ServerNameOption = "",
     units: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=N", help="Equal units of a resource on each host, as cpu=8; repeatable."),
@@ -60,6 +90,19 @@ def place(
     is the list scheduler, by the sum of times alone (tau_s). A row of VMS.csv with a host runs there already. With
     tau_s, VMs arrive at start_s and end.
     """
+    if central:
+        if vms is not None or hosts is not None:
+            raise InputError("--central asks for the live fleet; leave VMS.csv and --hosts away")
+        files = files_of(tls, name, ca=ca, cert=cert, key=key)
+        with asking(central, files, server_name, _DEADLINE_S) as ask:
+            request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
+            live = ask("RankHosts", request)
+        _show_live(live, job or "a VM", json=json)
+        return
+    if vms is None or hosts is None:
+        raise InputError(
+            "VMS.csv and --hosts HOSTS.csv are needed, or --central HOST:PORT for the live fleet"
+        )
     if rule not in RULES:
         raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")
     if order not in ("given", "largest"):
@@ -83,6 +126,32 @@ def place(
         print_json(summary)
     else:
         _print(summary)
+
+
+def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
+    resources = list(found.resources)
+    rows: list[dict[str, Any]] = [
+        {
+            "host": host.host,
+            "dilation": 1.0 + host.added,
+            "by_resource": dict(zip(resources, host.by_resource, strict=True)),
+            "vms": host.vms,
+        }
+        for host in found.hosts
+    ]
+    if json:
+        loading = dict(zip(resources, found.loading, strict=True))
+        times = {"since_unix_ns": found.since_unix_ns, "until_unix_ns": found.until_unix_ns}
+        print_json({"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows, **times})
+        return
+    table = Table(title=f"Hosts for {what}", title_justify="left")
+    for column in ("host", "dilation", *resources, "VMs"):
+        table.add_column(column, justify="left" if column == "host" else "right")
+    for row in rows:
+        parts = [f"{row['by_resource'][each]:.3g}" for each in resources]
+        table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
+    console.print(table)
+    console.print(f"{len(rows)} of {found.hosts_in_all} hosts", soft_wrap=True)
 
 
 def _need_times(rule: str, vms: list[Vm], path: Path) -> None:

@@ -328,3 +328,81 @@ class VmWindow(_message.Message):
     cpi: float
     cpu_usage_cores: float
     def __init__(self, host: _Optional[str] = ..., start_unix_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ..., cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
+
+class ListJobLoadingsRequest(_message.Message):
+    __slots__ = ("page_size", "page_token", "job")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    job: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
+
+class JobLoading(_message.Message):
+    __slots__ = ("job", "loading", "standard_error", "vms", "windows")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    loading: _containers.RepeatedScalarFieldContainer[float]
+    standard_error: _containers.RepeatedScalarFieldContainer[float]
+    vms: int
+    windows: int
+    def __init__(self, job: _Optional[str] = ..., loading: _Optional[_Iterable[float]] = ..., standard_error: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ..., windows: _Optional[int] = ...) -> None: ...
+
+class ListJobLoadingsResponse(_message.Message):
+    __slots__ = ("resources", "loadings", "since_unix_ns", "until_unix_ns", "next_page_token")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOADINGS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedScalarFieldContainer[str]
+    loadings: _containers.RepeatedCompositeFieldContainer[JobLoading]
+    since_unix_ns: int
+    until_unix_ns: int
+    next_page_token: str
+    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loadings: _Optional[_Iterable[_Union[JobLoading, _Mapping]]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class RankHostsRequest(_message.Message):
+    __slots__ = ("job", "loading", "top")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    loading: str
+    top: int
+    def __init__(self, job: _Optional[str] = ..., loading: _Optional[str] = ..., top: _Optional[int] = ...) -> None: ...
+
+class HostRanking(_message.Message):
+    __slots__ = ("resources", "loading", "hosts", "hosts_in_all", "since_unix_ns", "until_unix_ns")
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    resources: _containers.RepeatedScalarFieldContainer[str]
+    loading: _containers.RepeatedScalarFieldContainer[float]
+    hosts: _containers.RepeatedCompositeFieldContainer[RankedHost]
+    hosts_in_all: int
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[float]] = ..., hosts: _Optional[_Iterable[_Union[RankedHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class RankedHost(_message.Message):
+    __slots__ = ("host", "added", "by_resource", "total", "vms")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    BY_RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    added: float
+    by_resource: _containers.RepeatedScalarFieldContainer[float]
+    total: _containers.RepeatedScalarFieldContainer[float]
+    vms: int
+    def __init__(self, host: _Optional[str] = ..., added: _Optional[float] = ..., by_resource: _Optional[_Iterable[float]] = ..., total: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ...) -> None: ...

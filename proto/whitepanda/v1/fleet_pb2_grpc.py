@@ -79,6 +79,16 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.VmHistory.FromString,
                 _registered_method=True)
+        self.ListJobLoadings = channel.unary_unary(
+                '/whitepanda.v1.Fleet/ListJobLoadings',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsResponse.FromString,
+                _registered_method=True)
+        self.RankHosts = channel.unary_unary(
+                '/whitepanda.v1.Fleet/RankHosts',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.HostRanking.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -139,6 +149,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobLoadings(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RankHosts(self, request, context):
+        """NOT_FOUND where no VM of the job ran lately.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -186,6 +209,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetVmHistory,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.VmHistory.SerializeToString,
+            ),
+            'ListJobLoadings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobLoadings,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsResponse.SerializeToString,
+            ),
+            'RankHosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.RankHosts,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.HostRanking.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -431,6 +464,60 @@ class Fleet:
             '/whitepanda.v1.Fleet/GetVmHistory',
             whitepanda_dot_v1_dot_fleet__pb2.GetVmHistoryRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.VmHistory.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobLoadings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/ListJobLoadings',
+            whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ListJobLoadingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RankHosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/RankHosts',
+            whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.HostRanking.FromString,
             options,
             channel_credentials,
             insecure,

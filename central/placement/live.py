@@ -1,0 +1,174 @@
+"""Loading vectors of the live fleet, from the lake's last windows: per job, and summed per host.
+
+What windows carry are rates, so a VM's share of a resource's time is its rate over what the resource can do
+(`placement` in central's configuration): cores used, bytes per second of memory, disk and network. Waits for memory,
+disk and network as shares of the VM's own time are not in the protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from central.config import PlacementSection
+from central.lake import Lake, day_of
+from central.models.groups import Floats
+from central.placement.fleet import Fleet, Hosts, Ranking, Request
+
+__all__ = ["JobLoading", "LiveFleet", "Snapshot"]
+
+_S_NS = 10**9
+_DAY_NS = 86_400 * _S_NS
+_ENGINE = {"threads": 1, "memory_limit": "512MiB"}
+# Resource, the column its rate is in, and the setting that says what a host can do.
+_RATES = (
+    ("cpu", "cpu_usage_cores", "cpu_cores"),
+    ("memory", "memory_bandwidth_bytes_per_s", "memory_bytes_per_s"),
+    ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
+    ("network", "network_bytes_per_s", "network_bytes_per_s"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLoading:
+    """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of.
+
+    `standard_error` is that of VMs, NaN for fewer than two with a value.
+    """
+
+    job: str
+    loading: Floats
+    standard_error: Floats
+    vms: int
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
+
+    since_unix_ns: int
+    until_unix_ns: int
+    resources: tuple[str, ...]
+    jobs: dict[str, JobLoading]
+    hosts: Hosts
+    vms: tuple[int, ...]
+
+    def rank(self, loading: Floats, top: int) -> Ranking:
+        """Rank hosts for a VM with this loading; NaN: a resource it is not known of, which then does not count.
+
+        Shares of more than 1 in all (a VM with several busy vCPUs) are divided by their sum for what it suffers, which
+        changes the size of `added`, not the order.
+        """
+        known = np.nan_to_num(loading)
+        return Fleet(self.hosts).rank(Request(known / max(1.0, float(known.sum())), np.zeros(0)), top=top)
+
+    def by_resource(self, loading: Floats, host: int) -> Floats:
+        """Return what each resource of a host adds for such a VM."""
+        known = np.nan_to_num(loading)
+        units = self.hosts.units
+        parts: Floats = known / max(1.0, float(known.sum())) * self.hosts.totals[host] / units
+        return parts
+
+
+class LiveFleet:
+    """Reads snapshots; one is good for `placement.refresh_s`. Safe in threads.
+
+    Args:
+        lake: where agents' windows are.
+        config: what hosts can do, how far back to look.
+        connected: names of the hosts that are connected, which may have no VM at all.
+        clock_unix_ns: the time.
+
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        config: PlacementSection,
+        connected: Callable[[], Iterable[str]],
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._lake = lake
+        self._config = config
+        self._connected = connected
+        self._clock = clock_unix_ns
+        self._lock = threading.Lock()
+        self._last: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Return the fleet as it is, or was at most `placement.refresh_s` ago."""
+        with self._lock:
+            now = self._clock()
+            last = self._last
+            if last is None or not 0 <= now - last.until_unix_ns < self._config.refresh_s * _S_NS:
+                since = now - int(self._config.window_s * _S_NS)
+                last = self._last = self._make(since, now, _read(self._lake, since, now))
+            return last
+
+    def _make(self, since: int, until: int, rows: dict[str, list[Any]]) -> Snapshot:
+        used = [(name, column, cap) for name, column, key in _RATES if (cap := getattr(self._config, key))]
+        rates = [
+            # The CPU's units are its cores; of the others a share of the one there is.
+            np.array(rows[column], dtype=np.float64) / (1.0 if name == "cpu" else cap)
+            for name, column, cap in used
+        ]
+        n = len(rows["vm"])
+        shares = np.column_stack(rates) if used else np.zeros((n, 0))
+        hosts = sorted({*self._connected(), *rows["machine"]})
+        index = {name: k for k, name in enumerate(hosts)}
+        totals, counts = np.zeros((len(hosts), len(used))), [0] * len(hosts)
+        by_job: dict[str, list[int]] = {}
+        last_seen: dict[str, int] = {}
+        for k in range(n):
+            by_job.setdefault(rows["job"][k], []).append(k)
+            # A VM that has moved counts where it was last.
+            before = last_seen.get(rows["vm"][k])
+            if before is None or rows["last"][before] < rows["last"][k]:
+                last_seen[rows["vm"][k]] = k
+        gone_before = until - int(self._config.gone_s * _S_NS)
+        for k in last_seen.values():
+            if rows["last"][k] >= gone_before:
+                host = index[rows["machine"][k]]
+                totals[host] += np.nan_to_num(shares[k])
+                counts[host] += 1
+        jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in by_job.items()}
+        names = tuple(name for name, _, _ in used)
+        units = np.array([cap if name == "cpu" else 1.0 for name, _, cap in used])
+        made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
+        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts))
+
+
+def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:
+    known = np.isfinite(shares)
+    count = known.sum(axis=0)
+    values = np.nan_to_num(shares)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = values.sum(axis=0) / count
+        squares = (np.where(known, shares - mean, 0.0) ** 2).sum(axis=0)
+        error = np.where(count > 1, np.sqrt(squares / (count - 1) / count), np.nan)
+    return JobLoading(job, mean, error, len(shares), sum(windows))
+
+
+def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
+    """Mean rates of each VM on each host, over its windows that begin in [since, until)."""
+    import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
+
+    days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
+    connection = ibis.duckdb.connect(**_ENGINE)
+    try:
+        table = lake.samples(connection, days)
+        found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
+        rates = {column: found[column].mean() for _, column, _ in _RATES}
+        sums = found.group_by(["machine", "vm", "job"]).aggregate(
+            windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **rates
+        )
+        columns: dict[str, list[Any]] = connection.to_pyarrow(sums).to_pydict()
+    finally:
+        connection.disconnect()
+    return columns
