@@ -52,7 +52,7 @@ class SparkEngine:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise UnavailableError(
-                f"build.engine spark: {error}; install whitepanda[spark], or set build.engine to duckdb"
+                f"engine spark: {error}; install whitepanda[spark], or take engine duckdb (build.engine, --engine)"
             ) from error
         settings = {
             "spark.driver.memory": f"{memory_limit_mib}m",
@@ -74,7 +74,8 @@ class SparkEngine:
         except Exception as error:  # pyspark's own, or Java's
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise UnavailableError(
-                f"build.spark_master {master}: no session: {line}; is there Java 17, and does the master answer?"
+                f"engine spark, master {master}: no session: {line}; is there Java 17, and does the master answer "
+                "(build.spark_master, --spark-master)?"
             ) from error
         self._session.sparkContext.setLogLevel("ERROR")
         self.connection: Any = ibis.pyspark.connect(self._session)
@@ -126,7 +127,8 @@ class SparkEngine:
     @staticmethod
     def _write(frame: Any, path: Path) -> int:
         folder = path.with_name(path.name + _FOLDER_SUFFIX)
-        frame.coalesce(1).write.mode("overwrite").parquet(str(folder.resolve()))
+        # Not `coalesce`, which would have one worker compute all of it.
+        frame.repartition(1).write.mode("overwrite").parquet(str(folder.resolve()))
         try:
             (file,) = folder.glob("*.parquet")
             file.replace(path)

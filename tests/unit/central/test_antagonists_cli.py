@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -346,12 +348,69 @@ def test_fit_of_the_days_before_one_day(tmp_path, monkeypatch, capsys):
         assert all(row["standard_error"] > 0 for row in found[0])
 
 
-def evaluated(tmp_path, monkeypatch, capsys, *more):
+def on_both_engines(tmp_path, monkeypatch, capsys, *arguments):
+    """Standard output of a command on DuckDB and on Spark, as JSON, and the file that each has written."""
+    if importlib.util.find_spec("pyspark") is None or shutil.which("java") is None:
+        pytest.skip("needs the extra spark and Java")
+    out = tmp_path / "fit.parquet"
+    for more in ((), ("--engine", "spark", "--spark-master", "local[2]")):
+        assert run(monkeypatch, *arguments, "--json", *more) == 0
+        yield json.loads(capsys.readouterr().out), pq.read_table(out).to_pylist() if out.exists() else []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+@pytest.mark.parametrize("method", ["whitepanda", "panda"])
+def test_fits_on_spark_equal_those_on_duckdb(tmp_path, monkeypatch, capsys, method):
+    source, out = write(trace(machines=6, slots=300), tmp_path / "t.parquet"), tmp_path / "fit.parquet"
+    arguments = ("fit", source, "--out", out, "--method", method)
+    (expected, rows), (summary, on_spark) = on_both_engines(tmp_path, monkeypatch, capsys, *arguments)
+    for key in ("rows", "task_slots", "machine_slots", "jobs"):
+        assert summary[key] == expected[key]
+    assert [row.pop("job") for row in on_spark] == [row.pop("job") for row in rows]
+    for one, other in zip(on_spark, rows, strict=True):
+        assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
+def test_evaluation_on_spark_equals_that_on_duckdb(tmp_path, monkeypatch, capsys):
+    arguments = evaluation_of(tmp_path)
+    (one, _), (other, _) = on_both_engines(
+        tmp_path, monkeypatch, capsys, *arguments, "--methods", "panda,cpi2"
+    )
+    assert one["events"] == other["events"]
+    assert one["methods"].keys() == other["methods"].keys() == {"panda", "cpi2"}
+    for method, found in one["methods"].items():
+        for metric, value in found.items():
+            assert value == pytest.approx(other["methods"][method][metric], nan_ok=True), (method, metric)
+
+
+def test_without_pyspark_the_engine_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    source, out = write(trace(machines=2, slots=5), tmp_path / "t.parquet"), tmp_path / "fit.parquet"
+    assert run(monkeypatch, "fit", source, "--out", out, "--engine", "spark") == 4
+    shown = capsys.readouterr().err
+    assert "engine spark: " in shown
+    assert "install whitepanda[spark], or take engine duckdb (build.engine, --engine)" in " ".join(
+        shown.split()
+    )
+    assert not out.exists()
+
+
+def evaluation_of(tmp_path):
+    """Arguments that evaluate a trace."""
     source = write(trace(machines=6, slots=700), tmp_path / "t.parquet")
     truth = tmp_path / "truth.json"
     jobs = {10_000_000_000 + job: 0.05 * (job - 5) for job in range(5, 15)}
     truth.write_text(json.dumps({"antagonists": [10_000_000_014, "10000000013"], "coefficients": jobs}))
-    assert run(monkeypatch, "evaluate", source, "--truth", truth, "--from-day", "1", *more) == 0
+    return "evaluate", source, "--truth", truth, "--from-day", "1"
+
+
+def evaluated(tmp_path, monkeypatch, capsys, *more):
+    assert run(monkeypatch, *evaluation_of(tmp_path), *more) == 0
     return capsys.readouterr()
 
 

@@ -568,6 +568,7 @@ def test_our_coefficients_by_setting(lake):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas")
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
 def test_builds_on_spark_equal_those_on_duckdb(tmp_path, method):
