@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,9 @@ class LibvirtSource:
         self._unknown = 0
         self._phase = 0.0
         self._polls: dict[str, _DiskPoll] = {}
+        # The VMs that those are of, and when the first of them is due.
+        self._polled: list[VmIdentity] = []
+        self._due_ns = 0
         # Of VMs that nothing was asked of since: what they were made from, and what was made.
         self._made: dict[str, tuple[tuple[object, ...], VmSample]] = {}
         self._moments = Moments()
@@ -157,7 +160,6 @@ class LibvirtSource:
             inventory = self._inventory.vms()
             mine = [vm for vm in inventory if vm.manager == "libvirt"]
             gone = {vm.uuid for vm in mine if before.get(vm.uuid) != vm.epoch}
-        self._moments.keep({vm.uuid for vm in mine})
         if len(self._made) > len(mine):
             self._made.clear()
         vms = {
@@ -184,7 +186,7 @@ class LibvirtSource:
             return vms
         return Probe(available=True, detail=f"{self._uri}, libvirt {version}")
 
-    def _check_known(self, mine: Sequence[VmIdentity]) -> None:
+    def _check_known(self, mine: list[VmIdentity]) -> None:
         domains = 0 if mine else self._connection.running()
         self._unknown = self._unknown + 1 if domains else 0
         if self._unknown >= _UNKNOWN_SAMPLES:
@@ -199,42 +201,48 @@ class LibvirtSource:
         wanted = [
             vm.uuid
             for vm in mine
-            if vm.interfaces and _countable(vm) and not covers(vm.uuid, vm.epoch, mono_ns)
+            if vm.interfaces and not covers(vm.uuid, vm.epoch, mono_ns) and _countable(vm)
         ]
         return self._connection.statistics(wanted, "INTERFACE") if wanted else {}
 
-    def _poll_disks(self, mine: Sequence[VmIdentity], mono_ns: int) -> bool:
+    def _poll_disks(self, mine: list[VmIdentity], mono_ns: int) -> bool:
         """Read the disks that are due, each VM's by a call of its own: that costs no more and no VM waits for another.
 
         A new VM is asked at once and again at the next sampling, so that there is a rate; from then on once per
         period. VMs whose state or devices changed are asked at once. Returns whether any was asked.
         """
         touched = self._connection.touched()
-        polls = {}
-        for vm in mine:
-            poll = self._polls.get(vm.uuid)
-            if poll is None or poll.epoch != vm.epoch:
-                poll = _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
-            elif vm.uuid in touched or poll.devices != vm.disks:
-                poll.devices, poll.due_ns, poll.paused_ns = vm.disks, mono_ns, None
-            if vm.state != "paused":
-                poll.paused_ns = None
-            if poll.is_old(mono_ns, self._stale_ns):
-                poll.readings = 0
-            polls[vm.uuid] = poll
-        self._polls = polls
-        due = [
-            vm
-            for vm in mine
-            if polls[vm.uuid].due_ns <= mono_ns and vm.disks and _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm))
-        ]
+        if touched or mine != self._polled:
+            self._polls = {vm.uuid: self._poll_of(vm, touched, mono_ns) for vm in mine}
+            self._polled = mine
+            self._due_ns = mono_ns
+            self._moments.keep(self._polls.keys())
+        if mono_ns < self._due_ns:
+            return False
+        polls = self._polls
+        due = [vm for vm in mine if polls[vm.uuid].due_ns <= mono_ns and _has_counted_disks(vm)]
         due.sort(key=lambda vm: polls[vm.uuid].due_ns)
         until_ns = mono_ns + round(_DISK_SHARE * self._deadline_s * 1e9)
         for vm in due:
-            self._poll(vm, polls[vm.uuid])
+            poll = polls[vm.uuid]
+            if poll.is_old(mono_ns, self._stale_ns):
+                poll.readings = 0
+            self._poll(vm, poll)
             if self._clocks().mono_ns > until_ns:
                 break
+        self._due_ns = min((polls[vm.uuid].due_ns for vm in mine if _has_counted_disks(vm)), default=mono_ns)
         return bool(due)
+
+    def _poll_of(self, vm: VmIdentity, touched: Collection[str], mono_ns: int) -> _DiskPoll:
+        """Return what is known of a VM's disks, due now where the VM is new or has changed."""
+        poll = self._polls.get(vm.uuid)
+        if poll is None or poll.epoch != vm.epoch:
+            return _DiskPoll(vm.epoch, vm.disks, mono_ns, self._next_phase_ns())
+        if vm.uuid in touched or poll.devices != vm.disks:
+            poll.devices, poll.due_ns, poll.paused_ns = vm.disks, mono_ns, None
+        if vm.state != "paused":
+            poll.paused_ns = None
+        return poll
 
     def _next_phase_ns(self) -> int:
         """Return a new VM's moment within the period: however many there are, they are spread evenly over it."""
@@ -344,6 +352,10 @@ class LibvirtSource:
         if poll.disks is None:
             return poll.reason
         return Reason.STALE if poll.is_old(mono_ns, self._stale_ns) else poll.disks
+
+
+def _has_counted_disks(vm: VmIdentity) -> bool:
+    return bool(vm.disks) and _UNCOUNTED_DISKS.isdisjoint(_disk_kinds(vm))
 
 
 def parse_disks(record: Mapping[str, Any]) -> dict[str, DiskCounters]:
