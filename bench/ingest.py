@@ -5,7 +5,8 @@
 Each host is a TCP connection with a certificate of its own (bench/ingest_agents.py, in processes of their own: their
 CPU time is not counted as central's, but they share its cores). Beside it Prometheus receives the same values by
 remote write (bench/ingest_prometheus.py). Every bar is printed with its ratio. CPU time and memory are of all of
-central's processes: TLS, checks, journal, and the rolls into the lake; "without rolls" is the same with rolls put off.
+central's processes but the one that builds, once in the first minutes and then hourly (bench/build.py): TLS, checks,
+journal, and the rolls into the lake; "without rolls" is the same with rolls put off.
 
 "rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own. Of the time to
 the acknowledgement it tells the server's share (bench/ingest_server.py), and how late the agents themselves were.
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,17 @@ class Load:
             process.wait()
 
     def parts(self) -> list[psutil.Process]:
-        """Return central's processes: itself, the one that writes segments, and one that builds if there is a build."""
-        return [self.server, *self.server.children()]
+        """Return central's processes: itself and the one that writes segments, not one that builds."""
+        found = [self.server]
+        for child in self.server.children():
+            with suppress(psutil.NoSuchProcess):
+                if "central.build_worker" not in child.cmdline():
+                    found.append(child)
+        return found
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of these so far."""
+        return sum(sum(each.cpu_times()[:2]) for each in self.parts())
 
     def in_server(self) -> dict[str, list[float]]:
         """Return what the stopwatch has measured since it was asked last, in seconds."""
@@ -98,10 +108,6 @@ class Load:
             time.sleep(0.02)
         measured: dict[str, list[float]] = json.loads(self.stopwatch.read_text())
         return measured
-
-    def cpu_s(self) -> float:
-        """Return the CPU time of all of them so far, also of those that have ended."""
-        return sum(sum(each.cpu_times()[:4]) for each in self.parts())
 
     def do(self, what: str, **options: Any) -> dict[str, Any]:
         """Have every process do it at the same time; sums up, with central's CPU time meanwhile."""
