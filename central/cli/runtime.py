@@ -17,6 +17,7 @@ from central.runtime.fit import fit as fit_model
 from central.runtime.model import Model, read_model, write_model
 from central.runtime.predict import UNKNOWN, parse_epsilons, predict_rows
 from central.runtime.tables import read_features, read_log_runtimes, read_rows
+from central.runtime.update import update as update_model
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 
@@ -130,6 +131,40 @@ def predict(
         console.print(
             f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False
         )
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def update(
+    observations: _Observations,
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option(metavar="MODEL", help="Model file to write.")],
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Add workloads and platforms to a model from a few runs of each, without fitting again.
+
+    Runs of new workloads on known platforms, and of known workloads on new platforms. Bounds stay those of the fit:
+    nothing calibrates them for new names.
+    """
+    _refuse_same(out=out, observations=observations)
+    named = read_rows(observations)
+    grown, found = update_model(read_model(model), named, read_log_runtimes(named))
+    write_model(out, grown)
+    if json:
+        print_json({
+            "out": str(out),
+            "workloads": list(found.workloads),
+            "platforms": list(found.platforms),
+            "rows_used": found.used,
+            "rows_left_out": found.left_out,
+        })  # fmt: skip
+        return
+    console.print(
+        f"added {len(found.workloads):,} workloads and {len(found.platforms):,} platforms from {found.used:,} rows; "
+        f"{found.left_out:,} rows left out (nothing new, or beside what is not known)",
+        markup=False,
+        soft_wrap=True,
+    )
     console.print(f"written to {out}", soft_wrap=True, markup=False)
 
 

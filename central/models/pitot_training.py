@@ -30,7 +30,8 @@ class Options:
 
     `huber`: the loss is quadratic below this difference of logarithms and linear above; `learned`: learned features of
     each workload and platform beside those given; `free`: embeddings get a part that is no function of any feature;
-    `tower`: they get one that is. Without towers they are plain matrix factorisation.
+    `tower`: they get one that is. Without towers they are plain matrix factorisation. `quantile`: which one of the
+    runtimes is learned.
     """
 
     rank: int = 96
@@ -46,6 +47,7 @@ class Options:
     decay: float = 0.3
     huber: float = 0.02
     beside_weight: float = 1.0
+    quantile: float = 0.5
     leak: float = LEAK
 
     @property
@@ -176,8 +178,10 @@ def _loss(
     strength = jax.nn.leaky_relu(jnp.einsum("ntq,nq->nt", both[:, 1], u), shape.leak)
     found += (jnp.einsum("ntq,nq->nt", both[:, 0], w_i[:, r : r + q]) * strength).sum(axis=1)
     off = jnp.abs(found - target)
+    # The pinball loss, times 2; of the median it is the absolute error.
+    side = 2 * jnp.where(found < target, options.quantile, 1 - options.quantile)
     cost = jnp.where(off < options.huber, off * off / (2 * options.huber) + options.huber / 2, off)
-    return (cost * jnp.where(is_there.any(axis=1), options.beside_weight, 1.0)).mean()
+    return (cost * side * jnp.where(is_there.any(axis=1), options.beside_weight, 1.0)).mean()
 
 
 # Compiled once for the options and sizes, not once for each trainer.

@@ -63,6 +63,21 @@ def study(tmp_path_factory):
                 rows.append((f"w{i}", f"p{j}", "" if k is None else f"w{k}", float(np.exp(log_us))))
     random.shuffle(rows)
     header = ("workload", "platform", "interferer", "runtime_us")
+    for what, place in (("workload", WORKLOADS), ("platform", PLATFORMS)):
+        # One more, in the middle of the others, which no fit sees: 12 runs tell of it, the others ask.
+        size, side = random.normal(10 if what == "workload" else 0, 1), random.normal(size=2)
+        found = []
+        for other in range(PLATFORMS if what == "workload" else WORKLOADS):
+            for k in (None, random.integers(0, WORKLOADS)):
+                i, j = (None, other) if what == "workload" else (other, None)
+                log_us = (size if i is None else a[i]) + (size if j is None else b[j])
+                log_us += 0.3 * (side if i is None else w[i]) @ (side if j is None else p[j])
+                log_us += 0 if k is None else (0.5 if i is None else hurt[i]) * harm[k]
+                names = (f"w{place if i is None else i}", f"p{place if j is None else j}")
+                found.append((*names, "" if k is None else f"w{k}", float(np.exp(log_us))))
+        random.shuffle(found)
+        write(folder / f"{what}.csv", [header, *found[:12]])
+        write(folder / f"{what}-asked.csv", [header, *found[12:]])
     write(folder / "fit.csv", [header, *rows[:1500]])
     write(folder / "new.csv", [header, *rows[1500:]])
     write(folder / "w.csv", [("workload", "x", "y"), *((f"w{i}", *w[i]) for i in range(WORKLOADS))])
@@ -227,6 +242,30 @@ def test_interferers_are_read_from_lists_texts_and_columns(kind, tmp_path):
     assert found.rows.co_runners.tolist() == [2, 0, 1]
 
 
+@pytest.mark.parametrize("what", ["workload", "platform"])
+def test_a_dozen_runs_tell_of_a_new_name_without_a_fit(what, study, model, tmp_path, capsys, monkeypatch):
+    new = tmp_path / "grown"
+    code, out, err = run(
+        capsys, monkeypatch, "update", study / f"{what}.csv", "--model", model, "--out", new, "--json"
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found[f"{what}s"] == [f"w{WORKLOADS}" if what == "workload" else f"p{PLATFORMS}"]
+    assert (found["rows_used"], found["rows_left_out"]) == (12, 0)
+    asked = ("evaluate", study / f"{what}-asked.csv", "--epsilon", "0.1", "--json", "--model")
+    code, _, err = run(capsys, monkeypatch, *asked, model)
+    assert code == 3
+    assert "is not known" in err
+    code, out, _ = run(capsys, monkeypatch, *asked, new)
+    assert code == 0
+    # The average of a dozen runs alone is off by 30 %, a platform's or workload's size unknown by a factor of 3.
+    assert all(line["mape"] < 0.2 for line in json.loads(out)["co_runners"].values())
+    # What was known is predicted as before.
+    before, after = read_model(model), read_model(new)
+    rows = read_rows(study / "new.csv").placed(before.workloads, before.platforms, "")
+    assert (before.estimate(rows).log_us == after.estimate(rows).log_us).all()
+
+
 ROW = ("w1", "p1", "", "5")
 HEADER = ("workload", "platform", "interferer", "runtime_us")
 
@@ -309,6 +348,22 @@ def test_an_unknown_workload_is_named_with_the_remedy(model, tmp_path, capsys, m
         "platform 'other' is not known (row 2, and 1 more); the model knows only what it was fitted with"
         in err
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([HEADER, ROW], "the model knows all workloads and platforms of it; nothing to add"),
+        ([HEADER, ("new", "p1", "", "5"), ("new", "newer", "", "5")], "row 2 has a workload and a platform that"),
+        ([HEADER, ("new", "p1", "newer", "5")], "'new' was seen beside unknown workloads only; give other runs of it"),
+    ],
+)  # fmt: skip
+def test_an_update_that_tells_nothing_is_refused(rows, said, model, tmp_path, capsys, monkeypatch):
+    path = write(tmp_path / "runs.csv", rows)
+    code, _, err = run(capsys, monkeypatch, "update", path, "--model", model, "--out", tmp_path / "m")
+    assert code == 3
+    assert said in err
+    assert not (tmp_path / "m").exists()
 
 
 def test_nothing_is_written_over_what_is_read(study, model, capsys, monkeypatch):

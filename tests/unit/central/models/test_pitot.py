@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from central.models import pitot
 from central.models.pitot import ALONE, Members, Rows, Shape, linear_baseline, log_runtimes
 from central.models.pitot_bounds import HEADS, Difficulty, Pool, disagreement, margin, pools
+from central.models.pitot_update import new_platform, new_workload
 
 
 def rows_of(*rows):
@@ -152,3 +153,36 @@ def test_each_number_of_co_runners_is_a_pool_of_its_own():
     rows = rows_of((0, 0), (0, 0, 1), (0, 0, 1, 1), (0, 0))
     found = pools(rows, np.arange(4.0), np.zeros(4), np.zeros(4))
     assert {count: pool.residuals.tolist() for count, pool in found.items()} == {0: [0, 3], 1: [1], 2: [2]}
+
+
+@pytest.mark.parametrize("what", ["workload", "platform"])
+def test_enough_runs_find_the_embedding_of_a_new_name_as_predictions_need_it(what):
+    """60 known names span the space; the 61st is taken out, and told again by 80 runs with next to no noise."""
+    shape, sizes = Shape(3, 2, 1), (61, 40) if what == "workload" else (40, 61)
+    members = members_of(8, shape, *sizes, count=2)
+    random = np.random.default_rng(9)
+    place = random.integers(0, 40, 160)
+    new = np.full(160, 60)
+    # How much a new platform lets workloads disturb is not linear: that is estimated, not found exactly.
+    beside = np.where(
+        random.random((160, 1)) < 0.5 * (what == "workload"), random.integers(0, 40, (160, 1)), ALONE
+    )
+    rows = Rows(*((new, place) if what == "workload" else (place, new)), beside)
+    truth = log_runtimes(members, rows)[0].astype(float)
+    known = Members(
+        shape,
+        members.workload[:1, : 60 if what == "workload" else 40],
+        members.platform[:1, : 60 if what == "platform" else 40],
+    )
+    told = rows.take(np.arange(80))
+    estimate = new_workload if what == "workload" else new_platform
+    zeros = [np.zeros(part.shape[1]) for part in (known.workload, known.platform)]
+    found, base = estimate(known, *zeros, told, truth[:80], 0.001)
+    assert base == 0
+    grown = Members(
+        shape,
+        np.concatenate([known.workload, found[:, None]], axis=1) if what == "workload" else known.workload,
+        np.concatenate([known.platform, found[:, None]], axis=1) if what == "platform" else known.platform,
+    )
+    asked = rows.take(np.arange(80, 160))
+    assert log_runtimes(grown, asked)[0] == pytest.approx(truth[80:], abs=0.02)

@@ -1,0 +1,132 @@
+"""New workloads and platforms in a fitted model, from a few runs of each, without fitting again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from central.models.pitot import Members, Rows
+from central.models.pitot_bounds import Difficulty
+from central.models.pitot_update import new_platform, new_workload
+from central.runtime.model import Model
+from central.runtime.tables import NamedRows, Names
+from whitepanda.common.errors import InputError
+
+__all__ = ["Updated", "update"]
+
+Floats = NDArray[np.float64]
+#: Of a normal distribution: deviation over median absolute value.
+_NORMAL = 1.4826
+_LEAST_NOISE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """What was new, how many rows told of it, and how many were left out: of known names, or beside new ones."""
+
+    workloads: tuple[str, ...]
+    platforms: tuple[str, ...]
+    used: int
+    left_out: int
+
+
+def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updated]:
+    """Add the workloads and platforms of these rows that the model has not.
+
+    Args:
+        model: a fitted one; it is not changed.
+        named: n runs, each of a new workload on a known platform or of a known workload on a new one.
+        log_us: logarithm of their runtimes in us, shape (n,).
+
+    Returns:
+        The new model, and what was added. Its bounds are those of the fit's rows: nothing calibrates new names.
+
+    Raises:
+        InputError: nothing is new, workload and platform of a row both are, or a new name is seen beside new ones only.
+
+    """
+    workloads, platforms = model.workloads, model.platforms
+    added_w = tuple(name for name in named.workloads if name not in workloads.places)
+    added_p = tuple(name for name in named.platforms if name not in platforms.places)
+    if not added_w and not added_p:
+        raise InputError(f"{named.path}: the model knows all workloads and platforms of it; nothing to add")
+    strangers = tuple(
+        name for name in named.interferers if name not in workloads.places and name not in added_w
+    )
+    all_w = Names.of((*workloads.names, *added_w, *strangers))
+    rows = named.placed(all_w, Names.of((*platforms.names, *added_p)), "")
+    is_new_w, is_new_p = rows.workload >= len(workloads), rows.platform >= len(platforms)
+    if (is_new_w & is_new_p).any():
+        row = int(np.flatnonzero(is_new_w & is_new_p)[0])
+        raise InputError(
+            f"{named.path}: row {row + 1} has a workload and a platform that are both new; "
+            "add the platform first, with runs of known workloads"
+        )
+    usable = (is_new_w | is_new_p) & (rows.interferers < len(workloads)).all(axis=1)
+    parts = [
+        _added(model, rows.take(usable & (rows.workload == place)), log_us[usable & (rows.workload == place)])
+        for place in range(len(workloads), len(workloads) + len(added_w))
+    ]
+    others = [
+        _added_platform(
+            model, rows.take(usable & (rows.platform == place)), log_us[usable & (rows.platform == place)]
+        )
+        for place in range(len(platforms), len(platforms) + len(added_p))
+    ]
+    for name, found in zip((*added_w, *added_p), (*parts, *others), strict=True):
+        if found is None:
+            raise InputError(
+                f"{named.path}: {name!r} was seen beside unknown workloads only; give other runs of it"
+            )
+    grown = _grown(model, added_w, added_p, [p for p in parts if p], [p for p in others if p])
+    return grown, Updated(added_w, added_p, int(usable.sum()), int((~usable).sum()))
+
+
+def _noise(model: Model) -> float:
+    residuals = np.concatenate([pool.residuals for pool in model.pools.values()])
+    return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
+
+
+def _added(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
+    if not len(rows):
+        return None
+    return new_workload(
+        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, _noise(model)
+    )
+
+
+def _added_platform(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
+    if not len(rows):
+        return None
+    return new_platform(
+        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, _noise(model)
+    )
+
+
+def _grown(
+    model: Model,
+    workloads: tuple[str, ...],
+    platforms: tuple[str, ...],
+    parts: list[tuple[NDArray[np.float32], float]],
+    others: list[tuple[NDArray[np.float32], float]],
+) -> Model:
+    """Return the model with new names behind the old ones; their difficulty is that of the average."""
+    members, difficulty = model.members, model.difficulty
+    w = np.concatenate([members.workload, *(part[0][:, None] for part in parts)], axis=1)
+    p = np.concatenate([members.platform, *(part[0][:, None] for part in others)], axis=1)
+    zeros = np.zeros(len(workloads))
+    return replace(
+        model,
+        workloads=Names.of((*model.workloads.names, *workloads)),
+        platforms=Names.of((*model.platforms.names, *platforms)),
+        baseline_workload=np.append(model.baseline_workload, [part[1] for part in parts]),
+        baseline_platform=np.append(model.baseline_platform, [part[1] for part in others]),
+        members=Members(members.shape, w, p),
+        difficulty=Difficulty(
+            np.append(difficulty.workload, zeros),
+            np.append(difficulty.platform, np.zeros(len(platforms))),
+            np.append(difficulty.interferer, zeros),
+        ),
+    )
