@@ -47,6 +47,7 @@ def _arguments(config: CentralConfig, lake: Lake) -> dict[str, Any]:
         "first_look_s": config.ingest.roll_interval_s,
         "holder": config.central.replica,
         "state_dir": None if lake.is_folder else Path(config.central.state_dir) / "state",
+        "lake_section": config.lake,
     }
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import shutil
 import tempfile
@@ -29,7 +30,8 @@ import numpy as np
 import pyarrow as pa
 
 from central import engine, estimator
-from central.config import BuildSection
+from central.care import LakeCare
+from central.config import BuildSection, LakeSection
 from central.lake import Lake, Segment
 from central.lease import Lease
 from central.models.robust_cpi import over_days
@@ -94,6 +96,7 @@ class Builder:
         clock_unix_ns: for tests.
         holder: this replica's name in the lease.
         state_dir: folder for the state; None takes the lake's own folder.
+        lake_section: what is done for the lake after builds; None: nothing.
 
     Attributes:
         current: the version in force; None before the first one.
@@ -114,6 +117,7 @@ class Builder:
         clock_unix_ns: Callable[[], int] = time.time_ns,
         holder: str = "central-0",
         state_dir: Path | None = None,
+        lake_section: LakeSection | None = None,
     ) -> None:
         self.versions = VersionStore(lake.objects)
         self.lease = Lease(lake.objects, holder, section.lease_s)
@@ -131,6 +135,12 @@ class Builder:
         self._slot_ns = round(section.slot_s * 1e9)
         self._state = (state_dir or lake.root / "state") / f"slot={section.slot_s:g}"
         self._slots = SlotStore(lake, self._slot_ns)
+        self._care = (
+            None
+            if lake_section is None
+            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns)
+        )
+        self._care_error = ""
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
@@ -226,11 +236,34 @@ class Builder:
         if not self.lease.acquire():
             return None  # another replica builds; its version is found next time
         try:
-            return self._build_alone()
+            number = self._build_alone()
+            self._take_care()
         finally:
             self._lake.objects.drop_copies()
             with contextlib.suppress(OSError):  # else it runs out
                 self.lease.release()
+        return number
+
+    def _take_care(self) -> None:
+        """Do what the lake needs once a day. Its failure is told and costs no version."""
+
+        def check() -> None:
+            self._check_stopping()
+            self.lease.check()
+
+        try:
+            done = self._care.run_if_due(check) if self._care is not None else None
+        except BuildStoppedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
+            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            if line != self._care_error:
+                self._log.warning("the lake was not compacted, nor old days deleted", error=line)
+            self._care_error = line
+        else:
+            self._care_error = ""
+            if done is not None:
+                self._log.info("the lake was taken care of", **dataclasses.asdict(done))
 
     def _take_newer(self) -> bool:
         """Take the version that another replica has published since, if there is one."""

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
 from central.schema import SAMPLES
-from central.slots import SlotManifest
+from central.slots import SlotManifest, SlotStore
 
-__all__ = ["Compacted", "compact_day", "drop_samples", "remove_superseded"]
+__all__ = ["Compacted", "compact_day", "drop_samples", "drop_slots", "remove_superseded"]
 
 #: Rows of a compacted segment, about; a segment of more stays alone.
 SEGMENT_ROWS = 20_000_000
@@ -30,6 +30,7 @@ MIN_SOURCES = 4
 GRACE_S = 3600.0
 
 _BATCH_ROWS = 50_000  # in memory at a time
+_CHECKED_PIECES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def compact_day(
         lake: the lake.
         day: the day.
         slots: what of the day has been rolled up; the rest is left as it is.
-        check: called before each segment comes into force; raises where the lease is lost.
+        check: called every million rows and before each segment comes into force; raises where the lease is lost.
         min_sources: fewer segments in a row are left as they are.
         segment_rows: about how many rows a segment may have.
 
@@ -130,6 +131,31 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
     return len(gone)
 
 
+def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
+    """Delete the slots, and what they know of batches, of days that are `slot_days` or more older than the newest.
+
+    Days that have samples left stay: these would be rolled up anew.
+
+    Args:
+        lake: the lake.
+        slots: its slots of one length.
+        slot_days: days to keep, from the newest one back.
+
+    Returns:
+        How many days' slots were deleted.
+
+    """
+    manifests, with_samples = slots.manifests(), set(lake.days())
+    days = {*manifests, *with_samples}
+    if not days:
+        return 0
+    until = max(days) - timedelta(days=slot_days)
+    gone = [day for day in manifests if day <= until and day not in with_samples]
+    for day in gone:
+        slots.remove(day)
+    return len(gone)
+
+
 def _runs(segments: list[Segment], segment_rows: int) -> Iterator[list[Segment]]:
     """Yield segments that follow each other, as many as make about one segment."""
     run: list[Segment] = []
@@ -152,7 +178,9 @@ def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int
     facts = {"compacted": str(len(sources)), "sources": " ".join(source.name for source in sources)}
     rows = 0
     with SegmentFile(merged, stamped_schema(facts)) as file:
-        for piece in _pieces(sources):
+        for number, piece in enumerate(_pieces(sources)):
+            if number % _CHECKED_PIECES == 0:
+                check()  # renews the lease, too
             file.write(piece)
             rows += len(piece)
         if rows != expected:

@@ -181,7 +181,7 @@ def _slot_problems(
         yield str(error)
         return
     for day, manifest in manifests.items():
-        windows = 0
+        windows, batches = 0, list[str]()
         for part in manifest.parts:
             missing = [name for name in (part.slots, part.batches) if name not in sizes]
             if missing:
@@ -196,6 +196,8 @@ def _slot_problems(
             if len(counts) != part.slot_rows:
                 yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
             windows += pa.compute.sum(counts).as_py() or 0
+            batches.append(part.batches)
+        yield from _batch_problems(lake, day, batches)
         if windows > manifest.samples:
             yield f"slots of {day}: {windows} windows in the parts, {manifest.samples} were rolled up"
         partly = [
@@ -205,6 +207,31 @@ def _slot_problems(
         ]
         for segment in partly:
             yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
+
+
+def _batch_problems(lake: Lake, day: date, names: list[str]) -> Iterator[str]:
+    """Files of batches that are damaged, or that say twice to have one: then some windows are in the slots twice."""
+    columns = ["host", "spool_id", "first", "last"]
+    tables = []
+    for name in names:
+        try:
+            with lake.objects.open(name) as file:
+                table = pq.read_table(file, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            yield f"{name}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            continue
+        if pa.compute.any(pa.compute.less(table["last"], table["first"])).as_py():
+            yield f"{name}: a range of batches ends before it begins"
+        tables.append(table)
+    if not tables:
+        return
+    ranges = pa.concat_tables(tables).sort_by([(name, "ascending") for name in columns])
+    now, before = ranges.slice(1), ranges.slice(0, max(len(ranges) - 1, 0))
+    twice = pa.compute.less_equal(now["first"], before["last"])
+    for name in ("host", "spool_id"):
+        twice = pa.compute.and_(twice, pa.compute.equal(now[name], before[name]))
+    if count := pa.compute.sum(twice).as_py():
+        yield f"slots of {day}: {count} ranges of batches overlap; some windows are in the slots twice"
 
 
 def _version_problems(lake: Lake) -> Iterator[str]:

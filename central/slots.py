@@ -208,6 +208,15 @@ class SlotStore:
             self._lake.objects.remove(name)
         return len(unused)
 
+    def remove(self, day: date) -> None:
+        """Delete all of a day: older manifests, then the newest one, then the files.
+
+        So a kill leaves the day whole, or files that no manifest names.
+        """
+        names = [entry.name for entry in self._lake.objects.entries(self._folder(day))]
+        for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
+            self._lake.objects.remove(name)
+
     def _not_yet(self, day: date, manifest: SlotManifest | None) -> list[Segment]:
         """Return the day's segments that are not in the parts, by journal and in the order of rolls."""
         through = manifest.through if manifest is not None else {}

@@ -24,6 +24,18 @@ def written(tmp_path: Path, text: str) -> Path:
         ),
         ("[ingest]\nroll_rows = 0", "ingest.roll_rows must be 1 to 100000000 (value 0)"),
         ("[build]\ndays = 99999", "build.days must be 1 to 3660 (value 99999)"),
+        (
+            "[lake]\nslot_days = 90",
+            "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days (value 90)",
+        ),
+        (
+            "[lake]\nraw_days = 60\nslot_days = 50",
+            "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days (value 50)",
+        ),
+        (
+            "[lake]\nraw_days = 7\nslot_days = 30",
+            "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days (value 30)",
+        ),
         ("[build]\nslot_s = 7.0", "build.slot_s must divide a day, 86400 s (value 7.0)"),
         ("[central]\nlisten = 'nowhere'", "central.listen must be host:port (value 'nowhere')"),
         ("[central]\nlisten = 'a:\u00b2'", "central.listen must be host:port (value 'a:\u00b2')"),

@@ -1,0 +1,119 @@
+"""What central does for its lake by itself: a finished day's small segments become few, and what is too old goes.
+
+    <lake>/care/2026-11-21.json
+
+The replica that holds the lease does it once a day, by its own clock in UTC, after a build: that file is made when all
+is done, so that no replica begins again before the next day, and one that failed is tried with the next build. A day of
+samples is finished when the lake has a later one. Late windows of such a day are merged at the next day's turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+
+import msgspec
+
+from central.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
+from central.config import LakeSection
+from central.lake import Lake, day_of
+from central.slots import SlotStore
+
+__all__ = ["CareDone", "LakeCare"]
+
+_FOLDER = "care"
+_KEPT_MARKS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class CareDone:
+    """What was done: days and segments merged, files that nothing needs, segments and days of slots past retention."""
+
+    days_compacted: int = 0
+    segments_merged: int = 0
+    files_removed: int = 0
+    segments_dropped: int = 0
+    slot_days_dropped: int = 0
+
+
+class LakeCare:
+    """One replica's part in it.
+
+    Args:
+        section: what is done, and how long things are kept.
+        lake: the lake.
+        slots: its slots of the length that builds read.
+        clock_unix_ns: for tests.
+        grace_s: how long merged segments stay for readers that listed them before.
+
+    """
+
+    def __init__(
+        self,
+        section: LakeSection,
+        lake: Lake,
+        slots: SlotStore,
+        *,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._section = section
+        self._lake = lake
+        self._slots = slots
+        self._clock_unix_ns = clock_unix_ns
+        self._grace_s = grace_s
+        self._done_on: date | None = None
+
+    def run_if_due(self, check: Callable[[], None]) -> CareDone | None:
+        """Do what is due, unless it has been done today by any replica. Blocks; only the holder of the lease may.
+
+        Args:
+            check: called often; raises where the lease is lost or central stops.
+
+        Returns:
+            What was done; None where nothing was due.
+
+        Raises:
+            LakeError: a segment is damaged; what was done before stays.
+            OSError: the lake cannot be read or written.
+
+        """
+        today = day_of(self._clock_unix_ns())
+        if self._done_on == today:
+            return None
+        mark = f"{_FOLDER}/{today.isoformat()}.json"
+        marks = sorted(entry.name for entry in self._lake.objects.entries(_FOLDER))
+        if mark in marks:
+            self._done_on = today
+            return None
+        done = self._run(check)
+        check()
+        self._lake.objects.create(mark, msgspec.json.encode(done) + b"\n")
+        for old in marks[: 1 - _KEPT_MARKS]:
+            self._lake.objects.remove(old)
+        self._done_on = today
+        return done
+
+    def _run(self, check: Callable[[], None]) -> CareDone:
+        section, merged = self._section, []
+        manifests = self._slots.manifests()
+        if section.compact:
+            days = self._lake.days()
+            for day in days[:-1]:
+                check()
+                found = compact_day(self._lake, day, manifests.get(day), check=check)
+                if found.written:
+                    merged.append(found.sources)
+        check()
+        removed = remove_superseded(self._lake, grace_s=self._grace_s) + self._slots.remove_unused(
+            self._grace_s
+        )
+        check()
+        dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days) if section.raw_days else 0
+        check()
+        slot_days = (
+            drop_slots(self._lake, self._slots, slot_days=section.slot_days) if section.slot_days else 0
+        )
+        return CareDone(len(merged), sum(merged), removed, dropped, slot_days)

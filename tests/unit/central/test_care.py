@@ -1,0 +1,215 @@
+"""What central does for its lake once a day: what of it, when, and that it costs neither a row nor a version."""
+
+from __future__ import annotations
+
+import os
+from datetime import date, timedelta
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from central.builds import Builder
+from central.care import CareDone, LakeCare
+from central.compaction import drop_slots
+from central.config import BuildSection, LakeSection
+from central.lake import DAY_NS, Lake, LakeError
+from central.lake_checks import problems
+from central.lease import FencedError
+from central.objects import Folder
+from central.slots import SlotStore
+from tests.unit.central.test_builds import FIRST_DAY, write_day
+from whitepanda.common import log
+
+HOUR_NS = 3600 * 10**9
+SLOT_NS = 300 * 10**9
+SECTION = BuildSection(memory_limit_mib=256, threads=1, method="panda")
+
+
+class Clock:
+    """Stands still in the evening of the lake's last day."""
+
+    def __init__(self, day: date = FIRST_DAY + timedelta(days=3)) -> None:
+        self.unix_ns = (day - date(1970, 1, 1)).days * DAY_NS + 20 * HOUR_NS
+
+    def __call__(self) -> int:
+        return self.unix_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lake(tmp_path) -> Lake:
+    """Four days of five segments."""
+    lake = Lake(tmp_path / "lake")
+    for number in range(20):
+        write_day(lake, number // 5, number + 1)
+    return lake
+
+
+def builder(lake, clock, name="central-0", **section) -> Builder:
+    return Builder(SECTION, lake, clock_unix_ns=clock, holder=name, lake_section=LakeSection(**section))
+
+
+def segments(lake) -> list[int]:
+    return [len(lake.segments(FIRST_DAY + timedelta(days=day))) for day in range(4)]
+
+
+def rolled(lake) -> SlotStore:
+    """Its slots, with every day in them."""
+    slots = SlotStore(lake, SLOT_NS)
+    with duckdb.connect() as connection:
+        for day in lake.days():
+            slots.roll_up(day, connection)
+    return slots
+
+
+def verified(lake) -> list[str]:
+    with duckdb.connect() as connection:
+        return list(problems(lake, connection))
+
+
+def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, capsys):
+    log.configure("info")
+    one, other = (builder(lake, clock, f"central-{number}") for number in range(2))
+    assert one.build_once() == 1
+    assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
+    assert "the lake was taken care of" in capsys.readouterr().err
+    assert (
+        (lake.root / "care/2026-11-04.json")
+        .read_text()
+        .startswith('{"days_compacted":3,"segments_merged":15,')
+    )
+    for number in range(20, 25):  # late ones of the first day
+        write_day(lake, 0, number + 1)
+    assert [other.build_once(), other.build_once(), one.build_once()] == [1, 2, 2]
+    assert segments(lake) == [6, 1, 1, 5]
+    assert "taken care of" not in capsys.readouterr().err
+    clock.unix_ns += 5 * HOUR_NS
+    assert other.build_once() is None  # nothing new to build, but the next day
+    assert segments(lake) == [1, 1, 1, 5]
+    assert one.build_once() is None
+    assert sorted(path.name for path in (lake.root / "care").iterdir()) == [
+        "2026-11-04.json",
+        "2026-11-05.json",
+    ]
+    assert one.current.manifest.rows == 25 * 600
+    assert verified(lake) == []
+
+
+def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
+    care = LakeCare(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
+    assert care.run_if_due(lambda: None) == CareDone()
+    assert segments(lake) == [5, 5, 5, 5]
+    (lake.root / "care/2026-11-04.json").unlink()
+    busy = builder(lake, clock, "busy")
+    assert busy.lease.acquire()
+    assert builder(lake, clock).build_once() is None
+    assert segments(lake) == [5, 5, 5, 5]
+
+
+def test_old_samples_and_older_slots_go(lake, clock):
+    built = builder(lake, clock, raw_days=2, slot_days=3)
+    assert built.build_once() == 1
+    assert segments(lake) == [0, 0, 1, 5]
+    kept = SlotStore(lake, SLOT_NS).manifests()
+    assert sorted(kept) == [FIRST_DAY + timedelta(days=day) for day in (1, 2, 3)]
+    assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
+    assert built.current.manifest.rows == 20 * 600  # was built before
+    assert built.build_once() == 2
+    assert built.current.manifest.rows == 15 * 600
+    assert verified(lake) == []
+
+
+def test_slots_of_days_with_samples_stay(lake, clock):
+    assert drop_slots(lake, rolled(lake), slot_days=1) == 0
+    assert len(SlotStore(lake, SLOT_NS).manifests()) == 4
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypatch, step):
+    slots = rolled(lake)
+    LakeCare(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run_if_due(lambda: None)
+    original, steps = Folder.remove, iter(range(100))
+
+    def failing(self: Folder, name: str) -> None:
+        if next(steps) == step:
+            raise OSError(5, "Input/output error")
+        original(self, name)
+
+    monkeypatch.setattr(Folder, "remove", failing)
+    try:
+        drop_slots(lake, slots, slot_days=3)
+    except OSError:
+        assert step < 3  # a manifest, and the two files of its part
+    monkeypatch.undo()
+    assert verified(lake) == []
+    drop_slots(lake, slots, slot_days=3)
+    slots.remove_unused(0.0)
+    assert FIRST_DAY not in slots.manifests()
+    assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
+
+
+def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock, monkeypatch, capsys):
+    log.configure("info")
+    original = LakeCare._run
+
+    def failing(self, check):
+        raise LakeError("segment x is damaged")
+
+    monkeypatch.setattr(LakeCare, "_run", failing)
+    built = builder(lake, clock)
+    assert built.build_once() == 1
+    assert built.build_once() is None
+    told = capsys.readouterr().err
+    assert told.count("the lake was not compacted, nor old days deleted") == 1
+    assert "LakeError: segment x is damaged" in told
+    assert built.last_error == ""
+    monkeypatch.setattr(LakeCare, "_run", original)
+    assert built.build_once() is None
+    assert segments(lake) == [1, 1, 1, 5]
+
+
+def test_who_loses_the_lease_stops(lake, clock):
+    slots = rolled(lake)
+    looks = iter(range(100))
+
+    def check() -> None:
+        if next(looks) == 4:  # after the first day's segment
+            raise FencedError("another one has it")
+
+    care = LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock)
+    with pytest.raises(FencedError):
+        care.run_if_due(check)
+    assert segments(lake)[1:] == [5, 5, 5]
+    assert not list((lake.root / "care").glob("*"))
+    assert verified(lake) == []
+    assert care.run_if_due(lambda: None) == CareDone(days_compacted=2, segments_merged=10)
+    assert segments(lake) == [1, 1, 1, 5]
+
+
+def test_verify_reads_files_of_batches(lake, clock):
+    manifest = rolled(lake).manifest(FIRST_DAY)
+    path = lake.root / manifest.parts[0].batches
+    whole = pq.read_table(path)
+    assert whole.to_pylist() == [{"host": "h", "spool_id": "s", "first": 1, "last": 5}]
+    pq.write_table(pa.concat_tables([whole, whole]), path)
+    assert verified(lake) == [
+        "slots of 2026-11-01: 1 ranges of batches overlap; some windows are in the slots twice"
+    ]
+    other = whole.set_column(0, "host", pa.array(["i"])).cast(whole.schema)
+    pq.write_table(pa.concat_tables([whole, other]), path)
+    assert verified(lake) == []
+    pq.write_table(whole.set_column(3, "last", pa.array([0], whole.schema.field("last").type)), path)
+    assert [line.rpartition(": ")[2] for line in verified(lake)] == [
+        "a range of batches ends before it begins"
+    ]
+    path.write_bytes(b"PAR1 nonsense PAR1")
+    (line,) = verified(lake)
+    assert line.startswith(f"{manifest.parts[0].batches}: cannot be read: ")
+    os.truncate(path, 0)
+    assert len(verified(lake)) == 1
