@@ -9,7 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agent.analysis.signals import IDLE
 from central.degradation.evaluate import errors
+from central.degradation.fit import RULE_SIGNALS, FitOptions, cells
 from central.degradation.runs import Columns, Table, read_runs
 from whitepanda.common.errors import InputError
 
@@ -162,3 +164,20 @@ def test_rows_without_an_estimate_do_not_count_and_none_at_all_is_no_error_of_0(
     measured, runs, at_s = np.array([1.0, 2.0]), np.array(["a", "b"]), np.full(2, math.nan)
     assert errors(measured, np.array([1.5, math.nan]), runs, at_s)["mean_ape"] == pytest.approx(0.5)
     assert math.isnan(errors(measured, np.full(2, math.nan), runs, at_s)["overall_error"])
+
+
+def test_the_cells_that_models_are_fitted_to_are_those_that_they_serve(tmp_path):
+    """Of workers where these are told: a level's model is fitted to the rows for which it is chosen later."""
+    path = tmp_path / "runs.csv"
+    lines = ["vm,phase,p95_s,ipc,guest_ratio,vcpu_idle_ratio,memory_stall_ratio,total_stall_ratio"]
+    for vm, guest, idle in (("nobody", 0.2, 0.8), ("one", 0.24, 0.52), ("busy", 0.4, 0.2)):
+        lines += [f"{vm},{phase},1,1,{guest},{idle},0.3,0.4" for phase in ("quiet", "stress")]
+    path.write_text("\n".join(lines))
+    levels = {}
+    for features in (("ipc", "guest_ratio"), ("ipc", "guest_ratio", IDLE)):
+        columns = Columns("p95_s", "phase = 'quiet'", ("vm",), features, "vm", extra_inputs=RULE_SIGNALS)
+        behaviours, found = cells(read_runs(path, columns), FitOptions())
+        assert set(behaviours) == {"memory-bound"}
+        levels[IDLE in features] = found[::2].tolist()
+    assert levels[False] == [0.2, 0.2, 0.4]
+    assert levels[True] == pytest.approx([0.2, 0.5, math.nan], nan_ok=True)
