@@ -14,7 +14,7 @@ from central.runtime.model import Model
 from central.runtime.tables import NamedRows, Names
 from whitepanda.common.errors import InputError
 
-__all__ = ["Updated", "update"]
+__all__ = ["Updated", "noise_of", "update"]
 
 Floats = NDArray[np.float64]
 #: Of a normal distribution: deviation over median absolute value.
@@ -84,7 +84,8 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
     return grown, Updated(added_w, added_p, int(usable.sum()), int((~usable).sum()))
 
 
-def _noise(model: Model) -> float:
+def noise_of(model: Model) -> float:
+    """Return the robust deviation of the calibration rows' logarithms around their predictions."""
     residuals = np.concatenate([pool.residuals for pool in model.pools.values()])
     return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
 
@@ -93,7 +94,7 @@ def _added(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32
     if not len(rows):
         return None
     return new_workload(
-        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, _noise(model)
+        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
     )
 
 
@@ -101,7 +102,7 @@ def _added_platform(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[n
     if not len(rows):
         return None
     return new_platform(
-        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, _noise(model)
+        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
     )
 
 
