@@ -219,9 +219,10 @@ def with_spark(path: Path, folder: Path) -> None:
             "Spark, local[2]: PANDA, fit of one day",
             lambda: opened.collect(engine.fit(opened.read([path])).coefficients),
         )
-        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder / "ours"))
+        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder / "spark-ours"))
         timed(
-            "Spark, local[2]: PANDA, pair state of one day", lambda: panda_day(opened, path, folder / "panda")
+            "Spark, local[2]: PANDA, pair state of one day",
+            lambda: panda_day(opened, path, folder / "spark-panda"),
         )
 
 

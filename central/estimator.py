@@ -77,17 +77,19 @@ def day_scales(slots: ir.Table) -> ir.Table:
     return numbered(found.drop("_quartiles"), code="job")
 
 
-def normalised(slots: ir.Table, jobs: ir.Table) -> ir.Table:
+def normalised(slots: ir.Table, jobs: ir.Table, *, is_one_day: bool = False) -> ir.Table:
     """Return what `machine_days.whitepanda` reads: job's numbers, CPI normalised by robust scales of its day, uncut.
 
     Args:
         slots: task slots, machines numbered.
         jobs: their `day_scales`.
+        is_one_day: whether these are of one day, which then need not be looked at.
 
     """
+    keys = [name for name in _DAY if name != "day" or not is_one_day]
     # Of a scale of 0 the deviations are to be 0.
-    scales = jobs.select(*_DAY, "code", "location", scale=jobs.scale.nullif(0.0).fill_null(math.inf))
-    joined = _with_log_cpi(slots).join(scales, list(_DAY))
+    scales = jobs.select(*keys, "code", "location", scale=jobs.scale.nullif(0.0).fill_null(math.inf))
+    joined = _with_log_cpi(slots).join(scales, keys)
     return joined.select(
         "machine",
         "slot_start_ns",
@@ -119,10 +121,10 @@ def write_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int, fol
     """
     jobs, raw = folder / "jobs.parquet", folder / "raw.parquet"
     opened.write(day_scales(slots), jobs)
-    rows = coded(opened, slots, folder)
-    opened.machine_days(
-        normalised(rows.rows, opened.read([jobs])), rows.count, machine_days.whitepanda, slot_ns, raw
-    )
+    days = pq.read_table(jobs, columns=["day"])["day"].unique()
+    numbers = coded(opened, slots, folder)
+    rows = normalised(numbers.rows, opened.read([jobs]), is_one_day=len(days) == 1)
+    opened.machine_days(rows, numbers.count, machine_days.whitepanda, slot_ns, raw)
     _write_products(raw, folder)
     raw.unlink()
 

@@ -119,6 +119,28 @@ def test_ours_by_31_days_on_duckdb_equals_plain_numpy(duckdb, tmp_path):
     check_ours(ours_by_days(duckdb, rows, tmp_path), rows)
 
 
+def test_a_state_of_several_days_normalises_each_by_its_own(duckdb, tmp_path):
+    rows, slots, state = drifting_slots(days=3), tmp_path / "slots.parquet", tmp_path / "state"
+    pq.write_table(table_of(rows), slots)
+    state.mkdir()
+    estimator.write_state(duckdb, duckdb.read([slots]), SLOT_NS, state)
+    check_ours(estimator.coefficients([state]), rows)
+    scales = estimator.scales([state])
+    assert len(scales["day"].unique()) == 3
+    assert min(scales["samples"].to_pylist()) > 0
+
+
+def test_states_without_rows_add_nothing(duckdb, tmp_path):
+    rows, folders = drifting_slots(days=2), []
+    for name, part in (("none", rows.take(rows.slot < 0)), ("all", rows)):
+        pq.write_table(table_of(part), tmp_path / f"{name}.parquet")
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        estimator.write_state(duckdb, duckdb.read([tmp_path / f"{name}.parquet"]), SLOT_NS, folders[-1])
+    check_ours(estimator.coefficients(folders), rows)
+    assert len(estimator.coefficients(folders[:1]).job) == 0
+
+
 def test_parts_of_machines_add_up(duckdb, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "_PART_ROWS", 100)
     rows = drifting_slots(days=2)
