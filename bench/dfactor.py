@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,12 +48,18 @@ def main() -> int:
     for name in options.parts.split(","):
         held, text = parts[name](options)
         ok &= held
+        text = [part for line in text for part in wrapped(line)]
         lines += text
         print("\n".join(text), flush=True)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0 if ok else 1
+
+
+def wrapped(line: str) -> list[str]:
+    """A line as the docs may have it; rows of tables stay."""
+    return [line] if line.startswith("|") or not line else textwrap.wrap(line, 158, break_on_hyphens=False)
 
 
 def say(text: str) -> None:

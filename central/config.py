@@ -109,9 +109,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: float = 7 * 86400.0  # how long an agent may use a version
     memory_limit_mib: int = 2048  # of the engine
     threads: int = 2  # that the engine computes on; ingest shares the machine with it
-    method: Literal["whitepanda", "panda"] = (
-        "whitepanda"  # by which coefficients are fitted; alike on all replicas
-    )
+    method: Literal["whitepanda", "panda"] = "whitepanda"  # coefficients' estimator; alike on all replicas
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
