@@ -37,8 +37,9 @@ _EQUAL_COST = 1e-12
 _PROVEN = 1e-9
 _MAX_STATES = 100_000
 _QUICK_STATES = 1_000
-#: States made in all before a search keeps only a few: about a second.
+#: States made in all before a search is given up: about a second.
 _MAX_WORK = 4_000_000
+_MAX_MADE = 1_000_000  # at once
 _BISECTIONS = 200
 _LARGEST_DECIMALS = 6
 _LARGEST_WHOLE = 2**31
@@ -203,6 +204,11 @@ def _search(
     is_complete, work = True, 0
     for place, (k, instances, _) in enumerate(options):
         next_penalty = options[place + 1][2] if place + 1 < len(options) else math.inf
+        if len(cost) * len(instances) > _MAX_MADE:  # the nearest only
+            is_complete = False
+            near = int(np.searchsorted(instances, base[k]))
+            width = max(1, _MAX_MADE // (2 * len(cost)))
+            instances = instances[max(0, near - width) : near + width + 1]  # noqa: PLW2901 - fewer of the same
         more_cost = problem.cost[k] * (instances - base[k])
         more_variance = problem.spread[k] / instances - problem.spread[k] / base[k]
         costs = (cost[:, None] + more_cost).ravel()
@@ -220,10 +226,12 @@ def _search(
         kept = np.flatnonzero(penalties + next_penalty < open_cost)
         kept = kept[_undominated(costs[kept], variances[kept], equal)]
         work += len(costs)
-        held = max_states if work < _MAX_WORK else _QUICK_STATES
-        if len(kept) > held:
+        if len(kept) > max_states:
             is_complete = False
-            kept = np.sort(kept[np.argpartition(penalties[kept], held)[:held]])
+            kept = np.sort(kept[np.argpartition(penalties[kept], max_states)[:max_states]])
+        if work > _MAX_WORK:
+            is_complete = False
+            break
         if not len(kept):
             break
         layers.append(_Layer(k, kept // len(instances), instances[kept % len(instances)]))
@@ -240,22 +248,21 @@ def _options(
         moved: Floats = problem.cost * (n - base) + multiplier * (problem.spread / n - problem.spread / base)
         return moved
 
-    ways: dict[int, list[int]] = {}
-    dearness: dict[int, float] = {}
-    for sign in (-1, 1):
-        is_open = np.ones(len(base), dtype=np.bool_)
-        distance = 0
-        while is_open.any():
-            distance += 1
-            n = base + sign * distance
-            is_open &= (n >= problem.least) & (n <= problem.most)
-            penalties = penalty(np.maximum(n, 1))
-            is_open &= penalties < open_cost  # convex: what is farther is dearer
-            for k in np.flatnonzero(is_open).tolist():
-                ways.setdefault(k, [int(base[k])]).append(int(n[k]))
-                dearness[k] = min(dearness.get(k, math.inf), float(penalties[k]))
-    order = sorted(ways, key=lambda k: dearness[k])
-    return [(k, np.array(sorted(ways[k]), dtype=np.int64), dearness[k]) for k in order]
+    def farthest(end: Ints) -> Ints:
+        """Penalties are convex in n, so what is open between base and an end is one stretch: bisection finds it."""
+        inside, outside = base.copy(), end + np.sign(end - base)
+        while (np.abs(outside - inside) > 1).any():
+            middle = (inside + outside) // 2
+            is_open = (penalty(np.maximum(middle, 1)) < open_cost) & (middle != outside)
+            inside, outside = np.where(is_open, middle, inside), np.where(is_open, outside, middle)
+        return inside
+
+    fewest, largest = farthest(problem.least), farthest(problem.most)
+    down = np.where(fewest < base, penalty(np.maximum(base - 1, 1)), np.inf)
+    up = np.where(largest > base, penalty(base + 1), np.inf)
+    dearness = np.minimum(down, up)
+    order = [k for k in np.argsort(dearness, kind="stable").tolist() if math.isfinite(dearness[k])]
+    return [(k, np.arange(fewest[k], largest[k] + 1), float(dearness[k])) for k in order]
 
 
 def _undominated(cost: Floats, variance: Floats, equal: float) -> Ints:

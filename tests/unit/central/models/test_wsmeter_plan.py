@@ -139,6 +139,16 @@ def test_a_search_that_ends_early_tells_the_gap(monkeypatch) -> None:
     assert 0 < early.gap_ratio < 0.001
 
 
+def test_costs_that_are_worlds_apart_end_with_a_small_gap() -> None:
+    cost, spread = np.array([1.0, 1e6]) * 1.23456789123, np.full(2, 100.0)
+    plan = cheapest_plan(cost, spread, np.full(2, 4), np.full(2, 10**6), 1.0)
+    # By hand: of the dear one n = 101 or more, and the other then has to be 100 / (1 - 100 / n) or more.
+    by_hand = min(float(cost @ (np.ceil(100 / (1 - 100 / n) - 1e-9), n)) for n in range(101, 200))
+    assert plan.cost == pytest.approx(by_hand, rel=1e-6)
+    assert plan.lower_bound <= by_hand * (1 + 1e-12)
+    assert plan.gap_ratio < 0.01
+
+
 def test_rounding_up_the_continuous_optimum_is_caught() -> None:
     # The mutant that a greedy plan is: take instances off the continuous optimum, dearest first.
     problem = wsmeter_plan._Problem(np.ones(2), SPREAD, LEAST, MOST, TARGET)
