@@ -12,17 +12,20 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import ibis
+import pyarrow as pa
 import pytest
 
 from central.config import IngestSection
 from central.journal import Journal
-from central.lake import Lake
+from central.lake import Lake, segment_stem
 from central.rolls import Roller
+from central.schema import SAMPLES
 from tests.support.balancer import Balancer
 from tests.support.central_process import MAIN, ROOT, CentralProcess
 
@@ -243,10 +246,51 @@ async def _found(fleet: Fleet) -> tuple[collections.Counter, int]:
         journal.start()
         await Roller(IngestSection(), journal, lake).roll_all()
         await journal.close()
+    return _view(lake), sum(segment.rows for segment in lake.segments())
+
+
+def _view(lake: Lake) -> collections.Counter:
+    """Return the reading view's windows with their counts."""
     rows = lake.samples(ibis.duckdb.connect()).select("host", "start_unix_ns").to_pyarrow()
     numbers = [start - START_NS for start in rows["start_unix_ns"].to_pylist()]
-    found = collections.Counter(zip(rows["host"].to_pylist(), numbers, strict=True))
-    return found, sum(segment.rows for segment in lake.segments())
+    return collections.Counter(zip(rows["host"].to_pylist(), numbers, strict=True))
+
+
+def _window_faults(truth: collections.Counter, found: collections.Counter) -> list[str]:
+    """What is wrong with the windows that were found."""
+    missing, doubled = (truth - found).total(), (found - truth).total()
+    return [f"{missing} windows are missing"] * bool(missing) + [f"{doubled} too many"] * bool(doubled)
+
+
+def _told(log: str) -> tuple[list[int], list[int]]:
+    """Return the versions that a replica's log says it built, and those that it took from another one."""
+    built, taken = (
+        [int(number) for number in re.findall(rf'event="{event}" component=builds version=(\d+)', log)]
+        for event in ("version built", "version of another replica taken")
+    )
+    return built, taken
+
+
+def _log_faults(seen: Versions, logs: dict[str, str]) -> list[str]:
+    """Versions that not their lease's holder says to have built, or two replicas do; ones taken that never were."""
+    faults, builders = [], dict[int, str]()
+    for replica, log in sorted(logs.items()):
+        built, taken = _told(log)
+        for number in built:
+            holder = seen.holders.get(seen.tokens.get(number, 0), "nobody")
+            if holder != replica:
+                faults.append(f"version {number} was built by {replica} under the lease of {holder}")
+            if number in builders:
+                faults.append(f"version {number} was built by {builders[number]} and by {replica}")
+            builders[number] = replica
+        faults += [
+            f"{replica} took version {number}, which never was"
+            for number in taken
+            if number not in seen.tokens
+        ]
+        if built != sorted(set(built)):
+            faults.append(f"{replica} built versions in the order {built}")
+    return faults
 
 
 def _lease_faults(seen: Versions) -> list[str]:
@@ -272,11 +316,13 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions) -> None:
         f"{len(seen.holders)} leases; latest tick {late_s:.2f} s"
     )
     assert sum(told["dropped"] for told in result.values()) == 0
-    assert not truth - found, "windows are missing"
-    assert not found - truth, "windows are doubled"
+    assert _window_faults(truth, found) == []
     assert seen.newest == sorted(seen.newest)
     assert seen.newest[-1] > 0
     assert _lease_faults(seen) == []
+    logs = {f"central-{number}": replica.log.read_text() for number, replica in enumerate(fleet.replicas)}
+    assert _log_faults(seen, logs) == []
+    assert any(_told(log)[0] for log in logs.values())
     for told in result.values():
         assert told["versions"] == sorted(told["versions"])
     assert any(told["versions"] for told in result.values())
@@ -305,3 +351,57 @@ async def test_the_chaos_notices_builders_without_a_lease(tmp_path, mounts, netw
     fleet = Fleet(tmp_path, *mounts, network, (MUTANTS, "no-lease"))
     _, seen = await _run(fleet, agents=10, kills=4, outage_s=1.0, cut_s=1.0)
     assert _lease_faults(seen)
+
+
+def _without_dedup(self: Lake, connection, days=None):
+    return connection.read_parquet([str(segment.path) for segment in self.segments()])
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_check_notices_a_view_that_has_batches_of_two_replicas_twice(
+    tmp_path, monkeypatch, is_broken
+) -> None:
+    """Agents change replicas between a commit and its acknowledgement: the same batch is in both journals."""
+    lake, truth = Lake(tmp_path), collections.Counter()
+    for origin, sequences in (("central-0", (1, 2, 3)), ("central-1", (3, 4))):
+        for sequence in sequences:
+            known = {
+                "host": ["h"] * 2,
+                "spool_id": ["s"] * 2,
+                "sequence": [sequence] * 2,
+                "start_unix_ns": [START_NS + 2 * sequence, START_NS + 2 * sequence + 1],
+                "latency_sensitive": [True] * 2,
+                "duration_ns": [1] * 2,
+                "cpu_usage_cores": [1.0] * 2,
+            }
+            filled = {field.name: ["x" if field.type == pa.string() else None] * 2 for field in SAMPLES}
+            table = pa.table({**filled, **known}, schema=SAMPLES)
+            lake.write_segment(table, segment_stem(origin, "0badcafe", sequence))
+            truth.update({("h", start - START_NS): 1 for start in known["start_unix_ns"]})
+    truth = collections.Counter(dict.fromkeys(truth, 1))
+    if is_broken:
+        monkeypatch.setattr(Lake, "samples", _without_dedup)
+    assert _window_faults(truth, _view(lake)) == (["2 too many"] if is_broken else [])
+    assert (
+        _window_faults(truth + collections.Counter({("h", 99): 1}), _view(lake))[0] == "1 windows are missing"
+    )
+
+
+def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:
+    seen = Versions(tmp_path)
+    seen.tokens, seen.holders = {1: 1, 2: 2}, {1: "central-0", 2: "central-1"}
+    line = 'timestamp=1 level=info event="version {}" component=builds version={} seconds=1.0\n'.format
+    good = {
+        "central-0": line("built", 1) + line("of another replica taken", 2),
+        "central-1": line("of another replica taken", 1) + line("built", 2),
+    }
+    assert _log_faults(seen, good) == []
+    stolen = good | {"central-0": good["central-0"] + line("built", 2)}
+    assert _log_faults(seen, stolen) == [
+        "version 2 was built by central-0 under the lease of central-1",
+        "version 2 was built by central-0 and by central-1",
+    ]
+    ghost = good | {"central-1": line("of another replica taken", 9)}
+    assert _log_faults(seen, ghost) == ["central-1 took version 9, which never was"]
+    back = good | {"central-0": line("built", 1) + line("built", 1)}
+    assert "central-0 built versions in the order [1, 1]" in _log_faults(seen, back)

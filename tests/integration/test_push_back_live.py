@@ -93,7 +93,7 @@ class Agent:
             self._spool.close()
 
     async def received(self, count: int) -> agent_pb2.CoefficientUpdate:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while len(self.updates) < count:
                 await asyncio.sleep(0.01)
         return self.updates[-1]
@@ -160,6 +160,7 @@ def write_samples(central: CentralProcess) -> None:
     Lake(central.lake_dir).write_segment(table, segment_stem("central-0", "0badcafe", 1))
 
 
+@pytest.mark.timeout(180)
 async def test_agents_with_rows_of_the_other_method_catch_up(central: CentralProcess) -> None:
     """PANDA by configuration, then the default, then PANDA again: other rows in one message, and the number grows."""
     write_samples(central)
