@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import random
@@ -109,14 +110,26 @@ def test_a_suspect_must_score_above_nothing():
     assert tables.suspected_job(trigger(score=0.1)) == "scan"
 
 
-def test_replays_change_nothing(store):
+def replayed(store, take) -> tuple[int, int, int, int]:
+    """Three reports, again, and one of them with a new one: new ones of both repeats, and what the incident has."""
     rows = [row(n, NOW + n * 300 * S) for n in range(3)]
-    take(store, *rows)
-    before = listed(store)
-    assert take(store, *rows) == 0
-    assert take(store, rows[1], row(9, NOW + 900 * S)) == 1
-    assert [b.reports for b in before] == [3]
-    assert [(i.reports, i.victims[0].reports) for i in listed(store)] == [(4, 4)]
+    assert take(store, *rows) == 3
+    again, more = take(store, *rows), take(store, rows[1], row(9, NOW + 900 * S))
+    (found,) = listed(store)
+    return again, more, found.reports, found.victims[0].reports
+
+
+def test_replays_change_nothing(store):
+    assert replayed(store, take) == (0, 1, 4, 4)
+
+
+def test_that_notices_reports_that_are_not_known_again(store):
+    numbers = itertools.count()
+
+    def forgetful(store, *rows):
+        return take(store, *(dataclasses.replace(each, number=next(numbers)) for each in rows))
+
+    assert replayed(store, forgetful) == (3, 2, 8, 8)
 
 
 def as_groups(store: IncidentStore):
