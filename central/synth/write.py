@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from central.synth.population import ROLES, Jobs, Machines, Tasks, make_jobs, make_machines, make_tasks
 from central.synth.settings import SynthSettings
 from central.synth.simulate import Day, Effects, simulate
+from whitepanda.common import durable
 from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -80,46 +80,41 @@ def synthesise(
     jobs, machines = make_jobs(settings), make_machines(settings)
     tasks = make_tasks(settings, jobs)
     effects = Effects(len(jobs.job_id))
-    temporary: list[Path] = []
     rows = 0
     try:
-        for path in (out, truth):
-            temporary.append(_unfinished(path))  # noqa: PERF401 - the first is removed if the second fails
-        with _writer(temporary[0], as_csv=out.suffix.lower() == ".csv") as writer:
-            for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
-                writer.write_table(_table(settings, jobs, machines, tasks, day))
-                rows += len(day.slot)
-                on_day(number + 1, settings.days)
-        known = _truth(settings, name, jobs, effects)
-        temporary[1].write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        for unfinished, final in zip(temporary, (out, truth), strict=True):
-            unfinished.chmod(0o644)
-            unfinished.replace(final)
+        with contextlib.ExitStack() as files:
+            # What is written last takes its place first, so the rows are there only beside their truth.
+            rows_file, truth_file = (files.enter_context(_replacing(path)) for path in (out, truth))
+            with _writer(rows_file, as_csv=out.suffix.lower() == ".csv") as writer:
+                for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
+                    writer.write_table(_table(settings, jobs, machines, tasks, day))
+                    rows += len(day.slot)
+                    on_day(number + 1, settings.days)
+            known = _truth(settings, name, jobs, effects)
+            truth_file.write((json.dumps(known, indent=1) + "\n").encode())
     except OSError as error:
         raise UnavailableError(f"{out}: not written: {error.strerror or error}; is the disk full?") from error
-    finally:
-        for path in temporary:
-            path.unlink(missing_ok=True)
     return Written(rows, len(tasks.job), len(jobs.job_id), known["antagonists"])
 
 
-def _unfinished(path: Path) -> Path:
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
-    os.close(descriptor)
-    return Path(name)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(durable.replacing(path, mode=0o644))
+        except OSError as error:
+            raise InputError(f"{path}: cannot write: {error.strerror}") from error
+        yield file
 
 
-def _writer(path: Path, *, as_csv: bool) -> Any:
+def _writer(file: IO[bytes], *, as_csv: bool) -> Any:
     if as_csv:
-        return pcsv.CSVWriter(path, SCHEMA)
+        return pcsv.CSVWriter(file, SCHEMA)
     floats = ["average_usage_cpus", "cycles_per_instruction"]
     return pq.ParquetWriter(
-        path, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]
+        file, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]
     )
 
 
