@@ -296,29 +296,21 @@ class Journal:
         """
         items: list[Any] = []
         until = 0.0
-        while not items or (len(items) < _GROUP_LIMIT and isinstance(items[-1], HostRecord)):
+        is_waiting = True
+        while len(items) < _GROUP_LIMIT:
+            patience_s = None if not items else max(0.0, until - time.monotonic()) if is_waiting else 0.0
             try:
-                item = self._queue.get(timeout=max(0.0, until - time.monotonic()) if items else None)
+                item = self._queue.get(timeout=patience_s)
             except queue.Empty:
-                return items, None
-            if item is None:
-                return items, _STOP
-            if isinstance(item, _Call):
-                return items, item
+                break
+            if item is None or isinstance(item, _Call):
+                return items, item or _STOP
             until = until if items else time.monotonic() + _NOTES_WAIT_S
             items.append(item)
-        if not self._stopping.is_set():
-            time.sleep(self._commit_interval_s)
-        while len(items) < _GROUP_LIMIT:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return items, None
-            if item is None:
-                return items, _STOP
-            if isinstance(item, _Call):
-                return items, item
-            items.append(item)
+            if is_waiting and not isinstance(item, HostRecord):
+                is_waiting = False
+                if not self._stopping.is_set():
+                    time.sleep(self._commit_interval_s)
         return items, None
 
     def _commit(self, items: list[Any]) -> bool:
