@@ -25,7 +25,7 @@ import numpy as np
 from pitot_rivals import network_rival
 
 from central.models.pitot import ALONE, Rows, linear_baseline
-from central.models.pitot_bounds import pools
+from central.models.pitot_bounds import PLAIN, Scatter, pools
 from central.runtime.evaluate import measure
 from central.runtime.fit import FitOptions, fit
 from central.runtime.model import read_model, write_model
@@ -35,11 +35,12 @@ MARKER = "<!-- below: written by bench/pitot.py -->"
 EPSILONS = (0.1, 0.05, 0.01)
 SEED = 100
 QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
-ONE = {"members": 1}
+ONE: dict[str, Any] = {"members": 1, "quantiles": ()}
 #: Name -> what it is, and its options of `fit`.
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ours": ("ours: 8 members", {}),
-    "one": ("ours, one member", ONE),
+    "ours": ("ours: 8 members, 2 quantile heads", {}),
+    "no-heads": ("8 members, no quantile heads", {"quantiles": ()}),
+    "one": ("one member, no quantile heads", ONE),
     "paper-sizes": (
         "the paper's sizes: rank 32, hidden 128, one learned feature, no free part, no decay",
         {**ONE, "training": {"rank": 32, "hidden": 128, "learned": 1, "free": False, "decay": 0.0}},
@@ -134,7 +135,7 @@ def ours(
     for count, pool in model.pools.items():
         here = held_out.co_runners == count
         for place, epsilon in enumerate(EPSILONS):
-            head = pool.head(epsilon, ((0.0, 0.0),))
+            head = pool.head(epsilon, (PLAIN,))
             plain[place, here] = estimates.log_us[here] + head.factor
     return estimates.log_us, bounds, plain, model.provenance["cpu_s"]
 
@@ -147,7 +148,7 @@ def quantile_heads(data: Data, rows: Rows, log_us: Any, held_out: Rows, seed: in
             log_us,
             data.workloads,
             data.platforms,
-            FitOptions(seed=seed, members=1, training={"quantile": quantile}),
+            FitOptions(seed=seed, members=1, quantiles=(), training={"quantile": quantile}),
             {},
         )
         for quantile in QUANTILES
@@ -157,7 +158,7 @@ def quantile_heads(data: Data, rows: Rows, log_us: Any, held_out: Rows, seed: in
     for count in models[0].pools:
         here = held_out.co_runners == count
         for place, epsilon in enumerate(EPSILONS):
-            heads = [model.pools[count].head(epsilon, ((0.0, 0.0),)) for model in models]
+            heads = [model.pools[count].head(epsilon, (PLAIN,)) for model in models]
             # The same rows calibrate all of them, so that margins compare.
             best = int(np.argmin([head.margin for head in heads]))
             bounds[place, here] = found[best][here] + heads[best].factor
@@ -183,10 +184,10 @@ def rival(data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed
     residuals = log_us[calibrating] - at_rest
     nothing = np.zeros(kept)
     bounds = np.full((len(EPSILONS), len(held_out)), np.nan)
-    for count, pool in pools(calibrated, residuals, nothing, nothing).items():
+    for count, pool in pools(calibrated, residuals, Scatter(nothing, nothing, nothing)).items():
         here = held_out.co_runners == count
         for place, epsilon in enumerate(EPSILONS):
-            bounds[place, here] = found[here] + pool.head(epsilon, ((0.0, 0.0),)).factor
+            bounds[place, here] = found[here] + pool.head(epsilon, (PLAIN,)).factor
     return found, bounds
 
 

@@ -85,7 +85,7 @@ def fit(
             log_us,
             workloads,
             platforms,
-            FitOptions(members, calibration, seed, training),
+            FitOptions(members=members, calibration=calibration, seed=seed, training=training),
             _provenance(observations),
             lambda share: bar.update(task, completed=share),
         )

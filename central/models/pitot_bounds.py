@@ -1,9 +1,10 @@
 """Bounds of runtimes: conformal quantiles of residuals that are scaled by how hard a row is, per number of co-runners.
 
 Section 3.5 of the paper calibrates quantile heads and takes, per epsilon and pool, the one with the least margin. Ours
-are heads of another kind: scales exp(p * D + q * log S) of the residual, for several (p, q), with D the additive log
-difficulty of workload, platform and interferers that the residuals of the training tell, and S the disagreement of the
-members. They made smaller margins than one scale for all rows (docs/studies/pitot.md).
+are scales exp(p * D + q * log S + r * log G) of the residual, for several (p, q, r), with D the additive log difficulty
+of workload, platform and interferers that the residuals of the training tell, S the disagreement of the members, and G
+how far quantile heads are above the prediction. They made smaller margins than one scale for all rows
+(docs/studies/pitot.md).
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ from numpy.typing import NDArray
 
 from central.models.pitot import ALONE, Rows
 
-__all__ = ["HEADS", "Difficulty", "Head", "Pool", "disagreement", "margin"]
+__all__ = ["HEADS", "PLAIN", "Difficulty", "Head", "Pool", "Scatter", "disagreement", "gap", "margin"]
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-#: Exponents (of difficulty, of disagreement).
-HEADS = tuple((p, q) for p in (0.0, 0.25, 0.5, 0.75, 1.0) for q in (0.0, 0.25, 0.5, 0.75))
+Exponents = tuple[float, float, float]
+
+#: One scale for all rows.
+PLAIN: Exponents = (0.0, 0.0, 0.0)
+#: Exponents (of difficulty, of disagreement, of the gap to the quantile heads).
+HEADS: tuple[Exponents, ...] = (
+    PLAIN,
+    *((p, q, r) for p in (0.25, 0.5, 0.75, 1.0) for q in (0.0, 0.25, 0.5) for r in (0.0, 0.25, 0.5)),
+)
 #: Least deviation that members are taken to have: of the logarithm, 0.2 %.
 _FLOOR = 0.002
 #: Residuals below 0.3 % are as good as none.
@@ -80,6 +88,33 @@ def disagreement(log_us: NDArray[np.floating]) -> Floats:
     return found
 
 
+def gap(quantiles: NDArray[np.floating], log_us: NDArray[np.floating]) -> Floats:
+    """Return the log of how far the mean of the quantile heads (heads, n) is above predictions (n,); none: 0."""
+    if not len(quantiles):
+        return np.zeros(len(log_us))
+    found: Floats = np.log(np.maximum(np.asarray(quantiles, dtype=np.float64).mean(axis=0) - log_us, _SMALL))
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """What tells how far a row may be off, each a logarithm of shape (n,): see the module."""
+
+    difficulty: Floats
+    disagreement: Floats
+    gap: Floats
+
+    def take(self, rows: Ids | NDArray[np.bool_]) -> Scatter:
+        """Return that of some of the rows."""
+        return Scatter(self.difficulty[rows], self.disagreement[rows], self.gap[rows])
+
+    def scale(self, exponents: Exponents) -> Floats:
+        """Return the scale of residuals, shape (n,)."""
+        p, q, r = exponents
+        scale: Floats = np.exp(p * self.difficulty + q * self.disagreement + r * self.gap)
+        return scale
+
+
 def margin(bound: Floats, log_us: Floats) -> float:
     """Over-provisioning margin of equation 11: the mean of max(bound - t, 0) / t; both as logarithms, shape (n,)."""
     return float(np.maximum(np.expm1(bound - log_us), 0.0).mean())
@@ -87,35 +122,31 @@ def margin(bound: Floats, log_us: Floats) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A chosen head: bound = log runtime + factor * exp(p * difficulty + q * disagreement)."""
+    """A chosen head: bound = log runtime + factor * scale."""
 
-    difficulty: float
-    disagreement: float
+    exponents: Exponents
     factor: float
     margin: float
 
-    def bound(self, log_us: Floats, difficulty: Floats, spread: Floats) -> Floats:
+    def bound(self, log_us: Floats, scatter: Scatter) -> Floats:
         """Return bounds, all shapes (n,), logarithms."""
-        bound: Floats = log_us + self.factor * _scale(
-            (self.difficulty, self.disagreement), difficulty, spread
-        )
+        bound: Floats = log_us + self.factor * scatter.scale(self.exponents)
         return bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Calibration rows with one number of co-runners: shapes (n,)."""
+    """Calibration rows with one number of co-runners: residuals of shape (n,)."""
 
     residuals: Floats
-    difficulty: Floats
-    disagreement: Floats
+    scatter: Scatter
 
     @property
     def least_epsilon(self) -> float:
         """The smallest share of runs above the bound that so few rows can promise."""
         return 1.0 / (len(self.residuals) + 1)
 
-    def head(self, epsilon: float, heads: Sequence[tuple[float, float]] = HEADS) -> Head:
+    def head(self, epsilon: float, heads: Sequence[Exponents] = HEADS) -> Head:
         """Choose the head with the least margin on the calibration rows, calibrated for `epsilon`.
 
         Raises:
@@ -131,24 +162,19 @@ class Pool:
             )
         best: Head | None = None
         for exponents in heads:
-            scale = _scale(exponents, self.difficulty, self.disagreement)
+            scale = self.scatter.scale(exponents)
             factor = float(np.partition(self.residuals / scale, rank - 1)[rank - 1])
             cost = margin(factor * scale, self.residuals)
             if best is None or cost < best.margin:
-                best = Head(*exponents, factor, cost)
+                best = Head(exponents, factor, cost)
         assert best is not None  # noqa: S101 - there are heads
         return best
 
 
-def _scale(exponents: tuple[float, float], difficulty: Floats, spread: Floats) -> Floats:
-    scale: Floats = np.exp(exponents[0] * difficulty + exponents[1] * spread)
-    return scale
-
-
-def pools(rows: Rows, residuals: Floats, difficulty: Floats, spread: Floats) -> Mapping[int, Pool]:
+def pools(rows: Rows, residuals: Floats, scatter: Scatter) -> Mapping[int, Pool]:
     """Make a pool per number of co-runners that occurs."""
     counts = rows.co_runners
     return {
-        int(count): Pool(residuals[counts == count], difficulty[counts == count], spread[counts == count])
+        int(count): Pool(residuals[counts == count], scatter.take(counts == count))
         for count in np.unique(counts)
     }

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from central.models.pitot import Members, Rows, linear_baseline, log_runtimes
+from central.models.pitot import Members, Rows, Shape, linear_baseline, log_runtimes
 from central.models.pitot_bounds import Difficulty, pools
 from central.runtime.model import Model
 from central.runtime.tables import Features
 from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from central.models.pitot_training import Options, Trainer
+    from central.models.pitot_training import Options, Trained
 
 __all__ = ["FitOptions", "fit"]
 
@@ -34,10 +34,12 @@ class FitOptions:
     """How to fit.
 
     `calibration`: the share of rows that only calibrate the bounds; `training`: overrides of the trainer's options;
-    `baseline`: whether members learn what the linear scaling baseline leaves, or all of the logarithm.
+    `quantiles`: of the heads that are trained beside the members, for the scale of bounds; `baseline`: whether members
+    learn what the linear scaling baseline leaves, or all of the logarithm.
     """
 
     members: int = 8
+    quantiles: tuple[float, ...] = (0.8, 0.95)
     calibration: float = 0.1
     seed: int = 0
     training: Mapping[str, Any] = field(default_factory=dict)
@@ -79,15 +81,12 @@ def fit(
     if not options.baseline:
         a, b = np.full_like(a, trained_log.mean()), np.zeros_like(b)
     left = trained_log - a[trained.workload] - b[trained.platform]
-    trainer = _trainer(_training_options(options, len(trained)), trained, left, workloads, platforms)
-    done = []
-    for place in range(options.members):
-        seed = options.seed * 1000 + place
-        done.append(
-            trainer.member(seed, lambda share, place=place: progress((place + share) / options.members))  # type: ignore[misc]
-        )
-    shape = _training_options(options, len(trained)).shape
-    members = Members(shape, np.stack([m.workload for m in done]), np.stack([m.platform for m in done]))
+    training_options = _training_options(options, len(trained))
+    done = _trained(options, training_options, trained, left, workloads, platforms, progress)
+    members, heads = (
+        _members(training_options.shape, some, len(workloads.names), len(platforms.names))
+        for some in (done[: options.members], done[options.members :])
+    )
     difficulty = Difficulty.fit(
         trained,
         left - log_runtimes(members, trained).mean(axis=0, dtype=np.float64),
@@ -101,11 +100,11 @@ def fit(
         "rows": {"trained": len(training), "calibrated": len(calibrating)},
         **provenance,
     }
-    model = Model(workloads.names, platforms.names, a, b, members, difficulty, {}, settings)
+    model = Model(workloads.names, platforms.names, a, b, members, heads, difficulty, {}, settings)
     held_out = rows.take(calibrating)
     estimates = model.estimate(held_out)
     residuals = log_us[calibrating] - estimates.log_us
-    return replace(model, pools=pools(held_out, residuals, estimates.difficulty, estimates.disagreement))
+    return replace(model, pools=pools(held_out, residuals, estimates.scatter))
 
 
 def _training_options(options: FitOptions, rows: int) -> Options:
@@ -119,7 +118,35 @@ def _training_options(options: FitOptions, rows: int) -> Options:
     return replace(found, steps=int(min(found.steps, max(_LEAST_STEPS, _STEPS_PER_ROW * rows))))
 
 
-def _trainer(options: Options, rows: Rows, left: Floats, workloads: Features, platforms: Features) -> Trainer:
+def _trained(
+    options: FitOptions,
+    training: Options,
+    rows: Rows,
+    left: Floats,
+    workloads: Features,
+    platforms: Features,
+    progress: Callable[[float], None],
+) -> list[Trained]:
+    """Train the members, then the quantile heads."""
     from central.models.pitot_training import Trainer  # noqa: PLC0415 - the extra `predict` only
 
-    return Trainer(options, rows, left, workloads.values, platforms.values)
+    wanted = [*[training] * options.members, *(replace(training, quantile=q) for q in options.quantiles)]
+    done = []
+    for place, how in enumerate(wanted):
+
+        def told(share: float, place: int = place) -> None:
+            progress((place + share) / len(wanted))
+
+        trainer = Trainer(how, rows, left, workloads.values, platforms.values)
+        done.append(trainer.member(options.seed * 1000 + place, told))
+    return done
+
+
+def _members(shape: Shape, done: list[Trained], workloads: int, platforms: int) -> Members:
+    if not done:
+        return Members(
+            shape,
+            np.empty((0, workloads, shape.workload_width), dtype=np.float32),
+            np.empty((0, platforms, shape.platform_width), dtype=np.float32),
+        )
+    return Members(shape, np.stack([m.workload for m in done]), np.stack([m.platform for m in done]))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from central.models.pitot import Members, Rows, Shape, log_runtimes
-from central.models.pitot_bounds import Difficulty, Pool, disagreement
+from central.models.pitot_bounds import Difficulty, Pool, Scatter, disagreement, gap
 from central.runtime.tables import Names
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
@@ -30,11 +30,10 @@ _REMEDY = "write it anew with `whitepanda runtime fit`"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimates:
-    """Of n rows: log of the runtime in us, difficulty and disagreement, shapes (n,)."""
+    """Of n rows: log of the runtime in us, shape (n,), and what tells how far it may be off."""
 
     log_us: Floats
-    difficulty: Floats
-    disagreement: Floats
+    scatter: Scatter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,21 +45,23 @@ class Model:
     baseline_workload: Floats
     baseline_platform: Floats
     members: Members
+    quantiles: Members
     difficulty: Difficulty
     pools: Mapping[int, Pool]
     provenance: Mapping[str, Any]
 
     def estimate(self, rows: Rows) -> Estimates:
         """Estimate rows, whose ids are places in `workloads` and `platforms`."""
-        log_us, spread = np.empty(len(rows)), np.empty(len(rows))
+        log_us, spread, above = np.empty((3, len(rows)))
         for start in range(0, len(rows), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
             some = Rows(rows.workload[part], rows.platform[part], rows.interferers[part])
             found = log_runtimes(self.members, some)
             spread[part] = disagreement(found)
             log_us[part] = found.mean(axis=0, dtype=np.float64)
+            above[part] = gap(log_runtimes(self.quantiles, some), log_us[part])
         log_us += self.baseline_workload[rows.workload] + self.baseline_platform[rows.platform]
-        return Estimates(log_us, self.difficulty.of(rows), spread)
+        return Estimates(log_us, Scatter(self.difficulty.of(rows), spread, above))
 
     def bounds(self, rows: Rows, estimates: Estimates, epsilons: Sequence[float]) -> Floats:
         """Bound runtimes.
@@ -89,9 +90,7 @@ class Model:
                     head = pool.head(epsilon)
                 except ValueError as error:
                     raise ValueError(f"with {count} co-runners: {error}") from error
-                found[place, here] = head.bound(
-                    estimates.log_us[here], estimates.difficulty[here], estimates.disagreement[here]
-                )
+                found[place, here] = head.bound(estimates.log_us[here], estimates.scatter.take(here))
         return found
 
 
@@ -108,6 +107,7 @@ def write_model(path: Path, model: Model) -> None:
         "shape": [shape.rank, shape.interference_rank, shape.interference_types],
         "leak": shape.leak,
         "members": len(model.members),
+        "quantiles": len(model.quantiles),
         "workloads": model.workloads.names,
         "platforms": model.platforms.names,
         "pools": sorted(model.pools),
@@ -119,12 +119,16 @@ def write_model(path: Path, model: Model) -> None:
         "baseline_platform": model.baseline_platform,
         "workload": model.members.workload,
         "platform": model.members.platform,
+        "quantile_workload": model.quantiles.workload,
+        "quantile_platform": model.quantiles.platform,
         "difficulty_workload": model.difficulty.workload,
         "difficulty_platform": model.difficulty.platform,
         "difficulty_interferer": model.difficulty.interferer,
     }
     for count, pool in model.pools.items():
-        arrays[f"pool_{count}"] = np.stack((pool.residuals, pool.difficulty, pool.disagreement))
+        scatter = pool.scatter
+        columns = (pool.residuals, scatter.difficulty, scatter.disagreement, scatter.gap)
+        arrays[f"pool_{count}"] = np.stack(columns)
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give the name of a file")
     try:
@@ -165,12 +169,15 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     shape = Shape(rank, inner, types, leak)
     workloads, platforms = (_names(header, what) for what in ("workloads", "platforms"))
     members = _whole(header["members"], "members", 1, 1024)
+    quantiles = _whole(header["quantiles"], "quantiles", 0, 1024)
     w, p = len(workloads), len(platforms)
     sizes: dict[str, tuple[int, ...]] = {
         "baseline_workload": (w,),
         "baseline_platform": (p,),
         "workload": (members, w, shape.workload_width),
         "platform": (members, p, shape.platform_width),
+        "quantile_workload": (quantiles, w, shape.workload_width),
+        "quantile_platform": (quantiles, p, shape.platform_width),
         "difficulty_workload": (w,),
         "difficulty_platform": (p,),
         "difficulty_interferer": (w,),
@@ -180,20 +187,26 @@ def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     pools = {}
     for count in counts:
         name = f"pool_{count}"
-        values = _array(arrays, name, (3, arrays[name].shape[-1]))
-        pools[count] = Pool(*values)
+        values = _array(arrays, name, (4, arrays[name].shape[-1]))
+        pools[count] = Pool(values[0], Scatter(*values[1:]))
     return Model(
         workloads,
         platforms,
         found["baseline_workload"],
         found["baseline_platform"],
-        Members(shape, found["workload"].astype(np.float32), found["platform"].astype(np.float32)),
+        _members(shape, found, ""),
+        _members(shape, found, "quantile_"),
         Difficulty(
             found["difficulty_workload"], found["difficulty_platform"], found["difficulty_interferer"]
         ),
         pools,
         dict(header["provenance"]),
     )
+
+
+def _members(shape: Shape, found: Mapping[str, Floats], kind: str) -> Members:
+    w, p = (found[f"{kind}{what}"].astype(np.float32) for what in ("workload", "platform"))
+    return Members(shape, w, p)
 
 
 def _whole(value: object, name: str, low: int, high: int) -> int:

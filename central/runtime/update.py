@@ -90,11 +90,20 @@ def noise_of(model: Model) -> float:
     return max(_LEAST_NOISE, _NORMAL * float(np.median(np.abs(residuals))))
 
 
+def _all(model: Model) -> Members:
+    """Return members and quantile heads as one: both learned what the same baseline leaves."""
+    return Members(
+        model.members.shape,
+        np.concatenate([model.members.workload, model.quantiles.workload]),
+        np.concatenate([model.members.platform, model.quantiles.platform]),
+    )
+
+
 def _added(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[np.float32], float] | None:
     if not len(rows):
         return None
     return new_workload(
-        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
+        _all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
     )
 
 
@@ -102,7 +111,7 @@ def _added_platform(model: Model, rows: Rows, log_us: Floats) -> tuple[NDArray[n
     if not len(rows):
         return None
     return new_platform(
-        model.members, model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
+        _all(model), model.baseline_workload, model.baseline_platform, rows, log_us, noise_of(model)
     )
 
 
@@ -114,9 +123,8 @@ def _grown(
     others: list[tuple[NDArray[np.float32], float]],
 ) -> Model:
     """Return the model with new names behind the old ones; their difficulty is that of the average."""
-    members, difficulty = model.members, model.difficulty
-    w = np.concatenate([members.workload, *(part[0][:, None] for part in parts)], axis=1)
-    p = np.concatenate([members.platform, *(part[0][:, None] for part in others)], axis=1)
+    difficulty = model.difficulty
+    w, p = [part[0] for part in parts], [part[0] for part in others]
     zeros = np.zeros(len(workloads))
     return replace(
         model,
@@ -124,10 +132,23 @@ def _grown(
         platforms=Names.of((*model.platforms.names, *platforms)),
         baseline_workload=np.append(model.baseline_workload, [part[1] for part in parts]),
         baseline_platform=np.append(model.baseline_platform, [part[1] for part in others]),
-        members=Members(members.shape, w, p),
+        members=_with(model.members, w, p, 0),
+        quantiles=_with(model.quantiles, w, p, len(model.members)),
         difficulty=Difficulty(
             np.append(difficulty.workload, zeros),
             np.append(difficulty.platform, np.zeros(len(platforms))),
             np.append(difficulty.interferer, zeros),
         ),
+    )
+
+
+def _with(
+    members: Members, workloads: list[NDArray[np.float32]], platforms: list[NDArray[np.float32]], first: int
+) -> Members:
+    """Return members with the embeddings of new names, of which those from `first` on are theirs."""
+    here = slice(first, first + len(members))
+    return Members(
+        members.shape,
+        np.concatenate([members.workload, *(part[here, None] for part in workloads)], axis=1),
+        np.concatenate([members.platform, *(part[here, None] for part in platforms)], axis=1),
     )

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from central.models import pitot
 from central.models.pitot import ALONE, Members, Rows, Shape, linear_baseline, log_runtimes
-from central.models.pitot_bounds import HEADS, Difficulty, Pool, disagreement, margin, pools
+from central.models.pitot_bounds import (
+    HEADS,
+    PLAIN,
+    Difficulty,
+    Pool,
+    Scatter,
+    disagreement,
+    gap,
+    margin,
+    pools,
+)
 from central.models.pitot_update import new_platform, new_workload
 
 
@@ -104,13 +114,18 @@ def test_disagreement_is_of_the_members():
     assert disagreement(values) == pytest.approx(np.log([0.002, 0.102]))
 
 
+def test_the_gap_is_from_the_prediction_to_the_mean_of_the_quantile_heads():
+    assert gap(np.array([[1.2, 0.9], [1.4, 0.8]]), np.ones(2)) == pytest.approx(np.log([0.3, 0.003]))
+    assert gap(np.empty((0, 2)), np.ones(2)).tolist() == [0, 0]
+
+
 def test_margin_is_equation_11():
     assert margin(np.log([2.0, 1.0, 3.0]), np.log([1.0, 2.0, 2.0])) == pytest.approx((1.0 + 0 + 0.5) / 3)
 
 
 def pool_of(residuals):
     nothing = np.zeros(len(residuals))
-    return Pool(np.array(residuals, dtype=float), nothing, nothing)
+    return Pool(np.array(residuals, dtype=float), Scatter(nothing, nothing, nothing))
 
 
 def test_the_bound_is_the_conformal_rank_and_not_the_plain_quantile():
@@ -132,26 +147,27 @@ def test_bounds_cover_at_least_what_they_promise_whatever_the_scale(epsilon):
     for _ in range(4000):
         hard = random.normal(size=40)
         residuals = 0.05 * np.exp(hard) * random.standard_t(3, size=40)
-        pool = Pool(residuals[:39], hard[:39], np.zeros(39))
-        head = pool.head(epsilon, ((1.0, 0.0),))
-        covered += residuals[39] <= head.bound(np.zeros(1), hard[39:], np.zeros(1))[0]
+        pool = Pool(residuals[:39], Scatter(hard[:39], np.zeros(39), np.zeros(39)))
+        head = pool.head(epsilon, ((1.0, 0.0, 0.0),))
+        covered += residuals[39] <= head.bound(np.zeros(1), Scatter(hard[39:], np.zeros(1), np.zeros(1)))[0]
     assert covered / 4000 == pytest.approx(1 - epsilon, abs=0.012)
 
 
 def test_the_head_that_follows_the_scatter_is_chosen_and_has_less_margin():
     random = np.random.default_rng(6)
     hard = random.normal(size=5000)
-    pool = Pool(0.02 * np.exp(hard) * random.normal(size=5000), hard, random.normal(size=5000))
-    chosen, plain = pool.head(0.01), pool.head(0.01, ((0.0, 0.0),))
-    assert chosen.difficulty >= 0.75
-    assert chosen.disagreement == 0.0
+    noise = Scatter(hard, random.normal(size=5000), random.normal(size=5000))
+    pool = Pool(0.02 * np.exp(hard) * random.normal(size=5000), noise)
+    chosen, plain = pool.head(0.01), pool.head(0.01, (PLAIN,))
+    assert chosen.exponents[0] >= 0.75
+    assert chosen.exponents[1:] == (0, 0)
     assert chosen.margin < 0.6 * plain.margin
-    assert (0.0, 0.0) in HEADS
+    assert PLAIN in HEADS
 
 
 def test_each_number_of_co_runners_is_a_pool_of_its_own():
     rows = rows_of((0, 0), (0, 0, 1), (0, 0, 1, 1), (0, 0))
-    found = pools(rows, np.arange(4.0), np.zeros(4), np.zeros(4))
+    found = pools(rows, np.arange(4.0), Scatter(*np.zeros((3, 4))))
     assert {count: pool.residuals.tolist() for count, pool in found.items()} == {0: [0, 3], 1: [1], 2: [2]}
 
 
