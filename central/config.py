@@ -12,7 +12,7 @@ from whitepanda.common.config import Range, address_problem, load_toml, out_of_r
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["RANGES", "CentralConfig", "PlacementSection", "load"]
+__all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "load"]
 
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (
@@ -127,6 +127,12 @@ class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refresh_s: float = 60.0  # how old an answer may be
 
 
+class RuntimeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predictions of runtimes by the fleet API."""
+
+    model: str = ""  # file from `whitepanda runtime fit`, read again when it changes; "" = no predictions
+
+
 class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of it."""
 
@@ -136,6 +142,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     incidents: IncidentsSection = IncidentsSection()
     lake: LakeSection = LakeSection()
     placement: PlacementSection = PlacementSection()
+    runtime: RuntimeSection = RuntimeSection()
 
 
 def load(path: Path) -> CentralConfig:

@@ -184,6 +184,7 @@ class Central:
             self.incidents,
             operators=config.central.operators,
             placement=config.placement,
+            runtime=config.runtime,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

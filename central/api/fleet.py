@@ -15,8 +15,11 @@ import pyarrow as pa
 from central.api.incidents import IncidentQueries
 from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, abort, encode, read_page
 from central.api.placement import PlacementQueries
+from central.api.runtimes import ModelFile, RuntimeQueries
+from central.api.sides import SideQueries
+from central.api.work import Worker
 from central.builds import Builder
-from central.config import PlacementSection
+from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
 from central.lake import Lake
@@ -34,7 +37,13 @@ _MAX_INT64 = 2**63 - 1
 Row = TypeVar("Row")
 
 
-class Fleet(IncidentQueries, PlacementQueries, fleet_pb2_grpc.FleetServicer):  # type: ignore[misc] # generated code is untyped
+class Fleet(
+    IncidentQueries,
+    PlacementQueries,
+    SideQueries,
+    RuntimeQueries,
+    fleet_pb2_grpc.FleetServicer,  # type: ignore[misc] # generated code is untyped
+):
     """The service `whitepanda.v1.Fleet`.
 
     Lists are in a stable order. A page token stays good while versions come: its pages are of the version
@@ -48,6 +57,7 @@ class Fleet(IncidentQueries, PlacementQueries, fleet_pb2_grpc.FleetServicer):  #
         incidents: their history.
         operators: certificate names that may ask.
         placement: how loading vectors are made of windows.
+        runtime: where the model of runtimes is.
 
     """
 
@@ -61,6 +71,7 @@ class Fleet(IncidentQueries, PlacementQueries, fleet_pb2_grpc.FleetServicer):  #
         *,
         operators: tuple[str, ...],
         placement: PlacementSection | None = None,
+        runtime: RuntimeSection | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._live = LiveFleet(
@@ -69,6 +80,10 @@ class Fleet(IncidentQueries, PlacementQueries, fleet_pb2_grpc.FleetServicer):  #
             lambda: [stream.host for stream in registry.connected()],
             clock_unix_ns,
         )
+        self._heavy = Worker(most_waiting=4)
+        self._predicting = Worker(most_waiting=64)
+        self._clock_unix_ns = clock_unix_ns
+        self._models = ModelFile((runtime or RuntimeSection()).model)
         self._journal = journal
         self._registry = registry
         self._lake = lake

@@ -59,6 +59,9 @@ ROUTES = (
     Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day"),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
     Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first"),
+    Route("/v1/observation-plan", "PlanObservation", "How many VMs of which jobs to observe for a margin"),
+    Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake"),
+    Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform"),
 )
 
 
@@ -79,7 +82,10 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
         if name not in fields:
             known = ", ".join(fields) or "none"
             raise ParameterError(f"no parameter {name[:80]!r} here; known: {known}")
-        setattr(request, name, _read_value(fields[name], value))
+        if fields[name].is_repeated:
+            getattr(request, name).append(_read_value(fields[name], value))
+        else:
+            setattr(request, name, _read_value(fields[name], value))
     return request  # type: ignore[no-any-return] # a message, whatever its class
 
 
@@ -94,6 +100,14 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
             raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
         return int(text)
+    if field.cpp_type in _NUMBERS:
+        if not re.fullmatch(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE | re.ASCII):
+            raise ParameterError(f"{field.name} must be a number (value {text[:80]!r})")
+        return float(text)
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        if text not in ("true", "false"):
+            raise ParameterError(f"{field.name} must be true or false (value {text[:80]!r})")
+        return text == "true"
     return text
 
 
@@ -176,7 +190,8 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     note = notes().get((route.request.name, field.name))
     if note:
         found["description"] = note
-    return {**found, "schema": _value_schema(field, is_parameter=True)}
+    schema = _value_schema(field, is_parameter=True)
+    return {**found, "schema": {"type": "array", "items": schema} if field.is_repeated else schema}
 
 
 def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
@@ -210,6 +225,8 @@ def _value_schema(field: FieldDescriptor, *, is_parameter: bool = False) -> dict
         return {"type": "string", "enum": words} if is_parameter else {"type": "string", "examples": words}
     if field.cpp_type in _MAX_UINT:
         return {"type": "integer", "minimum": 0, "maximum": _MAX_UINT[field.cpp_type]}
+    if is_parameter and field.cpp_type in _NUMBERS:
+        return {"type": "number"}
     kinds: dict[int, Any] = {
         FieldDescriptor.CPPTYPE_BOOL: "boolean",
         FieldDescriptor.CPPTYPE_STRING: "string",

@@ -101,16 +101,25 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
     return sides[0], sides[1]
 
 
-def read_side(lake: Lake, side: Side, metric: str) -> Rows:
+def read_side(
+    lake: Lake,
+    side: Side,
+    metric: str,
+    *,
+    engine: Mapping[str, Any] | None = None,
+    max_tasks: int | None = None,
+) -> Rows:
     """Read a side.
 
     Args:
         lake: where from.
         side: which samples.
         metric: one of `metrics()`.
+        engine: settings of DuckDB.
+        max_tasks: refuse more.
 
     Raises:
-        InputError: the side has no sample with the metric.
+        InputError: the side has no sample with the metric, or too many tasks.
         LakeError: the lake is damaged or newer than this program.
 
     """
@@ -118,7 +127,7 @@ def read_side(lake: Lake, side: Side, metric: str) -> Rows:
 
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
-    connection = ibis.duckdb.connect()
+    connection = ibis.duckdb.connect(**(engine or {}))
     days = [
         day
         for day in lake.days()
@@ -126,6 +135,8 @@ def read_side(lake: Lake, side: Side, metric: str) -> Rows:
         and (side.until_ns is None or day <= day_of(side.until_ns))
     ]
     tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
+    if max_tasks is not None:
+        tasks = tasks.limit(max_tasks + 1)
     try:
         table = connection.to_pyarrow(tasks)
     except Exception as error:  # the engine's own kinds differ by back end
@@ -135,6 +146,10 @@ def read_side(lake: Lake, side: Side, metric: str) -> Rows:
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     if not table.num_rows:
         raise InputError(f"side '{side.text}': no task of the lake has {metric} there")
+    if max_tasks is not None and table.num_rows > max_tasks:
+        raise InputError(
+            f"side '{side.text}': more than {max_tasks:,} tasks; take a shorter time or fewer hosts"
+        )
     job = column["job"].astype(str)
     (jobs,), number = group(job)
     return Rows(

@@ -50,7 +50,10 @@ class JobLoading:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there."""
+    """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there.
+
+    `running` has the job of each of these VMs, by host.
+    """
 
     since_unix_ns: int
     until_unix_ns: int
@@ -58,6 +61,7 @@ class Snapshot:
     jobs: dict[str, JobLoading]
     hosts: Hosts
     vms: tuple[int, ...]
+    running: tuple[tuple[str, ...], ...]
 
     def rank(self, loading: Floats, top: int) -> Ranking:
         """Rank hosts for a VM with this loading; NaN: a resource it is not known of, which then does not count.
@@ -122,7 +126,8 @@ class LiveFleet:
         shares = np.column_stack(rates) if used else np.zeros((n, 0))
         hosts = sorted({*self._connected(), *rows["machine"]})
         index = {name: k for k, name in enumerate(hosts)}
-        totals, counts = np.zeros((len(hosts), len(used))), [0] * len(hosts)
+        totals = np.zeros((len(hosts), len(used)))
+        running: list[list[str]] = [[] for _ in hosts]
         by_job: dict[str, list[int]] = {}
         last_seen: dict[str, int] = {}
         for k in range(n):
@@ -136,12 +141,13 @@ class LiveFleet:
             if rows["last"][k] >= gone_before:
                 host = index[rows["machine"][k]]
                 totals[host] += np.nan_to_num(shares[k])
-                counts[host] += 1
+                running[host].append(rows["job"][k])
         jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in by_job.items()}
         names = tuple(name for name, _, _ in used)
         units = np.array([cap if name == "cpu" else 1.0 for name, _, cap in used])
         made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
-        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts))
+        here = tuple(tuple(sorted(names)) for names in running)
+        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(map(len, here)), here)
 
 
 def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:

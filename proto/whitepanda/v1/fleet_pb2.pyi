@@ -406,3 +406,241 @@ class RankedHost(_message.Message):
     total: _containers.RepeatedScalarFieldContainer[float]
     vms: int
     def __init__(self, host: _Optional[str] = ..., added: _Optional[float] = ..., by_resource: _Optional[_Iterable[float]] = ..., total: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ...) -> None: ...
+
+class PlanObservationRequest(_message.Message):
+    __slots__ = ("margin_percent", "t", "metric", "platform", "since_unix_ns", "until_unix_ns", "min_instances", "top", "coverage", "design_effect")
+    MARGIN_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    T_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    MIN_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    DESIGN_EFFECT_FIELD_NUMBER: _ClassVar[int]
+    margin_percent: float
+    t: float
+    metric: str
+    platform: str
+    since_unix_ns: int
+    until_unix_ns: int
+    min_instances: int
+    top: int
+    coverage: float
+    design_effect: float
+    def __init__(self, margin_percent: _Optional[float] = ..., t: _Optional[float] = ..., metric: _Optional[str] = ..., platform: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., min_instances: _Optional[int] = ..., top: _Optional[int] = ..., coverage: _Optional[float] = ..., design_effect: _Optional[float] = ...) -> None: ...
+
+class PlannedJob(_message.Message):
+    __slots__ = ("job", "observe", "instances", "weight", "mean", "std", "cost")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    OBSERVE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    STD_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    observe: int
+    instances: int
+    weight: float
+    mean: float
+    std: float
+    cost: float
+    def __init__(self, job: _Optional[str] = ..., observe: _Optional[int] = ..., instances: _Optional[int] = ..., weight: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., cost: _Optional[float] = ...) -> None: ...
+
+class ObservationPlan(_message.Message):
+    __slots__ = ("metric", "weighed_by", "jobs", "cost", "is_optimal", "lower_bound", "gap_ratio", "instances", "expected_margin_percent", "metric_mean", "coverage", "jobs_too_few", "jobs_without_spread", "since_unix_ns", "until_unix_ns")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHED_BY_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    IS_OPTIMAL_FIELD_NUMBER: _ClassVar[int]
+    LOWER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    GAP_RATIO_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_MARGIN_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    METRIC_MEAN_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    JOBS_TOO_FEW_FIELD_NUMBER: _ClassVar[int]
+    JOBS_WITHOUT_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    weighed_by: str
+    jobs: _containers.RepeatedCompositeFieldContainer[PlannedJob]
+    cost: float
+    is_optimal: bool
+    lower_bound: float
+    gap_ratio: float
+    instances: int
+    expected_margin_percent: float
+    metric_mean: float
+    coverage: float
+    jobs_too_few: int
+    jobs_without_spread: int
+    since_unix_ns: int
+    until_unix_ns: int
+    def __init__(self, metric: _Optional[str] = ..., weighed_by: _Optional[str] = ..., jobs: _Optional[_Iterable[_Union[PlannedJob, _Mapping]]] = ..., cost: _Optional[float] = ..., is_optimal: _Optional[bool] = ..., lower_bound: _Optional[float] = ..., gap_ratio: _Optional[float] = ..., instances: _Optional[int] = ..., expected_margin_percent: _Optional[float] = ..., metric_mean: _Optional[float] = ..., coverage: _Optional[float] = ..., jobs_too_few: _Optional[int] = ..., jobs_without_spread: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class CompareSidesRequest(_message.Message):
+    __slots__ = ("current_hosts", "current_platform", "current_since_unix_ns", "current_until_unix_ns", "current_rest", "new_hosts", "new_platform", "new_since_unix_ns", "new_until_unix_ns", "new_rest", "metric", "min_instances", "min_coverage", "top", "confidence")
+    CURRENT_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_REST_FIELD_NUMBER: _ClassVar[int]
+    NEW_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    NEW_PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    NEW_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NEW_UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NEW_REST_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    MIN_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    MIN_COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    current_hosts: _containers.RepeatedScalarFieldContainer[str]
+    current_platform: str
+    current_since_unix_ns: int
+    current_until_unix_ns: int
+    current_rest: bool
+    new_hosts: _containers.RepeatedScalarFieldContainer[str]
+    new_platform: str
+    new_since_unix_ns: int
+    new_until_unix_ns: int
+    new_rest: bool
+    metric: str
+    min_instances: int
+    min_coverage: float
+    top: int
+    confidence: float
+    def __init__(self, current_hosts: _Optional[_Iterable[str]] = ..., current_platform: _Optional[str] = ..., current_since_unix_ns: _Optional[int] = ..., current_until_unix_ns: _Optional[int] = ..., current_rest: _Optional[bool] = ..., new_hosts: _Optional[_Iterable[str]] = ..., new_platform: _Optional[str] = ..., new_since_unix_ns: _Optional[int] = ..., new_until_unix_ns: _Optional[int] = ..., new_rest: _Optional[bool] = ..., metric: _Optional[str] = ..., min_instances: _Optional[int] = ..., min_coverage: _Optional[float] = ..., top: _Optional[int] = ..., confidence: _Optional[float] = ...) -> None: ...
+
+class Estimate(_message.Message):
+    __slots__ = ("value", "low", "high", "standard_error", "degrees_of_freedom")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    DEGREES_OF_FREEDOM_FIELD_NUMBER: _ClassVar[int]
+    value: float
+    low: float
+    high: float
+    standard_error: float
+    degrees_of_freedom: float
+    def __init__(self, value: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., standard_error: _Optional[float] = ..., degrees_of_freedom: _Optional[float] = ...) -> None: ...
+
+class ComparedJob(_message.Message):
+    __slots__ = ("job", "weight", "current", "new", "current_instances", "new_instances", "difference_percent", "p", "adjusted_p", "verdict")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    NEW_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    P_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTED_P_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    weight: float
+    current: float
+    new: float
+    current_instances: int
+    new_instances: int
+    difference_percent: Estimate
+    p: float
+    adjusted_p: float
+    verdict: str
+    def __init__(self, job: _Optional[str] = ..., weight: _Optional[float] = ..., current: _Optional[float] = ..., new: _Optional[float] = ..., current_instances: _Optional[int] = ..., new_instances: _Optional[int] = ..., difference_percent: _Optional[_Union[Estimate, _Mapping]] = ..., p: _Optional[float] = ..., adjusted_p: _Optional[float] = ..., verdict: _Optional[str] = ...) -> None: ...
+
+class JobsLeftOut(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class SideComparison(_message.Message):
+    __slots__ = ("metric", "weighed_by", "current", "new", "difference_percent", "p", "independent_percent", "baseline_percent", "coverage", "confidence", "current_machines", "new_machines", "current_instances", "new_instances", "left_out", "jobs", "jobs_in_all", "current_since_unix_ns", "current_until_unix_ns", "new_since_unix_ns", "new_until_unix_ns")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    WEIGHED_BY_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCE_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    P_FIELD_NUMBER: _ClassVar[int]
+    INDEPENDENT_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    BASELINE_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    COVERAGE_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_MACHINES_FIELD_NUMBER: _ClassVar[int]
+    NEW_MACHINES_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    NEW_INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NEW_SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    NEW_UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    weighed_by: str
+    current: Estimate
+    new: Estimate
+    difference_percent: Estimate
+    p: float
+    independent_percent: Estimate
+    baseline_percent: Estimate
+    coverage: float
+    confidence: float
+    current_machines: int
+    new_machines: int
+    current_instances: int
+    new_instances: int
+    left_out: _containers.RepeatedCompositeFieldContainer[JobsLeftOut]
+    jobs: _containers.RepeatedCompositeFieldContainer[ComparedJob]
+    jobs_in_all: int
+    current_since_unix_ns: int
+    current_until_unix_ns: int
+    new_since_unix_ns: int
+    new_until_unix_ns: int
+    def __init__(self, metric: _Optional[str] = ..., weighed_by: _Optional[str] = ..., current: _Optional[_Union[Estimate, _Mapping]] = ..., new: _Optional[_Union[Estimate, _Mapping]] = ..., difference_percent: _Optional[_Union[Estimate, _Mapping]] = ..., p: _Optional[float] = ..., independent_percent: _Optional[_Union[Estimate, _Mapping]] = ..., baseline_percent: _Optional[_Union[Estimate, _Mapping]] = ..., coverage: _Optional[float] = ..., confidence: _Optional[float] = ..., current_machines: _Optional[int] = ..., new_machines: _Optional[int] = ..., current_instances: _Optional[int] = ..., new_instances: _Optional[int] = ..., left_out: _Optional[_Iterable[_Union[JobsLeftOut, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[ComparedJob, _Mapping]]] = ..., jobs_in_all: _Optional[int] = ..., current_since_unix_ns: _Optional[int] = ..., current_until_unix_ns: _Optional[int] = ..., new_since_unix_ns: _Optional[int] = ..., new_until_unix_ns: _Optional[int] = ...) -> None: ...
+
+class PredictRuntimeRequest(_message.Message):
+    __slots__ = ("job", "host", "platform", "beside", "epsilons")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    EPSILONS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    host: str
+    platform: str
+    beside: _containers.RepeatedScalarFieldContainer[str]
+    epsilons: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, job: _Optional[str] = ..., host: _Optional[str] = ..., platform: _Optional[str] = ..., beside: _Optional[_Iterable[str]] = ..., epsilons: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class RuntimeBound(_message.Message):
+    __slots__ = ("epsilon", "bound_us")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    BOUND_US_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    bound_us: float
+    def __init__(self, epsilon: _Optional[float] = ..., bound_us: _Optional[float] = ...) -> None: ...
+
+class RuntimePrediction(_message.Message):
+    __slots__ = ("platform", "beside", "not_known", "predicted_us", "bounds")
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
+    NOT_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_US_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    platform: str
+    beside: _containers.RepeatedScalarFieldContainer[str]
+    not_known: _containers.RepeatedScalarFieldContainer[str]
+    predicted_us: float
+    bounds: _containers.RepeatedCompositeFieldContainer[RuntimeBound]
+    def __init__(self, platform: _Optional[str] = ..., beside: _Optional[_Iterable[str]] = ..., not_known: _Optional[_Iterable[str]] = ..., predicted_us: _Optional[float] = ..., bounds: _Optional[_Iterable[_Union[RuntimeBound, _Mapping]]] = ...) -> None: ...

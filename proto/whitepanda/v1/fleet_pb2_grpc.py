@@ -89,6 +89,21 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.HostRanking.FromString,
                 _registered_method=True)
+        self.PlanObservation = channel.unary_unary(
+                '/whitepanda.v1.Fleet/PlanObservation',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.PlanObservationRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.ObservationPlan.FromString,
+                _registered_method=True)
+        self.CompareSides = channel.unary_unary(
+                '/whitepanda.v1.Fleet/CompareSides',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.CompareSidesRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.SideComparison.FromString,
+                _registered_method=True)
+        self.PredictRuntime = channel.unary_unary(
+                '/whitepanda.v1.Fleet/PredictRuntime',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -162,6 +177,25 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanObservation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareSides(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PredictRuntime(self, request, context):
+        """FAILED_PRECONDITION where central's configuration names no model, or it cannot be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -219,6 +253,21 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.RankHosts,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.HostRanking.SerializeToString,
+            ),
+            'PlanObservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanObservation,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.PlanObservationRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.ObservationPlan.SerializeToString,
+            ),
+            'CompareSides': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareSides,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.CompareSidesRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.SideComparison.SerializeToString,
+            ),
+            'PredictRuntime': grpc.unary_unary_rpc_method_handler(
+                    servicer.PredictRuntime,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -518,6 +567,87 @@ class Fleet:
             '/whitepanda.v1.Fleet/RankHosts',
             whitepanda_dot_v1_dot_fleet__pb2.RankHostsRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.HostRanking.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanObservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/PlanObservation',
+            whitepanda_dot_v1_dot_fleet__pb2.PlanObservationRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.ObservationPlan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareSides(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/CompareSides',
+            whitepanda_dot_v1_dot_fleet__pb2.CompareSidesRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.SideComparison.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PredictRuntime(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/PredictRuntime',
+            whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,51 @@
+"""Questions that take long: one at a time, off the event loop, and few that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import grpc
+
+from central.api.paging import Context, abort
+
+__all__ = ["Worker"]
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """One thread for all of a kind: ingest and builds share the machine with it.
+
+    Args:
+        most_waiting: behind the one that is answered; further ones are refused.
+
+    """
+
+    def __init__(self, most_waiting: int) -> None:
+        self._most_waiting = most_waiting
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="fleet questions")
+        self._lock = threading.Lock()
+        self._asked = 0
+
+    async def run(self, call: Callable[[], Result], context: Context) -> Result:
+        """Return what `call` returns; ends the call with RESOURCE_EXHAUSTED where too many wait already.
+
+        A caller who leaves while waiting is no longer waited for; what is running runs to its end.
+        """
+        with self._lock:
+            is_full = self._asked > self._most_waiting
+            self._asked += not is_full
+        if is_full:
+            message = f"{self._most_waiting} questions of this kind wait already; ask again in a while"
+            await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        found = self._pool.submit(call)
+        found.add_done_callback(self._done)
+        return await asyncio.wrap_future(found)
+
+    def _done(self, _found: Future[Any]) -> None:
+        with self._lock:
+            self._asked -= 1
