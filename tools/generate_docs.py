@@ -208,7 +208,7 @@ Times are integers, nanoseconds since 1970. In JSON a number that is not known i
 in lower case. Lists come in pages of `page_size` rows (100, at most 1000): `next_page_token` of one answer is the
 `page_token` of the next request, with the same filters; it is empty on the last page. An error is
 `{"error": "one line"}` with status 400 (the request), 403 (the certificate), 404 (nothing there), 410 (a version that
-is no longer kept), 503 (try again later).
+is no longer kept, or no model of runtimes), 429 (too many long questions wait), 503 (try again later).
 
 ## Requests"""
 

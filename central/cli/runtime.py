@@ -11,15 +11,17 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
+from central.lake import Lake
 from central.runtime.evaluate import measure_model
 from central.runtime.fit import FitOptions
 from central.runtime.fit import fit as fit_model
+from central.runtime.lake_rows import read_lake
 from central.runtime.model import Model, read_model, write_model
-from central.runtime.predict import UNKNOWN, parse_epsilons, predict_rows
+from central.runtime.predict import UNKNOWN, parse_epsilons, predict_rows, write_table
 from central.runtime.tables import read_features, read_log_runtimes, read_rows
 from central.runtime.update import update as update_model
 from whitepanda.common.cli import console, errors, print_json
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(
     help="How long workloads run on platforms, alone or beside others, and bounds of that.",
@@ -193,6 +195,57 @@ def evaluate(
         print_json({"co_runners": result})
         return
     _print_measures(result)
+
+
+@app.command()
+def observations(
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="Central's, a folder or s3://bucket/prefix.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write three tables to.")],
+    days: Annotated[int, typer.Option(min=1, max=3660, help="So many of the newest days of slots.")] = 7,
+    max_rows: Annotated[
+        int, typer.Option(min=100, max=1_000_000, help="About so many at most, of more a sample.")
+    ] = 200_000,
+    slot_s: Annotated[float, typer.Option(min=1, max=86_400, help="As build.slot_s of central.")] = 300.0,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Make the tables that `runtime fit` reads from central's lake.
+
+    A row per busy VM and slot: its job, CPU platform, the jobs of the other busy VMs on the machine, and as the runtime
+    the CPU time of 1e9 instructions, us. The tables of names have no features.
+    """
+    if "://" not in lake and not Path(lake).is_dir():
+        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    found = read_lake(Lake(lake), slot_s=slot_s, days=days, max_rows=max_rows)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be made: {error.strerror}") from error
+    for name in ("observations", "workloads", "platforms"):
+        write_table(out / f"{name}.parquet", getattr(found, name))
+    counts = {
+        "rows": found.observations.num_rows,
+        "workloads": found.workloads.num_rows,
+        "platforms": found.platforms.num_rows,
+        "days": found.days,
+        "share": found.share,
+        "machine_slots_too_crowded": found.crowded,
+        "vm_slots_without_instructions": found.not_counted,
+    }
+    if json:
+        print_json({"out": str(out), **counts})
+        return
+    names = f"{counts['workloads']:,} workloads, {counts['platforms']:,} platforms"
+    console.print(f"{counts['rows']:,} rows of {found.days:,} days: {names}", markup=False)
+    if found.share < 1:
+        console.print(f"a sample: {found.share:.1%} of the machines' slots", markup=False)
+    if found.crowded or found.not_counted:
+        console.print(
+            f"left out: {found.not_counted:,} VMs' slots without instructions, {found.crowded:,} machines' slots "
+            "with more than 65 busy VMs",
+            markup=False,
+            soft_wrap=True,
+        )
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 def _print_measures(result: dict[str, Any]) -> None:

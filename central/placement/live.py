@@ -20,7 +20,10 @@ from central.lake import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
 
-__all__ = ["JobLoading", "LiveFleet", "Snapshot"]
+__all__ = ["BUSY_CORES", "JobLoading", "LiveFleet", "Snapshot"]
+
+#: VMs that use less disturb nobody, for predictions of runtimes.
+BUSY_CORES = 0.05
 
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
@@ -52,7 +55,7 @@ class JobLoading:
 class Snapshot:
     """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there.
 
-    `running` has the job of each of these VMs, by host.
+    `running` has the job of each of these VMs that is busy (`BUSY_CORES`), by host.
     """
 
     since_unix_ns: int
@@ -126,7 +129,7 @@ class LiveFleet:
         shares = np.column_stack(rates) if used else np.zeros((n, 0))
         hosts = sorted({*self._connected(), *rows["machine"]})
         index = {name: k for k, name in enumerate(hosts)}
-        totals = np.zeros((len(hosts), len(used)))
+        totals, counts = np.zeros((len(hosts), len(used))), [0] * len(hosts)
         running: list[list[str]] = [[] for _ in hosts]
         by_job: dict[str, list[int]] = {}
         last_seen: dict[str, int] = {}
@@ -141,13 +144,15 @@ class LiveFleet:
             if rows["last"][k] >= gone_before:
                 host = index[rows["machine"][k]]
                 totals[host] += np.nan_to_num(shares[k])
-                running[host].append(rows["job"][k])
+                counts[host] += 1
+                if rows["cpu_usage_cores"][k] >= BUSY_CORES:
+                    running[host].append(rows["job"][k])
         jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in by_job.items()}
         names = tuple(name for name, _, _ in used)
         units = np.array([cap if name == "cpu" else 1.0 for name, _, cap in used])
         made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
         here = tuple(tuple(sorted(names)) for names in running)
-        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(map(len, here)), here)
+        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here)
 
 
 def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:

@@ -105,6 +105,14 @@ def test_an_answer_is_kept_for_a_while_and_resources_are_those_that_are_set(lake
     assert (only_cpu.resources, only_cpu.hosts.units.tolist()) == (("cpu",), [32.0])
 
 
+def test_vms_that_idle_are_there_and_disturb_nobody(tmp_path):
+    made = Lake(tmp_path / "windows")
+    rows = [window("h1", "a", "web", 0.05), window("h1", "b", "idle", 0.049), window("h1", "c", "db", 1.0)]
+    made.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment_stem("central-0", "0badcafe", 1))
+    found = live(made).snapshot()
+    assert (found.hosts.names, found.vms, found.running) == (("h1", "h3"), (3, 0), (("db", "web"), ()))
+
+
 def test_an_empty_lake(tmp_path):
     found = live(Lake(tmp_path / "empty")).snapshot()
     assert (found.jobs, found.hosts.names, found.vms) == ({}, ("h1", "h3"), (0, 0))

@@ -1,0 +1,138 @@
+"""Observations of runtimes from the slots of central's lake.
+
+One row per busy VM and slot: its job is the workload, the CPU platform the platform, the jobs of the other busy VMs on
+the machine in that slot the interferers, and the CPU time that it took for 1e9 instructions, in us, the runtime. That
+grows with what others take of caches, memory and frequency; waiting for a CPU, disks and network is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from central.lake import Lake, LakeError
+from central.placement.live import BUSY_CORES
+from central.slots import SlotStore
+from whitepanda.common.errors import InputError
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+__all__ = ["LakeRows", "read_lake"]
+
+_ENGINE = {"threads": 1, "memory_limit": "1GiB"}
+#: What a table of observations may have (`central.runtime.tables`).
+_MOST_INTERFERERS = 64
+_INSTRUCTIONS = 1e9
+_PARTS = 1 << 20  # that the machines' slots are dealt to, to take a share of them
+
+
+@dataclass(frozen=True, slots=True)
+class LakeRows:
+    """What the lake tells.
+
+    Attributes:
+        observations: workload, platform, interferers (lists), runtime_us.
+        workloads: names of all, also of those that only disturbed.
+        platforms: names of all.
+        days: of slots, that were read.
+        share: of the machines' slots that were taken; 1 unless there were too many rows.
+        crowded: machines' slots left out because more VMs were busy than a table of observations may name.
+        not_counted: VMs' slots without instructions in every window; these VMs still disturb others.
+
+    """
+
+    observations: pa.Table
+    workloads: pa.Table
+    platforms: pa.Table
+    days: int
+    share: float
+    crowded: int
+    not_counted: int
+
+
+def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRows:
+    """Make observations of the last days of slots.
+
+    Args:
+        lake: where from.
+        slot_s: length of its slots (build.slot_s), s.
+        days: so many of the newest days.
+        max_rows: about so many at most: of more, whole machines' slots are taken by a hash of their names.
+
+    Raises:
+        InputError: there are no slots, or none with instructions.
+        LakeError: the lake is damaged or newer than this program.
+
+    """
+    import ibis  # noqa: PLC0415 - takes a second, and only the lake needs it
+
+    store = SlotStore(lake, round(slot_s * 1e9))
+    manifests = list(store.manifests().values())[-days:]
+    if not manifests:
+        raise InputError(
+            f"lake {lake.name}: no slots of {slot_s:g} s; central makes them when it builds (build.slot_s)"
+        )
+    connection = ibis.duckdb.connect(**_ENGINE)
+    try:
+        busy = store.read(connection, manifests)
+        busy = busy.filter(busy.usage >= BUSY_CORES)
+        total = int(connection.to_pyarrow(busy.count()).as_py())
+        share = min(1.0, max_rows / total) if total else 1.0
+        part = (busy.machine + "/" + busy.slot_start_ns.cast("string")).hash() % _PARTS
+        rows = connection.to_pyarrow(_columns(busy.filter(part.abs() < share * _PARTS))).to_pylist()
+    except Exception as error:  # the engine's own kinds differ by back end
+        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+    finally:
+        connection.disconnect()
+    found = _observed(rows)
+    if not found["workload"]:
+        raise InputError(
+            f"lake {lake.name}: no VM used {BUSY_CORES:g} cores with its instructions counted on the last "
+            f"{len(manifests)} days of slots; agents need perf counters for that"
+        )
+    crowded, not_counted = found.pop("crowded"), found.pop("not_counted")
+    table = pa.table({**found, "interferers": pa.array(found["interferers"], pa.list_(pa.string()))})
+    workloads = sorted({row["job"] for row in rows})
+    return LakeRows(
+        table,
+        pa.table({"workload": workloads}),
+        pa.table({"platform": sorted(set(found["platform"]))}),
+        len(manifests),
+        share,
+        crowded,
+        not_counted,
+    )
+
+
+def _columns(busy: ir.Table) -> ir.Table:
+    """Name, in order, what is needed of each VM; the runtime is null where a window lacks its counters."""
+    is_counted = (busy.cpi_time_ns == busy.usage_time_ns) & (busy.instructions > 0)
+    time_us = busy.usage_core_ns / 1e3 / (busy.instructions.cast("float64") / _INSTRUCTIONS)
+    return busy.select(
+        "machine", "slot_start_ns", "vm", "job", "platform", runtime_us=is_counted.ifelse(time_us, None)
+    ).order_by("machine", "slot_start_ns", "vm")
+
+
+def _observed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put each VM beside the others of its machine's slot."""
+    found: dict[str, Any] = {name: [] for name in ("workload", "platform", "interferers", "runtime_us")}
+    found |= {"crowded": 0, "not_counted": 0}
+    for _, group in groupby(rows, key=lambda row: (row["machine"], row["slot_start_ns"])):
+        here = list(group)
+        if len(here) > _MOST_INTERFERERS + 1:
+            found["crowded"] += 1
+            continue
+        jobs = [row["job"] for row in here]
+        for place, row in enumerate(here):
+            if row["runtime_us"] is None:
+                found["not_counted"] += 1
+                continue
+            found["workload"].append(row["job"])
+            found["platform"].append(row["platform"])
+            found["interferers"].append(sorted(jobs[:place] + jobs[place + 1 :]))
+            found["runtime_us"].append(row["runtime_us"])
+    return found
