@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
@@ -15,9 +16,11 @@ from central.api.work import Worker
 from central.journal import Journal
 from central.models.pitot import ALONE, Rows
 from central.placement.live import LiveFleet
-from central.runtime.model import Model, read_model
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
+
+if TYPE_CHECKING:
+    from central.runtime.model import Model
 
 __all__ = ["ModelFile", "RuntimeQueries"]
 
@@ -47,6 +50,8 @@ class ModelFile:
                 "no model of runtimes: make one with `whitepanda runtime fit`, name its file as runtime.model in "
                 "central's configuration"
             )
+        from central.runtime.model import read_model  # noqa: PLC0415 - costs memory, only where it is asked for
+
         with self._lock:
             try:
                 found = Path(self._path).stat()

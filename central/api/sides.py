@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
-import numpy as np
 
 from central.api.paging import Context, abort
-from central.api.work import Worker
-from central.fleet.lake_rows import Side, metrics, read_side
-from central.fleet.plan import Plan, PlanOptions, make_plan
-from central.fleet.tables import Rows, jobs_of
+from central.api.work import NotThereError, Worker
 from central.lake import Lake, LakeError
-from central.models.wsmeter import MIN_INSTANCES, Comparison, Interval, TooLittleCovered, compare
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["SideQueries"]
 
 Answer = TypeVar("Answer")
-
-_S_NS = 10**9
-_WEEK_NS = 7 * 86_400 * _S_NS
-_MAX_SPAN_DAYS = 92
-_MAX_INT64 = 2**63 - 1
-_MAX_HOSTS = 10_000
-_MAX_TASKS = 500_000  # of a side
-_MAX_PLANNED = 10_000  # jobs of one answer, which the protocol's limit of 4 MiB still holds
-_SHOWN_JOBS = 1000
-_MIN_COVERAGE = 0.8  # as `whitepanda fleet compare` has it
-_ENGINE = {"threads": 1, "memory_limit": "512MiB"}
-
-
-class _NotThereError(InputError):
-    """The lake has no such samples."""
 
 
 class SideQueries:
@@ -54,32 +32,32 @@ class SideQueries:
     ) -> fleet_pb2.ObservationPlan:
         """How many instances of which jobs to observe for a margin, at the least cost."""
         await self.check_operator(context)
-        try:
-            options = _plan_options(request)
-            metric = _metric(request.metric)
-            side = _side("jobs", request, "", (), self._clock_unix_ns())
-        except InputError as error:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await self._told(lambda: _plan(self._lake, side, metric, options), context)
+
+        def answer() -> fleet_pb2.ObservationPlan:
+            from central.api.side_answers import plan_observation  # noqa: PLC0415 - scipy, only where it is asked for
+
+            return plan_observation(self._lake, request, self._clock_unix_ns())
+
+        return await self._told(answer, context)
 
     async def CompareSides(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.CompareSidesRequest, context: Context
     ) -> fleet_pb2.SideComparison:
         """The weighted metric of the jobs that both sides have, and its difference."""
         await self.check_operator(context)
-        try:
-            metric = _metric(request.metric)
-            options = _compare_options(request)
-            sides = _sides(request, self._clock_unix_ns())
-        except InputError as error:
-            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return await self._told(lambda: _compare(self._lake, sides, metric, options), context)
+
+        def answer() -> fleet_pb2.SideComparison:
+            from central.api.side_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
+
+            return compare_sides(self._lake, request, self._clock_unix_ns())
+
+        return await self._told(answer, context)
 
     async def _told(self, call: Callable[[], Answer], context: Context) -> Answer:
         """Run it off the loop; what is wrong is one line with the names of the request's fields."""
         try:
             return await self._heavy.run(call, context)
-        except _NotThereError as error:
+        except NotThereError as error:
             await abort(context, grpc.StatusCode.NOT_FOUND, str(error))
         except InputError as error:
             # The command line's options are called as the fields are.
@@ -87,208 +65,3 @@ class SideQueries:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         except LakeError as error:
             await abort(context, grpc.StatusCode.INTERNAL, str(error))
-
-
-def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
-    if not (math.isfinite(request.margin_percent) and request.margin_percent > 0):
-        raise InputError(f"margin_percent must be above 0 (value {request.margin_percent:g})")
-    return PlanOptions(
-        request.margin_percent,
-        _number("t", request.t, 2.0, 0.01, 100.0),
-        _min_instances(request.min_instances),
-        request.top or None,
-        _number("coverage", request.coverage, 1.0, 0.0, 1.0) if request.coverage else None,
-        _number("design_effect", request.design_effect, 1.0, 1.0, 1e6),
-    )
-
-
-def _compare_options(request: fleet_pb2.CompareSidesRequest) -> dict[str, Any]:
-    return {
-        "min_instances": _min_instances(request.min_instances),
-        "min_coverage": _number("min_coverage", request.min_coverage, _MIN_COVERAGE, 0.0, 1.0),
-        "top": request.top or None,
-        "confidence": _number("confidence", request.confidence, 0.95, 0.5, 0.9999),
-    }
-
-
-def _number(name: str, value: float, default: float, low: float, high: float) -> float:
-    if value == 0.0:
-        return default
-    if not low <= value <= high:
-        raise InputError(f"{name} must be {low:g} to {high:g}, or 0 for {default:g} (value {value:g})")
-    return value
-
-
-def _min_instances(value: int) -> int:
-    if value == 1:
-        raise InputError("min_instances must be 2 or more, or 0 for 4 (value 1)")
-    return value or MIN_INSTANCES
-
-
-def _metric(name: str) -> str:
-    found = name or "ipc"
-    if found not in metrics():
-        raise InputError(f"metric {found[:80]!r} is not in the lake; it has {', '.join(metrics())}")
-    return found
-
-
-def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, Side]:
-    if request.current_rest and request.new_rest:
-        raise InputError(
-            "current_rest and new_rest cannot both be; rest are the hosts that the other side lacks"
-        )
-    made = []
-    for name, other in (("current", "new"), ("new", "current")):
-        not_hosts: tuple[str, ...] = ()
-        if getattr(request, f"{name}_rest"):
-            not_hosts = tuple(getattr(request, f"{other}_hosts"))
-            if not not_hosts or getattr(request, f"{name}_hosts"):
-                raise InputError(
-                    f"{name}_rest needs {other}_hosts and no {name}_hosts: rest are the hosts not named there"
-                )
-        made.append(_side(name, request, f"{name}_", not_hosts, now_ns))
-    if replace(made[0], text="") == replace(made[1], text=""):
-        raise InputError("current and new are the same samples; give hosts, platform or times of each")
-    return made[0], made[1]
-
-
-def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_ns: int) -> Side:
-    hosts = tuple(getattr(request, f"{prefix}hosts", ()))
-    if max(len(hosts), len(not_hosts)) > _MAX_HOSTS:
-        raise InputError(f"{prefix}hosts must be at most {_MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
-    until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64) or now_ns
-    since = getattr(request, f"{prefix}since_unix_ns") or max(until - _WEEK_NS, 0)
-    if not since < until:
-        raise InputError(
-            f"{prefix}since_unix_ns must be before {prefix}until_unix_ns (values {since}, {until})"
-        )
-    days = (until - since) / (86_400 * _S_NS)
-    if days > _MAX_SPAN_DAYS:
-        raise InputError(
-            f"{prefix}until_unix_ns must be at most {_MAX_SPAN_DAYS} days after {prefix}since_unix_ns "
-            f"(value {days:.0f} days)"
-        )
-    platform = getattr(request, f"{prefix}platform") or None
-    return Side(name, hosts or None, not_hosts, platform, since, until)
-
-
-def _read(lake: Lake, side: Side, metric: str) -> Rows:
-    try:
-        return read_side(lake, side, metric, engine=_ENGINE, max_tasks=_MAX_TASKS)
-    except InputError as error:
-        raise _NotThereError(str(error)) from error
-
-
-def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb2.ObservationPlan:
-    rows = _read(lake, side, metric)
-    jobs = jobs_of(rows)
-    if not len(jobs.job):
-        raise _NotThereError(
-            f"no job's {metric} varies between its instances there; there is nothing to plan"
-        )
-    made = make_plan(jobs, options)
-    if len(made.jobs.job) > _MAX_PLANNED:
-        raise InputError(
-            f"{len(made.jobs.job):,} jobs are more than an answer holds; set top to {_MAX_PLANNED} or less"
-        )
-    flat = len(np.unique(rows.observed.job)) - len(jobs.job)
-    return _plan_message(made, rows, flat, side)
-
-
-def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.ObservationPlan:
-    found, jobs = made.solution, made.jobs
-    return fleet_pb2.ObservationPlan(
-        metric=rows.metric,
-        weighed_by=rows.weighed_by,
-        jobs=[
-            fleet_pb2.PlannedJob(
-                job=str(jobs.job[k]),
-                observe=int(found.observe[k]),
-                instances=int(jobs.instances[k]),
-                weight=float(jobs.weight[k]),
-                mean=float(jobs.mean[k]),
-                std=float(jobs.std[k]),
-                cost=float(jobs.cost[k] * found.observe[k]),
-            )
-            for k in range(len(jobs.job))
-        ],
-        cost=found.cost,
-        is_optimal=found.is_optimal,
-        lower_bound=found.lower_bound,
-        gap_ratio=found.gap_ratio,
-        instances=int(found.observe.sum()),
-        expected_margin_percent=made.expected_margin_percent,
-        metric_mean=made.metric_mean,
-        coverage=made.coverage,
-        jobs_too_few=len(made.left_out),
-        jobs_without_spread=flat,
-        since_unix_ns=side.from_ns or 0,
-        until_unix_ns=side.until_ns or 0,
-    )
-
-
-def _compare(
-    lake: Lake, sides: tuple[Side, Side], metric: str, options: dict[str, Any]
-) -> fleet_pb2.SideComparison:
-    current, new = (_read(lake, side, metric) for side in sides)
-    try:
-        found = compare(current.observed, new.observed, current.weights, **options)
-    except TooLittleCovered as error:
-        raise InputError(
-            f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time, "
-            "or lower min_coverage or min_instances"
-        ) from error
-    message = _comparison_message(found, current)
-    for name, side in zip(("current", "new"), sides, strict=True):
-        setattr(message, f"{name}_since_unix_ns", side.from_ns)
-        setattr(message, f"{name}_until_unix_ns", side.until_ns)
-    return message
-
-
-def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparison:
-    return fleet_pb2.SideComparison(
-        metric=rows.metric,
-        weighed_by=rows.weighed_by,
-        current=_estimate(found.current),
-        new=_estimate(found.new),
-        difference_percent=_estimate(found.difference, 100.0),
-        p=found.p,
-        independent_percent=_estimate(found.independent, 100.0),
-        baseline_percent=None if found.baseline is None else _estimate(found.baseline, 100.0),
-        coverage=found.coverage,
-        confidence=found.confidence,
-        current_machines=found.machines[0],
-        new_machines=found.machines[1],
-        current_instances=found.instances[0],
-        new_instances=found.instances[1],
-        left_out=[
-            fleet_pb2.JobsLeftOut(reason=reason, count=count) for reason, count in found.left_out.items()
-        ],
-        jobs=[
-            fleet_pb2.ComparedJob(
-                job=str(job.job),
-                weight=job.weight,
-                current=job.current,
-                new=job.new,
-                current_instances=job.instances[0],
-                new_instances=job.instances[1],
-                difference_percent=_estimate(job.difference, 100.0),
-                p=job.p,
-                adjusted_p=job.adjusted_p,
-                verdict=job.verdict,
-            )
-            for job in found.jobs[:_SHOWN_JOBS]
-        ],
-        jobs_in_all=len(found.jobs),
-    )
-
-
-def _estimate(found: Interval, scale: float = 1.0) -> fleet_pb2.Estimate:
-    return fleet_pb2.Estimate(
-        value=scale * found.value,
-        low=scale * found.low,
-        high=scale * found.high,
-        standard_error=scale * found.standard_error,
-        degrees_of_freedom=found.degrees,
-    )

@@ -11,10 +11,15 @@ from typing import Any, TypeVar
 import grpc
 
 from central.api.paging import Context, abort
+from whitepanda.common.errors import InputError
 
-__all__ = ["Worker"]
+__all__ = ["NotThereError", "Worker"]
 
 Result = TypeVar("Result")
+
+
+class NotThereError(InputError):
+    """There is nothing of what is asked for."""
 
 
 class Worker:

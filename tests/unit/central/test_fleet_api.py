@@ -130,6 +130,11 @@ METHODS = {
     "ListCoefficients": fleet_pb2.ListCoefficientsRequest,
     "ListEvents": fleet_pb2.ListEventsRequest,
 }
+DECISIONS = {
+    "PlanObservation": fleet_pb2.PlanObservationRequest,
+    "CompareSides": fleet_pb2.CompareSidesRequest,
+    "PredictRuntime": fleet_pb2.PredictRuntimeRequest,
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -140,6 +145,29 @@ async def test_only_operators_may_ask(served, method):
         details == "only operators may ask; none of this certificate's names (host-1) is in central.operators"
     )
     await served.ask(method, METHODS[method]())
+
+
+async def test_decisions_are_refused_with_a_code_and_a_line(served):
+    """What they answer is tested where their numbers are."""
+    jobs = fleet_pb2.PlanObservationRequest(margin_percent=3)
+    sides = fleet_pb2.CompareSidesRequest(current_platform="p", new_platform="q")
+    runtime = fleet_pb2.PredictRuntimeRequest(job="web", platform="p", epsilons=[0.1])
+    for method, request, wanted, said in (
+        ("PlanObservation", jobs, "NOT_FOUND", "side 'jobs': no task of the lake has ipc there"),
+        ("CompareSides", sides, "NOT_FOUND", "side 'current': no task of the lake has ipc there"),
+        ("CompareSides", None, "INVALID_ARGUMENT", "current and new are the same samples"),
+        (
+            "PredictRuntime",
+            runtime,
+            "FAILED_PRECONDITION",
+            "no model of runtimes: make one with `whitepanda runtime",
+        ),
+        ("PredictRuntime", None, "INVALID_ARGUMENT", "name the job"),
+    ):
+        code, details = await served.refusal(method, request or DECISIONS[method](), "operator")
+        assert (code, details[: len(said)]) == (wanted, said)
+        code, _ = await served.refusal(method, request or DECISIONS[method](), "host-1")
+        assert code == "PERMISSION_DENIED"
 
 
 async def test_status_before_anything(served):
