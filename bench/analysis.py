@@ -85,7 +85,10 @@ def as_vms(tick: Tick) -> list[Any]:
         for name, parts in SUMS.items():
             known |= dict.fromkeys(parts, row[INDEX[name]] / 2)
         rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))
-        vms.append(SimpleNamespace(identity=identity_of(key), job="job", latency_sensitive=True, rates=rates))
+        identity = identity_of(key)
+        vms.append(
+            SimpleNamespace(identity=identity, job="job", latency_sensitive=True, workers=None, rates=rates)
+        )
     return vms
 
 
