@@ -157,7 +157,9 @@ class Bucket:
         try:
             fsspec = importlib.import_module("fsspec")  # only lakes in an object store need it
         except ImportError as error:
-            raise UnavailableError(f"lake {url}: s3fs is not installed; pip install 'whitepanda[s3]'") from error
+            raise UnavailableError(
+                f"lake {url}: s3fs is not installed; pip install 'whitepanda[s3]'"
+            ) from error
         self.root = url.rstrip("/")
         fixed = {"use_listings_cache": False, "skip_instance_cache": True}
         with self._told("connect to", ""):
