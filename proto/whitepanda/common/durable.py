@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ __all__ = ["replacing", "sync_folder"]
 def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
     """Write a file anew: what is written takes the place of `path` at the end, once it is on the disk.
 
-    After any error, also one of the caller's, `path` is as it was, and nothing lies beside it.
+    After any error, also one of the caller's, `path` is as it was, and nothing lies beside it. A device, a pipe and
+    what links into /proc (/dev/stdout) are no files to be replaced: they are opened and written as they are.
 
     Args:
         path: the file; its folder must be there.
@@ -30,6 +32,10 @@ def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
         OSError: it cannot be written.
 
     """
+    if _is_written_in_place(path):
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as there:
+            yield there
+        return
     unfinished, file = create_beside(path)
     try:
         with file:
@@ -41,6 +47,16 @@ def replacing(path: Path, *, mode: int) -> Iterator[IO[bytes]]:
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)  # the rename itself
+
+
+def _is_written_in_place(path: Path) -> bool:
+    """Whether something is there that is no regular file; a folder too, whose opening then says so at once."""
+    try:
+        if path.is_symlink() and path.readlink().is_relative_to("/proc"):
+            return True
+        return not stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def sync_folder(folder: Path) -> None:

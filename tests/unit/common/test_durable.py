@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,53 @@ def test_after_a_failure_there_is_the_old_file_and_nothing_beside_it(path, monke
 def test_no_folder_is_told(tmp_path):
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "file", mode=0o600):
         pass
+
+
+def test_a_device_stays_one_and_what_it_says_is_told(tmp_path):
+    device = tmp_path / "full"
+    device.symlink_to("/dev/full")
+    for path in (device, Path("/dev/full")):
+        with pytest.raises(OSError, match="No space left"), replacing(path, mode=0o600) as file:
+            file.write(b"new")
+        assert stat.S_ISCHR(path.stat().st_mode)
+    with replacing(Path("/dev/null"), mode=0o600) as file:
+        file.write(b"new")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert stat.S_IMODE(Path("/dev/null").stat().st_mode) == 0o666
+    assert device.is_symlink()
+
+
+def test_a_pipe_is_written(tmp_path):
+    path, read = tmp_path / "pipe", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    with replacing(path, mode=0o600) as file:
+        file.write(b"new")
+    reader.join()
+    assert read == [b"new"]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_standard_output_in_a_file_is_written_and_its_link_stays(tmp_path):
+    link, path = tmp_path / "stdout", tmp_path / "file"
+    with path.open("wb") as file:
+        link.symlink_to(f"/proc/self/fd/{file.fileno()}")
+        with replacing(link, mode=0o600) as stream:
+            stream.write(b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+
+
+def test_a_link_to_a_file_is_replaced_and_the_file_is_not(tmp_path):
+    link, path = tmp_path / "link", tmp_path / "file"
+    path.write_bytes(OLD)
+    link.symlink_to(path)
+    with replacing(link, mode=0o600) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), link.read_bytes(), link.is_symlink()) == (OLD, b"new", False)
+
+
+def test_a_folder_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(IsADirectoryError), replacing(tmp_path, mode=0o600):
+        pytest.fail("the caller went to work")
