@@ -11,13 +11,14 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
+from central.cli._outputs import TABLES, check_output
 from central.lake import Lake
 from central.runtime.evaluate import measure_model
 from central.runtime.fit import FitOptions
 from central.runtime.fit import fit as fit_model
 from central.runtime.lake_rows import read_lake
 from central.runtime.model import Model, read_model, write_model
-from central.runtime.predict import UNKNOWN, parse_epsilons, predict_rows, write_table
+from central.runtime.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
 from central.runtime.tables import read_features, read_log_runtimes, read_rows
 from central.runtime.update import update as update_model
 from whitepanda.common.cli import console, errors, print_json
@@ -68,8 +69,8 @@ def fit(
     An interferer that is empty means alone; several are columns interferer_1, interferer_2 and so on, or one column
     interferers with a list or names between semicolons.
     """
-    _refuse_same(
-        out=out,
+    check_output(
+        out,
         observations=observations,
         workload_features=workload_features,
         platform_features=platform_features,
@@ -118,7 +119,7 @@ def predict(
 
     The rows are written in their order, with the columns predicted_us and bound_us_EPSILON.
     """
-    _refuse_same(out=out, rows=rows, model=model)
+    check_output(out, suffixes=TABLES, rows=rows, model=model)
     found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out)
     if json:
         print_json({
@@ -148,7 +149,7 @@ def update(
     Runs of new workloads on known platforms, and of known workloads on new platforms. Bounds stay those of the fit:
     nothing calibrates them for new names.
     """
-    _refuse_same(out=out, observations=observations)
+    check_output(out, observations=observations)
     named = read_rows(observations)
     grown, found = update_model(read_model(model), named, read_log_runtimes(named))
     write_model(out, grown)
@@ -181,12 +182,12 @@ def evaluate(
     fitted = read_model(model)
     named = read_rows(observations)
     log_us = read_log_runtimes(named)
-    epsilons = [value for _, value in parse_epsilons(epsilon)]
+    words, epsilons = zip(*parse_epsilons(epsilon), strict=True)
     rows = named.placed(fitted.workloads, fitted.platforms, UNKNOWN)
     try:
-        result = measure_model(fitted, rows, log_us, epsilons)
+        result = measure_model(fitted, rows, log_us, epsilons, words)
     except ValueError as error:
-        raise InputError(f"--epsilon: {error}; fit with more rows") from error
+        raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
     if _provenance(observations)["sha256"] == fitted.provenance.get("sha256"):
         errors.print(
             "warning: the model was fitted to this very file; errors of new rows are larger", style="yellow"
@@ -249,28 +250,32 @@ def observations(
 
 
 def _print_measures(result: dict[str, Any]) -> None:
-    grid = Grid(title="Error and bounds by number of co-runners", title_justify="left")
-    for name in ("beside", "rows", "error", "by t_hat", "epsilon", "covered", "margin (eq. 11)", "by bound"):
-        grid.add_column(name, justify="right", no_wrap=True)
+    """Print two tables: both fit 80 columns."""
+    grid = Grid(title="Error by number of co-runners", title_justify="left")
+    for name in ("beside", "rows", "error", "by t_hat"):
+        grid.add_column(name, justify="right")
     for count, line in result.items():
-        first = [
-            count,
-            f"{line['rows']:,}",
-            f"{line['mape']:.2%} ± {line['mape_half_width']:.2%}",
-            f"{line['mape_by_prediction']:.2%}",
-        ]
-        for epsilon, bound in line["bounds"].items():
-            if bound is None:
-                grid.add_row(*first, epsilon, "-", "-", "-")
-            else:
-                covered = (
-                    f"{bound['coverage']:.2%} ({bound['coverage_low']:.2%} to {bound['coverage_high']:.2%})"
-                )
-                grid.add_row(
-                    *first, epsilon, covered, f"{bound['margin']:.2%}", f"{bound['margin_by_bound']:.2%}"
-                )
-            first = [""] * 4
+        error = f"{_percent(line['mape'])} ± {_percent(line['mape_half_width'])}"
+        grid.add_row(count, f"{line['rows']:,}", error, _percent(line["mape_by_prediction"]))
     console.print(grid)
+    grid = Grid(title="Bounds", title_justify="left")
+    for name in ("beside", "epsilon", "covered", "margin", "by bound"):
+        grid.add_column(name, justify="right")
+    for count, line in result.items():
+        first = count
+        for epsilon, bound in line["bounds"].items():
+            cells = ["-"] * 3
+            if bound is not None:
+                low, high = _percent(bound["coverage_low"]), _percent(bound["coverage_high"])
+                cells = [f"{_percent(bound['coverage'])} ({low} to {high})"]
+                cells += [_percent(bound["margin"]), _percent(bound["margin_by_bound"])]
+            grid.add_row(first, epsilon, *cells)
+            first = ""
+    console.print(grid)
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2%}"
 
 
 def _progress() -> Progress:
@@ -281,6 +286,7 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
         console=errors,
         transient=True,
+        disable=not errors.is_terminal,
     )
 
 
@@ -297,10 +303,3 @@ def _provenance(observations: Path) -> dict[str, Any]:
     with observations.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"whitepanda": metadata.version("whitepanda"), "observations": observations.name, "sha256": digest}
-
-
-def _refuse_same(out: Path, **files: Path) -> None:
-    """Refuse to write over what is read: measurements are dear."""
-    for name, file in files.items():
-        if out.resolve() == file.resolve():
-            raise InputError(f"{out}: --out is the file of {name} itself; give the name of another file")

@@ -33,9 +33,15 @@ _LEFT_OUT = {
 
 
 class Table:
-    """The rows of one CSV or Parquet file, in the file's order."""
+    """The rows of one CSV or Parquet file, in the file's order.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        texts: leave every column of a CSV file as the text that it is: a name 1.10 stays 1.10.
+
+    """
+
+    def __init__(self, path: Path, *, texts: bool = False) -> None:
         """Read the file.
 
         Raises:
@@ -49,7 +55,8 @@ class Table:
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
         _check_file(path)
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
-        reader = "read_parquet(?)" if is_parquet else "read_csv(?, header = true, sample_size = -1)"
+        how = "all_varchar = true" if texts else "sample_size = -1"
+        reader = "read_parquet(?)" if is_parquet else f"read_csv(?, header = true, {how})"
         try:
             self._duckdb.execute(f"CREATE TABLE read AS SELECT * FROM {reader}", [name])  # noqa: S608 - constants
             self._duckdb.execute("CREATE TABLE runs AS SELECT *, rowid AS __row FROM read")
@@ -94,7 +101,7 @@ class Table:
         if is_wrong.any():
             row = int(np.flatnonzero(is_wrong)[0])
             raise InputError(
-                f"{self.path}: column {name} must be numbers (row {row + 1}: {raw[row].as_py()!r})"
+                f"{self.path}: column {name} must be numbers (row {row + 1}: {_shown(raw[row])})"
             )
         return values
 
@@ -372,6 +379,13 @@ def _check_header(path: Path, columns: int) -> None:
 
 def _delimiter(header: str) -> str:
     return max(",;\t|", key=header.count)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())
+    except (OverflowError, ValueError):  # DuckDB takes a column of `inf` for dates, which Python has not
+        return "a date that is not finite, as DuckDB reads inf"
 
 
 def _quoted(name: str) -> str:

@@ -20,14 +20,22 @@ Floats = NDArray[np.float64]
 _Z_95 = 1.959964
 
 
-def measure_model(model: Model, rows: Rows, log_us: Floats, epsilons: Sequence[float]) -> dict[str, Any]:
+def measure_model(
+    model: Model, rows: Rows, log_us: Floats, epsilons: Sequence[float], words: Sequence[str] = ()
+) -> dict[str, Any]:
     """Measure a model on rows: see `measure`."""
     estimates = model.estimate(rows)
-    return measure(rows, log_us, estimates.log_us, model.bounds(rows, estimates, epsilons), epsilons)
+    bounds = model.bounds(rows, estimates, epsilons)
+    return measure(rows, log_us, estimates.log_us, bounds, epsilons, words)
 
 
 def measure(
-    rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, epsilons: Sequence[float]
+    rows: Rows,
+    log_us: Floats,
+    predicted: Floats,
+    bounds: Floats,
+    epsilons: Sequence[float],
+    words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measure predictions, for each number of co-runners.
 
@@ -37,13 +45,22 @@ def measure(
         predicted: logarithm of the predicted ones, shape (n,).
         bounds: logarithm of the bounds, shape (epsilons, n), NaN where there is none.
         epsilons: shares of runs that may take longer.
+        words: what the epsilons are called in the result, as the user wrote them; by default `{epsilon:g}`.
 
     Returns:
         By number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
-        95 % interval; mape_by_prediction, that of |t / t_hat - 1|, as the paper's authors' code has it; per epsilon
-        coverage with its 95 % interval (Wilson), margin (equation 11), and margin_by_bound, mean |t / bound - 1|.
+        95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of
+        |t / t_hat - 1|, as the paper's authors' code has it; per epsilon coverage with its 95 % interval (Wilson),
+        margin (equation 11), and margin_by_bound, mean |t / bound - 1|.
 
     """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _measured(rows, log_us, predicted, bounds, words or [f"{epsilon:g}" for epsilon in epsilons])
+
+
+def _measured(
+    rows: Rows, log_us: Floats, predicted: Floats, bounds: Floats, words: Sequence[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
     counts = rows.co_runners
     for count in np.unique(counts):
@@ -53,15 +70,16 @@ def measure(
         size = int(here.sum())
         found[str(int(count))] = {
             "rows": size,
-            "mape": float(errors.mean()),
-            "mape_half_width": float(_Z_95 * errors.std() / np.sqrt(size)),
-            "mape_by_prediction": float(np.abs(np.expm1(-off)).mean()),
-            "bounds": {
-                f"{epsilon:g}": _bound(log_us[here], bounds[place, here])
-                for place, epsilon in enumerate(epsilons)
-            },
+            "mape": _finite(errors.mean()),
+            "mape_half_width": _finite(_Z_95 * errors.std() / np.sqrt(size)) if size > 1 else None,
+            "mape_by_prediction": _finite(np.abs(np.expm1(-off)).mean()),
+            "bounds": {word: _bound(log_us[here], bounds[place, here]) for place, word in enumerate(words)},
         }
     return found
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
@@ -79,6 +97,6 @@ def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
         "coverage": coverage,
         "coverage_low": float(middle - half),
         "coverage_high": float(middle + half),
-        "margin": margin(bound, log_us),
-        "margin_by_bound": float(np.abs(np.expm1(log_us - bound)).mean()),
+        "margin": _finite(margin(bound, log_us)),
+        "margin_by_bound": _finite(np.abs(np.expm1(log_us - bound)).mean()),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,16 @@ __all__ = ["FORMAT", "Estimates", "Model", "read_model", "write_model"]
 
 Floats = NDArray[np.float64]
 
-FORMAT = "whitepanda-runtime-1"
+FORMAT = "whitepanda-runtime-2"
+#: Of models without quantile heads, and of some with them.
+_OLDER = ("whitepanda-runtime-1",)
 #: Rows that are predicted at once: bounds the memory that it takes.
 _AT_ONCE = 65_536
 _REMEDY = "write it anew with `whitepanda runtime fit`"
+
+
+class _OlderError(Exception):
+    """A model file of an older format."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +79,10 @@ class Model:
             epsilons: shares of runs that may take longer.
 
         Returns:
-            Logarithms of bounds in us, shape (epsilons, n); NaN for numbers of co-runners that the fit never saw.
+            Logarithms of bounds in us, shape (epsilons, n); NaN for numbers of co-runners that the fit never saw. Of a
+            row, the bound for a smaller epsilon is never below that for a larger one that is asked with it: each
+            epsilon takes the head that costs it least, and where heads cross the higher bound stands for both, which
+            takes nothing from what either covers.
 
         Raises:
             ValueError: too few calibration rows for an epsilon.
@@ -91,6 +101,8 @@ class Model:
                 except ValueError as error:
                     raise ValueError(f"with {count} co-runners: {error}") from error
                 found[place, here] = head.bound(estimates.log_us[here], estimates.scatter.take(here))
+        largest_first = np.argsort(-np.asarray(epsilons, dtype=np.float64), kind="stable")
+        found[largest_first] = np.maximum.accumulate(found[largest_first], axis=0)
         return found
 
 
@@ -146,20 +158,38 @@ def read_model(path: Path) -> Model:
 
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        return _parsed(arrays)
+        return _parsed(_arrays(path))
+    except _OlderError as error:
+        raise InputError(f"{path}: {error}; fit again with `whitepanda runtime fit`") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except KeyError as error:
         problem = f"{error} is missing"
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        problem = str(error)
+    except (
+        ValueError, TypeError, AttributeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
+        # What numpy advises about pickles is no remedy here.
+        problem = "an array in it is not of plain numbers" if "pickle" in str(error) else str(error)
     raise InputError(f"{path}: is no model of runtimes: {problem}; {_REMEDY}")
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no archive of arrays")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
 
 
 def _parsed(arrays: Mapping[str, NDArray[Any]]) -> Model:
     header = json.loads(arrays["header"].tobytes())
+    if not isinstance(header, dict):
+        raise TypeError("its header is no JSON object")
+    if header.get("format") in _OLDER:
+        raise _OlderError(
+            f"is a model of an older whitepanda (format {header['format']}; this one reads {FORMAT})"
+        )
     if header.get("format") != FORMAT:
         raise ValueError(f"format {header.get('format')} is not known (known: {FORMAT})")
     rank, inner, types = (_whole(size, "shape", 1, 4096) for size in header["shape"])

@@ -18,10 +18,15 @@ from central.runtime.tables import read_rows
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 
-__all__ = ["UNKNOWN", "Predicted", "parse_epsilons", "predict_rows", "write_table"]
+__all__ = ["TOO_FEW", "UNKNOWN", "Predicted", "parse_epsilons", "predict_rows", "write_table"]
 
 #: What to do about a name that a model has not.
-UNKNOWN = "the model knows only what it was fitted with: fit again with measured rows of it"
+UNKNOWN = (
+    "the model knows only what it was fitted with: add it from a few measured rows with `whitepanda runtime update`, "
+    "or fit again with them"
+)
+#: What to do where too few calibration rows stand behind a share.
+TOO_FEW = "ask for no smaller share (--epsilon), or fit with more rows"
 _MOST_EPSILON = 0.5
 
 
@@ -81,7 +86,7 @@ def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]]
     try:
         bounds = model.bounds(rows, estimates, [value for _, value in epsilons])
     except ValueError as error:
-        raise InputError(f"--epsilon: {error}; fit with more rows") from error
+        raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
     result = named.table.all_columns()
     for name, values in zip(columns, (estimates.log_us, *bounds), strict=True):
         result = result.append_column(name, pa.array(np.exp(values), from_pandas=True))
@@ -109,10 +114,27 @@ def write_table(path: Path, table: pa.Table) -> None:
             _write(path, table, file)
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    except pa.ArrowException as error:
+        line = str(error).partition("\n")[0]
+        raise InputError(f"{path}: cannot write: {line}; write Parquet, or leave such columns out") from error
 
 
 def _write(path: Path, table: pa.Table, file: IO[bytes]) -> None:
     if path.suffix.lower() in (".parquet", ".pq"):
         pa.parquet.write_table(table, file)
     else:
-        pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))
+        pa.csv.write_csv(_flat(table), file, pa.csv.WriteOptions(quoting_style="needed"))
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Join lists with `;`, as `read_rows` reads them: CSV has none."""
+    for place, field in enumerate(table.schema):
+        kind = field.type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            texts = [None if one is None else _joined(one) for one in table.column(place).to_pylist()]
+            table = table.set_column(place, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _joined(values: Sequence[object]) -> str:
+    return ";".join("" if value is None else str(value) for value in values)

@@ -20,6 +20,10 @@ __all__ = ["Features", "NamedRows", "Names", "read_features", "read_log_runtimes
 Floats = NDArray[np.float64]
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
+#: What other programs write for nothing; here these are names like any other.
+_LIKE_NOTHING = ("nan", "none", "null", "na", "n/a")
+#: Above it squares are no numbers of single precision any more.
+_MOST_FEATURE = 1e18
 #: More at once is taken for a mistake in the table.
 _MOST_INTERFERERS = 64
 
@@ -80,6 +84,8 @@ class NamedRows:
             first = names.index(unknown[0])
             row = int(np.flatnonzero((ids == first).reshape(len(ids), -1).any(axis=1))[0])
             more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+            if what == "interferer" and unknown[0].casefold() in _LIKE_NOTHING:
+                remedy = f"leave it empty for alone, or {remedy}"
             raise InputError(
                 f"{self.path}: {what} {unknown[0]!r} is not known (row {row + 1}{more}); {remedy}"
             )
@@ -92,19 +98,20 @@ class NamedRows:
 def read_rows(path: Path) -> NamedRows:
     """Read what ran where beside whom: columns workload, platform, and interferer, interferer_1.., or interferers.
 
-    No interferer is an empty value or null. `interferers` is a list (Parquet) or names separated by `;`.
+    No interferer is an empty value or null; without such a column all ran alone. `interferers` is a list (Parquet) or
+    names separated by `;`. Of CSV every column stays the text that it is.
 
     Raises:
         InputError: the file cannot be read, a column is missing, or a row has no workload or platform.
 
     """
-    table = Table(path)
+    table = Table(path, texts=True)
     table.require(("workload", "platform"), "runtimes")
     if not table.rows:
         raise InputError(f"{path}: has no rows")
     columns = table.all_columns()
-    workload, workloads = _codes(_texts(columns["workload"]))
-    platform, platforms = _codes(_texts(columns["platform"]))
+    workload, workloads = _codes(_texts(path, "workload", columns["workload"]))
+    platform, platforms = _codes(_texts(path, "platform", columns["platform"]))
     for what, ids in (("workload", workload), ("platform", platform)):
         if (ids == ALONE).any():
             row = int(np.flatnonzero(ids == ALONE)[0]) + 1
@@ -141,9 +148,9 @@ def read_features(path: Path, what: str) -> Features:
         InputError: the file cannot be read, a name is missing or twice, a value is missing or no number.
 
     """
-    table = Table(path)
+    table = Table(path, texts=True)
     table.require((what,), f"features of {what}s")
-    ids, names = _codes(_texts(table.all_columns()[what]))
+    ids, names = _codes(_texts(path, what, table.all_columns()[what]))
     if (ids == ALONE).any():
         raise InputError(f"{path}: row {int(np.flatnonzero(ids == ALONE)[0]) + 1} has no {what}")
     if len(names) < len(ids):
@@ -160,12 +167,28 @@ def read_features(path: Path, what: str) -> Features:
         raise InputError(
             f"{path}: column {columns[column]} has no value in row {row + 1}; every feature needs one"
         )
+    if (np.abs(values) > _MOST_FEATURE).any():
+        row, column = np.argwhere(np.abs(values) > _MOST_FEATURE)[0]
+        raise InputError(
+            f"{path}: column {columns[column]} is too large in row {row + 1} ({values[row, column]:g}); "
+            "give its logarithm"
+        )
     order = np.argsort(ids)
     return Features(Names.of(names), columns, values[order])
 
 
-def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
+def _texts(path: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_nested(column.type):
+        raise InputError(f"{path}: column {name} must be one name per row (it is {column.type})")
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    try:
+        texts = column.cast(pa.string())
+    except pa.ArrowException as error:
+        raise InputError(
+            f"{path}: column {name} must be names (it is {column.type}: {str(error).partition(chr(10))[0]})"
+        ) from error
+    return pc.utf8_trim_whitespace(pc.fill_null(texts, ""))
 
 
 def _codes(texts: pa.ChunkedArray) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -184,21 +207,24 @@ def _interferers(path: Path, columns: pa.Table) -> tuple[NDArray[np.int64], tupl
     found = [name for name in ("interferer", "interferers") if name in columns.column_names]
     if len(found) + bool(numbered) > 1:
         raise InputError(f"{path}: columns {', '.join((*found, *numbered))} say the same; keep one kind")
-    if not found and not numbered:
-        raise InputError(
-            f"{path}: no column interferer, interferers or interferer_1 (empty: alone); it has "
-            f"{', '.join(columns.column_names)}"
-        )
     rows = columns.num_rows
+    if not found and not numbered:
+        meant = [name for name in columns.column_names if name.strip().casefold().startswith("interfer")]
+        if meant:
+            raise InputError(
+                f"{path}: column {meant[0]} is not known; is it interferer, interferers or interferer_1?"
+            )
+        return np.full((rows, 1), ALONE, dtype=np.int64), ()
     if found != ["interferers"]:
-        texts = [_texts(columns[name]) for name in (numbered or found)]
+        texts = [_texts(path, name, columns[name]) for name in (numbered or found)]
         ids, names = _codes(pa.chunked_array([text.combine_chunks() for text in texts], pa.string()))
         return _left(ids.reshape(len(texts), rows).T), names
     column = columns["interferers"].combine_chunks()
     if not pa.types.is_list(column.type) and not pa.types.is_large_list(column.type):
-        column = pc.split_pattern(_texts(columns["interferers"]).combine_chunks(), _SEPARATOR)
+        joined = _texts(path, "interferers", columns["interferers"])
+        column = pc.split_pattern(joined.combine_chunks(), _SEPARATOR)
     parents = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
-    ids, names = _codes(_texts(pa.chunked_array([pc.list_flatten(column)])))
+    ids, names = _codes(_texts(path, "interferers", pa.chunked_array([pc.list_flatten(column)])))
     parents, ids = parents[ids != ALONE], ids[ids != ALONE]
     counts = np.bincount(parents, minlength=rows)
     if counts.max(initial=0) > _MOST_INTERFERERS:
