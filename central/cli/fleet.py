@@ -20,6 +20,7 @@ from central.fleet.show import comparison_json, show_comparison, show_drawn, sho
 from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
 from central.fleet.tables import (
     Jobs,
+    check_output,
     jobs_of,
     read_jobs,
     read_machines,
@@ -39,6 +40,10 @@ app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no
 #: Below this share of CURRENT's weight a comparison says more about the jobs left out than about the fleet. The paper's
 #: clusters covered 82 to 91 %.
 MIN_COVERAGE = 0.8
+
+#: Percents, standard errors and factors above it, or below its inverse, are slips.
+_MOST = 1e6
+_MOST_INSTANCES = 2**53
 
 _JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
@@ -88,6 +93,15 @@ def plan(
     for name, value in (("--margin-percent", margin_percent), ("--t", t)):
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name}: must be above 0 (value {value:g})")
+        if not 1.0 / _MOST <= value <= _MOST:
+            raise InputError(f"{name}: must be from {1.0 / _MOST:g} to {_MOST:g} (value {value:g})")
+    for name, value in (
+        ("--design-effect", design_effect),
+        ("--machine-std-percent", machine_std_percent or 0.0),
+    ):
+        if not value <= _MOST:
+            raise InputError(f"{name}: must be at most {_MOST:g} (value {value:g})")
+    check_output(plot, "--plot", inputs=(jobs, observed), is_plot=True)
     options = PlanOptions(
         margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
     )
@@ -126,12 +140,18 @@ def compare(
     that the other side's file does not name). Intervals know that instances of one machine are alike; a machine on
     both sides is compared with itself.
     """
+    files = () if lake else (Path(current), Path(new))
+    check_output(plot, "--plot", inputs=files, is_plot=True)
     if lake:
         if "://" not in lake and not Path(lake).is_dir():
             raise UnavailableError(
                 f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir"
             )
         opened, sides = Lake(lake), parse_sides(current, new)
+        if not opened.days():
+            raise UnavailableError(
+                f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?"
+            )
         rows = [read_side(opened, side, metric or "ipc") for side in sides]
     else:
         rows = [read_rows(Path(current), metric)]
@@ -185,6 +205,7 @@ def draw(
     Again, if the jobs with enough instances on them have too little of the weight, or if their metric is now already
     unlike the fleet's (where ROWS has it).
     """
+    check_output(out, "--out", inputs=(rows, plan))
     planned = None if plan is None else _read_plan(plan)
     options = DrawOptions(machines, seed, min_instances, min_coverage, max_imbalance, max_draws)
     drawn = draw_machines(read_rows(rows, metric, needs_metric=False), options, planned)
@@ -204,6 +225,7 @@ def make_jobs(
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
+    check_output(out, "--out", inputs=(rows,))
     seen = read_rows(rows, metric)
     jobs = jobs_of(seen)
     if not len(jobs.job):
@@ -233,6 +255,9 @@ def simulate(
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Write the instances of a simulated fleet, to try the other commands on."""
+    check_output(out, "ROWS", inputs=(upgraded,))
+    if not 0.0 < 1.0 + effect_percent / 100.0 <= _MOST:
+        raise InputError(f"--effect-percent: must be above -100 (value {effect_percent:g})")
     settings = replace(
         CPU_UPGRADE, machines=machines, jobs=jobs, instances=instances, effect=effect_percent / 100.0
     )
@@ -278,13 +303,23 @@ def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:
 
 
 def _read_plan(path: Path) -> dict[str, int]:
+    """Return the instances to observe, by job."""
+    planned = dict[str, int]()
     try:
         found = json_module.loads(path.read_text(encoding="utf-8"))
-        planned = {str(row["job"]): int(row["observe"]) for row in found["jobs"]}
+        rows = [(str(row["job"]), row["observe"]) for row in found["jobs"]]
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: is no plan; make one with whitepanda fleet plan --json") from error
-    if not planned or min(planned.values()) < 1:
-        raise InputError(f"{path}: is no plan: every job must be observed at least once")
+    for job, observe in rows:
+        if type(observe) is not int or not 1 <= observe <= _MOST_INSTANCES:
+            raise InputError(
+                f"{path}: is no plan: job {job}: observe must be a whole number above 0 (value {str(observe)[:30]})"
+            )
+        if job in planned:
+            raise InputError(f"{path}: is no plan: job {job} is there twice")
+        planned[job] = observe
+    if not planned:
+        raise InputError(f"{path}: is no plan: it has no jobs")
     return planned

@@ -22,6 +22,8 @@ from whitepanda.common.errors import InputError
 __all__ = ["DrawOptions", "Drawn", "draw"]
 
 _MIN_MACHINES = 2
+_NEVER = np.iinfo(np.int64).max
+_ROUNDING = 1e-12  # of sums of shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class DrawOptions:
         machines: how many; None: as many as the plan needs.
         seed: of the draws.
         min_instances: a job with fewer on the drawn machines does not count as covered.
-        min_coverage: share of the weight that must be covered; with a plan and without `machines`, of planned jobs.
+        min_coverage: share of the fleet's weight that must be covered, by what `compare` can use; where a plan says how
+            many machines, also the share of its own weight whose jobs have there what it wants.
         max_imbalance: largest difference of the present metric from the whole fleet's, in standard errors.
         max_draws: give up after so many.
 
@@ -114,18 +117,19 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
         )
     if options.machines is None and not planned:
         raise InputError("say how many machines: --machines N, or --plan PLAN.json")
+    fleet = _Fleet(machine, job, weight, len(names), options)
     wanted = _wanted(jobs, planned)
     best, why = 0.0, ""
     rng = np.random.default_rng(options.seed)
     for number in range(1, options.max_draws + 1):
         order = rng.permutation(len(names))
-        size = options.machines or _enough(order, machine, job, weight, wanted, options.min_coverage)
+        size = options.machines or fleet.enough(order, wanted)
         is_drawn = np.zeros(len(names), dtype=np.bool_)
         is_drawn[order[:size]] = True
         here = is_drawn[machine]
         count = np.bincount(job[here], minlength=len(jobs))
-        coverage = float(weight[count >= options.min_instances].sum() / weight.sum())
-        if options.machines is not None and coverage < options.min_coverage:
+        coverage = fleet.coverage(is_drawn, count)
+        if coverage < options.min_coverage - _ROUNDING:
             if coverage >= best:
                 best = coverage
                 why = f"at most {best:.1%} of the weight is of jobs with {options.min_instances} instances there"
@@ -162,27 +166,77 @@ def _wanted(jobs: Column, planned: Mapping[str, int]) -> Ints:
     return wanted
 
 
-def _enough(order: Ints, machine: Ints, job: Ints, weight: Column, wanted: Ints, min_coverage: float) -> int:
-    """Return how many machines, in this order, have the instances wanted of jobs with that share of the weight."""
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(1, len(order) + 1)
-    at = position[machine]
-    rows = np.lexsort((at, job))
-    first = np.searchsorted(job[rows], np.arange(len(wanted)))
-    there = np.bincount(job, minlength=len(wanted))
-    asked = np.flatnonzero(wanted > 0)
-    short = asked[there[asked] < wanted[asked]]
-    reached = np.setdiff1d(asked, short)
-    needed = at[rows[first[reached] + wanted[reached] - 1]]
-    by_need = np.argsort(needed, kind="stable")
-    covered = np.cumsum(weight[reached][by_need]) / weight[asked].sum()
-    enough = np.flatnonzero(covered >= min_coverage - 1e-12)
-    if not len(enough):
-        raise InputError(
-            f"the fleet has too few instances of {len(short)} planned jobs to cover {min_coverage:g} of the plan's "
-            "weight; plan on these rows"
+class _Fleet:
+    """The rows of a fleet by numbers, and what is covered by some of its machines."""
+
+    def __init__(self, machine: Ints, job: Ints, weight: Column, machines: int, options: DrawOptions) -> None:
+        self._machine, self._job, self._weight = machine, job, weight
+        self._machines, self._options = machines, options
+        # A job on one machine only cannot be compared, so that counts too.
+        (self._pair_machine, self._pair_job), _ = group(machine, job)
+
+    def coverage(self, is_drawn: Column, count: Ints) -> float:
+        """Return the share of the weight whose jobs can be compared on the machines drawn.
+
+        Args:
+            is_drawn: by machine.
+            count: instances there, by job.
+
+        """
+        there = np.bincount(self._pair_job[is_drawn[self._pair_machine]], minlength=len(self._weight))
+        is_enough = (count >= self._options.min_instances) & (there >= _MIN_MACHINES)
+        return float(self._weight[is_enough].sum() / self._weight.sum())
+
+    def enough(self, order: Ints, wanted: Ints) -> int:
+        """Return how many machines, in this order, cover enough of the plan's weight and of the fleet's."""
+        position = np.empty(self._machines, dtype=np.int64)
+        position[order] = np.arange(1, self._machines + 1)
+        at, pair_at = position[self._machine], position[self._pair_machine]
+        asked = wanted > 0
+        of_plan = self._covered_at(_reached_at(at, self._job, wanted), asked)
+        if of_plan is None:
+            raise InputError(
+                f"the fleet has too few instances of the planned jobs to cover {self._options.min_coverage:g} of the "
+                "plan's weight; plan on these rows"
+            )
+        jobs = len(wanted)
+        comparable = np.maximum(
+            _reached_at(at, self._job, np.full(jobs, self._options.min_instances)),
+            _reached_at(pair_at, self._pair_job, np.full(jobs, _MIN_MACHINES)),
         )
-    return max(_MIN_MACHINES, int(needed[by_need[enough[0]]]))
+        of_fleet = self._covered_at(comparable, np.ones(jobs, dtype=np.bool_))
+        if of_fleet is None:
+            raise InputError(
+                f"jobs with {self._options.min_instances} instances on two machines have less than "
+                f"{self._options.min_coverage:g} of the fleet's weight; lower --min-coverage or --min-instances"
+            )
+        return max(_MIN_MACHINES, of_plan, of_fleet)
+
+    def _covered_at(self, reached: Ints, of: Column) -> int | None:
+        """Return with how many machines the jobs that are reached have enough of the weight of some jobs."""
+        by_need = np.argsort(reached[of], kind="stable")
+        needed, weight = reached[of][by_need], self._weight[of][by_need]
+        covered = np.cumsum(weight) / weight.sum()
+        first = int(np.searchsorted(covered, self._options.min_coverage - _ROUNDING))
+        return int(needed[first]) if first < len(needed) and needed[first] < _NEVER else None
+
+
+def _reached_at(at: Ints, job: Ints, wanted: Ints) -> Ints:
+    """Return at which of the places `at` each job has as many rows as are wanted; `_NEVER` where it has fewer.
+
+    Args:
+        at: place of each row, from 1.
+        job: of each row, 0 to jobs - 1.
+        wanted: rows, by job; 0 is reached at 0.
+
+    """
+    rows = np.lexsort((at, job))
+    there = np.bincount(job, minlength=len(wanted))
+    first = np.searchsorted(job[rows], np.arange(len(wanted)))
+    found = np.where(wanted > 0, _NEVER, 0)
+    is_there = (wanted > 0) & (there >= wanted)
+    found[is_there] = at[rows[first[is_there] + wanted[is_there] - 1]]
+    return found
 
 
 def _imbalance(rows: Rows, here: Column, min_instances: int) -> float | None:

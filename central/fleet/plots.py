@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from central.fleet.plan import Plan
+from central.fleet.tables import replace_file
 from central.models.wsmeter import Comparison
-from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.errors import UnavailableError
 
 __all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]
 
@@ -106,7 +108,6 @@ def _figure(size: tuple[float, float], panels: int = 1):  # type: ignore[no-unty
 
 
 def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - matplotlib's own kind
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    replace_file(path, drawn.getvalue())

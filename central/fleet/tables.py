@@ -7,6 +7,8 @@ neither, each instance counts the same.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +21,28 @@ import pyarrow.parquet as pq
 
 from central.models.groups import Column, Floats, Ints, group, sums
 from central.models.wsmeter import Observed, Shares
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 
 __all__ = [
     "Jobs",
     "Rows",
+    "check_output",
     "jobs_of",
     "read_jobs",
     "read_machines",
     "read_rows",
+    "replace_file",
     "write_jobs",
     "write_machines",
 ]
 
 _METRICS = ("value", "ipc", "mips")
+_PARQUET = (".parquet", ".pq")
+_TABLES = (".csv", *_PARQUET)
+#: Numbers whose squares and their quotients are still numbers; in any unit, nothing that is measured lies outside.
+_SMALLEST, _LARGEST = 1e-30, 1e30
+_SHOWN = 20  # columns in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+        is_parquet = path.suffix.lower() in _PARQUET
         try:
             self.table: pa.Table = pq.read_table(path) if is_parquet else _csv(path)
         except OSError as error:
@@ -88,12 +98,11 @@ class _File:
                 raise InputError(f"{path}: cannot be read: {_line(error)}") from error
             raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         except pa.ArrowException as error:
-            kind = "Parquet" if is_parquet else "CSV with a header"
-            raise InputError(f"{path}: is no {kind}: {_line(error)}") from error
+            raise InputError(f"{path}: is no Parquet: {_line(error)}") from error
         names = self.table.column_names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise InputError(f"{path}: two columns are called {twice}")
+            raise InputError(f"{path}: two columns are called {_shown(twice)}")
         if not self.table.num_rows:
             raise InputError(f"{path}: has no rows")
 
@@ -105,11 +114,22 @@ class _File:
         missing = [name for name in names if name not in self.columns]
         if missing:
             word = "column" if len(missing) == 1 else "columns"
-            raise InputError(f"{self.path}: no {word} {', '.join(missing)}; it has {', '.join(self.columns)}")
+            raise InputError(f"{self.path}: no {word} {', '.join(missing)}; it has {self.told}")
+
+    @property
+    def told(self) -> str:
+        """Its columns, for an error."""
+        more = len(self.columns) - _SHOWN
+        names = ", ".join(map(_shown, self.columns[:_SHOWN]))
+        return f"{names} and {more} more" if more > 0 else names
 
     def names(self, column: str) -> Column:
         """Return a column as text; every row must have some."""
-        texts = pc.utf8_trim_whitespace(self.table[column].cast(pa.string()))
+        try:
+            texts = pc.utf8_trim_whitespace(self.table[column].cast(pa.string()))
+        except pa.ArrowException as error:
+            kind = self.table[column].type
+            raise InputError(f"{self.path}: column {column} must be names, not {kind}") from error
         empty = pc.fill_null(pc.equal(texts, ""), True)
         if pc.any(empty).as_py():
             row = pc.index(empty, True).as_py()
@@ -117,20 +137,36 @@ class _File:
         return np.asarray(texts.to_numpy(zero_copy_only=False)).astype(str)
 
     def positive(self, column: str) -> Floats:
-        """Return a column as numbers, all finite and above 0."""
+        """Return a column as numbers, all above 0 and such that one can reckon with them."""
         try:
             values = np.asarray(
                 self.table[column].cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64
             )
         except pa.ArrowException as error:
-            raise InputError(f"{self.path}: column {column} must be numbers: {_line(error)}") from error
-        wrong = ~(np.isfinite(values) & (values > 0))
+            raise InputError(f"{self.path}: {self._why_no_numbers(column)}") from error
+        wrong = ~((values >= _SMALLEST) & (values <= _LARGEST))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
             told = self.table[column][row].as_py()
             value = "empty" if told is None else told
-            raise InputError(f"{self.path}: column {column} must be numbers above 0 (row {row + 1}: {value})")
+            is_above = np.isfinite(values[row]) and values[row] > 0
+            bounds = f"from {_SMALLEST:g} to {_LARGEST:g}" if is_above else "above 0"
+            raise InputError(
+                f"{self.path}: column {column} must be numbers {bounds} (row {row + 1}: {value})"
+            )
         return values
+
+    def _why_no_numbers(self, column: str) -> str:
+        """Say which row of a column has no number."""
+        kind = self.table[column].type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            return f"column {column} must be numbers above 0, not {kind}"
+        for row, text in enumerate(self.table[column].to_pylist()):
+            try:
+                float(text or "nan")
+            except ValueError:
+                return f"column {column} must be numbers above 0 (row {row + 1}: {_shown(text)})"
+        return f"column {column} must be numbers above 0, without other signs"
 
     def whole(self, column: str) -> Ints:
         """Return a column as whole numbers, all above 0."""
@@ -179,7 +215,7 @@ def read_rows(path: Path, metric: str = "", *, needs_metric: bool = True) -> Row
     found = metric or next((name for name in _METRICS if name in file.columns), "")
     if needs_metric and not found:
         raise InputError(
-            f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {', '.join(file.columns)}"
+            f"{path}: no column value, ipc or mips; name the metric's with --metric; it has {file.told}"
         )
     if found:
         file.require((found,))
@@ -241,15 +277,15 @@ def read_machines(path: Path) -> list[str]:
 
     """
     lines: list[str] = []
-    if path.suffix.lower() not in (".parquet", ".pq"):
+    if path.suffix.lower() not in _PARQUET:
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{path}: is no text: {error}") from error
+            raise InputError(f"{path}: is no UTF-8 text (byte {error.start + 1})") from error
     names: list[str] = lines
-    if not lines or "machine" in lines[0].replace('"', "").split(","):
+    if not lines or "machine" in [name.strip() for name in lines[0].replace('"', "").split(",")]:
         file = _File(path)
         file.require(("machine",))
         names = [str(name) for name in file.names("machine")]
@@ -279,14 +315,56 @@ def write_machines(path: Path, machines: Sequence[str]) -> None:
     _write(path, pa.table({"machine": list(machines)}))
 
 
-def _write(path: Path, table: pa.Table) -> None:
+def check_output(
+    path: Path | None, option: str, *, inputs: Sequence[Path | None], is_plot: bool = False
+) -> None:
+    """Refuse, before any work, an output that is one of the command's inputs, or whose name says another format.
+
+    What is there and is no regular file, such as /dev/stdout, may have any name: tables go there as CSV.
+
+    Args:
+        path: the file to be written; None is none.
+        option: how it is called, for the error.
+        inputs: the files that are read.
+        is_plot: whether it is a PNG, else a table.
+
+    Raises:
+        InputError: it is refused.
+
+    """
+    if path is None:
+        return
+    for file in inputs:
+        if file is not None and path.resolve() == file.resolve():
+            raise InputError(f"{option} {path}: is read by this command; give the name of another file")
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; give the name of a file")
+    endings = (".png",) if is_plot else _TABLES
+    if path.suffix.lower() not in endings and (path.is_file() or not path.exists()):
+        raise InputError(f"{option} {path}: must end in {' or '.join(endings)}")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all; only its owner can read it: it names jobs or machines.
+
+    Raises:
+        InputError: it cannot be written.
+
+    """
     try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            pq.write_table(table, path)
-        else:
-            pa_csv.write_csv(table, path, pa_csv.WriteOptions(quoting_style="needed"))
+        with replacing(path, mode=0o600) as file:
+            file.write(content)
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror or _line(error)}") from error
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    if path.suffix.lower() in _PARQUET:
+        pq.write_table(table, buffer)
+    else:
+        pa_csv.write_csv(table, buffer, pa_csv.WriteOptions(quoting_style="needed"))
+    replace_file(path, buffer.getvalue())
 
 
 def _refuse_twice(path: Path, column: str, names: Column) -> None:
@@ -296,11 +374,46 @@ def _refuse_twice(path: Path, column: str, names: Column) -> None:
 
 
 def _csv(path: Path) -> pa.Table:
-    """Read a CSV file; names stay text, also where they look like numbers."""
-    text = {name: pa.string() for name in ("job", "machine")}
+    """Read a CSV file; names stay text, also where they look like numbers. Spaces after commas do not count."""
+    content = path.read_bytes()
+    try:
+        first = content.split(b"\n", 1)[0].decode("utf-8-sig").splitlines()
+        header = next(csv.reader(first[:1]), [])
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is no UTF-8 text (row 0, the header)") from error
+    except csv.Error as error:
+        raise InputError(f"{path}: is no CSV with a header: {_line(error)}") from error
+    text = {name: pa.string() for name in header if name.strip() in ("job", "machine")}
     options = pa_csv.ConvertOptions(column_types=text, null_values=[""])
-    return pa_csv.read_csv(path, convert_options=options)
+    try:
+        table = pa_csv.read_csv(pa.BufferReader(content), convert_options=options)
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: {_why_no_csv(content, error)}") from error
+    return table.rename_columns([name.strip() for name in table.column_names])
+
+
+def _why_no_csv(content: bytes, error: Exception) -> str:
+    """Say what is wrong with a text that pyarrow cannot read, with the row."""
+    number, header = -1, 0
+    try:
+        lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+        for number, row in enumerate(row for row in csv.reader(lines) if row):
+            header = header or len(row)
+            if len(row) != header:
+                return f"is no CSV with a header: row {number} has {len(row)} values, the header {header}"
+    except UnicodeDecodeError:
+        return f"is no UTF-8 text (near row {number + 1})"
+    except csv.Error as wrong:
+        return f"is no CSV with a header: row {number + 1}: {wrong}"
+    return f"is no CSV with a header: {_line(error)}"
+
+
+def _shown(text: str) -> str:
+    """Return a text of somebody else's so that it fits into a line of an error."""
+    cut = text if len(text) <= 2 * _SHOWN else text[: 2 * _SHOWN] + "..."
+    return cut if cut.isprintable() else ascii(cut)
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    first = str(error).strip().partition("\n")[0]
+    return first if first.isprintable() else ascii(first)

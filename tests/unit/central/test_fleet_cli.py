@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
 import shlex
 import sys
 from pathlib import Path
@@ -137,12 +139,19 @@ def test_jobs_may_be_left_out(run, tmp_path) -> None:
         (f"{HEADER}\na,1,1,-1,9,1\n", "column std must be numbers above 0 (row 1: -1"),
         (f"{HEADER}\na,1,nan,1,9,1\n", "column mean must be numbers above 0 (row 1: nan"),
         (f"{HEADER}\na,1,,1,9,1\nb,1,1,1,9,1\n", "column mean must be numbers above 0 (row 1: empty"),
-        (f"{HEADER}\na,1,x,1,9,1\n", "column mean must be numbers: "),
+        (f"{HEADER}\na,1,x,1,9,1\n", "column mean must be numbers above 0 (row 1: x)"),
         (f"{HEADER}\na,1,1,1,9.5,1\n", "column instances must be whole numbers (row 1: 9.5)"),
         (f"{HEADER}\na,1,1,1,9,1\na,1,1,1,9,1\n", "job a is there twice"),
         (f"{HEADER}\n,1,1,1,9,1\n", "column job is empty (row 1)"),
+        (f"{HEADER}\na,1,1e300,1,9,1\n", "column mean must be numbers from 1e-30 to 1e+30 (row 1: 1e+300)"),
+        (
+            f"{HEADER}\na,1e308,1,1,9,1\nb,1e308,1,1,9,1\n",
+            "column weight must be numbers from 1e-30 to 1e+30",
+        ),
+        (f"{HEADER}\na,1,2020-01-01,1,9,1\n", "column mean must be numbers above 0, not date32[day]"),
+        ("a\x00b\rc,d\n1,2\n", "jobs.csv: "),
         (f"{HEADER},job\na,1,1,1,9,1,b\n", "two columns are called job"),
-        (f"{HEADER}\na,1,1\n", "is no CSV with a header"),
+        (f"{HEADER}\na,1,1\n", "is no CSV with a header: row 1 has 3 values, the header 6"),
         (f"{HEADER}\na,1,1,1,3,1\n", "no job has 4 instances (column instances); see --min-instances"),
         (f"{HEADER}\na,1,1,1,9,1\n", "margin 3 % cannot be reached: all 9 instances give 66.7 % at t = 2"),
     ],
@@ -159,6 +168,8 @@ def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:
     for arguments, message in (
         ((jobs, "--margin-percent", 0), "--margin-percent: must be above 0 (value 0)"),
         ((jobs, "--margin-percent", "nan"), "--margin-percent: must be above 0 (value nan)"),
+        ((jobs, "--margin-percent", 1e300), "--margin-percent: must be from 1e-06 to 1e+06 (value 1e+300)"),
+        ((jobs, "--margin-percent", 3, "--design-effect", 1e300), "--design-effect: must be at most 1e+06"),
         ((jobs, "--margin-percent", 3, "--t", -1), "--t: must be above 0 (value -1)"),
         ((tmp_path / "no.csv", "--margin-percent", 3), "no.csv: cannot be read"),
         ((write(tmp_path / "x.parquet", "x"), "--margin-percent", 3), "x.parquet: "),
@@ -168,6 +179,124 @@ def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:
         assert code == 3
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_headers_may_have_spaces_and_names_stay_names(run, tmp_path) -> None:
+    spaced = PAPER.replace(",", ", ").replace("compute", "1.10")
+    code, out, err = run("plan", write(tmp_path / "jobs.csv", spaced), "--margin-percent", 3, "--json")
+    assert (code, err) == (0, "")
+    assert {row["job"] for row in json.loads(out)["jobs"]} == {"1.10", "network"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes(range(256)) * 20, "is no UTF-8 text"),
+        (HEADER.encode() + b"\nf\xe9,1,1,1,9,1\n", "is no UTF-8 text"),
+        (HEADER.encode() + b",caf\xe9\na,1,1,1,9,1,2\n", "is no UTF-8 text (row 0, the header)"),
+        (b"\x01\x02\x1b[31m\n\x03\n", "it has '\\x01\\x02\\x1b[31m'"),
+    ],
+)
+def test_what_is_no_text_gets_one_line(run, tmp_path, content, message) -> None:
+    (tmp_path / "jobs.csv").write_bytes(content)
+    code, _, err = run("plan", tmp_path / "jobs.csv", "--margin-percent", 3)
+    assert (code, message in err, err.count("\n")) == (3, True, 1), err
+
+
+def test_names_that_are_lists_get_one_line(run, tmp_path) -> None:
+    pq.write_table(pa.table({"machine": ["x"], "job": [["a"]], "ipc": [1.0]}), tmp_path / "r.parquet")
+    code, _, err = run("jobs", tmp_path / "r.parquet", "--out", tmp_path / "j.csv")
+    assert (code, "column job must be names, not list<" in err, err.count("\n")) == (3, True, 1)
+
+
+def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:
+    now = rows_file(tmp_path / "now.parquet")
+    for many in (1, 4):
+        table = pq.read_table(now).to_pydict()
+        table["ipc"][5 : 5 + many] = [1e308] * many
+        pq.write_table(pa.table(table), tmp_path / "new.parquet")
+        code, out, err = run("compare", now, tmp_path / "new.parquet")
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert "column ipc must be numbers from 1e-30 to 1e+30 (row 6: 1e+308)" in err
+    # What is just allowed is reckoned with, without a warning.
+    for column, low, high in (("a", 1e-30, 1e30), ("b", 1e30, 1e-30)):
+        sides = []
+        for side, scale in (("x", low), ("y", high)):
+            values = pq.read_table(now).to_pydict()
+            values["ipc"] = [min(max(value * scale, 1e-30), 1e30) for value in values["ipc"]]
+            sides.append(tmp_path / f"{column}{side}.parquet")
+            pq.write_table(pa.table(values), sides[-1])
+        assert run("compare", *sides)[0] == 0
+
+
+@pytest.fixture
+def small_disk():
+    """No file can grow beyond a kilobyte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending, small_disk) -> None:
+    out = write(tmp_path / f"rows.{ending}", "the old file")
+    code, _, err = run("simulate", out, "--machines", 100, "--jobs", 20, "--instances", 500)
+    assert (code, "cannot write: File too large" in err, err.count("\n")) == (3, True, 1)
+    assert out.read_text() == "the old file"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> None:
+    rows, jobs = rows_file(tmp_path / "now.parquet"), write(tmp_path / "jobs.csv", PAPER)
+    plan, link = write(tmp_path / "plan.csv", "{}"), tmp_path / "link.parquet"
+    link.symlink_to(rows)
+    before = {path: path.read_bytes() for path in (rows, jobs, plan)}
+    for arguments, message in (
+        (
+            ("jobs", rows, "--out", rows),
+            "now.parquet: is read by this command; give the name of another file",
+        ),
+        (("jobs", rows, "--out", link), "is read by this command"),
+        (("draw", rows, "--machines", 9, "--out", rows), "is read by this command"),
+        (("draw", rows, "--plan", plan, "--out", plan), "is read by this command"),
+        (("simulate", jobs, "--upgraded", jobs), "ROWS"),
+        (("jobs", rows, "--out", tmp_path / "t.xyz"), "t.xyz: must end in .csv or .parquet or .pq"),
+        (("jobs", rows, "--out", tmp_path), "is a folder; give the name of a file"),
+        (("plan", jobs, "--margin-percent", 3, "--plot", jobs), "is read by this command"),
+        (("plan", jobs, "--margin-percent", 3, "--plot", tmp_path / "x.txt"), "x.txt: must end in .png"),
+        (("compare", rows, rows, "--plot", tmp_path / "x.txt"), "x.txt: must end in .png"),
+    ):
+        code, out, err = run(*arguments)
+        assert (code, out, message in err, err.count("\n")) == (3, "", True, 1), err
+    assert {path: path.read_bytes() for path in before} == before
+    assert set(tmp_path.iterdir()) == {*before, link}
+
+
+def test_tables_go_to_a_pipe_too(run, tmp_path) -> None:
+    rows = rows_file(tmp_path / "now.parquet")
+    end, other = os.pipe()
+    assert run("jobs", rows, "--out", f"/proc/self/fd/{other}")[0] == 0
+    os.close(other)
+    with os.fdopen(end) as pipe:
+        assert pipe.readline().replace('"', "").strip() == HEADER
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ('[{"job": "a", "observe": 1e400}]', "job a: observe must be a whole number above 0 (value inf)"),
+        ('[{"job": "a", "observe": 99999999999999999999999}]', "(value 99999999999999999999999)"),
+        ('[{"job": "a", "observe": 0}]', "job a: observe must be a whole number above 0 (value 0)"),
+        ('[{"job": "a", "observe": true}]', "(value True)"),
+        ('[{"job": "a", "observe": 4}, {"job": "a", "observe": 5}]', "job a is there twice"),
+        ("[]", "it has no jobs"),
+    ],
+)
+def test_a_plan_that_is_none_gets_one_line(run, tmp_path, jobs, message) -> None:
+    plan = write(tmp_path / "plan.json", f'{{"jobs": {jobs}}}')
+    code, _, err = run("draw", rows_file(tmp_path / "now.parquet"), "--plan", plan)
+    assert (code, message in err, err.count("\n")) == (3, True, 1), err
 
 
 def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path) -> None:
@@ -403,6 +532,9 @@ def test_sides_that_are_none_get_one_line(run, lake) -> None:
         assert (found, message in err, err.count("\n")) == (code, True, 1), err
     code, _, err = run("compare", "rest", hosts, "--lake", lake, "--metric", "nonsense")
     assert (code, "metric nonsense is not in the lake; it has ipc, mips, cpi" in err) == (3, True)
+    (lake.parent / "empty").mkdir()
+    code, _, err = run("compare", "rest", hosts, "--lake", lake.parent / "empty")
+    assert (code, "empty: has no samples; is it central.lake_dir" in err) == (4, True)
     code, _, err = run("compare", "rest", hosts, "--lake", lake / "no")
     assert (code, "no such folder" in err) == (4, True)
 
