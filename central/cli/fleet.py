@@ -168,7 +168,8 @@ def compare(
         )
     except TooLittleCovered as error:
         raise InputError(
-            f"{error.jobs} jobs have {min_instances} instances on two machines of both sides and cover "
+            f"{error.jobs} job{' has' if error.jobs == 1 else 's have'} {min_instances} instances on two machines of "
+            "both sides, "
             f"{error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or lower "
             "--min-coverage or --min-instances"
         ) from error

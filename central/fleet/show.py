@@ -19,6 +19,7 @@ __all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]
 
 _SHOWN = 20
 _BAR = 24
+_TINY_GAP = 5e-5  # would be 0.00 %
 _WIDE_COLUMNS = 100  # of a screen that has room for every column
 _REASONS = {
     "only_current": "only in CURRENT",
@@ -98,18 +99,18 @@ def show_plan(made: Plan) -> None:
         )
     console.print(table)
     if len(observe) > _SHOWN:
-        _say(f"... and {len(observe) - _SHOWN:,} more jobs; all with --json")
-    proof = f"within {made.solution.gap_ratio:.2%} of the optimum"
-    proof = "the integer optimum" if made.solution.is_optimal else proof
-    _say(f"{len(observe):,} jobs, {observe.sum():,} instances, cost {made.solution.cost:.6g}: {proof}")
-    margin = (
-        f"margin {made.expected_margin_percent:.3g} % of {made.metric_mean:.4g} at t = {made.options.t:g}"
-    )
+        _say(f"... and {_counted(len(observe) - _SHOWN, 'more job')}; all with --json")
+    counts = f"{_counted(len(observe), 'job')}, {_counted(int(observe.sum()), 'instance')}"
+    _say(f"{counts}, cost {made.solution.cost:.6g}: {_proof(made)}")
+    margin = f"margin {made.options.margin_percent:g} % asked, {made.expected_margin_percent:.3g} % reached"
+    margin += f", of {made.metric_mean:.4g} at t = {made.options.t:g}"
     _say(f"{margin}; the jobs have {made.coverage:.1%} of the weight")
     if made.left_out:
-        _say(f"{len(made.left_out):,} jobs with fewer than {made.options.min_instances} instances left out")
+        _say(
+            f"{_counted(len(made.left_out), 'job')} with fewer than {made.options.min_instances} instances left out"
+        )
     if made.baseline_machines is not None:
-        _say(f"machine granularity would need {made.baseline_machines:,} machines")
+        _say(f"machine granularity would need {_counted(made.baseline_machines, 'machine')}")
     if fidelity is not None:
         _show_fidelity(made)
 
@@ -121,10 +122,12 @@ def _show_fidelity(made: Plan) -> None:
     independent = f"{found.independent_margin_percent:.3g} % were instances independent"
     on = f"on {found.coverage:.1%} of the plan's weight"
     _say(f"observed: margin {found.margin_percent:.3g} % ({independent}) {on}")
-    more = f"not met: {made.more.sum():,} more instances, cost {made.jobs.cost @ made.more:.6g}"
+    more = (
+        f"not met: {_counted(int(made.more.sum()), 'more instance')}, cost {made.jobs.cost @ made.more:.6g}"
+    )
     _say("met" if found.is_met else more)
     if found.larger:
-        _say(f"larger standard deviation than planned with: {len(found.larger):,} jobs")
+        _say(f"larger standard deviation than planned with: {_counted(len(found.larger), 'job')}")
 
 
 def show_comparison(found: Comparison, rows: Rows) -> None:
@@ -146,17 +149,20 @@ def show_comparison(found: Comparison, rows: Rows) -> None:
         table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)
     console.print(table)
     if len(found.jobs) > _SHOWN:
-        _say(f"... and {len(found.jobs) - _SHOWN:,} more jobs; all with --json")
+        _say(f"... and {_counted(len(found.jobs) - _SHOWN, 'more job')}; all with --json")
     change = f"{found.current.value:.4g} -> {found.new.value:.4g}, {100 * found.difference.value:+.2f} %"
     _say(f"fleet: {change} ({share} interval {_range(found.difference)}, p = {found.p:.2g})")
     _say(f"were instances independent: {_range(found.independent)}")
     if found.baseline is not None:
         _say(f"machine granularity: {100 * found.baseline.value:+.2f} % ({_range(found.baseline)})")
-    sides = [f"{found.machines[i]:,} machines with {found.instances[i]:,} instances" for i in (0, 1)]
+    sides = [
+        f"{_counted(found.machines[i], 'machine')} with {_counted(found.instances[i], 'instance')}"
+        for i in (0, 1)
+    ]
     _say(f"{sides[0]} against {sides[1]}")
-    _say(f"{len(found.jobs):,} jobs with {found.coverage:.1%} of CURRENT's weight")
+    _say(f"{_counted(len(found.jobs), 'job')} with {found.coverage:.1%} of CURRENT's weight")
     verdicts = [job.verdict for job in found.jobs]
-    counts = f"{verdicts.count('gain'):,} jobs up, {verdicts.count('loss'):,} down"
+    counts = f"{_counted(verdicts.count('gain'), 'job')} up, {verdicts.count('loss'):,} down"
     false = f"at most {100 - 100 * found.confidence:.3g} % of these are expected to be false"
     _say(f"{counts} ({false}), {verdicts.count('unclear'):,} unclear")
     if found.left_out:
@@ -175,6 +181,22 @@ def show_drawn(drawn: Drawn, out: Path | None) -> None:
     if drawn.imbalance is not None:
         _say(f"their metric is now {drawn.imbalance:+.2f} standard errors off the fleet's")
     _say(f"written to {out}" if out is not None else " ".join(drawn.machines))
+
+
+def _proof(made: Plan) -> str:
+    """Say how good a plan is; what is less than any instance costs is said as such, not as 0.00 %."""
+    if made.solution.is_optimal:
+        return "the integer optimum"
+    gap = made.solution.gap_ratio
+    return (
+        f"the optimum to within {max(gap, 1e-6):.0e} of it"
+        if gap < _TINY_GAP
+        else f"within {gap:.2%} of the optimum"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _range(found: Interval) -> str:

@@ -8,6 +8,7 @@ import re
 import resource
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from central.cli import fleet as command
+from central.fleet import plan as planning
 from central.fleet import show
 from central.fleet.plots import bar, signed_bar
 from central.fleet.tables import read_machines
@@ -380,8 +382,7 @@ def test_too_little_in_common_is_refused(run, tmp_path) -> None:
     code, _, err = run("compare", now, new)
     assert code == 3
     assert (
-        "1 jobs have 4 instances on two machines of both sides and cover 50.0% of CURRENT's weight, less than 80%"
-        in err
+        "1 job has 4 instances on two machines of both sides, 50.0% of CURRENT's weight, less than 80%" in err
     )
     assert run("compare", now, new, "--min-coverage", 0.5)[0] == 0
     other = write(tmp_path / "other.csv", "machine,job,ipc\nn,z,1\n")
@@ -440,6 +441,54 @@ def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
     found = json.loads(run("draw", fleet, "--plan", plan, "--min-coverage", 1, "--out", out, "--json")[1])
     assert found["planned_jobs_met"] == found["planned_jobs"] > 3
     assert read_machines(out) == found["machines"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> None:
+    """A plan for 0.8 of the weight, of which 0.8 are there, would be 0.64: less than `compare` takes."""
+    fleet, jobs, plan, drawn, new = (
+        tmp_path / name for name in ("f.csv", "j.csv", "p.json", "m.csv", "n.csv")
+    )
+    of = ("--machines", 200, "--jobs", 80, "--instances", 3000, "--seed", seed)
+    run("simulate", fleet, *of)
+    run("jobs", fleet, "--out", jobs)
+    plan.write_text(run("plan", jobs, "--margin-percent", 4, "--coverage", 0.8, "--json")[1])
+    found = json.loads(run("draw", fleet, "--plan", plan, "--seed", seed, "--out", drawn, "--json")[1])
+    assert 0.8 <= found["coverage"] < 0.9
+    assert run("simulate", new, *of, "--upgraded", drawn)[0] == 0
+    code, out, err = run("compare", fleet, new, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["coverage"] == pytest.approx(found["coverage"])
+
+
+def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:
+    rows = [f"m{k},a" for k in range(9)] + [f"m{k},b" for k in range(3)] + ["m1,c"] * 9
+    fleet = write(tmp_path / "f.csv", "machine,job\n" + "\n".join(rows) + "\n")
+    plan = write(tmp_path / "p.json", '{"jobs": [{"job": "a", "observe": 4}]}')
+    assert run("draw", fleet, "--plan", plan, "--min-coverage", 0.4)[0] == 0
+    code, _, err = run("draw", fleet, "--plan", plan, "--min-coverage", 0.5)  # c is on one machine only
+    assert (
+        code,
+        "jobs with 4 instances on two machines have less than 0.5 of the fleet's weight" in err,
+    ) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("gap", "told"), [(2.6e-8, "the optimum to within 1e-06 of it"), (0.0123, "within 1.23% of the optimum")]
+)
+def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, monkeypatch, gap, told) -> None:
+    jobs = write(tmp_path / "jobs.csv", PAPER)
+    out = run("plan", jobs, "--margin-percent", 3, "--top", 1)[1]
+    assert "1 job, 25 instances, cost 25: the integer optimum" in out
+    assert "margin 3 % asked, 2.96 % reached, of 100 at t = 2" in out
+    solve = planning.cheapest_plan
+
+    def unproven(*arguments):
+        found = solve(*arguments)
+        return replace(found, is_optimal=False, lower_bound=found.cost * (1 - gap))
+
+    monkeypatch.setattr(planning, "cheapest_plan", unproven)
+    assert told in run("plan", jobs, "--margin-percent", 3)[1]
 
 
 def samples(host, platform, start_ns, ipc, jobs=("a", "b")):
