@@ -30,6 +30,7 @@ from whitepanda.v1 import fleet_pb2
 _TOP = 5
 _MOST = 1000  # hosts that central tells at once
 _DEADLINE_S = 30.0
+_UNPLACED = 1  # exit status: scripts must not start what has no host
 
 
 def place(
@@ -89,10 +90,11 @@ def place(
     go to the first; that is by how much over 1 its time is stretched, and as much it costs the others there. graham
     is the list scheduler, by the sum of times alone (tau_s). A row of VMS.csv with a host runs there already. With
     tau_s, VMs arrive at start_s and end.
+
+    The exit status is 1 if a VM found no host with room; the output is whole all the same.
     """
     if central:
-        if vms is not None or hosts is not None:
-            raise InputError("--central asks for the live fleet; leave VMS.csv and --hosts away")
+        _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
         files = files_of(tls, name, ca=ca, cert=cert, key=key)
         with asking(central, files, server_name, _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
@@ -103,10 +105,7 @@ def place(
         raise InputError(
             "VMS.csv and --hosts HOSTS.csv are needed, or --central HOST:PORT for the live fleet"
         )
-    if rule not in RULES:
-        raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")
-    if order not in ("given", "largest"):
-        raise InputError(f"--order {order}: must be given or largest")
+    _check_words(rule, order, job, loading)
     amounts = numbers_by_name(fit or [], "--fit")
     asked = read_vms(vms, tuple(amounts))
     fleet = read_hosts(
@@ -126,6 +125,26 @@ def place(
         print_json(summary)
     else:
         _print(summary)
+    if any(host == NOWHERE for host in found.host):
+        raise typer.Exit(_UNPLACED)
+
+
+def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, object]) -> None:
+    if vms is not None or hosts is not None:
+        raise InputError("--central asks for the live fleet; leave VMS.csv and --hosts away")
+    if unused := [option for option, value in options.items() if value]:
+        raise InputError(f"{unused[0]}: is for files; the live fleet is as central knows it; leave it away")
+
+
+def _check_words(rule: str, order: str, job: str, loading: str) -> None:
+    if job or loading:
+        raise InputError(
+            f"--{'job' if job else 'loading'}: is for the live fleet (--central); the VMs are those of VMS.csv"
+        )
+    if rule not in RULES:
+        raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")
+    if order not in ("given", "largest"):
+        raise InputError(f"--order {order}: must be given or largest")
 
 
 def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:

@@ -10,10 +10,12 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from central.cli._outputs import PICTURES, check_output
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
-from central.placement.tables import Jobs, numbers_by_name, read_jobs, units_of
+from central.placement.requests import HOST
+from central.placement.tables import Jobs, numbers_by_name, read_jobs, read_rows, units_of
 from central.placement.timeline import bars
 from central.placement.timeline import plot as write_plot
 from whitepanda.common.cli import console, print_json
@@ -51,7 +53,9 @@ def estimate(
     counts as c elements of p / c. tau_s is its time alone: then completion times are told, by events, as jobs arrive
     (start_s, default 0) and end.
     """
-    jobs = read_jobs(loadings)
+    if plot is not None:
+        check_output(plot, "--plot", PICTURES, loadings=loadings)
+    jobs = _jobs_of_one_machine(loadings)
     counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
     found = estimated(jobs, counts)
     if plot is not None:
@@ -64,6 +68,23 @@ def estimate(
         print_json(found)
         return
     _print(found, jobs)
+
+
+def _jobs_of_one_machine(path: Path) -> Jobs:
+    """Read jobs; a column host, as of `place`, must name one machine."""
+    rows = read_rows(path)
+    if HOST in rows.columns:
+        at = rows.columns.index(HOST)
+        hosts = dict.fromkeys(row[at] for row in rows.cells)
+        if len(hosts) > 1:
+            some = ", ".join(name or "(none)" for name in list(hosts)[:3])
+            raise InputError(
+                f"{path}: has jobs of several hosts ({some}); give the rows of one, whose jobs share it"
+            )
+    jobs = read_jobs(path, beside=(HOST,))
+    if jobs.start_s is not None and jobs.tau_s is None:
+        raise InputError(f"{path}: has a column start_s but no tau_s, without which nothing ends; add it")
+    return jobs
 
 
 def estimated(jobs: Jobs, units: Any) -> dict[str, Any]:
@@ -130,6 +151,8 @@ def profile(
     loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
     """
+    if out is not None:
+        check_output(out, suffixes=(".csv",), runs=runs)
     found = read_profiles(runs, rest=rest, larger=larger)
     if out is not None:
         write_loadings(out, found)

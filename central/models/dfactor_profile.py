@@ -21,6 +21,8 @@ __all__ = ["Estimate", "Profile", "fit_runs", "mean_shares"]
 _NOMINAL = 0.95
 # Weights are those of the fit before; a few rounds settle them.
 _ROUNDS = 5
+# Times of one job that differ by more are a mistake in the table, and no fit in double precision.
+_MOST_RATIO = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,16 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
             |p|^2); shape (runs, columns).
 
     Raises:
-        ValueError: fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone.
+        ValueError: fewer runs than unknowns, or a column that does not vary by itself, or no positive time alone, or
+            numbers of too different sizes.
 
     """
-    y = np.asarray(time_s, dtype=np.float64)
+    times = np.asarray(time_s, dtype=np.float64)
+    if len(times) and times.max() / _MOST_RATIO > times.min():
+        raise ValueError(f"its times are too different for one job ({times.min():g} to {times.max():g} s)")
+    # By a power of two, which changes no digit: squares of the times stay in range.
+    exponent = int(np.frexp(np.median(times))[1]) if len(times) else 0
+    y: Floats = np.ldexp(times, -exponent)
     x = np.column_stack([np.ones(len(y)), np.asarray(beside, dtype=np.float64)])
     n, unknowns = x.shape
     if n < unknowns:
@@ -63,23 +71,31 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
     weight = 1.0 / y
     for _ in range(_ROUNDS):
         a, b = x * weight[:, None], y * weight
-        inverse = np.linalg.inv(a.T @ a)
+        try:
+            inverse = np.linalg.inv(a.T @ a)
+        except np.linalg.LinAlgError:
+            raise ValueError("what ran beside is of too different sizes to tell the shares") from None
         beta = inverse @ (a.T @ b)
         fitted = x @ beta
+        if not np.isfinite(beta).all() or not np.isfinite(inverse).all():
+            raise ValueError("what ran beside is of too different sizes to tell the shares")
         if beta[0] <= 0 or (fitted <= 0).any():
             raise ValueError("the runs give no time alone above 0: they do not follow the model")
         weight = 1.0 / fitted
     freedom = n - unknowns
     if not freedom:
         return Profile(
-            Estimate(float(beta[0]), None, None),
+            Estimate(float(np.ldexp(beta[0], exponent)), None, None),
             tuple(Estimate(float(value / beta[0]), None, None) for value in beta[1:]),
             n,
         )
     variance = float(((b - a @ beta) ** 2).sum() / freedom)
     reach = float(student.ppf(0.5 + _NOMINAL / 2, freedom))
     half = reach * float(np.sqrt(variance * inverse[0, 0]))
-    tau = Estimate(float(beta[0]), float(beta[0]) - half, float(beta[0]) + half)
+    alone, low, high = (
+        float(np.ldexp(value, exponent)) for value in (beta[0], beta[0] - half, beta[0] + half)
+    )
+    tau = Estimate(alone, low, high)
     shares = tuple(_ratio(beta, variance * inverse, k, reach) for k in range(1, unknowns))
     return Profile(tau, shares, n)
 

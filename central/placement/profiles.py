@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from central.models.dfactor import n_copies_roots, two_resources
+from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
 from central.placement.tables import JOB, TAU, Rows, read_rows
 from whitepanda.common.durable import replacing
@@ -114,7 +114,8 @@ def _usable(values: Mapping[str, float], rest: str) -> tuple[dict[str, float], t
     total = sum(loading.values())
     if total > 1:
         loading = {name: value / total for name, value in loading.items()}
-        notes.append(f"shares sum to {total:.4g}; they are divided by that")
+        if total > 1 + SUM_TOLERANCE:  # below it is rounding, nothing to tell
+            notes.append(f"shares sum to {total:.4g}; they are divided by that")
     if rest:
         loading[rest] = max(1.0 - total, 0.0)
     return loading, tuple(notes)

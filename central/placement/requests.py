@@ -14,7 +14,7 @@ from central.placement.schedule import NOWHERE, Vm
 from central.placement.tables import Jobs, Rows, read_jobs, read_rows, units_of
 from whitepanda.common.errors import InputError
 
-__all__ = ["Asked", "read_hosts", "read_vms"]
+__all__ = ["HOST", "Asked", "read_hosts", "read_vms"]
 
 HOST = "host"
 
@@ -63,9 +63,9 @@ def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
         InputError: what `read_jobs` refuses, or an amount that is missing or below 0.
 
     """
-    jobs = read_jobs(path, beside=(HOST, *amounts))
     rows = read_rows(path)
     rows.require(*amounts)
+    jobs = read_jobs(path, beside=(HOST, *amounts), can_fit=True)
     needed = (
         np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
     )

@@ -54,6 +54,7 @@ class Rows:
         high: float = math.inf,
         above: bool = False,
         empty: float | None = None,
+        remedy: str = "",
     ) -> Floats:
         """Return a column of finite numbers.
 
@@ -63,6 +64,7 @@ class Rows:
             high: the greatest.
             above: `low` itself is too little.
             empty: what an empty cell stands for; None: it is refused.
+            remedy: of a number that is too large.
 
         """
         at = self.columns.index(column)
@@ -74,7 +76,8 @@ class Rows:
             if found[k] < low or found[k] > high or (above and found[k] <= low):
                 bound = f"above {low:g}" if above else f"{low:g} or more"
                 bound = f"{low:g} to {high:g}" if high < math.inf else bound
-                raise InputError(f"{self.path}:{line}: {column}: must be {bound} (value {row[at]})")
+                then = f"; {remedy}" if remedy and found[k] > high else ""
+                raise InputError(f"{self.path}:{line}: {column}: must be {bound} (value {row[at]}){then}")
         return found
 
     def _number(self, column: str, line: int, cell: str, empty: float | None) -> float:
@@ -132,12 +135,13 @@ def read_rows(path: Path) -> Rows:
     return Rows(path, header, tuple(row for _, row in read[1:]), tuple(line for line, _ in read[1:]))
 
 
-def read_jobs(path: Path, *, beside: Iterable[str] = ()) -> Jobs:
+def read_jobs(path: Path, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
     """Read jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
     Args:
         path: a CSV file.
         beside: columns that are no resources.
+        can_fit: an amount that only has to fit can be told by `--fit`: the remedy of a share above 1.
 
     Raises:
         InputError: what `read_rows` refuses; a share below 0 or above 1, shares of more than 1 in all, a time that is
@@ -150,7 +154,10 @@ def read_jobs(path: Path, *, beside: Iterable[str] = ()) -> Jobs:
     resources = tuple(name for name in rows.columns if name not in others)
     if not resources:
         raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
-    loadings = np.column_stack([rows.numbers(name, high=1.0) for name in resources])
+    remedy = "if it is no share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
+    loadings = np.column_stack(
+        [rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources]
+    )
     sums = loadings.sum(axis=1)
     names = rows.text(JOB)
     worst = int(sums.argmax())

@@ -137,9 +137,9 @@ def files(tmp_path):
     return write
 
 
-def placed(*words):
+def placed(*words, code=0):
     result = run(*words, "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == code
     return json.loads(result.stdout)
 
 
@@ -176,7 +176,7 @@ def test_limits_amounts_units_and_reasons(files):
         "d: 1.23 times as long as alone (cpu 0.15, disk 0.08); next is c with 1.55; "
         "no room on 2 hosts: 1 lack cpu, 1 lack memory_gib"
     )
-    full = placed(*words, "--fit", "memory_gib=4", "--limit", "disk=0.1")
+    full = placed(*words, "--fit", "memory_gib=4", "--limit", "disk=0.1", code=1)
     assert (full["placements"][0]["host"], full["added_dilation"]) == (None, 0)
     assert full["placements"][0]["why"] == "no host has room: 1 lack cpu, 3 lack disk"
 
@@ -191,9 +191,45 @@ def test_a_batch_takes_what_was_placed_before_into_account(files):
     assert "least-loaded" in shown and "graham" not in shown
 
 
+def test_the_status_says_that_not_all_have_a_host_and_the_json_is_whole(files):
+    words = files("job,cpu\nx,0.6\ny,0.6\n", "host\na\n")
+    done = run(*words, "--limit", "cpu=1", "--json")
+    assert done.exit_code == 1
+    assert [row["host"] for row in json.loads(done.stdout)["placements"]] == ["a", None]
+    assert run(*words, "--limit", "cpu=0.5").exit_code == 1
+    assert run(*words, "--limit", "cpu=1.2").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--fit", "a=1"), ("--units", "cpu=2"), ("--limit", "cpu=2"), ("--compare", None)]
+)
+def test_what_is_for_files_is_refused_for_the_live_fleet(option, value):
+    with pytest.raises(InputError, match=f"^{option}: is for files"):
+        run("--central", "127.0.0.1:1", "--job", "web", option, *([value] if value else []))
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        (
+            {"vms": "job,cpu,memory_gib\na,1,8\n"},
+            (
+                "FOLDER/vms.csv:2: memory_gib: must be 0 to 1 (value 8); if it is no share of time but has to fit, "
+                "add --fit memory_gib=ROOM"
+            ),
+        ),
+        (
+            {"vms": "job,cpu,memory_gib\na,1,8\n", "words": ["--fit", "mem=4"]},
+            "FOLDER/vms.csv: has no column mem; it has job, cpu, memory_gib",
+        ),
+        (
+            {"words": ["--job", "web"]},
+            "--job: is for the live fleet (--central); the VMs are those of VMS.csv",
+        ),
+        (
+            {"words": ["--loading", "cpu=1"]},
+            "--loading: is for the live fleet (--central); the VMs are those of VMS.csv",
+        ),
         (
             {"words": ["--rule", "best"]},
             "--rule best: must be one of dfactor, graham, first-fit, least-loaded",

@@ -82,7 +82,7 @@ def test_the_timeline(written, tmp_path):
     picture = tmp_path / "when.png"
     assert run("estimate", written(MAPREDUCE), "--plot", picture).exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(InputError, match=r"^/proc/none/x.png: cannot write: No such file or directory$"):
+    with pytest.raises(InputError, match=r"^/proc/none/x.png: cannot write: there is no folder /proc/none$"):
         run("estimate", written(MAPREDUCE), "--plot", "/proc/none/x.png")
     with pytest.raises(
         InputError, match=r"^--plot x.png: .* has no column tau_s, so it is not known when jobs end$"
@@ -117,6 +117,24 @@ def test_faults_of_files(written, text, line):
     with pytest.raises(InputError) as refused:
         run("estimate", path)
     assert str(refused.value) == (f"{path}{line}" if line.startswith(":") else f"{path}: {line}")
+
+
+def test_a_column_host_of_one_machine_is_no_resource(written):
+    found = estimated(written("job,cpu,host\na,1,m\nb,1,m\n"))
+    assert found["total_dilation"] == 4.0
+    path = written("job,cpu,host\na,1,m\nb,1,n\n")
+    with pytest.raises(InputError, match=r"has jobs of several hosts \(m, n\); give the rows of one"):
+        run("estimate", path)
+
+
+def test_arrivals_without_times_alone_are_refused(written):
+    with pytest.raises(InputError, match=r"has a column start_s but no tau_s, without which nothing ends"):
+        run("estimate", written("job,cpu,start_s\na,1,5\n"))
+
+
+def test_a_picture_is_written_to_a_png_only(written, tmp_path):
+    with pytest.raises(InputError, match=r"^--plot .*x.txt: must end in .png$"):
+        run("estimate", written(MAPREDUCE), "--plot", tmp_path / "x.txt")
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -196,7 +196,7 @@ def test_profiles_of_simulated_runs_come_back():
         (
             "job,cpu\na,1\n",
             ["--out", "/proc/no/file"],
-            "/proc/no/file: cannot write: No such file or directory",
+            "/proc/no/file: cannot write: there is no folder /proc/no",
         ),
     ],
 )
@@ -205,3 +205,38 @@ def test_faults(written, text, words, line):
     with pytest.raises(InputError) as refused:
         run("profile", path, *words)
     assert str(refused.value) == line.replace("FILE", str(path))
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-3, 1e200])
+def test_times_of_any_size_give_the_same_shares(unit):
+    time_s, beside = np.array([1.0, 1.02, 1.5, 1.6]), np.array([[0], [0], [1], [1]])
+    as_seconds, found = fit_runs(time_s, beside), fit_runs(time_s * unit, beside)
+    assert found.shares[0].value == pytest.approx(as_seconds.shares[0].value, rel=1e-12)
+    assert found.shares[0].low == pytest.approx(as_seconds.shares[0].low, rel=1e-9)
+    assert found.tau_s.value == pytest.approx(as_seconds.tau_s.value * unit, rel=1e-12)
+    assert found.tau_s.high == pytest.approx(as_seconds.tau_s.high * unit, rel=1e-9)
+
+
+def test_times_of_one_job_that_cannot_belong_together_are_refused():
+    with pytest.raises(ValueError, match=r"its times are too different for one job \(1e-200 to 2 s\)"):
+        fit_runs([1e-200, 2.0, 1.0], [[0], [1], [2]])
+    with pytest.raises(ValueError, match=r"what ran beside|do not tell the shares apart"):
+        fit_runs([1.0, 2.0, 3.0], [[0], [1e300], [2e300]])
+
+
+def test_runs_are_not_written_over(written, tmp_path):
+    path = written("job,cpu,time_s\na,0,1\na,1,2\n")
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"runs.csv: --out is the file of runs itself"):
+        run("profile", path, "--out", path)
+    with pytest.raises(InputError, match=r"must end in .csv"):
+        run("profile", path, "--out", tmp_path / "x.parquet")
+    assert path.read_bytes() == before
+
+
+def test_rounding_above_one_is_nothing_to_tell(written):
+    (job,) = profiled(written("job,cpu,disk,net\na,0.7,0.2,0.1\na,0.1,0.2,0.7\na,0.3,0.6,0.1000000000001\n"))[
+        "jobs"
+    ]
+    assert sum(job["measured"][name]["value"] for name in job["measured"]) > 1
+    assert (sum(job["loading"].values()) <= 1 + 1e-15, job["notes"]) == (True, [])
