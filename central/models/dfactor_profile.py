@@ -61,7 +61,7 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
         raise ValueError(f"its times are too different for one job ({times.min():g} to {times.max():g} s)")
     # By a power of two, which changes no digit: squares of the times stay in range.
     exponent = int(np.frexp(np.median(times))[1]) if len(times) else 0
-    y: Floats = np.ldexp(times, -exponent)
+    y = np.asarray(np.ldexp(times, -exponent), dtype=np.float64)
     x = np.column_stack([np.ones(len(y)), np.asarray(beside, dtype=np.float64)])
     n, unknowns = x.shape
     if n < unknowns:
@@ -72,7 +72,7 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
     for _ in range(_ROUNDS):
         a, b = x * weight[:, None], y * weight
         try:
-            inverse = np.linalg.inv(a.T @ a)
+            inverse = np.asarray(np.linalg.inv(a.T @ a), dtype=np.float64)
         except np.linalg.LinAlgError:
             raise ValueError("what ran beside is of too different sizes to tell the shares") from None
         beta = inverse @ (a.T @ b)
