@@ -267,7 +267,8 @@ class CgroupSource:
     def _vcpu_groups(self, vm: _Vm, folder: str) -> tuple[str, ...]:
         """Return libvirt's groups per vCPU; listed anew when groups were made or removed, and with the group."""
         key = (folder, vm.found_ns, _links(folder), _links(f"{folder}/libvirt"))
-        if vm.vcpu_groups is None or vm.vcpu_groups[0] != key:
+        # One made and another removed leave as many links as there were.
+        if vm.vcpu_groups is None or vm.vcpu_groups[0] != key or -1 in map(_links, vm.vcpu_groups[1]):
             vm.vcpu_groups = key, vcpu_groups_of(folder)
         return vm.vcpu_groups[1]
 

@@ -1,7 +1,8 @@
 """CPU time of whole processes, in nanoseconds, by one system call each: tells which of them have not run at all.
 
 The clock is that of clock_getcpuclockid(3). It sums what the schedstat files of all threads say, ended ones included:
-while it stands still no thread of the process was on a CPU, so that none of its counters can have moved.
+while it stands still no thread of the process was on a CPU, so that nothing that it does itself can have been counted.
+How long its threads waited for a CPU can: the kernel adds to that when it moves a waiting thread to another CPU.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
 and io; all by files that are kept open (`collector.kept_files`). What reads as it did the last time is not parsed, and
-of a process none of whose threads ran since the last time (`collector.process_time`) nothing is read that only it can
-change.
+of a process none of whose threads ran since the last time (`collector.process_time`) its stat and io are not read:
+only it can change them. Waits are always read: those of a thread that gets no CPU grow as the kernel moves it about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns, time_ns
@@ -163,9 +163,11 @@ class ProcfsSource:
         spent_ns = self._times.read(identity.pid)
         slept = spent_ns is not None and spent_ns == vm.spent_ns and identity is vm.identity
         made = vm.made if slept else None
-        if made is not None and vm.storage is not None and not vm.storage.moves_alone:
-            return made
-        threads = self._threads_or_reason(vm, identity) if made is None else made.threads
+        threads: Mapping[int, ThreadCounters] | Reason = self._threads_or_reason(vm, identity)
+        if made is not None and made.threads is not None and threads == made.threads:
+            threads = made.threads
+            if vm.storage is not None and not vm.storage.moves_alone:
+                return made
         process = self._process_or_reason(vm, identity, slept=made is not None)
         absent = {}
         if isinstance(threads, Reason):

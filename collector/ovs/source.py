@@ -223,7 +223,11 @@ class OvsSource:
         if not self._moments.accept(vm.uuid, asked_ns, stamp.mono_ns):
             return _absent(vm, Reason.STALE)
         last = self._interfaces.get(vm.uuid)
-        if last is not None and all(map(is_, last.values(), interfaces.values())):
+        if (
+            last is not None
+            and list(last) == list(interfaces)
+            and all(map(is_, last.values(), interfaces.values()))
+        ):
             interfaces = last  # nothing has moved: so is said by its being the same object
         else:
             self._interfaces[vm.uuid] = interfaces

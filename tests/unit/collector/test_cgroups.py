@@ -295,6 +295,21 @@ def test_throttled_time_is_that_of_the_groups_with_a_quota(host, tree, make, clo
     )
 
 
+def test_a_vcpus_group_that_took_anothers_place_is_found(host, tree, make, clock):
+    host.vm("a", 10, [11])
+    tree.add(10, SCOPE)
+    for number in (0, 1):
+        tree.quota(f"{SCOPE}/libvirt/vcpu{number}", 30_000)
+    source = make()
+    assert vm_of(source, host).cgroup.quota_cores == 0.6
+    libvirt = tree.cpu / SCOPE / "libvirt"
+    (libvirt / "vcpu1").rename(libvirt / "vcpu2")  # one gone, one made: as many links as before
+    tree.quota(f"{SCOPE}/libvirt/vcpu2", 50_000)
+    clock[0] += 10 * 10**9
+    assert vm_of(source, host).cgroup.quota_cores == 0.8
+    source.close()
+
+
 def test_groups_of_vcpus_are_listed_when_they_come_and_go_only(host, tree, make, clock, monkeypatch):
     host.vm("a", 10, [11])
     tree.add(10, SCOPE)

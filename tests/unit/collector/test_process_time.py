@@ -111,14 +111,15 @@ def test_no_clock_of_who_is_not_there_or_is_numbered_elsewhere(tmp_path):
     assert ProcessTime(str(tmp_path)).read(os.getpid()) is None
 
 
-def test_of_a_vm_that_slept_nothing_is_read_and_of_one_that_ran_everything(worker, vm, read):
+def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(worker, vm, read):
     source = ProcfsSource(Listed(vm))
     asleep(worker)
     first = source.sample().vms["u"]
     read.clear()
     again = source.sample().vms["u"]
     assert again is first
-    assert read == []
+    assert read == ["schedstat", "schedstat"]
+    read.clear()
     count(worker, 300_000)
     asleep(worker)
     after = source.sample().vms["u"]
@@ -128,6 +129,33 @@ def test_of_a_vm_that_slept_nothing_is_read_and_of_one_that_ran_everything(worke
     }
     assert {tid: thread.cpu_ns for tid, thread in after.threads.items()} == true_ns
     assert after.threads[worker.pid].cpu_ns > first.threads[worker.pid].cpu_ns
+    source.close()
+
+
+def test_waits_of_a_starved_vm_are_told_though_its_clock_stands_still(worker, vm, read, monkeypatch):
+    """A thread that gets no CPU at all is moved between CPUs by the load balancer, which adds to its wait.
+
+    Seen with a SCHED_IDLE process beside a hog on each CPU: 2.7 s of wait while the clock did not move.
+    """
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    spent_ns = ProcessTime().read(worker.pid)
+    monkeypatch.setattr(ProcessTime, "read", lambda *_: spent_ns)
+    first = source.sample().vms["u"]
+    plain = KeptFile.read
+
+    def starved(self, *arguments):
+        text = plain(self, *arguments)
+        if not self.path.endswith("schedstat"):
+            return text
+        cpu_ns, wait_ns, turns = text.split()
+        return b"%s %d %s\n" % (cpu_ns, int(wait_ns) + 2_700_000_000, turns)
+
+    monkeypatch.setattr(KeptFile, "read", starved)
+    after = source.sample().vms["u"]
+    assert {tid: thread.run_queue_wait_ns - first.threads[tid].run_queue_wait_ns
+            for tid, thread in after.threads.items()} == dict.fromkeys(vm.vcpu_tids, 2_700_000_000)  # fmt: skip
+    assert after.process == first.process
     source.close()
 
 
@@ -167,5 +195,5 @@ def test_the_bytes_of_a_group_are_read_though_the_process_slept(worker, vm, read
     second = source.sample().vms["u"]
     assert (first.process.storage_write_bytes, second.process.storage_write_bytes) == (2, 9)
     assert second.threads is first.threads
-    assert read == []
+    assert read == ["schedstat", "schedstat"]
     source.close()
