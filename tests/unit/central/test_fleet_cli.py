@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -231,19 +232,22 @@ def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:
         assert run("compare", *sides)[0] == 0
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    """No file can grow beyond a kilobyte."""
+    """No file can grow beyond a kilobyte; not for longer than needed, because pytest's own output may be a file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending, small_disk) -> None:
+def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending) -> None:
     out = write(tmp_path / f"rows.{ending}", "the old file")
-    code, _, err = run("simulate", out, "--machines", 100, "--jobs", 20, "--instances", 500)
+    with small_disk():
+        code, _, err = run("simulate", out, "--machines", 100, "--jobs", 20, "--instances", 500)
     assert (code, "cannot write: File too large" in err, err.count("\n")) == (3, True, 1)
     assert out.read_text() == "the old file"
     assert list(tmp_path.iterdir()) == [out]
