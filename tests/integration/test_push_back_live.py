@@ -161,6 +161,7 @@ def write_samples(central: CentralProcess) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 async def test_agents_with_rows_of_the_other_method_catch_up(central: CentralProcess) -> None:
     """PANDA by configuration, then the default, then PANDA again: other rows in one message, and the number grows."""
     write_samples(central)
