@@ -1,7 +1,8 @@
 """Builds run in a process of their own: in central's they would hold Python's lock, cores and memory while agents wait.
 
 Central starts it for a build, on the first one that has something to do, and ends it afterwards where builds are rare;
-so what a build needed is given back. A line on its standard input asks for a build, its end stops the one that runs.
+so what a build needed is given back. A line on its standard input asks for a build or for what the lake needs after it;
+the end of the input stops what runs.
 The version comes by way of the lake, as another replica's does; lease and manifests are the same ones.
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -33,6 +35,7 @@ COMMAND = [sys.executable, "-m", "central.build_worker"]
 
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself
+_BUILD, _CARE = b"build", b"care"  # what the process is asked
 
 
 class BuildFailedError(WhitepandaError):
@@ -71,7 +74,7 @@ class BuildProcess(Builder):
             process = self._process
             if process is None:
                 return None
-            answer = _ask(process)
+            answer = _ask(process, _BUILD)
             if self._stopping.is_set():
                 raise BuildStoppedError
             self.last_error = answer.get("error", "")
@@ -79,9 +82,13 @@ class BuildProcess(Builder):
                 raise BuildFailedError(self.last_error)
             self.last_build_s, self.last_days_computed = answer["seconds"], answer["days_computed"]
             self.left_out = LeftOut(*answer["left_out"])
-            if self._section.interval_s >= _KEPT_S:
-                self.close()
             return self.current.version if self._take_newer() and self.current else None
+
+    def care_once(self) -> None:
+        """Have the process do what `Builder.care_once` does, if it runs; it tells of failures itself."""
+        with self._one_at_a_time:
+            if self._process is not None:
+                _ask(self._process, _CARE)
 
     def start(self) -> None:
         """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
@@ -128,6 +135,8 @@ class BuildProcess(Builder):
         if await asyncio.to_thread(self._has_something):
             self.start()
         await super()._build_in_thread()
+        if self._section.interval_s >= _KEPT_S:
+            await asyncio.to_thread(self.close)
 
     def _has_something(self) -> bool:
         """Whether a build may find anything: what cannot be looked at is the build's to tell of."""
@@ -139,9 +148,9 @@ class BuildProcess(Builder):
             return True
 
 
-def _ask(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """Have it build, and return what it says of that."""
-    _tell(process, b"build")
+def _ask(process: subprocess.Popen[bytes], what: bytes) -> dict[str, Any]:
+    """Have it do that, and return what it says of it."""
+    _tell(process, what)
     line = process.stdout.readline() if process.stdout is not None else b""
     if not line:
         return {"error": f"the process that builds ended with status {process.wait()}"}
@@ -170,10 +179,16 @@ def _build(builder: Builder) -> dict[str, Any]:
     }
 
 
-def _serve(builder: Builder, asked: threading.Semaphore) -> None:
+def _care(builder: Builder) -> dict[str, Any]:
+    with contextlib.suppress(BuildStoppedError):
+        builder.care_once()
+    return {}
+
+
+def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
     while True:
-        asked.acquire()
-        sys.stdout.write(json.dumps(_build(builder)) + "\n")
+        answer = _care(builder) if asked.get() == _CARE else _build(builder)
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
@@ -186,11 +201,11 @@ def main() -> None:
     state = Path(config.central.state_dir)
     lake = Lake(config.central.lake_dir or state / "lake", copies=state)
     builder = Builder(**_arguments(config, lake))
-    asked = threading.Semaphore(0)
+    asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     thread = threading.Thread(target=_serve, args=(builder, asked), name="builds", daemon=True)
     thread.start()
-    for _ in sys.stdin:
-        asked.release()
+    for line in sys.stdin:
+        asked.put(line.strip().encode())
     builder.stop()
     thread.join(_STOP_S / 2)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
 AnyEngine = engine.Engine | SparkEngine
+_T = TypeVar("_T")
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -162,14 +163,10 @@ class Builder:
             await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
     async def _build_in_thread(self) -> None:
+        """Build, tell of the version, and only then do what the lake needs, which may take long."""
         failed_before = self.last_error
-        work = asyncio.ensure_future(asyncio.to_thread(self.build_once))
         try:
-            number = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self.stop()
-            await asyncio.gather(work, return_exceptions=True)
-            raise
+            number = await self._stoppable(self.build_once)
         except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
             if self.last_error != failed_before:
                 self._log.warning("build failed, the last version stays", error=self.last_error)
@@ -177,6 +174,18 @@ class Builder:
         if number is not None and self.current is not None:
             for call in self.on_version:
                 call(self.current)
+        with contextlib.suppress(BuildStoppedError):
+            await self._stoppable(self.care_once)
+
+    async def _stoppable(self, work: Callable[[], _T]) -> _T:
+        """Run it in a thread; a cancellation stops it and waits for that."""
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
 
     async def catch_up(self) -> None:
         """Take a newer version of another replica now, where there is one, and tell `on_version` of it.
@@ -214,7 +223,7 @@ class Builder:
             except Exception as error:
                 if self._stopping.is_set():
                     raise BuildStoppedError from error
-                self.last_error = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                self.last_error = _line_of(error)
                 raise
             self.last_error = ""
             if number is not None and self._is_taken:
@@ -236,34 +245,51 @@ class Builder:
         if not self.lease.acquire():
             return None  # another replica builds; its version is found next time
         try:
-            number = self._build_alone()
-            self._take_care()
+            return self._build_alone()
         finally:
-            self._lake.objects.drop_copies()
-            with contextlib.suppress(OSError):  # else it runs out
-                self.lease.release()
-        return number
+            self._end_turn()
 
-    def _take_care(self) -> None:
-        """Do what the lake needs once a day. Its failure is told and costs no version."""
+    def _end_turn(self) -> None:
+        self._lake.objects.drop_copies()
+        with contextlib.suppress(OSError):  # else it runs out
+            self.lease.release()
+
+    def care_once(self) -> None:
+        """Do what the lake needs once a day. Blocks; call it in a thread, after a build. A failure is logged only.
+
+        Raises:
+            BuildStoppedError: it was told to stop.
+
+        """
+        care = self._care
+        if care is None:
+            return
 
         def check() -> None:
             self._check_stopping()
             self.lease.check()
 
-        try:
-            done = self._care.run_if_due(check) if self._care is not None else None
-        except BuildStoppedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
-            line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            if line != self._care_error:
-                self._log.warning("the lake was not compacted, nor old days deleted", error=line)
-            self._care_error = line
-        else:
-            self._care_error = ""
-            if done is not None:
+        with self._one_at_a_time:
+            try:
+                if not care.is_due() or not self.lease.acquire():
+                    return
+                try:
+                    done = care.run(check)
+                finally:
+                    self._end_turn()
+            except BuildStoppedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as a build's failure; it is tried again after the next one
+                self._tell_care_failed(error)
+            else:
+                self._care_error = ""
                 self._log.info("the lake was taken care of", **dataclasses.asdict(done))
+
+    def _tell_care_failed(self, error: Exception) -> None:
+        line = _line_of(error)
+        if line != self._care_error:
+            self._log.warning("the lake was not compacted, nor old days deleted", error=line)
+        self._care_error = line
 
     def _take_newer(self) -> bool:
         """Take the version that another replica has published since, if there is one."""
@@ -486,6 +512,10 @@ def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
         }
     )
     return statistics.join(robust, ["job", "platform"])
+
+
+def _line_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _digest(*words: str) -> str:

@@ -66,14 +66,23 @@ class LakeCare:
         self._grace_s = grace_s
         self._done_on: date | None = None
 
-    def run_if_due(self, check: Callable[[], None]) -> CareDone | None:
-        """Do what is due, unless it has been done today by any replica. Blocks; only the holder of the lease may.
+    def is_due(self) -> bool:
+        """Return whether no replica has done it today.
+
+        Raises:
+            OSError: the lake cannot be read.
+
+        """
+        today = day_of(self._clock_unix_ns())
+        if self._done_on != today and self._mark(today) in self._marks():
+            self._done_on = today
+        return self._done_on != today
+
+    def run(self, check: Callable[[], None]) -> CareDone:
+        """Do what is due. Blocks; only the holder of the lease may.
 
         Args:
             check: called often; raises where the lease is lost or central stops.
-
-        Returns:
-            What was done; None where nothing was due.
 
         Raises:
             LakeError: a segment is damaged; what was done before stays.
@@ -81,20 +90,22 @@ class LakeCare:
 
         """
         today = day_of(self._clock_unix_ns())
-        if self._done_on == today:
-            return None
-        mark = f"{_FOLDER}/{today.isoformat()}.json"
-        marks = sorted(entry.name for entry in self._lake.objects.entries(_FOLDER))
-        if mark in marks:
-            self._done_on = today
-            return None
         done = self._run(check)
         check()
-        self._lake.objects.create(mark, msgspec.json.encode(done) + b"\n")
+        marks = self._marks()
+        if self._mark(today) not in marks:
+            self._lake.objects.create(self._mark(today), msgspec.json.encode(done) + b"\n")
         for old in marks[: 1 - _KEPT_MARKS]:
             self._lake.objects.remove(old)
         self._done_on = today
         return done
+
+    def _marks(self) -> list[str]:
+        return sorted(entry.name for entry in self._lake.objects.entries(_FOLDER))
+
+    @staticmethod
+    def _mark(day: date) -> str:
+        return f"{_FOLDER}/{day.isoformat()}.json"
 
     def _run(self, check: Callable[[], None]) -> CareDone:
         section, merged = self._section, []

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from central.builds import Builder
+from central.builds import Builder, BuildStoppedError
 from central.care import CareDone, LakeCare
 from central.compaction import drop_slots
 from central.config import BuildSection, LakeSection
@@ -55,6 +55,13 @@ def builder(lake, clock, name="central-0", **section) -> Builder:
     return Builder(SECTION, lake, clock_unix_ns=clock, holder=name, lake_section=LakeSection(**section))
 
 
+def after_build(builder) -> int | None:
+    """Build, then do what the lake needs, as central does."""
+    number = builder.build_once()
+    builder.care_once()
+    return number
+
+
 def segments(lake) -> list[int]:
     return [len(lake.segments(FIRST_DAY + timedelta(days=day))) for day in range(4)]
 
@@ -76,7 +83,7 @@ def verified(lake) -> list[str]:
 def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, capsys):
     log.configure("info")
     one, other = (builder(lake, clock, f"central-{number}") for number in range(2))
-    assert one.build_once() == 1
+    assert after_build(one) == 1
     assert segments(lake) == [1, 1, 1, 5]  # the last one is not finished
     assert "the lake was taken care of" in capsys.readouterr().err
     assert (
@@ -86,13 +93,13 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     )
     for number in range(20, 25):  # late ones of the first day
         write_day(lake, 0, number + 1)
-    assert [other.build_once(), other.build_once(), one.build_once()] == [1, 2, 2]
+    assert [after_build(other), after_build(other), after_build(one)] == [1, 2, 2]
     assert segments(lake) == [6, 1, 1, 5]
     assert "taken care of" not in capsys.readouterr().err
     clock.unix_ns += 5 * HOUR_NS
-    assert other.build_once() is None  # nothing new to build, but the next day
+    assert after_build(other) is None  # nothing new to build, but the next day
     assert segments(lake) == [1, 1, 1, 5]
-    assert one.build_once() is None
+    assert after_build(one) is None
     assert sorted(path.name for path in (lake.root / "care").iterdir()) == [
         "2026-11-04.json",
         "2026-11-05.json",
@@ -101,26 +108,47 @@ def test_finished_days_are_compacted_once_a_day_by_one_replica(lake, clock, caps
     assert verified(lake) == []
 
 
+async def test_a_version_is_in_force_before_the_lake_is_taken_care_of(lake, clock, monkeypatch):
+    told = []
+    built = builder(lake, clock)
+    built.on_version.append(lambda version: told.append(version.version))
+    original = LakeCare.run
+
+    def late(self, check):
+        told.append("care")
+        return original(self, check)
+
+    monkeypatch.setattr(LakeCare, "run", late)
+    await built._build_in_thread()
+    assert told == [1, "care"]
+    assert segments(lake) == [1, 1, 1, 5]
+    clock.unix_ns += 24 * HOUR_NS
+    built.stop()
+    with pytest.raises(BuildStoppedError):
+        built.care_once()
+    assert builder(lake, clock, "another").lease.acquire(), "given back"
+
+
 def test_nothing_is_done_where_it_is_off_or_another_builds(lake, clock):
     care = LakeCare(LakeSection(compact=False), lake, rolled(lake), clock_unix_ns=clock)
-    assert care.run_if_due(lambda: None) == CareDone()
+    assert care.run(lambda: None) == CareDone()
     assert segments(lake) == [5, 5, 5, 5]
     (lake.root / "care/2026-11-04.json").unlink()
     busy = builder(lake, clock, "busy")
     assert busy.lease.acquire()
-    assert builder(lake, clock).build_once() is None
+    assert after_build(builder(lake, clock)) is None
     assert segments(lake) == [5, 5, 5, 5]
 
 
 def test_old_samples_and_older_slots_go(lake, clock):
     built = builder(lake, clock, raw_days=2, slot_days=3)
-    assert built.build_once() == 1
+    assert after_build(built) == 1
     assert segments(lake) == [0, 0, 1, 5]
     kept = SlotStore(lake, SLOT_NS).manifests()
     assert sorted(kept) == [FIRST_DAY + timedelta(days=day) for day in (1, 2, 3)]
     assert not list((lake.root / "slots/slot=300").glob("day=2026-11-01/*"))
     assert built.current.manifest.rows == 20 * 600  # was built before
-    assert built.build_once() == 2
+    assert after_build(built) == 2
     assert built.current.manifest.rows == 15 * 600
     assert verified(lake) == []
 
@@ -133,7 +161,7 @@ def test_slots_of_days_with_samples_stay(lake, clock):
 @pytest.mark.parametrize("step", range(4))
 def test_a_kill_while_slots_go_leaves_a_whole_day_or_none(lake, clock, monkeypatch, step):
     slots = rolled(lake)
-    LakeCare(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run_if_due(lambda: None)
+    LakeCare(LakeSection(raw_days=2), lake, slots, clock_unix_ns=clock).run(lambda: None)
     original, steps = Folder.remove, iter(range(100))
 
     def failing(self: Folder, name: str) -> None:
@@ -163,14 +191,14 @@ def test_a_failure_is_told_once_costs_no_version_and_is_tried_again(lake, clock,
 
     monkeypatch.setattr(LakeCare, "_run", failing)
     built = builder(lake, clock)
-    assert built.build_once() == 1
-    assert built.build_once() is None
+    assert after_build(built) == 1
+    assert after_build(built) is None
     told = capsys.readouterr().err
     assert told.count("the lake was not compacted, nor old days deleted") == 1
     assert "LakeError: segment x is damaged" in told
     assert built.last_error == ""
     monkeypatch.setattr(LakeCare, "_run", original)
-    assert built.build_once() is None
+    assert after_build(built) is None
     assert segments(lake) == [1, 1, 1, 5]
 
 
@@ -184,11 +212,11 @@ def test_who_loses_the_lease_stops(lake, clock):
 
     care = LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock)
     with pytest.raises(FencedError):
-        care.run_if_due(check)
+        care.run(check)
     assert segments(lake)[1:] == [5, 5, 5]
     assert not list((lake.root / "care").glob("*"))
     assert verified(lake) == []
-    assert care.run_if_due(lambda: None) == CareDone(days_compacted=2, segments_merged=10)
+    assert care.run(lambda: None) == CareDone(days_compacted=2, segments_merged=10)
     assert segments(lake) == [1, 1, 1, 5]
 
 
