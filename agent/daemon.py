@@ -26,6 +26,7 @@ from agent.ticks import TickSchedule, first_due_ns
 from agent.view import Counters, Names, StateView
 from agent.windows import CpiWindow
 from collector.base import NumaPlacement, Reason, SourceError
+from collector.llc import llc_domains
 from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
@@ -359,7 +360,6 @@ class Daemon:
     def _start_analysis(self) -> None:
         from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
         from agent.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
-        from collector.llc import llc_domains  # noqa: PLC0415 - as the import above
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:

@@ -23,7 +23,6 @@ from whitepanda.common import cli
 _taken: dict[tuple[int, int], float] = {}  # (stream, sequence) -> when
 _seconds: list[float] = []
 _pauses: list[float] = []
-_began = 0.0
 
 
 def _watch_batches() -> None:
@@ -47,11 +46,10 @@ def _watch_batches() -> None:
 
 
 def _watch_collector(phase: str, _facts: dict[str, int]) -> None:
-    global _began  # noqa: PLW0603
     if phase == "start":
-        _began = time.thread_time()
+        _pauses.append(-time.thread_time())
     else:
-        _pauses.append(time.thread_time() - _began)
+        _pauses[-1] += time.thread_time()
 
 
 def _tell(*_: object) -> None:

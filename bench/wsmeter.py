@@ -274,10 +274,10 @@ def planned() -> list[dict[str, object]]:
     return found
 
 
-def _share(value: object) -> str:
+def _share(value: tuple[float, float, float] | None) -> str:
     if value is None:
         return ""
-    middle, low, high = value  # type: ignore[misc]
+    middle, low, high = value
     return f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 

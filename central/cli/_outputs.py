@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from whitepanda.common.errors import InputError
@@ -13,29 +13,40 @@ __all__ = ["PICTURES", "TABLES", "check_output"]
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
 TABLES = (".csv", ".parquet", ".pq")
 PICTURES = (".png",)
+_NONE: Mapping[str, Path | None] = {}
 
 
-def check_output(path: Path, option: str = "--out", suffixes: Collection[str] = (), **inputs: Path) -> None:
+def check_output(
+    path: Path | None,
+    option: str = "--out",
+    suffixes: Collection[str] = (),
+    *,
+    others: Mapping[str, Path | None] = _NONE,
+) -> None:
     """Check that a file can be written, as far as that can be told without writing.
 
     Args:
-        path: the file to write.
+        path: the file to write; None is none. What is there and is no regular file, such as /dev/stdout, may have any
+            name.
         option: that names it.
         suffixes: how its name may end, in lower case; a name without an end will always do.
-        inputs: what is read, which it must not be.
+        others: what it must not be: what is read, or written too, each with what the command's help calls it.
 
     Raises:
-        InputError: it is one of the inputs, a folder, in no folder or one that cannot be written, or named wrongly.
+        InputError: it is one of the others, a folder, in no folder or one that cannot be written, or named wrongly.
 
     """
-    for name, file in inputs.items():
-        if path.resolve() == file.resolve():
-            raise InputError(f"{path}: {option} is the file of {name} itself; give the name of another file")
+    if path is None:
+        return
+    for name, file in others.items():
+        if file is not None and path.resolve() == file.resolve():
+            raise InputError(f"{path}: {option} is {name} itself; give the name of another file")
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
+        raise InputError(f"{option} {path}: is a folder; give the name of a file")
     if not path.parent.is_dir():
         raise InputError(f"{path}: cannot write: there is no folder {path.parent}")
-    if not os.access(path.parent if not path.exists() or path.is_file() else path, os.W_OK):
+    is_regular = path.is_file() or not path.exists()
+    if not os.access(path.parent if is_regular else path, os.W_OK):
         raise InputError(f"{path}: cannot write: no permission to write in {path.parent}")
-    if path.suffix and suffixes and path.suffix.lower() not in suffixes:
+    if is_regular and path.suffix and suffixes and path.suffix.lower() not in suffixes:
         raise InputError(f"{option} {path}: must end in {' or '.join(suffixes)}")

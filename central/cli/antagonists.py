@@ -19,9 +19,11 @@ from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.tls_options import (
     CaOption,
+    CentralOption,
     CertOption,
     FolderOption,
     KeyOption,
+    OperatorOption,
     ServerNameOption,
     files_of,
 )
@@ -230,14 +232,12 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @app.command()
 def show(
-    central: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")],
+    central: CentralOption,
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: Annotated[
-        str, typer.Option(help="The name in our certificate, one of central's operators.")
-    ] = "operator",
+    name: OperatorOption = "operator",
     server_name: ServerNameOption = "",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,

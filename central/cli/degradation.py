@@ -13,6 +13,7 @@ import typer
 from rich.table import Table as Grid
 
 from agent.analysis.degradation import parse
+from central.cli._outputs import check_output
 from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted
 from central.degradation.fit import RULE_SIGNALS, FitOptions, inputs_of
@@ -77,7 +78,8 @@ def fit(
     """
     if calibrate_by not in ("run", "scenario"):
         raise InputError(f"--calibrate-by: must be run or scenario (value {calibrate_by})")
-    _refuse_same(runs=runs, out=out, plot=plot)
+    check_output(out, others={"RUNS": runs})
+    check_output(plot, "--plot", others={"RUNS": runs, "--out": out})
     table = Table(runs)
     columns = Columns(
         target=target,
@@ -142,7 +144,7 @@ def predict(
 
     The rows are written in their order, with the columns degradation, low, high, reason and predicted_TARGET.
     """
-    _refuse_same(rows=rows, model=model, out=out)
+    check_output(out, others={"ROWS": rows, "--model": model})
     fitted, _ = read_model(model)
     predicted = predict_rows(rows, fitted, out, baseline_where)
     if json:
@@ -188,7 +190,7 @@ def evaluate(
         raise InputError("--by-scenario and --folds are two ways to hold rows out; give one")
     if method and not by_scenario and not folds:
         raise InputError(f"--method {method} is what is re-fitted: give --by-scenario or --folds too")
-    _refuse_same(runs=runs, model=model, plot=plot)
+    check_output(plot, "--plot", others={"RUNS": runs, "--model": model})
     fitted, data = read_model(model)
     table = Table(runs)
     provenance = data.get("provenance", {})
@@ -297,23 +299,6 @@ def _print_choice(choice: dict[str, Any]) -> None:
     constant = choice["constant"]
     grid.add_row("(a constant)", _percent(constant["mean_ape"]), _percent(constant["median_ape"]), "0", "")
     console.print(grid)
-
-
-def _refuse_same(**files: Path | None) -> None:
-    """Refuse to write over what is read, or two things into one file: measurements are dear."""
-    seen: dict[Path, str] = {}
-    for name, file in files.items():
-        if file is None:
-            continue
-        before = seen.setdefault(file.resolve(), name)
-        if before != name:
-            words = {
-                "runs": "RUNS itself",
-                "rows": "ROWS itself",
-                "model": "the model itself",
-                "out": "--out too",
-            }
-            raise InputError(f"{file}: --{name} is {words[before]}; give the name of another file")
 
 
 def _warn_of_useless(choice: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from central.cli._outputs import PICTURES, TABLES, check_output
 from central.fleet.draw import DrawOptions
 from central.fleet.draw import draw as draw_machines
 from central.fleet.lake_rows import parse_sides, read_side
@@ -20,7 +21,6 @@ from central.fleet.show import comparison_json, show_comparison, show_drawn, sho
 from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
 from central.fleet.tables import (
     Jobs,
-    check_output,
     jobs_of,
     read_jobs,
     read_machines,
@@ -101,7 +101,7 @@ def plan(
     ):
         if not value <= _MOST:
             raise InputError(f"{name}: must be at most {_MOST:g} (value {value:g})")
-    check_output(plot, "--plot", inputs=(jobs, observed), is_plot=True)
+    check_output(plot, "--plot", PICTURES, others={"JOBS": jobs, "--observed": observed})
     options = PlanOptions(
         margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
     )
@@ -140,8 +140,8 @@ def compare(
     that the other side's file does not name). Intervals know that instances of one machine are alike; a machine on
     both sides is compared with itself.
     """
-    files = () if lake else (Path(current), Path(new))
-    check_output(plot, "--plot", inputs=files, is_plot=True)
+    files = {} if lake else {"CURRENT": Path(current), "NEW": Path(new)}
+    check_output(plot, "--plot", PICTURES, others=files)
     if lake:
         if "://" not in lake and not Path(lake).is_dir():
             raise UnavailableError(
@@ -206,7 +206,7 @@ def draw(
     Again, if the jobs with enough instances on them have too little of the weight, or if their metric is now already
     unlike the fleet's (where ROWS has it).
     """
-    check_output(out, "--out", inputs=(rows, plan))
+    check_output(out, suffixes=TABLES, others={"ROWS": rows, "--plan": plan})
     planned = None if plan is None else _read_plan(plan)
     options = DrawOptions(machines, seed, min_instances, min_coverage, max_imbalance, max_draws)
     drawn = draw_machines(read_rows(rows, metric, needs_metric=False), options, planned)
@@ -226,7 +226,7 @@ def make_jobs(
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Make the table of jobs that `fleet plan` reads from the instances of a fleet."""
-    check_output(out, "--out", inputs=(rows,))
+    check_output(out, suffixes=TABLES, others={"ROWS": rows})
     seen = read_rows(rows, metric)
     jobs = jobs_of(seen)
     if not len(jobs.job):
@@ -256,7 +256,7 @@ def simulate(
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Write the instances of a simulated fleet, to try the other commands on."""
-    check_output(out, "ROWS", inputs=(upgraded,))
+    check_output(out, "ROWS", TABLES, others={"--upgraded": upgraded})
     if not 0.0 < 1.0 + effect_percent / 100.0 <= _MOST:
         raise InputError(f"--effect-percent: must be above -100 (value {effect_percent:g})")
     settings = replace(

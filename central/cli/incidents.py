@@ -17,9 +17,11 @@ from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import (
     CaOption,
+    CentralOption,
     CertOption,
     FolderOption,
     KeyOption,
+    OperatorOption,
     ServerNameOption,
     files_of,
 )
@@ -37,8 +39,6 @@ _NAMED = 3  # victims shown in a row of the list
 _SHOWN_REPORTS = 12
 _NS = 10**9
 
-CentralOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")]
-NameOption = Annotated[str, typer.Option(help="The name in our certificate, one of central's operators.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -50,7 +50,7 @@ def list_(
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: NameOption = "operator",
+    name: OperatorOption = "operator",
     server_name: ServerNameOption = "",
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
     suspect_job: Annotated[str, typer.Option(help="Only where this job is suspected first.")] = "",
@@ -104,7 +104,7 @@ def show(
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: NameOption = "operator",
+    name: OperatorOption = "operator",
     server_name: ServerNameOption = "",
     json: JsonOption = False,
 ) -> None:

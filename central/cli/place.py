@@ -22,6 +22,7 @@ from whitepanda.common.tls_options import (
     CertOption,
     FolderOption,
     KeyOption,
+    OperatorOption,
     ServerNameOption,
     files_of,
 )
@@ -58,9 +59,7 @@ def place(
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: Annotated[
-        str, typer.Option(help="The name in our certificate, one of central's operators.")
-    ] = "operator",
+    name: OperatorOption = "operator",
     server_name: ServerNameOption = "",
     units: Annotated[
         list[str] | None,

@@ -71,9 +71,11 @@ def fit(
     """
     check_output(
         out,
-        observations=observations,
-        workload_features=workload_features,
-        platform_features=platform_features,
+        others={
+            "OBSERVATIONS": observations,
+            "--workload-features": workload_features,
+            "--platform-features": platform_features,
+        },
     )
     named = read_rows(observations)
     log_us = read_log_runtimes(named)
@@ -119,7 +121,7 @@ def predict(
 
     The rows are written in their order, with the columns predicted_us and bound_us_EPSILON.
     """
-    check_output(out, suffixes=TABLES, rows=rows, model=model)
+    check_output(out, suffixes=TABLES, others={"ROWS": rows, "--model": model})
     found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out)
     if json:
         print_json({
@@ -149,7 +151,7 @@ def update(
     Runs of new workloads on known platforms, and of known workloads on new platforms. Bounds stay those of the fit:
     nothing calibrates them for new names.
     """
-    check_output(out, observations=observations)
+    check_output(out, others={"OBSERVATIONS": observations})
     named = read_rows(observations)
     grown, found = update_model(read_model(model), named, read_log_runtimes(named))
     write_model(out, grown)

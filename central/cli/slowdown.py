@@ -54,7 +54,7 @@ def estimate(
     (start_s, default 0) and end.
     """
     if plot is not None:
-        check_output(plot, "--plot", PICTURES, loadings=loadings)
+        check_output(plot, "--plot", PICTURES, others={"LOADINGS": loadings})
     jobs = _jobs_of_one_machine(loadings)
     counts = units_of(numbers_by_name(units or [], "--units"), jobs.resources)
     found = estimated(jobs, counts)
@@ -152,7 +152,7 @@ def profile(
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
     """
     if out is not None:
-        check_output(out, suffixes=(".csv",), runs=runs)
+        check_output(out, suffixes=(".csv",), others={"RUNS": runs})
     found = read_profiles(runs, rest=rest, larger=larger)
     if out is not None:
         write_loadings(out, found)

@@ -27,7 +27,6 @@ from whitepanda.common.errors import InputError
 __all__ = [
     "Jobs",
     "Rows",
-    "check_output",
     "jobs_of",
     "read_jobs",
     "read_machines",
@@ -39,7 +38,6 @@ __all__ = [
 
 _METRICS = ("value", "ipc", "mips")
 _PARQUET = (".parquet", ".pq")
-_TABLES = (".csv", *_PARQUET)
 #: Numbers whose squares and their quotients are still numbers; in any unit, nothing that is measured lies outside.
 _SMALLEST, _LARGEST = 1e-30, 1e30
 _SHOWN = 20  # columns in an error
@@ -313,35 +311,6 @@ def write_machines(path: Path, machines: Sequence[str]) -> None:
 
     """
     _write(path, pa.table({"machine": list(machines)}))
-
-
-def check_output(
-    path: Path | None, option: str, *, inputs: Sequence[Path | None], is_plot: bool = False
-) -> None:
-    """Refuse, before any work, an output that is one of the command's inputs, or whose name says another format.
-
-    What is there and is no regular file, such as /dev/stdout, may have any name: tables go there as CSV.
-
-    Args:
-        path: the file to be written; None is none.
-        option: how it is called, for the error.
-        inputs: the files that are read.
-        is_plot: whether it is a PNG, else a table.
-
-    Raises:
-        InputError: it is refused.
-
-    """
-    if path is None:
-        return
-    for file in inputs:
-        if file is not None and path.resolve() == file.resolve():
-            raise InputError(f"{option} {path}: is read by this command; give the name of another file")
-    if path.is_dir():
-        raise InputError(f"{option} {path}: is a folder; give the name of a file")
-    endings = (".png",) if is_plot else _TABLES
-    if path.suffix.lower() not in endings and (path.is_file() or not path.exists()):
-        raise InputError(f"{option} {path}: must end in {' or '.join(endings)}")
 
 
 def replace_file(path: Path, content: bytes) -> None:

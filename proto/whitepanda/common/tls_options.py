@@ -13,7 +13,16 @@ import typer
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["CaOption", "CertOption", "FolderOption", "KeyOption", "ServerNameOption", "files_of"]
+__all__ = [
+    "CaOption",
+    "CentralOption",
+    "CertOption",
+    "FolderOption",
+    "KeyOption",
+    "OperatorOption",
+    "ServerNameOption",
+    "files_of",
+]
 
 FolderOption = Annotated[
     Path | None,
@@ -28,6 +37,10 @@ CertOption = Annotated[
     Path | None, typer.Option("--cert", help="PEM file: our certificate, instead of --tls.")
 ]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="PEM file: its key, instead of --tls.")]
+CentralOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")]
+OperatorOption = Annotated[
+    str, typer.Option("--name", help="The name in our certificate, one of central's operators.")
+]
 ServerNameOption = Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")]
 
 

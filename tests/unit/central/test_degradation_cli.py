@@ -253,7 +253,7 @@ def test_a_fit_does_not_write_over_what_it_reads(tmp_path, capsys, monkeypatch):
     for more, message in (
         (("--out", runs), "--out is RUNS itself"),
         (("--out", tmp_path / "m.json", "--plot", runs), "--plot is RUNS itself"),
-        (("--out", tmp_path / "m.json", "--plot", tmp_path / "m.json"), "--plot is --out too"),
+        (("--out", tmp_path / "m.json", "--plot", tmp_path / "m.json"), "--plot is --out itself"),
     ):
         options = dict(zip(FIT[::2], FIT[1::2], strict=True)) | dict(zip(more[::2], more[1::2], strict=True))
         status, _, err = run(capsys, monkeypatch, "fit", runs, *(x for pair in options.items() for x in pair))
@@ -433,13 +433,13 @@ def test_predict_and_evaluate_refuse_in_one_line(tmp_path, capsys, monkeypatch, 
         (("predict", runs, "--model", bad, "--out", tmp_path / "o.csv"), "is no JSON"),
         (("predict", runs, "--model", tmp_path / "no.json", "--out", tmp_path / "o.csv"), "cannot be read"),
         (("predict", runs, "--model", model, "--out", runs), "is ROWS itself"),
-        (("predict", runs, "--model", model, "--out", model), "--out is the model itself"),
+        (("predict", runs, "--model", model, "--out", model), "--out is --model itself"),
         (("evaluate", runs, "--model", model, "--folds", "3", "--by-scenario"), "give one"),
         (("evaluate", runs, "--model", model, "--folds", "1"), "--folds: must be 2 to 720,"),
         (("evaluate", runs, "--model", model, "--folds", "721"), "(value 721)"),
         (("evaluate", runs, "--model", model, "--method", "gamma-log"), "give --by-scenario or --folds too"),
         (("evaluate", runs, "--model", model, "--plot", runs), "--plot is RUNS itself"),
-        (("evaluate", runs, "--model", model, "--plot", model), "--plot is the model itself"),
+        (("evaluate", runs, "--model", model, "--plot", model), "--plot is --model itself"),
         (
             ("evaluate", runs, "--model", model, "--where", "phase = 'quiet'"),
             "every usable row is a baseline",

@@ -261,15 +261,15 @@ def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> Non
     for arguments, message in (
         (
             ("jobs", rows, "--out", rows),
-            "now.parquet: is read by this command; give the name of another file",
+            "now.parquet: --out is ROWS itself; give the name of another file",
         ),
-        (("jobs", rows, "--out", link), "is read by this command"),
-        (("draw", rows, "--machines", 9, "--out", rows), "is read by this command"),
-        (("draw", rows, "--plan", plan, "--out", plan), "is read by this command"),
-        (("simulate", jobs, "--upgraded", jobs), "ROWS"),
+        (("jobs", rows, "--out", link), "--out is ROWS itself"),
+        (("draw", rows, "--machines", 9, "--out", rows), "--out is ROWS itself"),
+        (("draw", rows, "--plan", plan, "--out", plan), "--out is --plan itself"),
+        (("simulate", jobs, "--upgraded", jobs), "ROWS is --upgraded itself"),
         (("jobs", rows, "--out", tmp_path / "t.xyz"), "t.xyz: must end in .csv or .parquet or .pq"),
         (("jobs", rows, "--out", tmp_path), "is a folder; give the name of a file"),
-        (("plan", jobs, "--margin-percent", 3, "--plot", jobs), "is read by this command"),
+        (("plan", jobs, "--margin-percent", 3, "--plot", jobs), "--plot is JOBS itself"),
         (("plan", jobs, "--margin-percent", 3, "--plot", tmp_path / "x.txt"), "x.txt: must end in .png"),
         (("compare", rows, rows, "--plot", tmp_path / "x.txt"), "x.txt: must end in .png"),
     ):

@@ -109,17 +109,9 @@ def test_predictions_of_rows_not_fitted_are_near_and_bounds_cover(
     study, model, tmp_path, capsys, monkeypatch
 ):
     out = tmp_path / "out.csv"
+    rows = study / "new.csv"
     code, _, err = run(
-        capsys,
-        monkeypatch,
-        "predict",
-        study / "new.csv",
-        "--model",
-        model,
-        "--epsilon",
-        "0.1,0.05",
-        "--out",
-        out,
+        capsys, monkeypatch, "predict", rows, "--model", model, "--epsilon", "0.1,0.05", "--out", out
     )
     assert (code, err) == (0, "")
     with out.open() as file:
@@ -327,18 +319,8 @@ def test_wrong_features_get_one_line(rows, said, study, tmp_path, capsys, monkey
 
 @pytest.mark.parametrize("epsilon", ["0", "0.6", "-1", "x", "0.1,0.10", "nan", ""])
 def test_wrong_epsilons_are_refused(epsilon, study, model, tmp_path, capsys, monkeypatch):
-    code, _, err = run(
-        capsys,
-        monkeypatch,
-        "predict",
-        study / "new.csv",
-        "--model",
-        model,
-        "--epsilon",
-        epsilon,
-        "--out",
-        tmp_path / "o",
-    )
+    given = ("predict", study / "new.csv", "--model", model, "--epsilon", epsilon)
+    code, _, err = run(capsys, monkeypatch, *given, "--out", tmp_path / "o")
     assert code == 3
     assert "--epsilon: " in err
 
@@ -373,10 +355,10 @@ def test_an_update_that_tells_nothing_is_refused(rows, said, model, tmp_path, ca
 def test_nothing_is_written_over_what_is_read(study, model, capsys, monkeypatch):
     code, _, err = run(capsys, monkeypatch, *fit_arguments(study, study / "w.csv"))
     assert code == 3
-    assert "w.csv: --out is the file of workload_features itself" in err
+    assert "w.csv: --out is --workload-features itself" in err
     code, _, err = run(capsys, monkeypatch, "predict", study / "new.csv", "--model", model, "--out", model)
     assert code == 3
-    assert "--out is the file of model itself" in err
+    assert "--out is --model itself" in err
 
 
 def test_where_nothing_can_be_written_is_told_before_the_training(study, tmp_path, capsys, monkeypatch):

@@ -105,16 +105,16 @@ def test_errors_too_large_for_numbers_are_not_known():
 def test_what_cannot_be_written_is_told_at_once(tmp_path):
     here = tmp_path / "rows.csv"
     here.touch()
-    check_output(tmp_path / "new.parquet", suffixes=TABLES, rows=here)
+    check_output(tmp_path / "new.parquet", suffixes=TABLES, others={"ROWS": here})
     check_output(tmp_path / "plain", suffixes=TABLES)
     (tmp_path / "link.csv").symlink_to(here)
     for path, said in (
-        (tmp_path / "link.csv", "link.csv: --out is the file of rows itself; give the name of another file"),
+        (tmp_path / "link.csv", "link.csv: --out is ROWS itself; give the name of another file"),
         (tmp_path, "is a folder; give the name of a file"),
         (tmp_path / "none" / "t.csv", "cannot write: there is no folder"),
         (here / "t.csv", "cannot write: there is no folder"),
         (tmp_path / "t.xyz", "t.xyz: must end in .csv or .parquet or .pq"),
     ):
         with pytest.raises(InputError) as error:
-            check_output(path, suffixes=TABLES, rows=here)
+            check_output(path, suffixes=TABLES, others={"ROWS": here})
         assert said in str(error.value)

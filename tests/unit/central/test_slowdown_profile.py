@@ -227,7 +227,7 @@ def test_times_of_one_job_that_cannot_belong_together_are_refused():
 def test_runs_are_not_written_over(written, tmp_path):
     path = written("job,cpu,time_s\na,0,1\na,1,2\n")
     before = path.read_bytes()
-    with pytest.raises(InputError, match=r"runs.csv: --out is the file of runs itself"):
+    with pytest.raises(InputError, match=r"runs.csv: --out is RUNS itself"):
         run("profile", path, "--out", path)
     with pytest.raises(InputError, match=r"must end in .csv"):
         run("profile", path, "--out", tmp_path / "x.parquet")
