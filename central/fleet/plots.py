@@ -1,44 +1,19 @@
-"""Figures of fleet comparisons and plans: PNG (matplotlib, in the extra `train`), and bars for terminals."""
+"""Figures of fleet comparisons and plans: PNG (matplotlib, in the extra `train`)."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from central.figures import bar, new_figure, save_figure, signed_bar
 from central.fleet.plan import Plan
-from central.fleet.tables import replace_file
 from central.models.wsmeter import Comparison
-from whitepanda.common.errors import UnavailableError
 
 __all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]
 
 _SHOWN = 40  # jobs in a figure
-_FULL, _NONE = "█", " "
-_PARTS = " ▏▎▍▌▋▊▉"
-
-
-def bar(value: float, largest: float, width: int) -> str:
-    """Return a bar of eighths of characters, as long as `value` is of `largest`.
-
-    Args:
-        value: not negative.
-        largest: what fills the width, > 0.
-        width: in characters.
-
-    """
-    eighths = round(8 * width * min(value / largest, 1.0)) if largest > 0 else 0
-    return _FULL * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
-
-
-def signed_bar(value: float, largest: float, width: int) -> str:
-    """Return a bar to the left (below 0) or right of a middle line; at most 2 * width + 1 characters."""
-    length = round(width * min(abs(value) / largest, 1.0)) if largest > 0 else 0
-    if value < 0:
-        return _NONE * (width - length) + _FULL * length + "│"
-    return _NONE * width + "│" + _FULL * length
 
 
 def plot_comparison(path: Path, found: Comparison) -> None:
@@ -58,7 +33,7 @@ def plot_comparison(path: Path, found: Comparison) -> None:
         rows.append(("fleet, by machines alone", found.baseline, "gray"))
     colours = {"gain": "tab:green", "loss": "tab:red", "unclear": "tab:blue"}
     rows += [(f"{job.job} ({100 * job.weight:.1f} %)", job.difference, colours[job.verdict]) for job in jobs]
-    figure, axes = _figure((7.5, 1.2 + 0.22 * len(rows)))
+    figure, axes = new_figure((7.5, 1.2 + 0.22 * len(rows)))
     for place, (_, interval, colour) in enumerate(rows):
         axes.plot([100 * interval.low, 100 * interval.high], [place, place], color=colour, linewidth=1.4)
         axes.plot([100 * interval.value], [place], "o", color=colour, markersize=4)
@@ -66,7 +41,7 @@ def plot_comparison(path: Path, found: Comparison) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel(f"new against current, %, {100 * found.confidence:g} % intervals")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: Sequence[float]) -> None:
@@ -83,7 +58,7 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
         UnavailableError: matplotlib is not installed.
 
     """
-    figure, axes = _figure((8.5, 3.6), panels=2)
+    figure, axes = new_figure((8.5, 3.6), panels=2)
     axes[0].plot(margins_percent, costs, "-", color="tab:blue")
     axes[0].plot([plan.options.margin_percent], [plan.solution.cost], "o", color="black")
     axes[0].set_xlabel("margin, %")
@@ -93,21 +68,4 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
     axes[1].set_yscale("log")
     axes[1].set_xlabel("weight of a job, %")
     axes[1].set_ylabel("instances to observe")
-    _save(figure, path)
-
-
-def _figure(size: tuple[float, float], panels: int = 1):  # type: ignore[no-untyped-def]  # noqa: ANN202 - matplotlib's own kinds
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
-        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
-    except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, panels)
-
-
-def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - matplotlib's own kind
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=120)
-    replace_file(path, drawn.getvalue())
+    save_figure(figure, path)

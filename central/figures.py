@@ -1,0 +1,68 @@
+"""Figures: PNG files (matplotlib, in the extra `train`), and bars for terminals."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from whitepanda.common.durable import replacing
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["bar", "new_figure", "save_figure", "signed_bar"]
+
+_FULL, _NONE = "█", " "
+_PARTS = " ▏▎▍▌▋▊▉"
+
+
+def bar(value: float, largest: float, width: int) -> str:
+    """Return a bar of eighths of characters, as long as `value` is of `largest`.
+
+    Args:
+        value: not negative.
+        largest: what fills the width, > 0.
+        width: in characters.
+
+    """
+    eighths = round(8 * width * min(value / largest, 1.0)) if largest > 0 else 0
+    return _FULL * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
+
+
+def signed_bar(value: float, largest: float, width: int) -> str:
+    """Return a bar to the left (below 0) or right of a middle line; at most 2 * width + 1 characters."""
+    length = round(width * min(abs(value) / largest, 1.0)) if largest > 0 else 0
+    if value < 0:
+        return _NONE * (width - length) + _FULL * length + "│"
+    return _NONE * width + "│" + _FULL * length
+
+
+def new_figure(size: tuple[float, float], panels: int = 1):  # type: ignore[no-untyped-def]  # noqa: ANN201 - matplotlib's own kinds
+    """Return a figure of a size, inches, and its axes: an array of them if there are several panels.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
+        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
+    except ImportError as error:
+        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, panels)
+
+
+def save_figure(figure, path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - matplotlib's own kind
+    """Write a figure as PNG, whole or not at all; only its owner can read it: it names jobs or machines.
+
+    Raises:
+        InputError: the file cannot be written.
+
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    try:
+        with replacing(path, mode=0o600) as file:
+            file.write(drawn.getvalue())
+    except OSError as error:
+        raise InputError(f"{path}: cannot write: {error.strerror or error}") from error
