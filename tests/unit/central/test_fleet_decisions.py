@@ -22,7 +22,7 @@ from central.models.pitot import Members, Shape
 from central.models.pitot_bounds import Difficulty, Pool, Scatter
 from central.runtime.model import Model, write_model
 from central.runtime.tables import Names
-from tests.unit.central.test_fleet_cli import lake, run  # noqa: F401 - fixtures
+from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
 from tests.unit.central.test_live_placement import lake as windows  # noqa: F401 - a fixture
 from tests.unit.central.test_live_placement import live

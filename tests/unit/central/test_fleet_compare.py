@@ -1,0 +1,170 @@
+"""`whitepanda fleet compare`: files and sides of the lake, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from central.fleet.plots import bar, signed_bar
+from tests.support.fleet_cli import lake, rows_file, run, write  # noqa: F401 - fixtures
+
+
+def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:  # noqa: F811
+    now, new = (
+        rows_file(tmp_path / "now.parquet"),
+        rows_file(tmp_path / "new.parquet", 1, 1.05, range(100, 140)),
+    )
+    code, out, _ = run("compare", now, new, "--json", "--plot", tmp_path / "c.png")
+    found = json.loads(out)
+    assert code == 0
+    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+    change = found["difference_percent"]
+    assert change["low"] < 5 < change["high"]
+    assert change["low"] > 1.5
+    assert found["p"] < 1e-3
+    assert (found["metric"], found["weighed_by"], found["coverage"]) == ("ipc", "instances", 1.0)
+    assert found["machines"] == {"current": 30, "new": 40}
+    assert [row["verdict"] for row in found["jobs"]] == ["gain", "gain"]
+    for width in (80, 140):
+        out = run("compare", now, new, width=width)[1]
+        assert "2 jobs up, 0 down (at most 5 % of these are expected to be false), 0 unclear" in out
+        assert max(map(len, out.split("fleet:")[0].splitlines())) <= width
+
+
+def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:  # noqa: F811
+    new = rows_file(tmp_path / "new.parquet", 1, machines=range(100, 140))
+
+    def weights(name, values):
+        path = rows_file(
+            tmp_path / f"{name}.parquet", extra=lambda job: {name: [values[each] for each in job]}
+        )
+        return {
+            row["job"]: row["weight"] for row in json.loads(run("compare", path, new, "--json")[1])["jobs"]
+        }
+
+    assert weights("weight", {"a": 3.0, "b": 1.0}) == pytest.approx({"a": 0.75, "b": 0.25})
+    assert weights("quota", {"a": 2.0, "b": 8.0}) == pytest.approx({"a": 0.2, "b": 0.8})
+    mixed = write(tmp_path / "m.csv", "machine,job,ipc,weight\nx,a,1,1\ny,a,1,2\n")
+    code, _, err = run("compare", mixed, new)
+    assert code == 3
+    assert "job a has weights 1 and 2; weight is the job's" in err
+
+
+def test_too_little_in_common_is_refused(run, tmp_path) -> None:  # noqa: F811
+    now = rows_file(tmp_path / "now.parquet")
+    rng = np.random.default_rng(0)
+    lines = [
+        "machine,job,ipc",
+        *(f"n{i},a,{rng.uniform(1, 2)}" for i in range(9)),
+        *(f"n{i},b,1" for i in range(3)),
+    ]
+    new = write(tmp_path / "new.csv", "\n".join(lines) + "\n")
+    code, _, err = run("compare", now, new)
+    assert code == 3
+    assert (
+        "1 job has 4 instances on two machines of both sides, 50.0% of CURRENT's weight, less than 80%" in err
+    )
+    assert run("compare", now, new, "--min-coverage", 0.5)[0] == 0
+    other = write(tmp_path / "other.csv", "machine,job,ipc\nn,z,1\n")
+    code, _, err = run("compare", now, other, "--min-coverage", 0)
+    assert (code, "0 jobs have" in err) == (3, True)
+    for text, message in (
+        ("machine,job\nx,a\n", "no column ipc"),
+        ("job,ipc\na,1\n", "no column machine"),
+        ("machine,job,ipc\nx,a,0\n", "column ipc must be numbers above 0 (row 1: 0"),
+    ):
+        code, _, err = run("compare", now, write(tmp_path / "bad.csv", text))
+        assert (code, message in err) == (3, True)
+    code, _, err = run("compare", write(tmp_path / "bad.csv", "machine,job,cpi\nx,a,1\n"), now)
+    assert (code, "no column value, ipc or mips; name the metric's with --metric" in err) == (3, True)
+
+
+def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:  # noqa: F811
+    now = rows_file(tmp_path / "now.parquet")
+    for many in (1, 4):
+        table = pq.read_table(now).to_pydict()
+        table["ipc"][5 : 5 + many] = [1e308] * many
+        pq.write_table(pa.table(table), tmp_path / "new.parquet")
+        code, out, err = run("compare", now, tmp_path / "new.parquet")
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert "column ipc must be numbers from 1e-30 to 1e+30 (row 6: 1e+308)" in err
+    # What is just allowed is reckoned with, without a warning.
+    for column, low, high in (("a", 1e-30, 1e30), ("b", 1e30, 1e-30)):
+        sides = []
+        for side, scale in (("x", low), ("y", high)):
+            values = pq.read_table(now).to_pydict()
+            values["ipc"] = [min(max(value * scale, 1e-30), 1e30) for value in values["ipc"]]
+            sides.append(tmp_path / f"{column}{side}.parquet")
+            pq.write_table(pa.table(values), sides[-1])
+        assert run("compare", *sides)[0] == 0
+
+
+def test_sides_of_the_lake(run, lake) -> None:  # noqa: F811
+    hosts = lake.parent / "test.csv"
+
+    def percent(current, new, *arguments):
+        code, out, err = run("compare", current, new, "--lake", lake, "--json", *arguments)
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    by_hosts = percent("rest,from=1970-01-02", f"hosts={hosts},from=1970-01-02T00:00Z")
+    assert by_hosts["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
+    assert by_hosts["machines"] == {"current": 30, "new": 10}
+    assert by_hosts["weighed_by"] == "cpu_usage_cores"
+    assert [(row["job"], row["weight"]) for row in by_hosts["jobs"]] == [
+        ("b", pytest.approx(2 / 3)),
+        ("a", pytest.approx(1 / 3)),
+    ]
+    by_time = percent(f"hosts={hosts},until=1970-01-02", f"hosts={hosts},from=1970-01-02")
+    assert by_time["difference_percent"]["value"] == pytest.approx(10, abs=1.5)
+    assert by_time["machines"] == {"current": 10, "new": 10}
+    alike = percent("platform=P,until=1970-01-02", "platform=Q,until=1970-01-02")
+    assert alike["difference_percent"]["low"] < 0 < alike["difference_percent"]["high"]
+    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "cpi")["current"][
+        "value"
+    ] == pytest.approx(1, abs=0.01)
+    # 1e9 instructions in 10 s
+    assert percent("until=1970-01-02", "from=1970-01-02", "--metric", "mips")["current"][
+        "value"
+    ] == pytest.approx(100, abs=1)
+
+
+def test_sides_that_are_none_get_one_line(run, lake) -> None:  # noqa: F811
+    hosts = f"hosts={lake.parent / 'test.csv'}"
+    for current, new, code, message in (
+        ("x", "from=1970-01-02", 3, "side 'x': must be hosts=..."),
+        (
+            "rest",
+            "from=1970-01-02",
+            3,
+            "side 'rest': rest is for the hosts that the other side's file does not name",
+        ),
+        ("from=yesterday", "rest", 3, "no time: yesterday; such as"),
+        ("hosts", hosts, 3, "side 'hosts': hosts needs a value"),
+        ("rest=1", hosts, 3, "side 'rest=1': rest takes no value"),
+        ("platform=", hosts, 3, "platform needs a value"),
+        ("from=1970-01-02,from=1970-01-03", hosts, 3, "a key is there twice"),
+        (hosts, hosts, 3, "are the same samples"),
+        ("platform=Z", hosts, 3, "side 'platform=Z': no task of the lake has ipc there"),
+    ):
+        found, _, err = run("compare", current, new, "--lake", lake)
+        assert (found, message in err, err.count("\n")) == (code, True, 1), err
+    code, _, err = run("compare", "rest", hosts, "--lake", lake, "--metric", "nonsense")
+    assert (code, "metric nonsense is not in the lake; it has ipc, mips, cpi" in err) == (3, True)
+    (lake.parent / "empty").mkdir()
+    code, _, err = run("compare", "rest", hosts, "--lake", lake.parent / "empty")
+    assert (code, "empty: has no samples; is it central.lake_dir" in err) == (4, True)
+    code, _, err = run("compare", "rest", hosts, "--lake", lake / "no")
+    assert (code, "no such folder" in err) == (4, True)
+
+
+def test_bars() -> None:
+    assert bar(1.0, 2.0, 4) == "██"
+    assert bar(1.0, 8.0, 1) == "▏"
+    assert bar(0.0, 2.0, 4) == ""
+    assert signed_bar(-1.0, 2.0, 2) == " █│"
+    assert signed_bar(2.0, 2.0, 2) == "  │██"
