@@ -142,6 +142,7 @@ class Builder:
             else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns)
         )
         self._care_error = ""
+        self._other_method = ""  # of the last version that was taken
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
@@ -297,7 +298,18 @@ class Builder:
         if newest <= (self.current.version if self.current else 0):
             return False
         found = self.versions.latest()
-        return found is not None and self._put_in_force(found)
+        if found is None or not self._put_in_force(found):
+            return False
+        method = found.manifest.method
+        if method != self._section.method and method != self._other_method:
+            self._log.warning(
+                "another replica builds by another method; set build.method alike on all",
+                version=found.version,
+                method=method,
+                ours=self._section.method,
+            )
+        self._other_method = method
+        return True
 
     def _put_in_force(self, found: BuiltVersion) -> bool:
         """Set `current`, unless it is as new already: `catch_up` may have found a version while one was built."""

@@ -501,6 +501,17 @@ def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     assert VersionStore(lake.root / "versions").numbers() == [1, 2]
 
 
+def test_replicas_that_build_by_different_methods_are_told_so_once(lake, capsys):
+    log.configure("info")
+    one, other = Builder(SECTION, lake, holder="central-0"), Builder(OURS, lake, holder="central-1")
+    for number in (1, 2):
+        write_day(lake, number, number)
+        assert [one.build_once(), other.build_once()] == [number, number]
+    told = capsys.readouterr().err
+    assert told.count("another replica builds by another method; set build.method alike on all") == 1
+    assert "version=1 method=panda ours=whitepanda" in told
+
+
 async def test_a_replica_catches_up_with_what_another_built(lake):
     behind, ahead = Builder(SECTION, lake, holder="central-0"), Builder(SECTION, lake, holder="central-1")
     told = []
