@@ -301,7 +301,7 @@ class Builder:
         if found is None or not self._put_in_force(found):
             return False
         method = found.manifest.method
-        if method != self._section.method and method != self._other_method:
+        if method not in (self._section.method, self._other_method):
             self._log.warning(
                 "another replica builds by another method; set build.method alike on all",
                 version=found.version,
