@@ -29,7 +29,14 @@ Report = VmEvent | Trigger
 
 _COUNTS = ("cycles", "instructions")
 _MAX_SEQUENCE = 2**63 - 1
-_GAUGES = ("running_ratio", "run_queue_wait_ratio", "disk_bytes_per_s", "network_bytes_per_s")
+_GAUGES = (
+    "running_ratio",
+    "run_queue_wait_ratio",
+    "disk_bytes_per_s",
+    "network_bytes_per_s",
+    "memory_stall_ratio",
+    "io_wait_ratio",
+)
 
 
 def encode(

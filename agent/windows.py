@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.deltas import CpuDelta, DiskDelta, NetworkDelta, PerfDelta, VmDelta
+from agent.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, VmDelta
 from agent.rates import Limits
 from collector.base import Reason
 
@@ -13,8 +13,9 @@ __all__ = ["CpiWindow", "WindowAccumulator"]
 
 _S = 1_000_000_000
 
-_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta
-_PARTS = 4  # those of a VmDelta that go into windows
+_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta
+_SHARE_DECIMALS = 4  # of shares of time: four take two bytes a row in the lake, all of them eight
+_PARTS = 5  # those of a VmDelta that go into windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class CpiWindow:
     `start_unix_ns` is the window's border; `duration_ns` is how much of it was watched: less than the
     window's length where ticks were missed or the VM's epoch began or ended. Counts are scaled for
     multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
-    received and sent ones.
+    received and sent ones. `memory_stall_ratio` is of the cycles, `io_wait_ratio` of the time: that in which some
+    thread of the VM waited for a disk (PSI).
     """
 
     vm: str
@@ -43,6 +45,8 @@ class CpiWindow:
     run_queue_wait_ratio: float | None = None
     disk_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
+    memory_stall_ratio: float | None = None
+    io_wait_ratio: float | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +72,10 @@ class _Sums:
     disk_bytes: int = 0
     network_dt_ns: int = 0
     network_bytes: int = 0
+    stall_cycles: float = 0.0
+    beside_stall_cycles: float = 0.0  # all cycles, of the ticks in which stalls were counted
+    io_dt_ns: int = 0
+    io_wait_ns: int = 0
 
     def add(self, part: _Delta) -> None:
         if isinstance(part, CpuDelta):
@@ -77,9 +85,12 @@ class _Sums:
         elif isinstance(part, DiskDelta):
             self.disk_dt_ns += part.dt_ns
             self.disk_bytes += part.read_bytes + part.write_bytes
-        else:
+        elif isinstance(part, NetworkDelta):
             self.network_dt_ns += part.dt_ns
             self.network_bytes += part.receive_bytes + part.transmit_bytes
+        elif part.io_some_ns.__class__ is not Reason:
+            self.io_dt_ns += part.dt_ns
+            self.io_wait_ns += part.io_some_ns
 
     def _add_cpu(self, cpu: CpuDelta) -> None:
         self.cpu_dt_ns += cpu.dt_ns
@@ -100,6 +111,10 @@ class _Sums:
             self.uncounted_ns += perf.enabled_ns
         if perf.incomplete is not None:
             self.complete = False
+        stalls = perf.events.get("memory_stall_cycles")
+        if stalls is not None:
+            self.stall_cycles += stalls.counted
+            self.beside_stall_cycles += stalls.cycles
 
 
 @dataclass(slots=True)
@@ -149,7 +164,8 @@ class WindowAccumulator:
             seen = self._seen[key] = [0] * _PARTS
         labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
-        for index, part in enumerate((change.cpu, change.perf, change.disk, change.network)):
+        parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup)
+        for index, part in enumerate(parts):
             # That way round: to look for what an Enum is not costs ten times as much.
             if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
                 continue
@@ -223,7 +239,7 @@ class WindowAccumulator:
     def _row(self, uuid: str, epoch: str, start_unix_ns: int, sums: _Sums) -> CpiWindow:
         usage_cores = sums.cpu_ns / sums.cpu_dt_ns
         cycles, instructions, ratio = _counts(sums)
-        cpi, reason = None, Reason.UNSPECIFIED
+        cpi, stalled, reason = None, None, Reason.UNSPECIFIED
         if ratio is None:
             reason = sums.perf_reason
         elif ratio == 0 or ratio < self._limits.min_running_ratio:
@@ -232,6 +248,8 @@ class WindowAccumulator:
             reason = Reason.IDLE
         else:
             cpi = sums.cycles / sums.instructions
+            if sums.beside_stall_cycles > 0:
+                stalled = _share(sums.stall_cycles, sums.beside_stall_cycles)
         waited = sums.wait_ns is not None and sums.wait_vcpu_ns > 0
         return CpiWindow(
             uuid,
@@ -250,7 +268,13 @@ class WindowAccumulator:
             (sums.wait_ns or 0) / sums.wait_vcpu_ns if waited else None,
             sums.disk_bytes * _S / sums.disk_dt_ns if sums.disk_dt_ns else None,
             sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
+            stalled,
+            _share(sums.io_wait_ns, sums.io_dt_ns) if sums.io_dt_ns else None,
         )
+
+
+def _share(part: float, whole: float) -> float:
+    return round(min(1.0, part / whole), _SHARE_DECIMALS)
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:

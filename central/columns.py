@@ -50,12 +50,12 @@ def _tag(field: str, wire_type: int) -> bytes:
 
 
 _VARINT, _BYTES = 0, 2
-#: All that follows task_index but events, in the order of the numbers: (name, tag, bytes a row).
-_TAIL = sorted(
-    ((name, _tag(name, _BYTES), _WIDTH) for name in _KIND_OF), key=lambda each: _FIELDS[each[0]].number
-)
-_TAIL.insert([name for name, _, _ in _TAIL].index("cpi") + 1, ("cpi_reason", _tag("cpi_reason", _BYTES), 1))
 _IS_BACKLOG = _tag("backlog", _VARINT) + b"\x01"
+#: Bytes a row of all that follows task_index but events and triggers, in the order of the numbers; backlog is none.
+_WIDTHS = sorted(
+    {**dict.fromkeys(_KIND_OF, _WIDTH), "cpi_reason": 1, "backlog": 0}.items(),
+    key=lambda each: _FIELDS[each[0]].number,
+)
 _BATCH_TAG = _varint(agent_pb2.AgentMessage.DESCRIPTOR.fields_by_name["batch"].number << 3 | _BYTES)
 
 
@@ -75,8 +75,16 @@ class Located:
 
 @lru_cache(maxsize=4096)
 def _tail(rows: int) -> tuple[tuple[str, bytes, int], ...]:
-    """Return the columns that may be there: name, tag and length, bytes."""
-    return tuple((name, tag + _varint(width * rows), width * rows) for name, tag, width in _TAIL if rows)
+    """Return what may be there: name, tag and length, bytes."""
+    return tuple(
+        (name, _tag(name, _BYTES) + _varint(width * rows) if width else _IS_BACKLOG, width * rows)
+        for name, width in _WIDTHS
+        if rows or not width
+    )
+
+
+def _is_there(batch: agent_pb2.CpiBatch, name: str) -> bool:
+    return batch.backlog if name == "backlog" else len(getattr(batch, name)) > 0
 
 
 def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
@@ -87,20 +95,21 @@ def locate(payload: bytes, batch: agent_pb2.CpiBatch) -> Located | None:
         batch: the same, parsed; its columns have as many rows as task_index, or none.
 
     Returns:
-        None where they are not as expected (events behind them, reasons above 127): read `batch` instead.
+        None where they are not as expected (events among them, reasons above 127): read `batch` instead.
 
     """
+    if batch.events or batch.triggers:
+        return None
     rows = len(batch.task_index)
-    there = [each for each in _tail(rows) if len(getattr(batch, each[0]))]
-    end = _IS_BACKLOG if batch.backlog else b""
-    begin = at = len(payload) - len(end) - sum(len(head) + size for _, head, size in there)
+    there = [each for each in _tail(rows) if _is_there(batch, each[0])]
+    begin = at = len(payload) - sum(len(head) + size for _, head, size in there)
     columns, heads = {}, []
     for name, head, size in there:
         heads.append((at, head))
         at += len(head)
-        columns[name] = at
+        if size:
+            columns[name] = at
         at += size
-    heads.append((at, end))
     if begin < 0 or not all(payload.startswith(head, at) for at, head in heads):
         return None
     return Located(rows, begin, columns, tuple(heads))

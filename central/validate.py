@@ -81,6 +81,8 @@ _GAUGES = {
     "network_bytes_per_s": 1e15,
     "llc_occupancy_bytes": 1e15,
     "memory_bandwidth_bytes_per_s": 1e15,
+    "memory_stall_ratio": 1.0 + _ROUNDING,
+    "io_wait_ratio": 1.0 + _ROUNDING,
 }
 
 _Floats = npt.NDArray[np.float64]
@@ -216,6 +218,14 @@ class _Columns:
         values = getattr(self._batch, name)
         return np.array(values, dtype=kind) if len(values) else None
 
+    def has(self, name: str) -> bool:
+        """Whether a column was measured."""
+        return (
+            name in self._located.columns
+            if self._located is not None
+            else len(getattr(self._batch, name)) > 0
+        )
+
     def task_index(self) -> npt.NDArray[np.int64]:
         """Return which task each row is of, shape (rows,)."""
         rows = len(self._batch.task_index)
@@ -348,6 +358,9 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
         values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
         columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
     for name, largest in _GAUGES.items():
+        if not any(each.columns.has(name) for each in read):  # as of what only some agents measure
+            columns[name] = pa.nulls(int(counts.sum()), pa.float64())
+            continue
         gauge: _Floats = _gather(read, counts, name, np.float64, np.nan)
         columns[name] = pa.array(gauge, mask=~((gauge >= 0) & (gauge <= largest)))
     # Refused rows may hold what the schema does not know, so the schema comes last.

@@ -85,7 +85,7 @@ async def test_an_agent_of_version_1_talks_to_this_central(central: CentralProce
         "start_unix_ns": V1.START + V1.WINDOW, "duration_ns": V1.WINDOW, "cpi": 1.0, "cpu_usage_cores": 0.5,
         "cycles": 10**10, "instructions": 10**10, "running_ratio": 1.0, "run_queue_wait_ratio": None,
         "disk_bytes_per_s": None, "network_bytes_per_s": None, "llc_occupancy_bytes": None,
-        "memory_bandwidth_bytes_per_s": None,
+        "memory_bandwidth_bytes_per_s": None, "memory_stall_ratio": None, "io_wait_ratio": None,
     }  # fmt: skip
     log = central.log.read_text()
     assert 'reason=bad_cpi detail="1 of 3 rows of batch 3 refused"' in log

@@ -43,13 +43,26 @@ def test_what_nobody_measured_is_an_empty_column():
     batch = encode([window(), window()], spool_id="s", sequence=1)
     for name in ("cpi_reason", "cycles", "instructions", "running_ratio", "run_queue_wait_ratio"):
         assert len(getattr(batch, name)) == 0, name
-    for name in ("disk_bytes_per_s", "network_bytes_per_s", "llc_occupancy_bytes"):
+    for name in (
+        "disk_bytes_per_s",
+        "network_bytes_per_s",
+        "llc_occupancy_bytes",
+        "memory_stall_ratio",
+        "io_wait_ratio",
+    ):
         assert len(getattr(batch, name)) == 0, name
 
 
 def test_a_single_unknown_value_is_not_zero():
-    rows = [window(cycles=5, disk_bytes_per_s=0.0), window(cpi=None, cpi_reason=Reason.IDLE, instructions=0)]
+    rows = [
+        window(cycles=5, disk_bytes_per_s=0.0, io_wait_ratio=0.0),
+        window(cpi=None, cpi_reason=Reason.IDLE, instructions=0, memory_stall_ratio=0.25),
+    ]
     batch = encode(rows, spool_id="s", sequence=1)
+    assert batch.io_wait_ratio[0] == 0
+    assert math.isnan(batch.io_wait_ratio[1])
+    assert math.isnan(batch.memory_stall_ratio[0])
+    assert batch.memory_stall_ratio[1] == 0.25
     assert list(batch.cycles) == [5, UNKNOWN_COUNT]
     assert list(batch.instructions) == [UNKNOWN_COUNT, 0]
     assert batch.disk_bytes_per_s[0] == 0

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.deltas import CgroupDelta, EventDelta
 from agent.rates import Limits, PerfDelta, VmDelta, delta
 from agent.windows import CpiWindow, WindowAccumulator
 from collector.base import Reason
@@ -138,6 +139,53 @@ def test_below_the_activity_floor_a_window_is_idle_and_keeps_its_counts():
     add(windows, second(0))
     (window,) = windows.flush()
     assert (window.cpi, window.cpi_reason, window.cycles) == (None, Reason.IDLE, 2 * S)
+
+
+def with_waits(change: VmDelta, stalled: float | None, waited_ns: int | Reason) -> VmDelta:
+    """The same second with memory stalls counted (None: not in it), and that much waited for a disk."""
+    perf, end = change.perf, change.cpu
+    events = {"memory_stall_cycles": EventDelta(stalled, 1.0 * S, 0.6 * S)} if stalled is not None else {}
+    nothing = (Reason.NOT_PRESENT,) * 3
+    group = CgroupDelta(S, end.mono_ns, end.unix_ns, *nothing, waited_ns, *nothing, Reason.NOT_PRESENT)
+    return change._replace(perf=perf._replace(events=events), cgroup=group)
+
+
+def test_memory_stalls_and_waits_for_a_disk_are_shares_of_what_was_watched():
+    windows = accumulator()
+    for index, (stalled, waited_ns) in enumerate(
+        [(0.2 * S, S // 4), (None, Reason.COUNTER_RESET), (0.4 * S, S // 2)]
+    ):
+        add(windows, with_waits(second(index), stalled, waited_ns))
+    (window,) = windows.flush()
+    assert window.memory_stall_ratio == pytest.approx(
+        0.6 / 2
+    )  # of the cycles beside it, in two of three ticks
+    assert window.io_wait_ratio == 0.375
+
+
+def test_the_same_wait_is_counted_once_and_shares_end_at_1():
+    windows = accumulator()
+    for _ in range(2):
+        add(windows, with_waits(second(0), 1.01 * S, S + 5000))
+    add(windows, with_waits(second(1), 1.0 * S, S))
+    (window,) = windows.flush()
+    assert (window.memory_stall_ratio, window.io_wait_ratio) == (1.0, 1.0)
+
+
+def test_waits_that_nobody_told_are_not_known():
+    windows = accumulator()
+    add(windows, second(0))
+    add(windows, with_waits(second(1), None, Reason.NOT_PRESENT))
+    (window,) = windows.flush()
+    assert (window.memory_stall_ratio, window.io_wait_ratio) == (None, None)
+
+
+@pytest.mark.parametrize("limits", [{"min_activity_cores": 1.5}, {"min_running_ratio": 1.1}])
+def test_stalls_of_a_cpi_that_is_not_to_be_believed_are_not_known(limits):
+    windows = accumulator(**limits)
+    add(windows, with_waits(second(0), 0.2 * S, 0))
+    (window,) = windows.flush()
+    assert (window.memory_stall_ratio, window.io_wait_ratio) == (None, 0.0)
 
 
 def test_counters_that_ran_too_little_are_multiplexed():

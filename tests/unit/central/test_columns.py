@@ -35,15 +35,28 @@ def good(sequence: int = 300, **fields) -> agent_pb2.CpiBatch:
     return a_batch(3, sequence=sequence, **{"cycles": [1, 2, 3], "running_ratio": [0.5, 1.0, 1.0], **fields})
 
 
+def _has_nan(batch: agent_pb2.CpiBatch) -> bool:
+    columns = (batch.cpi, batch.cpu_usage_cores, batch.running_ratio, batch.io_wait_ratio)
+    return any(np.isnan(values).any() for values in columns)
+
+
 @pytest.mark.parametrize(
     "batch",
-    [good(), good(cpi=[]), good(cpi=[], cpi_reason=[1, 0, 9]), good(backlog=True), good(sequence=2**63 - 1)],
+    [
+        good(),
+        good(cpi=[]),
+        good(cpi=[], cpi_reason=[1, 0, 9]),
+        good(backlog=True),
+        good(sequence=2**63 - 1),
+        good(io_wait_ratio=[0.1, 0.2, 0.3]),
+        good(memory_stall_ratio=[0.1, np.inf, 0.3], backlog=True, io_wait_ratio=[0.0, 0.5, 1.0]),
+    ],
 )
 def test_columns_are_where_they_are_said_to_be(batch: agent_pb2.CpiBatch) -> None:
     payload = batch.SerializeToString()
     located = locate(payload, batch)
     assert located is not None
-    for name in (*CHECKED, "running_ratio", "disk_bytes_per_s"):
+    for name in (*CHECKED, "running_ratio", "disk_bytes_per_s", "memory_stall_ratio", "io_wait_ratio"):
         values, found = list(getattr(batch, name)), column(payload, located, name)
         assert (found is None) == (not values)
         assert found is None or found.tolist() == values
@@ -53,6 +66,8 @@ def test_columns_are_where_they_are_said_to_be(batch: agent_pb2.CpiBatch) -> Non
 def test_what_is_not_written_as_expected_is_not_located() -> None:
     events = good(events=[agent_pb2.VmEvent(vm="v")])
     assert locate(events.SerializeToString(), events) is None
+    among = good(triggers=[agent_pb2.Trigger(mn_cpi=2.0)], io_wait_ratio=[0.1, 0.2, 0.3])
+    assert locate(among.SerializeToString(), among) is None
     reasons = good(cpi_reason=[200, 0, 0])  # two bytes each
     assert locate(reasons.SerializeToString(), reasons) is None
     split = good()
@@ -67,9 +82,10 @@ def test_what_is_not_written_as_expected_is_not_located() -> None:
 @given(st.integers(128, 16_383), st.data())
 def test_a_message_of_the_layout_says_all_else_that_the_first_one_said(sequence: int, data) -> None:
     """Whatever bytes are changed: either it is not of the layout, or only its numbers have changed."""
-    first = good()
+    ratios = {"io_wait_ratio": [0.1, 0.2, 0.3]} if data.draw(st.booleans()) else {}
+    first = good(backlog=bool(ratios), **ratios)
     layout = layout_of(first)
-    raw = bytearray(message(good(sequence)))
+    raw = bytearray(message(good(sequence, backlog=bool(ratios), **ratios)))
     for _ in range(data.draw(st.integers(0, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     found = layout.sequence_of(bytes(raw))
@@ -77,14 +93,12 @@ def test_a_message_of_the_layout_says_all_else_that_the_first_one_said(sequence:
         return
     batch = agent_pb2.AgentMessage.FromString(bytes(raw)).batch
     assert batch.sequence == found
-    assert agent_pb2.CpiBatch.FromString(bytes(raw[layout.body_at :])) == batch or np.isnan(batch.cpi).any()
-    for name in ("spool_id", "tasks", "task_index", "backlog", "cpi_reason", "events"):
+    assert agent_pb2.CpiBatch.FromString(bytes(raw[layout.body_at :])) == batch or _has_nan(batch)
+    for name in ("spool_id", "tasks", "task_index", "backlog", "cpi_reason", "events", "triggers"):
         assert getattr(batch, name) == getattr(first, name)
     for (at, end), name in zip(layout.slices, CHECKED, strict=True):
         kind = "<f8" if name.startswith(("cpi", "cpu")) else "<u8"
-        assert (
-            bytes(raw[at:end]) == np.array(getattr(batch, name), kind).tobytes() or np.isnan(batch.cpi).any()
-        )
+        assert bytes(raw[at:end]) == np.array(getattr(batch, name), kind).tobytes() or _has_nan(batch)
 
 
 @given(st.data())

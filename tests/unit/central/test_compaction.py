@@ -170,7 +170,7 @@ def test_verify_says_a_line_per_problem(lake: Lake) -> None:
     assert len(lines) == 4
     assert lines[0].startswith(f"{first.key}: cannot be read: ")
     assert f"{second.key} is damaged: " in lines[1]
-    assert lines[2].endswith(f"{third.key} has schema 99, this central reads up to 1; update central")
+    assert lines[2].endswith(f"{third.key} has schema 99, this central reads up to 2; update central")
     assert lines[3].startswith("slots of 1970-01-02, 1: slots/") and lines[3].endswith(
         "-batches.parquet is not there"
     )

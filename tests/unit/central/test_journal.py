@@ -278,7 +278,7 @@ async def test_rolls_are_limited_by_rows_and_repeat_into_the_same_files(tmp_path
     )
     assert await journal.begin_roll(1) is None
     metadata = lake.segments()[0].footer.metadata
-    assert metadata[b"whitepanda.schema"] == b"1"
+    assert metadata[b"whitepanda.schema"] == b"2"
     assert metadata[b"whitepanda.rows"] == b"1-2"
     sender = Sender(journal)
     sender.submit(9)

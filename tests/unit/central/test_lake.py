@@ -62,7 +62,7 @@ def test_one_file_per_day_with_its_origin(tmp_path: Path) -> None:
     assert lake.segments() == written
     assert lake.days() == [date(1970, 1, 1), date(1970, 1, 2), date(2024, 10, 4)]
     assert lake.segments(date(1970, 1, 2)) == written[1:2]
-    assert written[0].footer.metadata[b"whitepanda.schema"] == b"1"
+    assert written[0].footer.metadata[b"whitepanda.schema"] == b"2"
     assert written[0].footer.metadata[b"whitepanda.replica"] == b"central-0"
     assert read(lake) == sorted(rows)
     assert read(lake, [date(1970, 1, 2), date(1980, 1, 1)]) == [("h", 1, DAY_NS)]

@@ -184,6 +184,8 @@ def test_the_table_of_several_batches() -> None:
         cycles=[UNKNOWN, 7],
         running_ratio=[-1.0, 0.5],
         disk_bytes_per_s=[INF, 1e6],
+        memory_stall_ratio=[0.25, 1.1],
+        backlog=True,
         tasks=[
             agent_pb2.Task(vm="a", epoch="1", job="x", latency_sensitive=True),
             agent_pb2.Task(vm="b", job="y"),
@@ -195,6 +197,7 @@ def test_the_table_of_several_batches() -> None:
         tasks=[agent_pb2.Task(vm="c", job="z", machine="m7", platform="Q")],
         cpu_usage_cores=[1.0, 2.0],
         llc_occupancy_bytes=[1.0, 2.0],
+        io_wait_ratio=[0.0, 0.125],
     )
     table = samples_table(
         [
@@ -226,6 +229,8 @@ def test_the_table_of_several_batches() -> None:
         "network_bytes_per_s": [None] * 3,
         "llc_occupancy_bytes": [None, None, 2.0],
         "memory_bandwidth_bytes_per_s": [None] * 3,
+        "memory_stall_ratio": [0.25, None, None],
+        "io_wait_ratio": [None, None, 0.125],
     }
     assert samples_table([]).equals(SAMPLES.empty_table())
 
@@ -260,6 +265,8 @@ def any_batch(draw) -> agent_pb2.CpiBatch:
         cycles=column(counts),
         running_ratio=column(doubles),
         llc_occupancy_bytes=column(doubles),
+        backlog=draw(st.booleans()),
+        io_wait_ratio=column(doubles),
     )
 
 
@@ -285,6 +292,8 @@ def _is_sound(batch: agent_pb2.CpiBatch) -> None:
     for name in ("vm", "job", "epoch", "machine", "platform"):
         for text in table[name].to_pylist():
             assert is_name(text) or (text == "" and name == "epoch"), (name, text)
+    waits = table["io_wait_ratio"].drop_null().to_numpy()
+    assert ((waits >= 0) & (waits <= 1 + 1e-9)).all()
     cpi = table["cpi"].drop_null().to_numpy()
     assert ((cpi > 0) & (cpi <= 100)).all()
     usage = table["cpu_usage_cores"].to_numpy()
