@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Grid
 
-from central.cli._outputs import TABLES, check_output
+from central.cli._outputs import PICTURES, TABLES, check_output
 from central.lake import Lake
+from central.runtime.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
 from central.runtime.evaluate import measure_model
 from central.runtime.fit import FitOptions
 from central.runtime.fit import fit as fit_model
 from central.runtime.lake_rows import read_lake
 from central.runtime.model import Model, read_model, write_model
+from central.runtime.plots import Map, plot_maps, plot_measures
 from central.runtime.predict import TOO_FEW, UNKNOWN, parse_epsilons, predict_rows, write_table
+from central.runtime.show import show_measures, show_neighbours
 from central.runtime.tables import read_features, read_log_runtimes, read_rows
 from central.runtime.update import update as update_model
 from whitepanda.common.cli import console, errors, print_json
@@ -40,6 +43,7 @@ _Epsilon = Annotated[
     str, typer.Option(metavar="SHARES", help="Shares of runs (a,b,c) that may take longer than the bound.")
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+_Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 _EPSILONS = "0.1,0.05,0.01"
 
 
@@ -178,9 +182,11 @@ def evaluate(
     observations: _Observations,
     model: _ModelOption,
     epsilon: _Epsilon = _EPSILONS,
+    plot: _Plot = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Measure a model's errors and bounds on measured runtimes, which the fit should not have had."""
+    check_output(plot, "--plot", PICTURES, others={"OBSERVATIONS": observations, "--model": model})
     fitted = read_model(model)
     named = read_rows(observations)
     log_us = read_log_runtimes(named)
@@ -194,10 +200,48 @@ def evaluate(
         errors.print(
             "warning: the model was fitted to this very file; errors of new rows are larger", style="yellow"
         )
+    if plot is not None:
+        plot_measures(plot, result)
     if json:
         print_json({"co_runners": result})
         return
-    _print_measures(result)
+    show_measures(result)
+
+
+@app.command()
+def embeddings(
+    model: _ModelOption,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
+    groups: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV or Parquet: name, group; default: names up to / or :."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="PNG: a t-SNE map by group.")] = None,
+    seed: Annotated[int, typer.Option(min=0, max=1_000_000, help="Of the map and of chance.")] = 0,
+    json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
+) -> None:
+    """Write the embeddings of a model's workloads and platforms: kind, name, and their dimensions.
+
+    Tells how often the nearest other name is of the same group (suite), and how often by chance.
+    """
+    check_output(out, suffixes=TABLES, others={"--model": model, "--groups": groups})
+    check_output(plot, "--plot", PICTURES, others={"--model": model, "--groups": groups, "--out": out})
+    parts = embed(read_model(model))
+    given = None if groups is None else read_groups(groups)
+    labels = {part.kind: groups_of(part, given) for part in parts}
+    found = {
+        part.kind: neighbours(part.values, labels[part.kind], seed) for part in parts if len(part.names) > 1
+    }
+    write_table(out, as_table(parts))
+    if plot is not None:
+        maps = [Map(f"{part.kind}s (t-SNE)", project(part, seed), labels[part.kind]) for part in parts]
+        plot_maps(plot, maps)
+    if json:
+        told = {kind: asdict(one) for kind, one in found.items()}
+        print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": told})
+        return
+    show_neighbours(found)
+    console.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -249,35 +293,6 @@ def observations(
             soft_wrap=True,
         )
     console.print(f"written to {out}", soft_wrap=True, markup=False)
-
-
-def _print_measures(result: dict[str, Any]) -> None:
-    """Print two tables: both fit 80 columns."""
-    grid = Grid(title="Error by number of co-runners", title_justify="left")
-    for name in ("beside", "rows", "error", "by t_hat"):
-        grid.add_column(name, justify="right")
-    for count, line in result.items():
-        error = f"{_percent(line['mape'])} ± {_percent(line['mape_half_width'])}"
-        grid.add_row(count, f"{line['rows']:,}", error, _percent(line["mape_by_prediction"]))
-    console.print(grid)
-    grid = Grid(title="Bounds", title_justify="left")
-    for name in ("beside", "epsilon", "covered", "margin", "by bound"):
-        grid.add_column(name, justify="right")
-    for count, line in result.items():
-        first = count
-        for epsilon, bound in line["bounds"].items():
-            cells = ["-"] * 3
-            if bound is not None:
-                low, high = _percent(bound["coverage_low"]), _percent(bound["coverage_high"])
-                cells = [f"{_percent(bound['coverage'])} ({low} to {high})"]
-                cells += [_percent(bound["margin"]), _percent(bound["margin_by_bound"])]
-            grid.add_row(first, epsilon, *cells)
-            first = ""
-    console.print(grid)
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.2%}"
 
 
 def _progress() -> Progress:

@@ -1,0 +1,195 @@
+"""Embeddings of a model's workloads and platforms: as a table, and how well they tell groups (suites) apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from central.degradation.runs import Table
+from central.runtime.model import Model
+from whitepanda.common.errors import InputError, UnavailableError
+
+__all__ = ["Embedded", "Neighbours", "as_table", "embed", "groups_of", "neighbours", "project", "read_groups"]
+
+Floats = NDArray[np.float64]
+
+#: What ends the first part of a name: cortex/kmeans_l is of cortex, wasm3-i:hc-11 of wasm3-i.
+_SEPARATORS = "/:"
+_OTHER = "other"
+#: Neighbours that t-SNE looks at: scikit-learn's own choice, and the share of few names that it may be at most.
+_PERPLEXITY, _MOST_OF_NAMES = 30.0, 1 / 3
+_LEAST_NAMES = 4
+_SHUFFLES = 2000
+_SHOWN_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """Embeddings of one kind of names: `kind` is workload or platform, values (names, dimensions)."""
+
+    kind: str
+    names: tuple[str, ...]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """How often the nearest name is of the same group.
+
+    `share` is of all `names`; `chance` what it is on average if groups are dealt out at random, 95 % of the time from
+    `chance_low` to `chance_high`; `p` the share of such deals that reach `share` (one of them being the real one).
+    """
+
+    names: int
+    groups: int
+    share: float
+    chance: float
+    chance_low: float
+    chance_high: float
+    p: float
+
+
+def embed(model: Model) -> tuple[Embedded, Embedded]:
+    """Return the embeddings of workloads and of platforms whose products are the runtimes alone (equation 5).
+
+    Those of all members are beside each other, divided by the root of their number: products and squared distances
+    are then means over members. Neither the linear scaling baseline nor interference is in them.
+
+    Returns:
+        Workloads and platforms, of the same dimensions (members * rank).
+
+    """
+    members = model.members
+    w, _, _, _ = members.shape.workload_parts(members.workload)
+    p, _, _, _ = members.shape.platform_parts(members.platform)
+    return (
+        Embedded("workload", model.workloads.names, _beside(w)),
+        Embedded("platform", model.platforms.names, _beside(p)),
+    )
+
+
+def _beside(values: NDArray[np.float32]) -> Floats:
+    """Turn (members, names, rank) into (names, members * rank)."""
+    members, names, rank = values.shape
+    found: Floats = values.astype(np.float64).transpose(1, 0, 2).reshape(names, members * rank)
+    found /= np.sqrt(members)
+    return found
+
+
+def as_table(parts: Sequence[Embedded]) -> pa.Table:
+    """Return a table of kind, name, and a column for each dimension."""
+    columns: dict[str, Any] = {
+        "kind": [part.kind for part in parts for _ in part.names],
+        "name": [name for part in parts for name in part.names],
+    }
+    values = np.concatenate([part.values for part in parts])
+    columns |= {f"dimension_{place}": values[:, place] for place in range(values.shape[1])}
+    return pa.table(columns)
+
+
+def read_groups(path: Path) -> dict[tuple[str, str], str]:
+    """Read groups of names: columns name and group, and kind (workload, platform) if names may be of both.
+
+    Returns:
+        Group by (kind, name); kind is "" where the table has no such column.
+
+    Raises:
+        InputError: the file cannot be read, a column or a value is missing, or a name has two groups.
+
+    """
+    table = Table(path, texts=True)
+    table.require(("name", "group"), "groups")
+    columns = table.all_columns()
+    kinds = columns["kind"].to_pylist() if "kind" in columns.column_names else [""] * columns.num_rows
+    found: dict[tuple[str, str], str] = {}
+    rows = zip(kinds, columns["name"].to_pylist(), columns["group"].to_pylist(), strict=True)
+    for row, values in enumerate(rows, 1):
+        kind, name, group = (str("" if value is None else value).strip() for value in values)
+        if not name or not group:
+            raise InputError(f"{path}: row {row} has no {'group' if name else 'name'}")
+        if kind not in ("", "workload", "platform"):
+            raise InputError(f"{path}: row {row}: kind must be workload or platform (value {kind})")
+        if found.setdefault((kind, name), group) != group:
+            raise InputError(
+                f"{path}: row {row}: {name!r} is of {found[kind, name]!r} already; give one group"
+            )
+    return found
+
+
+def groups_of(part: Embedded, given: dict[tuple[str, str], str] | None) -> tuple[str, ...]:
+    """Return the group of each name: as given ("other" of names that are not), else its part before `/` or `:`."""
+    if given is not None:
+        return tuple(given.get((part.kind, name), given.get(("", name), _OTHER)) for name in part.names)
+    found = []
+    for name in part.names:
+        ends = [place for place in map(name.find, _SEPARATORS) if place > 0]
+        found.append(name[: min(ends)] if ends else name)
+    return tuple(found)
+
+
+def neighbours(values: Floats, groups: Sequence[str], seed: int) -> Neighbours:
+    """Count names whose nearest other one (Euclidean) is of the same group, against groups dealt out at random.
+
+    Args:
+        values: shape (n, dimensions), n >= 2.
+        groups: of each name, n.
+        seed: of the deals.
+
+    """
+    labels = np.unique(np.asarray(groups), return_inverse=True)[1]
+    squares = (values**2).sum(axis=1)
+    distances = squares[:, None] + squares[None, :] - 2 * values @ values.T
+    np.fill_diagonal(distances, np.inf)
+    nearest = distances.argmin(axis=1)
+    sizes = np.bincount(labels)
+    n = len(labels)
+    share = float((labels == labels[nearest]).mean())
+    random = np.random.default_rng(seed)
+    dealt = np.empty(_SHUFFLES)
+    for deal in range(_SHUFFLES):
+        some = random.permutation(labels)
+        dealt[deal] = (some == some[nearest]).mean()
+    low, high = np.quantile(dealt, [(1 - _SHOWN_SHARE) / 2, (1 + _SHOWN_SHARE) / 2])
+    return Neighbours(
+        names=n,
+        groups=len(sizes),
+        share=share,
+        chance=float((sizes * (sizes - 1)).sum() / (n * (n - 1))),
+        chance_low=float(low),
+        chance_high=float(high),
+        p=float((1 + (dealt >= share).sum()) / (1 + _SHUFFLES)),
+    )
+
+
+def project(part: Embedded, seed: int) -> Floats:
+    """Lay names out in a plane by t-SNE, scikit-learn's with its own settings, from the principal components.
+
+    Args:
+        part: the embeddings.
+        seed: the same gives the same map on the same machine.
+
+    Returns:
+        Shape (names, 2); neither axes nor large distances mean anything.
+
+    Raises:
+        InputError: there are too few names.
+        UnavailableError: scikit-learn is not installed.
+
+    """
+    if len(part.names) < _LEAST_NAMES:
+        raise InputError(
+            f"--plot: {len(part.names)} {part.kind}s are too few for a map; at least {_LEAST_NAMES} are needed"
+        )
+    try:
+        from sklearn.manifold import TSNE  # noqa: PLC0415 - in the extra `train` only
+    except ImportError as error:
+        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+    perplexity = min(_PERPLEXITY, len(part.names) * _MOST_OF_NAMES)
+    found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)
+    return found

@@ -1,0 +1,121 @@
+"""Figures of models of runtimes: how good they are, and maps of their embeddings (PNG)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from central.figures import new_figure, save_figure
+
+__all__ = ["Map", "plot_maps", "plot_measures"]
+
+Floats = NDArray[np.float64]
+#: Groups with a colour of their own; smaller ones share grey.
+_MOST_GROUPS = 20
+_ROWS_OF_LEGEND = 10
+_MARKERS = "osD^v<>PX*"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Map:
+    """Names in a plane: shape (n, 2), the group of each, and a title."""
+
+    title: str
+    places: Floats
+    groups: Sequence[str]
+
+
+def plot_maps(path: Path, maps: Sequence[Map]) -> None:
+    """Write a PNG with a panel for each map, coloured by group.
+
+    Raises:
+        InputError: the file cannot be written.
+        UnavailableError: matplotlib is not installed.
+
+    """
+    figure, panels = new_figure((6.2 * len(maps), 6.0), len(maps))
+    for axes, one in zip(np.atleast_1d(panels), maps, strict=True):
+        labels = np.asarray(one.groups)
+        names, counts = np.unique(labels, return_counts=True)
+        largest = names[np.argsort(-counts, kind="stable")][:_MOST_GROUPS]
+        for number, name in enumerate(largest):
+            here = one.places[labels == name]
+            marker, colour = _MARKERS[number % len(_MARKERS)], f"C{number % 10}"
+            axes.scatter(*here.T, s=16, marker=marker, color=colour, label=f"{name} ({len(here)})")
+        rest = ~np.isin(labels, largest)
+        if rest.any():
+            axes.scatter(*one.places[rest].T, s=10, color="lightgray", label=f"others ({rest.sum()})")
+        axes.set_title(one.title, fontsize=9)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        shown = len(largest) + bool(rest.any())
+        columns = -(-shown // _ROWS_OF_LEGEND) + 1
+        axes.legend(fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.01), frameon=False)
+    save_figure(figure, path)
+
+
+def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a PNG: errors by number of co-runners, coverage against the nominal, and what bounds cost.
+
+    Args:
+        path: the file to write.
+        result: as `central.runtime.evaluate.measure` gives it.
+
+    Raises:
+        InputError: the file cannot be written.
+        UnavailableError: matplotlib is not installed.
+
+    """
+    figure, (errors, covered, margins) = new_figure((11.5, 3.8), 3)
+    for place, (count, line) in enumerate(result.items()):
+        if line["mape"] is not None:
+            half = 100 * (line["mape_half_width"] or 0.0)
+            errors.bar(
+                [place], [100 * line["mape"]], yerr=[half], capsize=3, width=0.6, color=f"C{place % 10}"
+            )
+        bounds = [(float(word), bound) for word, bound in line["bounds"].items() if bound is not None]
+        bounds.sort(key=lambda one: -one[0])
+        _draw_bounds(covered, margins, bounds, f"beside {count}", place)
+    errors.set_xticks(range(len(result)), [f"{count}\nn={line['rows']:,}" for count, line in result.items()])
+    errors.set_xlabel("co-runners")
+    errors.set_ylabel("mean |predicted - t| / t, %, 95 % interval")
+    covered.axhline(0, color="black", linewidth=0.8)
+    covered.set_xlabel("promised: runs within the bound, %")
+    covered.set_ylabel("covered less promised, points, 95 % interval")
+    margins.set_xlabel("promised: runs within the bound, %")
+    margins.set_ylabel("mean max(bound - t, 0) / t, %")
+    if margins.get_legend_handles_labels()[0]:
+        margins.legend(fontsize=8)
+    save_figure(figure, path)
+
+
+def _draw_bounds(  # type: ignore[no-untyped-def]
+    covered,  # noqa: ANN001 - matplotlib's own kind
+    margins,  # noqa: ANN001 - the same
+    bounds: Sequence[tuple[float, Mapping[str, Any]]],
+    label: str,
+    place: int,
+) -> None:
+    if not bounds:
+        return
+    promised = np.array([100 * (1 - epsilon) for epsilon, _ in bounds])
+    off, low, high = (
+        np.array([100 * bound[name] for _, bound in bounds]) - promised
+        for name in ("coverage", "coverage_low", "coverage_high")
+    )
+    spans = np.maximum(np.stack([off - low, high - off]), 0.0)
+    style = {"color": f"C{place % 10}", "marker": "o", "markersize": 4, "label": label}
+    # Beside each other where several numbers of co-runners have the same promise.
+    covered.errorbar(promised + 0.12 * place, off, yerr=spans, linestyle="none", capsize=3, **style)
+    known = [
+        (at, 100 * bound["margin"])
+        for at, (_, bound) in zip(promised, bounds, strict=True)
+        if bound["margin"] is not None
+    ]
+    if known:
+        margins.plot(*zip(*known, strict=True), **style)

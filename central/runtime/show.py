@@ -1,0 +1,84 @@
+"""What `whitepanda runtime evaluate` and `embeddings` print for people: tables and bars that fit 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table as Grid
+
+from central.figures import bar, signed_bar
+from central.runtime.embeddings import Neighbours
+from whitepanda.common.cli import console
+
+__all__ = ["show_measures", "show_neighbours"]
+
+_WIDE, _SIDE = 20, 10
+
+
+def show_measures(result: Mapping[str, Any]) -> None:
+    """Print errors and bounds, then coverage and margins as bars."""
+    largest = max((line["mape"] for line in result.values() if line["mape"] is not None), default=0.0)
+    grid = Grid(title="Error by number of co-runners", title_justify="left")
+    for name in ("beside", "rows", "error", "by t_hat"):
+        grid.add_column(name, justify="right")
+    grid.add_column("")
+    for count, line in result.items():
+        error = f"{_percent(line['mape'])} ± {_percent(line['mape_half_width'])}"
+        drawn = bar(line["mape"] or 0.0, largest, _WIDE)
+        grid.add_row(count, f"{line['rows']:,}", error, _percent(line["mape_by_prediction"]), drawn)
+    console.print(grid)
+    grid = Grid(title="Bounds", title_justify="left")
+    for name in ("beside", "epsilon", "covered", "margin", "by bound"):
+        grid.add_column(name, justify="right")
+    bounds = [
+        (count if place == 0 else "", epsilon, bound)
+        for count, line in result.items()
+        for place, (epsilon, bound) in enumerate(line["bounds"].items())
+    ]
+    for first, epsilon, bound in bounds:
+        cells = ["-"] * 3
+        if bound is not None:
+            low, high = _percent(bound["coverage_low"]), _percent(bound["coverage_high"])
+            cells = [f"{_percent(bound['coverage'])} ({low} to {high})"]
+            cells += [_percent(bound["margin"]), _percent(bound["margin_by_bound"])]
+        grid.add_row(first, epsilon, *cells)
+    console.print(grid)
+    _show_bars([one for one in bounds if one[2] is not None])
+
+
+def _show_bars(bounds: list[tuple[str, str, Any]]) -> None:
+    """Draw coverage less what was promised, to both sides, and margins."""
+    if not bounds:
+        return
+    off = [bound["coverage"] - (1 - float(epsilon)) for _, epsilon, bound in bounds]
+    farthest = max(map(abs, off))
+    dearest = max((bound["margin"] or 0.0) for _, _, bound in bounds)
+    grid = Grid(title="Coverage less the promise, and margin", title_justify="left")
+    grid.add_column("beside", justify="right")
+    grid.add_column("epsilon", justify="right")
+    grid.add_column("points", justify="right")
+    sides = f"{'too few ':>{_SIDE}}│ too many"
+    grid.add_column(sides, min_width=2 * _SIDE + 1, no_wrap=True)
+    grid.add_column("margin", min_width=_WIDE, no_wrap=True)
+    for (first, epsilon, bound), difference in zip(bounds, off, strict=True):
+        margin = bar(bound["margin"] or 0.0, dearest, _WIDE)
+        drawn = signed_bar(difference, farthest, _SIDE)
+        grid.add_row(first, epsilon, f"{100 * difference:+.2f}", drawn, margin)
+    console.print(grid)
+
+
+def show_neighbours(found: Mapping[str, Neighbours]) -> None:
+    """Print how often the nearest name is of the same group, for each kind of names."""
+    for kind, one in found.items():
+        console.print(
+            f"{kind}s: {one.names:,} in {one.groups:,} groups; the nearest other one is of the same group for "
+            f"{one.share:.1%}, by chance for {one.chance:.1%} ({one.chance_low:.1%} to {one.chance_high:.1%}; "
+            f"p = {one.p:.2g})",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2%}"
