@@ -44,14 +44,16 @@ while any(left.values()):
 @pytest.fixture
 def crowd(lab):
     """40 paused VMs beside the lab's own."""
-    lab.script("paused.sh", str(PAUSED))
-    yield
-    for file in Path("/run/libvirt/qemu").glob("wplab-paused-*.pid"):
-        os.kill(int(file.read_text()), signal.SIGKILL)
-    end = time.monotonic() + 60
-    while list(Path("/run/libvirt/qemu").glob("wplab-paused-*.xml")):
-        assert time.monotonic() < end, "libvirtd did not notice that the paused VMs ended"
-        time.sleep(0.2)
+    try:
+        lab.script("paused.sh", str(PAUSED))
+        yield
+    finally:
+        for file in Path("/run/libvirt/qemu").glob("wplab-paused-*.pid"):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+        end = time.monotonic() + 60
+        while list(Path("/run/libvirt/qemu").glob("wplab-paused-*.xml")):
+            assert time.monotonic() < end, "libvirtd did not notice that the paused VMs ended"
+            time.sleep(0.2)
 
 
 @pytest.fixture
