@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from pitot_rivals import network_rival
 
-from central.models.pitot import ALONE, Rows, linear_baseline
+from central.models.pitot import ALONE, Members, Rows, linear_baseline, log_runtimes
 from central.models.pitot_bounds import PLAIN, Scatter, pools
 from central.runtime.evaluate import measure
 from central.runtime.fit import FitOptions, fit
@@ -70,6 +70,7 @@ RIVALS = {
     "linear": "linear scaling baseline",
     "network": "plain network with a multiplier per interferer",
     "attention": "network with attention over interferers",
+    "proportional": "one member, no baseline, runtimes themselves with a proportional loss (the paper's naive loss)",
     "quantile-heads": "the paper's bounds: heads of 8 quantiles, one of our members each; predictions are the median's",
 }
 
@@ -176,6 +177,8 @@ def rival(data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed
             trained, log_us[training], len(data.workloads.names), len(data.platforms.names)
         )
         at_rest, found = (a[part.workload] + b[part.platform] for part in (calibrated, held_out))
+    elif method == "proportional":
+        at_rest, found = proportional(data, trained, log_us[training], (calibrated, held_out), seed)
     else:
         features = data.workloads.values, data.platforms.values
         at_rest, found = network_rival(
@@ -189,6 +192,25 @@ def rival(data: Data, method: str, rows: Rows, log_us: Any, held_out: Rows, seed
         for place, epsilon in enumerate(EPSILONS):
             bounds[place, here] = found[here] + pool.head(epsilon, (PLAIN,)).factor
     return found, bounds
+
+
+def proportional(data: Data, rows: Rows, log_us: Any, asked: tuple[Rows, ...], seed: int) -> list[Any]:
+    """Train a member to predict runtimes, not logarithms, by mean |t_hat - t| / t; logarithms for each of `asked`.
+
+    In units of the geometric mean of the runtimes. A prediction below a thousandth of it, also a negative one, is taken
+    for that: its error is 100 % in any case.
+    """
+    from central.models.pitot_training import Options, Trainer
+
+    mean = log_us.mean()
+    options = Options(proportional=True, steps=int(min(4000, max(600, 0.2 * len(rows)))))  # as `fit` has them
+    member = Trainer(options, rows, log_us - mean, data.workloads.values, data.platforms.values).member(
+        seed * 1000
+    )
+    members = Members(options.shape, member.workload[None], member.platform[None])
+    return [
+        np.log(np.maximum(log_runtimes(members, some)[0].astype(np.float64), 1e-3)) + mean for some in asked
+    ]
 
 
 def blind(features: Features) -> Features:

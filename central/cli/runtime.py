@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from central.cli._outputs import PICTURES, TABLES, check_output
 from central.lake import Lake
+from central.runtime.checkpoint import Checkpoint
 from central.runtime.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
 from central.runtime.evaluate import measure_model
 from central.runtime.fit import FitOptions
@@ -71,7 +72,8 @@ def fit(
     """Fit a model to measured runtimes.
 
     An interferer that is empty means alone; several are columns interferer_1, interferer_2 and so on, or one column
-    interferers with a list or names between semicolons.
+    interferers with a list or names between semicolons. A fit that was stopped goes on where it was, if it is asked for
+    again: until the model is written, MODEL.partial keeps what is trained.
     """
     check_output(
         out,
@@ -87,6 +89,9 @@ def fit(
     platforms = read_features(platform_features, "platform")
     rows = named.placed(workloads.names, platforms.names, "give its features")
     training = {"steps": steps} if steps else {}
+    checkpoint = Checkpoint(
+        out, lambda line: errors.print(line, style="yellow", markup=False, soft_wrap=True)
+    )
     with _progress() as bar:
         task = bar.add_task("fitting", total=1.0)
         model = fit_model(
@@ -97,8 +102,10 @@ def fit(
             FitOptions(members=members, calibration=calibration, seed=seed, training=training),
             _provenance(observations),
             lambda share: bar.update(task, completed=share),
+            checkpoint,
         )
     write_model(out, model)
+    checkpoint.remove()
     if json:
         print_json({"out": str(out), **_described(model)})
         return

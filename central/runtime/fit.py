@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from central.models.pitot import Members, Rows, Shape, linear_baseline, log_runtimes
 from central.models.pitot_bounds import Difficulty, pools
+from central.runtime.checkpoint import Checkpoint, Member, digest_of
 from central.runtime.model import Model
 from central.runtime.tables import Features
 from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
-    from central.models.pitot_training import Options, Trained
+    from central.models.pitot_training import Options
 
 __all__ = ["FitOptions", "fit"]
 
@@ -54,6 +56,7 @@ def fit(
     options: FitOptions,
     provenance: Mapping[str, Any],
     progress: Callable[[float], None] = lambda _: None,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Fit a model.
 
@@ -65,6 +68,8 @@ def fit(
         options: members, calibration, seed.
         provenance: goes into the model as it is.
         progress: called with the share that is done.
+        checkpoint: keeps what is trained, and gives what an earlier fit to the same rows with the same options, which
+            was stopped, has trained: the model is the same then. It is not removed.
 
     Raises:
         InputError: too few rows.
@@ -82,7 +87,9 @@ def fit(
         a, b = np.full_like(a, trained_log.mean()), np.zeros_like(b)
     left = trained_log - a[trained.workload] - b[trained.platform]
     training_options = _training_options(options, len(trained))
-    done = _trained(options, training_options, trained, left, workloads, platforms, progress)
+    features = (workloads.values, platforms.values)
+    wanted = _wanted(options, training_options)
+    done = _trained(wanted, options.seed, trained, left, features, progress, checkpoint)
     members, heads = (
         _members(training_options.shape, some, len(workloads.names), len(platforms.names))
         for some in (done[: options.members], done[options.members :])
@@ -118,35 +125,47 @@ def _training_options(options: FitOptions, rows: int) -> Options:
     return replace(found, steps=int(min(found.steps, max(_LEAST_STEPS, _STEPS_PER_ROW * rows))))
 
 
+def _wanted(options: FitOptions, training: Options) -> list[Options]:
+    """Return how each is trained: the members, then the quantile heads."""
+    return [*[training] * options.members, *(replace(training, quantile=q) for q in options.quantiles)]
+
+
 def _trained(
-    options: FitOptions,
-    training: Options,
+    wanted: list[Options],
+    seed: int,
     rows: Rows,
     left: Floats,
-    workloads: Features,
-    platforms: Features,
+    features: tuple[Floats, Floats],
     progress: Callable[[float], None],
-) -> list[Trained]:
-    """Train the members, then the quantile heads."""
-    from central.models.pitot_training import Trainer  # noqa: PLC0415 - the extra `predict` only
+    checkpoint: Checkpoint | None,
+) -> list[Member]:
+    """Train what the checkpoint has not."""
+    from central.models.pitot_training import Trainer, engine  # noqa: PLC0415 - the extra `predict` only
 
-    wanted = [*[training] * options.members, *(replace(training, quantile=q) for q in options.quantiles)]
-    done = []
-    for place, how in enumerate(wanted):
+    done = list[Member]()
+    digest = ""
+    if checkpoint is not None:
+        # Another engine, or its other release, trains other members.
+        arrays = (rows.workload, rows.platform, rows.interferers, left, *features)
+        digest = digest_of((engine(), metadata.version("whitepanda"), seed, wanted), arrays)
+        done = checkpoint.read(digest, len(wanted))
+    for place in range(len(done), len(wanted)):
 
         def told(share: float, place: int = place) -> None:
             progress((place + share) / len(wanted))
 
-        trainer = Trainer(how, rows, left, workloads.values, platforms.values)
-        done.append(trainer.member(options.seed * 1000 + place, told))
+        one = Trainer(wanted[place], rows, left, *features).member(seed * 1000 + place, told)
+        done.append((one.workload, one.platform, one.loss))
+        if checkpoint is not None:
+            checkpoint.write(digest, done)
     return done
 
 
-def _members(shape: Shape, done: list[Trained], workloads: int, platforms: int) -> Members:
+def _members(shape: Shape, done: list[Member], workloads: int, platforms: int) -> Members:
     if not done:
         return Members(
             shape,
             np.empty((0, workloads, shape.workload_width), dtype=np.float32),
             np.empty((0, platforms, shape.platform_width), dtype=np.float32),
         )
-    return Members(shape, np.stack([m.workload for m in done]), np.stack([m.platform for m in done]))
+    return Members(shape, np.stack([m[0] for m in done]), np.stack([m[1] for m in done]))
