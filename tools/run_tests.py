@@ -1,8 +1,9 @@
 """Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
 
-Unit tests mostly wait (for ticks, deadlines, servers of their own), so their folders run beside each other. All else,
-integration with servers of which the machine has one, runs after them, alone. Each process is a pytest of its own with
-CI's policy for skipped tests. Whatever is under tests/ is in exactly one of them.
+Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the folders of unit tests,
+and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After them, alone,
+run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or shares of CPUs.
+Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
 """
@@ -28,8 +29,10 @@ _APART = ("tests/unit/agent", "tests/unit/central")
 
 def parts() -> tuple[list[list[str]], list[str]]:
     """Return pytest's arguments for what runs beside each other, and for what runs alone after that."""
-    others = ["tests/unit", *(f"--ignore={folder}" for folder in _APART)]
-    return [*([folder] for folder in _APART), others], ["tests", "--ignore=tests/unit"]
+    units = ["tests/unit", *(f"--ignore={folder}" for folder in _APART)]
+    others = ["tests", "--ignore=tests/unit", "-m"]
+    beside = [*([folder] for folder in _APART), units, [*others, "not long and not alone"]]
+    return beside, [*others, "alone and not long"]
 
 
 def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:

@@ -60,6 +60,14 @@ class Lab:
         return int((self.state / "run" / "libvirtd.pid").read_text())
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the lab runs alone: the machine has one, and its VMs' shares of the CPUs are measured."""
+    for item in items:
+        if "lab" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.fixture(scope="session")
 def lab():
     if os.geteuid() != 0:

@@ -26,6 +26,8 @@ from central.rolls import Roller
 from tests.support.central_process import ROOT, CentralProcess
 from whitepanda.v1 import agent_pb2
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
 MUTANTS = str(ROOT / "tests" / "support" / "central_mutants.py")
 ROWS = 10
 

@@ -49,6 +49,7 @@ def short_tmp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("d")
 
 
+@pytest.mark.alone  # it takes less than a minute
 def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
     began = time.monotonic()
     running = start(short_tmp, "--json", "--seed", "7")

@@ -13,31 +13,62 @@ run_tests = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(run_tests)
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """These small pytests need no plugins, which are most of what they take to start."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 def files_of(arguments):
     """What pytest collects by these arguments: folders, and --ignore=FOLDER."""
     ignored = [ROOT / text.partition("=")[2] for text in arguments if text.startswith("--ignore=")]
-    folders = [ROOT / text for text in arguments if not text.startswith("-")]
+    folders = [ROOT / text for text in arguments if text.startswith("tests")]
     assert all(folder.is_dir() for folder in (*folders, *ignored))
     found = [file for folder in folders for file in folder.rglob("test_*.py")]
     return [file for file in found if not any(file.is_relative_to(folder) for folder in ignored)]
 
 
-def test_every_test_is_in_exactly_one_part():
-    beside, alone = run_tests.parts()
-    found = [file for part in (*beside, alone) for file in files_of(part)]
+def test_every_file_is_in_one_part_and_only_integration_is_divided():
+    (*units, own), alone = run_tests.parts()
+    found = [file for part in (*units, own) for file in files_of(part)]
     assert sorted(found) == sorted((ROOT / "tests").rglob("test_*.py"))
+    assert files_of(own) == files_of(alone)
+    unheard = [file for unit in units for file in files_of(unit) if "mark.alone" in file.read_text()]
+    assert unheard == [Path(__file__)]  # which writes such tests
 
 
-def test_what_shares_the_machines_servers_runs_alone():
-    beside, _ = run_tests.parts()
-    for part in beside:
-        assert all("integration" not in file.parts for file in files_of(part))
+NOTE = "    import pathlib; pathlib.Path({file!r}).open('a').write({name!r} + '\\n')\n"
+LAB = "import pytest\n@pytest.fixture\ndef lab(): pass\n@pytest.fixture\ndef vms(lab): pass\n"
+
+
+def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_path, capfd):
+    """The real parts, over other tests: of each folder, with and without the lab, marked and not."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    long\n    alone\n")
+    said = str(tmp_path / "said")
+
+    def write(folder, name, before="", takes=""):
+        path = tmp_path / "tests" / folder / f"test_{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{before}\ndef test({takes}):\n{NOTE.format(file=said, name=name)}")
+
+    beside = {"agent": "unit/agent", "central": "unit/central", "house": "unit/house", "own": "integration"}
+    for name, folder in beside.items():
+        write(folder, name)
+    write("integration", "minutes", "import pytest\n@pytest.mark.long")
+    write("integration", "measured", "import pytest\n@pytest.mark.alone")
+    write("integration/deep", "lab", LAB, "lab")
+    write("integration", "vms", LAB, "vms")
+    conftest = ROOT / "tests" / "integration" / "conftest.py"
+    (tmp_path / "tests" / "integration" / "conftest.py").write_text(conftest.read_text())
+    assert run_tests.run(*run_tests.parts(), tmp_path) == 0, capfd.readouterr().out
+    ran = (tmp_path / "said").read_text().split()
+    assert sorted(ran[:4]) == sorted(beside)
+    assert sorted(ran[4:]) == ["lab", "measured", "vms"]
 
 
 @pytest.mark.parametrize(
     ("texts", "status"),
     [
-        (("def test(): pass",) * 3, 0),
         (("def test(): assert 0", "def test(): pass", "def test(): pass"), 1),
         (
             ("def test(): pass", "", "def test(): assert 0"),
