@@ -28,8 +28,7 @@ _MAX_SPAN_DAYS = 92
 _MAX_INT64 = 2**63 - 1
 _MAX_HOSTS = 10_000
 _MAX_TASKS = 500_000  # of a side
-_MAX_PLANNED = 10_000  # jobs of one answer, which the protocol's limit of 4 MiB still holds
-_SHOWN_JOBS = 1000
+_MAX_JOBS = 10_000  # of one answer, which the protocol's limit of 4 MiB still holds
 _MIN_COVERAGE = 0.8  # as `whitepanda fleet compare` has it
 _ENGINE = {"threads": 1, "memory_limit": "512MiB"}
 
@@ -162,9 +161,9 @@ def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb
     if not len(jobs.job):
         raise NotThereError(f"no job's {metric} varies between its instances there; there is nothing to plan")
     made = make_plan(jobs, options)
-    if len(made.jobs.job) > _MAX_PLANNED:
+    if len(made.jobs.job) > _MAX_JOBS:
         raise InputError(
-            f"{len(made.jobs.job):,} jobs are more than an answer holds; set top to {_MAX_PLANNED} or less"
+            f"{len(made.jobs.job):,} jobs are more than an answer holds; set top to {_MAX_JOBS} or less"
         )
     flat = len(np.unique(rows.observed.job)) - len(jobs.job)
     return _plan_message(made, rows, flat, side)
@@ -195,7 +194,7 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
         expected_margin_percent=made.expected_margin_percent,
         metric_mean=made.metric_mean,
         coverage=made.coverage,
-        jobs_too_few=len(made.left_out),
+        jobs_too_few=made.too_few,
         jobs_without_spread=flat,
         since_unix_ns=side.from_ns or 0,
         until_unix_ns=side.until_ns or 0,
@@ -253,7 +252,7 @@ def _comparison_message(found: Comparison, rows: Rows) -> fleet_pb2.SideComparis
                 adjusted_p=job.adjusted_p,
                 verdict=job.verdict,
             )
-            for job in found.jobs[:_SHOWN_JOBS]
+            for job in found.jobs[:_MAX_JOBS]
         ],
         jobs_in_all=len(found.jobs),
     )

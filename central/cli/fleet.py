@@ -11,16 +11,19 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from central.cli._fleet import asking
 from central.cli._outputs import PICTURES, TABLES, check_output
+from central.fleet.asked import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.fleet.draw import DrawOptions
 from central.fleet.draw import draw as draw_machines
-from central.fleet.lake_rows import parse_sides, read_side
+from central.fleet.lake_rows import parse_side, parse_sides, read_side
 from central.fleet.plan import PlanOptions, make_plan
 from central.fleet.plots import plot_comparison, plot_plan
 from central.fleet.show import comparison_json, show_comparison, show_drawn, show_plan
 from central.fleet.simulated import CPU_UPGRADE, simulate_fleet
 from central.fleet.tables import (
     Jobs,
+    Rows,
     jobs_of,
     read_jobs,
     read_machines,
@@ -30,10 +33,19 @@ from central.fleet.tables import (
     write_rows,
 )
 from central.lake import Lake
-from central.models.wsmeter import MIN_INSTANCES, Observed, TooLittleCovered
+from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.tls_options import (
+    CaOption,
+    CertOption,
+    FolderOption,
+    KeyOption,
+    OperatorOption,
+    ServerNameOption,
+    files_of,
+)
 
 app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
 
@@ -45,6 +57,9 @@ MIN_COVERAGE = 0.8
 _MOST = 1e6
 _MOST_INSTANCES = 2**53
 
+#: Central reads its lake for an answer, and answers one such question at a time.
+_DEADLINE_S = 300.0
+
 _JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 _MinInstances = Annotated[int, typer.Option(min=2, help="Leave out jobs with fewer instances.")]
 _MinCoverage = Annotated[
@@ -53,18 +68,25 @@ _MinCoverage = Annotated[
 _Metric = Annotated[
     str, typer.Option(metavar="COL", help="Column of the metric; default: value, ipc or mips.")
 ]
+_Central = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Instead of files: asked of central, of its lake.")
+]
 _Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="PNG to write.")]
 
 
 @app.command()
 def plan(
-    jobs: Annotated[
-        Path,
-        typer.Argument(metavar="JOBS", help="CSV or Parquet: job, weight, mean, std, instances, cost."),
-    ],
     margin_percent: Annotated[
         float, typer.Option(help="Half width of the interval wanted, % of the metric.")
     ],
+    jobs: Annotated[
+        str,
+        typer.Argument(
+            metavar="[JOBS]",
+            help="CSV or Parquet: job, weight, mean, std, instances, cost; with --central a side, see below.",
+            show_default=False,
+        ),
+    ] = "",
     t: Annotated[float, typer.Option(help="Standard errors in it; 2: about 95 %.")] = 2.0,
     min_instances: _MinInstances = MIN_INSTANCES,
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
@@ -82,6 +104,13 @@ def plan(
     machine_std_percent: Annotated[
         float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
     ] = None,
+    central: _Central = "",
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: OperatorOption = "operator",
+    server_name: ServerNameOption = "",
     plot: _Plot = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
@@ -89,25 +118,39 @@ def plan(
 
     The integer optimum, proven. With --observed it is held against the margin (by machines), and planned again with
     the larger of the old and new variances. Without a column cost, an instance costs its share of all weight.
+
+    With --central the jobs are those of its lake, and JOBS, if given, says of which samples: keys with commas between,
+    platform=NAME, from=TIME, until=TIME; the week before its end without a beginning.
     """
-    for name, value in (("--margin-percent", margin_percent), ("--t", t)):
+    for option, value in (("--margin-percent", margin_percent), ("--t", t)):
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name}: must be above 0 (value {value:g})")
+            raise InputError(f"{option}: must be above 0 (value {value:g})")
         if not 1.0 / _MOST <= value <= _MOST:
-            raise InputError(f"{name}: must be from {1.0 / _MOST:g} to {_MOST:g} (value {value:g})")
-    for name, value in (
+            raise InputError(f"{option}: must be from {1.0 / _MOST:g} to {_MOST:g} (value {value:g})")
+    for option, value in (
         ("--design-effect", design_effect),
         ("--machine-std-percent", machine_std_percent or 0.0),
     ):
         if not value <= _MOST:
-            raise InputError(f"{name}: must be at most {_MOST:g} (value {value:g})")
-    check_output(plot, "--plot", PICTURES, others={"JOBS": jobs, "--observed": observed})
+            raise InputError(f"{option}: must be at most {_MOST:g} (value {value:g})")
+    if not (jobs or central):
+        raise InputError("JOBS is needed, or --central HOST:PORT for the jobs of its lake")
+    file = None if central else Path(jobs)
+    check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(
         margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
     )
-    fleet = read_jobs(jobs)
     seen = None if observed is None else read_rows(observed, metric).observed
-    made = make_plan(fleet, options, seen)
+    if file is None:
+        files = files_of(tls, name, ca=ca, cert=cert, key=key)
+        request = plan_request(parse_side(jobs), metric, options)
+        with asking(central, files, server_name, _DEADLINE_S) as ask:
+            answer = ask("PlanObservation", request)
+        fleet, made = jobs_of_plan(answer), plan_of(answer, options, seen)
+        options = replace(options, top=None, coverage=None)  # central has chosen the jobs
+    else:
+        fleet = read_jobs(file)
+        made = make_plan(fleet, options, seen)
     if plot is not None:
         plot_plan(plot, made, *_costs(fleet, options))
     if json:
@@ -119,7 +162,10 @@ def plan(
 @app.command()
 def compare(
     current: Annotated[
-        str, typer.Argument(metavar="CURRENT", help="File of instances; with --lake a side, see below.")
+        str,
+        typer.Argument(
+            metavar="CURRENT", help="File of instances; with --lake or --central a side, see below."
+        ),
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The same, with the upgrade.")],
     metric: _Metric = "",
@@ -130,32 +176,46 @@ def compare(
     min_coverage: _MinCoverage = MIN_COVERAGE,
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
+    central: _Central = "",
+    tls: FolderOption = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    name: OperatorOption = "operator",
+    server_name: ServerNameOption = "",
     plot: _Plot = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Tell whether the fleet became faster: the weighted metric of the jobs that both sides have.
 
     Files: CSV or Parquet with machine, job, the metric; and weight (the job's) or quota (the instance's), of CURRENT.
-    With --lake, a side is keys with commas between: hosts=FILE, platform=NAME, from=TIME, until=TIME, rest (the hosts
-    that the other side's file does not name). Intervals know that instances of one machine are alike; a machine on
-    both sides is compared with itself.
+    With --lake or --central, a side is keys with commas between: hosts=FILE, platform=NAME, from=TIME, until=TIME, rest
+    (the hosts that the other side's file does not name); central takes the week before its end for a side without a
+    beginning. Intervals know that instances of one machine are alike; a machine on both sides is compared with itself.
     """
-    files = {} if lake else {"CURRENT": Path(current), "NEW": Path(new)}
-    check_output(plot, "--plot", PICTURES, others=files)
-    if lake:
-        if "://" not in lake and not Path(lake).is_dir():
-            raise UnavailableError(
-                f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir"
-            )
-        opened, sides = Lake(lake), parse_sides(current, new)
-        if not opened.days():
-            raise UnavailableError(
-                f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?"
-            )
-        rows = [read_side(opened, side, metric or "ipc") for side in sides]
-    else:
-        rows = [read_rows(Path(current), metric)]
-        rows.append(read_rows(Path(new), rows[0].metric))
+    if lake and central:
+        raise InputError("--lake: is read here, --central is asked for its own; give one of them")
+    check_output(
+        plot,
+        "--plot",
+        PICTURES,
+        others={} if lake or central else {"CURRENT": Path(current), "NEW": Path(new)},
+    )
+    if central:
+        files = files_of(tls, name, ca=ca, cert=cert, key=key)
+        request = comparison_request(
+            parse_sides(current, new),
+            metric,
+            min_instances=min_instances,
+            min_coverage=min_coverage,
+            top=top,
+            confidence=confidence,
+        )
+        with asking(central, files, server_name, _DEADLINE_S) as ask:
+            answer = ask("CompareSides", request)
+        _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
+        return
+    rows = _read_sides(current, new, metric, lake)
     try:
         found = compare_sides(
             rows[0].observed,
@@ -173,12 +233,7 @@ def compare(
             f"{error.coverage:.1%} of CURRENT's weight, less than {min_coverage:.0%}; observe more, or lower "
             "--min-coverage or --min-instances"
         ) from error
-    if plot is not None:
-        plot_comparison(plot, found)
-    if json:
-        print_json({"metric": rows[0].metric, "weighed_by": rows[0].weighed_by, **comparison_json(found)})
-        return
-    show_comparison(found, rows[0])
+    _tell(found, rows[0].metric, rows[0].weighed_by, len(found.jobs), plot, json=json)
 
 
 @app.command()
@@ -286,6 +341,40 @@ def simulate(
         print_json(told)
         return
     console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True, markup=False)
+
+
+def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
+    """Read the instances of both sides, from files or a lake."""
+    if not lake:
+        rows = read_rows(Path(current), metric)
+        return rows, read_rows(Path(new), rows.metric)
+    if "://" not in lake and not Path(lake).is_dir():
+        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+    opened, sides = Lake(lake), parse_sides(current, new)
+    if not opened.days():
+        raise UnavailableError(
+            f"lake {lake}: has no samples; is it central.lake_dir, or lake in central.state_dir?"
+        )
+    return read_side(opened, sides[0], metric or "ipc"), read_side(opened, sides[1], metric or "ipc")
+
+
+def _tell(
+    found: Comparison, metric: str, weighed_by: str, jobs_in_all: int, plot: Path | None, *, json: bool
+) -> None:
+    """Draw and print a comparison."""
+    if plot is not None:
+        plot_comparison(plot, found)
+    if json:
+        told = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
+        print_json(told | comparison_json(found))
+        return
+    show_comparison(found, metric, weighed_by)
+    if jobs_in_all > len(found.jobs):
+        console.print(
+            f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _costs(jobs: Jobs, options: PlanOptions) -> tuple[list[float], list[float]]:

@@ -31,7 +31,7 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["SIDE_KEYS", "Side", "metrics", "parse_sides", "read_side"]
+__all__ = ["SIDE_KEYS", "Side", "metrics", "parse_side", "parse_sides", "read_side"]
 
 SIDE_KEYS = ("hosts", "platform", "from", "until")
 _KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
@@ -66,6 +66,21 @@ def metrics() -> tuple[str, ...]:
     return (*_COUNTED, *numbers)
 
 
+def parse_side(text: str) -> Side:
+    """Parse a side that stands alone; "" is all samples.
+
+    Raises:
+        InputError: the text is no side, or a file of hosts cannot be read.
+
+    """
+    if not text:
+        return Side(text)
+    parts = _parsed(text)
+    if "rest" in parts:
+        raise InputError(f"side '{text}': rest is of two sides; there is one")
+    return _side(text, parts, ())
+
+
 def parse_sides(current: str, new: str) -> tuple[Side, Side]:
     """Parse two sides.
 
@@ -76,24 +91,14 @@ def parse_sides(current: str, new: str) -> tuple[Side, Side]:
     found = [_parsed(text) for text in (current, new)]
     sides = []
     for text, parts, other in zip((current, new), found, reversed(found), strict=True):
-        hosts = tuple(read_machines(Path(parts["hosts"]))) if "hosts" in parts else None
         not_hosts: tuple[str, ...] = ()
         if "rest" in parts:
-            if hosts is not None or "hosts" not in other:
+            if "hosts" in parts or "hosts" not in other:
                 raise InputError(
                     f"side '{text}': rest is for the hosts that the other side's file does not name"
                 )
             not_hosts = tuple(read_machines(Path(other["hosts"])))
-        sides.append(
-            Side(
-                text,
-                hosts,
-                not_hosts,
-                parts.get("platform"),
-                _unix_ns(text, parts["from"]) if "from" in parts else None,
-                _unix_ns(text, parts["until"]) if "until" in parts else None,
-            )
-        )
+        sides.append(_side(text, parts, not_hosts))
     if sides[0] == Side(
         **{name: getattr(sides[1], name) for name in Side.__slots__} | {"text": sides[0].text}
     ):
@@ -199,6 +204,17 @@ def _tasks(samples: ir.Table, metric: str) -> ir.Table:
     tasks = samples.group_by("machine", "vm", "job").aggregate(value=value, usage=usage)
     return tasks.filter(tasks.value.notnull(), tasks.value > 0, tasks.usage > 0).order_by(
         "machine", "vm", "job"
+    )
+
+
+def _side(text: str, parts: Mapping[str, str], not_hosts: tuple[str, ...]) -> Side:
+    return Side(
+        text,
+        tuple(read_machines(Path(parts["hosts"]))) if "hosts" in parts else None,
+        not_hosts,
+        parts.get("platform"),
+        _unix_ns(text, parts["from"]) if "from" in parts else None,
+        _unix_ns(text, parts["until"]) if "until" in parts else None,
     )
 
 

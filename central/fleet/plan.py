@@ -79,7 +79,8 @@ class Plan:
         solution: how many of each.
         metric_mean: weighted, at present.
         coverage: share of all weight that the jobs have.
-        left_out: jobs with too few instances.
+        left_out: jobs with too few instances; None where central, which made the plan, does not name them.
+        too_few: how many they are.
         fidelity: of what was observed before, if anything was.
 
     """
@@ -89,7 +90,8 @@ class Plan:
     solution: CheapestPlan
     metric_mean: float
     coverage: float
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] | None = ()
+    too_few: int = 0
     fidelity: Fidelity | None = None
     more: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -127,7 +129,8 @@ class Plan:
             "design_effect": self.options.design_effect,
             "metric_mean": self.metric_mean,
             "coverage": self.coverage,
-            "left_out": list(self.left_out),
+            "left_out": None if self.left_out is None else list(self.left_out),
+            "left_out_count": self.too_few,
             "baseline_machines": self.baseline_machines,
         }
         if self.fidelity is not None:
@@ -190,6 +193,7 @@ def make_plan(jobs: Jobs, options: PlanOptions, observed: Observed | None = None
         metric_mean=mean,
         coverage=float(jobs.weight[chosen].sum() / jobs.weight.sum()),
         left_out=left_out,
+        too_few=len(left_out),
         fidelity=fidelity,
         more=more,
     )

@@ -11,7 +11,6 @@ from rich.table import Table
 from central.fleet.draw import Drawn
 from central.fleet.plan import Plan
 from central.fleet.plots import bar, signed_bar
-from central.fleet.tables import Rows
 from central.models.wsmeter import Comparison, Interval
 from whitepanda.common.cli import console
 
@@ -105,9 +104,9 @@ def show_plan(made: Plan) -> None:
     margin = f"margin {made.options.margin_percent:g} % asked, {made.expected_margin_percent:.3g} % reached"
     margin += f", of {made.metric_mean:.4g} at t = {made.options.t:g}"
     _say(f"{margin}; the jobs have {made.coverage:.1%} of the weight")
-    if made.left_out:
+    if made.too_few:
         _say(
-            f"{_counted(len(made.left_out), 'job')} with fewer than {made.options.min_instances} instances left out"
+            f"{_counted(made.too_few, 'job')} with fewer than {made.options.min_instances} instances left out"
         )
     if made.baseline_machines is not None:
         _say(f"machine granularity would need {_counted(made.baseline_machines, 'machine')}")
@@ -130,11 +129,18 @@ def _show_fidelity(made: Plan) -> None:
         _say(f"larger standard deviation than planned with: {_counted(len(found.larger), 'job')}")
 
 
-def show_comparison(found: Comparison, rows: Rows) -> None:
-    """Print a comparison: its heaviest jobs, and what the fleet gained."""
+def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
+    """Print a comparison: its heaviest jobs, and what the fleet gained.
+
+    Args:
+        found: the comparison.
+        metric: of what.
+        weighed_by: what the weights of jobs are.
+
+    """
     share = f"{100 * found.confidence:g} %"
     is_wide = console.width >= _WIDE_COLUMNS
-    table = Table(title=f"{rows.metric}, weighed by {rows.weighed_by}", title_justify="left")
+    table = Table(title=f"{metric}, weighed by {weighed_by}", title_justify="left")
     table.add_column("job", no_wrap=True)
     for name in ("weight", *(("current", "new") if is_wide else ()), "change", f"{share} interval"):
         table.add_column(name, justify="right", no_wrap=True)

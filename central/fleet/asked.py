@@ -1,0 +1,174 @@
+"""Plans and comparisons asked of central's fleet API: requests of options, and its messages as what made them.
+
+What central answers is then shown, drawn and written as JSON by the very code that does it for files.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from central.fleet.lake_rows import Side
+from central.fleet.plan import Plan, PlanOptions, make_plan
+from central.fleet.tables import Jobs
+from central.models.wsmeter import Comparison, Interval, JobDifference, Observed
+from central.models.wsmeter_plan import CheapestPlan
+from whitepanda.common.errors import InputError
+from whitepanda.v1 import fleet_pb2
+
+__all__ = ["comparison_of", "comparison_request", "jobs_of_plan", "plan_of", "plan_request"]
+
+_MAX_UINT32 = 2**32 - 1
+_MAX_INT64 = 2**63 - 1
+#: In a request 0 means the usual share; this asks for a share of 0.
+_ALMOST_NONE = sys.float_info.min
+
+
+def plan_request(side: Side, metric: str, options: PlanOptions) -> fleet_pb2.PlanObservationRequest:
+    """Return the request of a plan.
+
+    Raises:
+        InputError: the side is of hosts: jobs are planned on a whole fleet or platform.
+
+    """
+    if side.hosts is not None:
+        raise InputError(
+            f"side '{side.text}': a plan is of platform=, from= and until=, of all hosts; leave hosts= away"
+        )
+    return fleet_pb2.PlanObservationRequest(
+        margin_percent=options.margin_percent,
+        t=options.t,
+        metric=metric,
+        platform=side.platform or "",
+        since_unix_ns=_unix_ns(side.from_ns),
+        until_unix_ns=_unix_ns(side.until_ns),
+        min_instances=min(options.min_instances, _MAX_UINT32),
+        top=min(options.top or 0, _MAX_UINT32),
+        coverage=0.0 if options.coverage is None else max(options.coverage, _ALMOST_NONE),
+        design_effect=options.design_effect,
+    )
+
+
+def jobs_of_plan(answer: fleet_pb2.ObservationPlan) -> Jobs:
+    """Return the jobs that a plan observes, with the cost of one instance."""
+    told = answer.jobs
+    return Jobs(
+        np.array([job.job for job in told], dtype=str),
+        np.array([job.weight for job in told]),
+        np.array([job.mean for job in told]),
+        np.array([job.std for job in told]),
+        np.array([job.instances for job in told], dtype=np.int64),
+        np.array([job.cost / job.observe for job in told]),
+    )
+
+
+def plan_of(
+    answer: fleet_pb2.ObservationPlan, options: PlanOptions, observed: Observed | None = None
+) -> Plan:
+    """Return central's plan.
+
+    Args:
+        answer: of central.
+        options: what was asked for.
+        observed: what an earlier plan led to; the plan is then made again, here, on central's jobs.
+
+    Raises:
+        InputError: not even all instances suffice for what was observed.
+
+    """
+    jobs = jobs_of_plan(answer)
+    if observed is not None:
+        # Which jobs, central has chosen already.
+        made = make_plan(jobs, replace(options, top=None, coverage=None), observed)
+        return replace(
+            made, options=options, coverage=answer.coverage, left_out=None, too_few=answer.jobs_too_few
+        )
+    observe = np.array([job.observe for job in answer.jobs], dtype=np.int64)
+    error = answer.expected_margin_percent / 100.0 * answer.metric_mean / options.t
+    found = CheapestPlan(observe, answer.cost, answer.lower_bound, answer.is_optimal, error**2)
+    return Plan(
+        options=options,
+        jobs=jobs,
+        solution=found,
+        metric_mean=answer.metric_mean,
+        coverage=answer.coverage,
+        left_out=None,
+        too_few=answer.jobs_too_few,
+    )
+
+
+def comparison_request(
+    sides: tuple[Side, Side],
+    metric: str,
+    *,
+    min_instances: int,
+    min_coverage: float,
+    top: int | None,
+    confidence: float,
+) -> fleet_pb2.CompareSidesRequest:
+    """Return the request of a comparison."""
+    current, new = sides
+    return fleet_pb2.CompareSidesRequest(
+        current_hosts=current.hosts or (),
+        current_platform=current.platform or "",
+        current_since_unix_ns=_unix_ns(current.from_ns),
+        current_until_unix_ns=_unix_ns(current.until_ns),
+        current_rest=bool(current.not_hosts),
+        new_hosts=new.hosts or (),
+        new_platform=new.platform or "",
+        new_since_unix_ns=_unix_ns(new.from_ns),
+        new_until_unix_ns=_unix_ns(new.until_ns),
+        new_rest=bool(new.not_hosts),
+        metric=metric,
+        min_instances=min(min_instances, _MAX_UINT32),
+        min_coverage=max(min_coverage, _ALMOST_NONE),
+        top=min(top or 0, _MAX_UINT32),
+        confidence=confidence,
+    )
+
+
+def comparison_of(answer: fleet_pb2.SideComparison) -> Comparison:
+    """Return central's comparison; of its jobs as many as the answer holds."""
+    has_baseline = answer.HasField("baseline_percent")
+    return Comparison(
+        current=_interval(answer.current),
+        new=_interval(answer.new),
+        difference=_interval(answer.difference_percent, 100.0),
+        independent=_interval(answer.independent_percent, 100.0),
+        baseline=_interval(answer.baseline_percent, 100.0) if has_baseline else None,
+        coverage=answer.coverage,
+        confidence=answer.confidence,
+        machines=(answer.current_machines, answer.new_machines),
+        instances=(answer.current_instances, answer.new_instances),
+        jobs=tuple(
+            JobDifference(
+                job=job.job,
+                weight=job.weight,
+                current=job.current,
+                new=job.new,
+                instances=(job.current_instances, job.new_instances),
+                difference=_interval(job.difference_percent, 100.0),
+                p=job.p,
+                adjusted_p=job.adjusted_p,
+                verdict=job.verdict,
+            )
+            for job in answer.jobs
+        ),
+        left_out={one.reason: one.count for one in answer.left_out},
+        p=answer.p,
+    )
+
+
+def _interval(told: fleet_pb2.Estimate, scale: float = 1.0) -> Interval:
+    degrees = told.degrees_of_freedom or math.inf
+    return Interval(
+        told.value / scale, told.low / scale, told.high / scale, told.standard_error / scale, degrees
+    )
+
+
+def _unix_ns(time_ns: int | None) -> int:
+    """Return a time of a request, in which 0 is none."""
+    return 0 if time_ns is None else min(max(time_ns, 1), _MAX_INT64)
