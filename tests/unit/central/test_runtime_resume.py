@@ -146,11 +146,12 @@ def test_the_proportional_loss_is_the_mean_relative_error():
     training = pitot_training
     rows, log_us, w, p = study()
     left = log_us - log_us.mean()
-    options = training.Options(rank=4, hidden=8, steps=0, proportional=True)
+    options = training.Options(rank=4, hidden=8, proportional=True)
     trainer = training.Trainer(options, rows, left, w.values, p.values)
-    member = trainer.member(3)
-    found = log_runtimes(Members(options.shape, member.workload[None], member.platform[None]), rows)[0]
-    loss = training._loss(trainer._start(3), options, trainer._data, trainer._features)
+    start = trainer._start(3)
+    members = (np.asarray(part)[None] for part in training._embeddings(options, start, trainer._features))
+    found = log_runtimes(Members(options.shape, *members), rows)[0]
+    loss = training._loss(start, options, trainer._data, trainer._features)
     assert float(loss) == pytest.approx(np.mean(np.abs(found - np.exp(left)) / np.exp(left)), rel=1e-4)
 
 
