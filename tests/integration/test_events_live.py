@@ -31,7 +31,7 @@ from tests.unit.agent.agent_fakes import FakeClock
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 MUTANTS = str(ROOT / "tests" / "support" / "central_mutants.py")
 S = 1_000_000_000

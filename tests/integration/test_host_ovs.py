@@ -31,7 +31,7 @@ from collector.identity import Inventory
 from collector.libvirt_domains import LibvirtSource
 from collector.ovs.source import OvsSource
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 CLONE_NEWNET = 0x40000000

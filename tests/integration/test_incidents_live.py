@@ -27,7 +27,7 @@ from tests.unit.central.test_http_api import fetch
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 S = 10**9
 BUSY = (made_up.VICTIM, made_up.CALM, made_up.SCAN)

@@ -16,7 +16,7 @@ from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from tests.unit.central.test_incidents import DAY, GAP, NOW, S, row
 from whitepanda.common.errors import UnavailableError
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 BIN = Path("/usr/lib/postgresql/15/bin")
 

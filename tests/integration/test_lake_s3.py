@@ -30,7 +30,7 @@ from central.schema import SAMPLES
 from central.slots import SlotStore
 from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 DAY = date(1970, 1, 1) + timedelta(days=20_000)
 SLOT_NS = 300 * 10**9

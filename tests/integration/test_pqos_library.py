@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.resctrl_ns import run_inside
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.integration
 
 HEAD = '''
 import logging

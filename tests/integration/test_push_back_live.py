@@ -22,7 +22,7 @@ from tests.support.central_process import CentralProcess
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 NOW = 1_000
 

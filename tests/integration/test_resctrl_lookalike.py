@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.resctrl_ns import run_inside
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.integration
 
 
 def test_groups_fill_themselves_and_run_out():
