@@ -31,6 +31,8 @@ RANGES: tuple[Range, ...] = (
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
     ("placement.cpu_cores", 1, 1e6),
+    ("placement.memory_units", 0, 1e6),
+    ("placement.disk_units", 1, 1e6),
     ("placement.memory_bytes_per_s", 0, 1e15),
     ("placement.disk_bytes_per_s", 0, 1e15),
     ("placement.network_bytes_per_s", 0, 1e15),
@@ -116,12 +118,14 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Loading vectors of the live fleet. What a host can do is that of a usual one; only what is set takes part."""
+    """Loading vectors of the live fleet: what a usual host can do."""
 
     cpu_cores: float = 32.0  # cores of a host
-    memory_bytes_per_s: float = 0.0  # memory bandwidth; 0 = left out of loading vectors
-    disk_bytes_per_s: float = 0.0  # its disks', read and written; 0 = left out
-    network_bytes_per_s: float = 0.0  # its network's, received and sent; 0 = left out
+    memory_units: float = 0.0  # cores whose waits its memory serves at once; 0 = as many as cpu_cores
+    disk_units: float = 1.0  # VMs whose waits its disks serve at once
+    memory_bytes_per_s: float = 0.0  # memory bandwidth, to take rates instead of measured waits; 0 = waits
+    disk_bytes_per_s: float = 0.0  # the same of its disks, read and written
+    network_bytes_per_s: float = 0.0  # the same of its network; 0 = it is left out
     window_s: float = 900.0  # how far back windows are read
     gone_s: float = 300.0  # a VM without windows for so long is on no host any more
     refresh_s: float = 60.0  # how old an answer may be

@@ -47,12 +47,14 @@ class PlacementQueries:
                     standard_error=now.jobs[name].standard_error.tolist(),
                     vms=now.jobs[name].vms,
                     windows=now.jobs[name].windows,
+                    measured_vms=now.jobs[name].measured,
                 )
                 for name in shown
             ],
             since_unix_ns=now.since_unix_ns,
             until_unix_ns=now.until_unix_ns,
             next_page_token=token,
+            unmeasured=_unmeasured(now),
         )
 
     async def RankHosts(  # noqa: N802 - the name in fleet.proto
@@ -85,7 +87,12 @@ class PlacementQueries:
             hosts_in_all=len(now.hosts.names),
             since_unix_ns=now.since_unix_ns,
             until_unix_ns=now.until_unix_ns,
+            unmeasured=_unmeasured(now),
         )
+
+
+def _unmeasured(now: Snapshot) -> list[fleet_pb2.UnmeasuredResource]:
+    return [fleet_pb2.UnmeasuredResource(resource=name, why=why) for name, why in now.unmeasured.items()]
 
 
 async def _loading(now: Snapshot, request: fleet_pb2.RankHostsRequest, context: Context) -> Floats:
@@ -104,7 +111,8 @@ async def _loading(now: Snapshot, request: fleet_pb2.RankHostsRequest, context: 
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     unknown = [name for name in given if name not in now.resources]
     if unknown:
-        known = ", ".join(now.resources) or "none"
-        message = f"loading: no resource {unknown[0][:80]!r} here; central's configuration has {known}"
+        why = now.unmeasured.get(unknown[0])
+        then = f"it is not measured: {why}" if why else f"there are {', '.join(now.resources)}"
+        message = f"loading: no resource {unknown[0][:80]!r} here; {then}"
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     return np.array([given.get(name, 0.0) for name in now.resources])

@@ -159,8 +159,10 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
     ]
     if json:
         loading = dict(zip(resources, found.loading, strict=True))
+        unmeasured = {each.resource: each.why for each in found.unmeasured}
         times = {"since_unix_ns": found.since_unix_ns, "until_unix_ns": found.until_unix_ns}
-        print_json({"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows, **times})
+        told = {"loading": loading, "hosts_in_all": found.hosts_in_all, "ranked": rows}
+        print_json(told | {"unmeasured": unmeasured} | times)
         return
     table = Table(title=f"Hosts for {what}", title_justify="left")
     for column in ("host", "dilation", *resources, "VMs"):
@@ -170,6 +172,8 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
         table.add_row(row["host"], f"{row['dilation']:.4f}", *parts, str(row["vms"]))
     console.print(table)
     console.print(f"{len(rows)} of {found.hosts_in_all} hosts", soft_wrap=True)
+    for each in found.unmeasured:
+        console.print(f"left out: {each.resource}: {each.why}", soft_wrap=True, markup=False)
 
 
 def _need_times(rule: str, vms: list[Vm], path: Path) -> None:

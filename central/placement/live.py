@@ -1,8 +1,14 @@
 """Loading vectors of the live fleet, from the lake's last windows: per job, and summed per host.
 
-What windows carry are rates, so a VM's share of a resource's time is its rate over what the resource can do
-(`placement` in central's configuration): cores used, bytes per second of memory, disk and network. Waits for memory,
-disk and network as shares of the VM's own time are not in the protocol.
+A loading is the share of a VM's own time that it is at a resource (D-Factor, section 3), so measured shares come first:
+
+    cpu           cores used, less those that waited for memory where that is measured
+    memory_stall  cores that waited for memory: cores used * the share of their cycles
+    disk_wait     share of the time in which some thread of the VM waited for a disk
+
+Where central's configuration says what a host's memory, disks or network can do (`placement`), the resource `memory`,
+`disk` or `network` is bytes per second over that instead: the share of its time that the resource works for the VM.
+Waits for the network are measured by nobody.
 """
 
 from __future__ import annotations
@@ -28,25 +34,32 @@ BUSY_CORES = 0.05
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
 _ENGINE = {"threads": 1, "memory_limit": "512MiB"}
+_STALL, _IO_WAIT = "memory_stall_ratio", "io_wait_ratio"
 # Resource, the column its rate is in, and the setting that says what a host can do.
 _RATES = (
-    ("cpu", "cpu_usage_cores", "cpu_cores"),
     ("memory", "memory_bandwidth_bytes_per_s", "memory_bytes_per_s"),
     ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
     ("network", "network_bytes_per_s", "network_bytes_per_s"),
 )
+# Why there is no measured share.
+_WHY = {
+    "memory_stall": f"no window has {_STALL}, which needs the agents' source perf and a CPU with the event",
+    "disk_wait": f"no window has {_IO_WAIT}, which needs the agents' source cgroup and a kernel with PSI",
+    "network_wait": "no agent measures it",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class JobLoading:
     """A job's loading vector: the mean over its VMs, NaN for a resource that none has a value of.
 
-    `standard_error` is that of VMs, NaN for fewer than two with a value.
+    `standard_error` is that of VMs, NaN for fewer than two with a value; `measured` of the `vms` have one.
     """
 
     job: str
     loading: Floats
     standard_error: Floats
+    measured: tuple[int, ...]
     vms: int
     windows: int
 
@@ -55,7 +68,8 @@ class JobLoading:
 class Snapshot:
     """What ran in [since, until): jobs by name, and hosts with the sum of the loadings of the VMs last seen there.
 
-    `running` has the job of each of these VMs that is busy (`BUSY_CORES`), by host.
+    `running` has the job of each of these VMs that is busy (`BUSY_CORES`), by host. `unmeasured` says why resources
+    are left out.
     """
 
     since_unix_ns: int
@@ -65,6 +79,7 @@ class Snapshot:
     hosts: Hosts
     vms: tuple[int, ...]
     running: tuple[tuple[str, ...], ...]
+    unmeasured: dict[str, str]
 
     def rank(self, loading: Floats, top: int) -> Ranking:
         """Rank hosts for a VM with this loading; NaN: a resource it is not known of, which then does not count.
@@ -119,14 +134,9 @@ class LiveFleet:
             return last
 
     def _make(self, since: int, until: int, rows: dict[str, list[Any]]) -> Snapshot:
-        used = [(name, column, cap) for name, column, key in _RATES if (cap := getattr(self._config, key))]
-        rates = [
-            # The CPU's units are its cores; of the others a share of the one there is.
-            np.array(rows[column], dtype=np.float64) / (1.0 if name == "cpu" else cap)
-            for name, column, cap in used
-        ]
+        used, unmeasured = _resources(self._config, rows)
         n = len(rows["vm"])
-        shares = np.column_stack(rates) if used else np.zeros((n, 0))
+        shares = np.column_stack([each.shares for each in used])
         hosts = sorted({*self._connected(), *rows["machine"]})
         index = {name: k for k, name in enumerate(hosts)}
         totals, counts = np.zeros((len(hosts), len(used))), [0] * len(hosts)
@@ -148,11 +158,47 @@ class LiveFleet:
                 if rows["cpu_usage_cores"][k] >= BUSY_CORES:
                     running[host].append(rows["job"][k])
         jobs = {job: _job(job, shares[at], [rows["windows"][k] for k in at]) for job, at in by_job.items()}
-        names = tuple(name for name, _, _ in used)
-        units = np.array([cap if name == "cpu" else 1.0 for name, _, cap in used])
+        names = tuple(each.name for each in used)
+        units = np.array([each.units for each in used])
         made = Hosts(tuple(hosts), names, totals, units, np.full(totals.shape, np.inf))
         here = tuple(tuple(sorted(names)) for names in running)
-        return Snapshot(since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here)
+        return Snapshot(
+            since, until, names, dict(sorted(jobs.items())), made, tuple(counts), here, unmeasured
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    """A resource that is known of: the share of each VM, NaN where it is not known; equal units of a host."""
+
+    name: str
+    shares: Floats
+    units: float
+
+
+def _resources(
+    config: PlacementSection, rows: dict[str, list[Any]]
+) -> tuple[list[_Resource], dict[str, str]]:
+    """Return the resources that loading vectors have, and why each of the others is left out."""
+    columns = {name: np.array(rows[name], dtype=np.float64) for name in (_STALL, _IO_WAIT, "cpu_usage_cores")}
+    # What is lacking of the ratio is not known of the cores either.
+    stalled = columns["cpu_usage_cores"] * columns[_STALL]
+    cpu = columns["cpu_usage_cores"] - (0.0 if config.memory_bytes_per_s else np.nan_to_num(stalled))
+    waits = {
+        "memory": _Resource("memory_stall", stalled, config.memory_units or config.cpu_cores),
+        "disk": _Resource("disk_wait", columns[_IO_WAIT], config.disk_units),
+        "network": _Resource("network_wait", np.full(len(cpu), np.nan), 1.0),
+    }
+    used, unmeasured = [_Resource("cpu", cpu, config.cpu_cores)], dict[str, str]()
+    for name, column, key in _RATES:
+        wait, capacity = waits[name], getattr(config, key)
+        if capacity:
+            used.append(_Resource(name, np.array(rows[column], dtype=np.float64) / capacity, 1.0))
+        elif np.isfinite(wait.shares).any():
+            used.append(wait)
+        else:
+            unmeasured[wait.name] = f"{_WHY[wait.name]}; placement.{key} would take rates instead"
+    return used, unmeasured
 
 
 def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:
@@ -163,11 +209,15 @@ def _job(job: str, shares: Floats, windows: list[int]) -> JobLoading:
         mean = values.sum(axis=0) / count
         squares = (np.where(known, shares - mean, 0.0) ** 2).sum(axis=0)
         error = np.where(count > 1, np.sqrt(squares / (count - 1) / count), np.nan)
-    return JobLoading(job, mean, error, len(shares), sum(windows))
+    return JobLoading(job, mean, error, tuple(count.tolist()), len(shares), sum(windows))
 
 
 def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
-    """Mean rates of each VM on each host, over its windows that begin in [since, until)."""
+    """Mean rates and shares of each VM on each host, over its windows that begin in [since, until).
+
+    The share of cycles that waited for memory is that of the CPU time of the windows that have one: an idle VM's little
+    does not count as much.
+    """
     import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
 
     days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
@@ -175,9 +225,12 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
     try:
         table = lake.samples(connection, days)
         found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
-        rates = {column: found[column].mean() for _, column, _ in _RATES}
+        means = {column: found[column].mean() for _, column, _ in _RATES}
+        means |= {column: found[column].mean() for column in ("cpu_usage_cores", _IO_WAIT)}
+        cores = found.cpu_usage_cores
+        means[_STALL] = (cores * found[_STALL]).sum() / cores.sum(where=found[_STALL].notnull()).nullif(0)
         sums = found.group_by(["machine", "vm", "job"]).aggregate(
-            windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **rates
+            windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **means
         )
         columns: dict[str, list[Any]] = connection.to_pyarrow(sums).to_pydict()
     finally:

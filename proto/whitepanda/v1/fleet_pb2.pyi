@@ -340,32 +340,44 @@ class ListJobLoadingsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., job: _Optional[str] = ...) -> None: ...
 
 class JobLoading(_message.Message):
-    __slots__ = ("job", "loading", "standard_error", "vms", "windows")
+    __slots__ = ("job", "loading", "standard_error", "vms", "windows", "measured_vms")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_VMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     loading: _containers.RepeatedScalarFieldContainer[float]
     standard_error: _containers.RepeatedScalarFieldContainer[float]
     vms: int
     windows: int
-    def __init__(self, job: _Optional[str] = ..., loading: _Optional[_Iterable[float]] = ..., standard_error: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ..., windows: _Optional[int] = ...) -> None: ...
+    measured_vms: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., loading: _Optional[_Iterable[float]] = ..., standard_error: _Optional[_Iterable[float]] = ..., vms: _Optional[int] = ..., windows: _Optional[int] = ..., measured_vms: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class UnmeasuredResource(_message.Message):
+    __slots__ = ("resource", "why")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    why: str
+    def __init__(self, resource: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ListJobLoadingsResponse(_message.Message):
-    __slots__ = ("resources", "loadings", "since_unix_ns", "until_unix_ns", "next_page_token")
+    __slots__ = ("resources", "loadings", "since_unix_ns", "until_unix_ns", "next_page_token", "unmeasured")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     LOADINGS_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNMEASURED_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedScalarFieldContainer[str]
     loadings: _containers.RepeatedCompositeFieldContainer[JobLoading]
     since_unix_ns: int
     until_unix_ns: int
     next_page_token: str
-    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loadings: _Optional[_Iterable[_Union[JobLoading, _Mapping]]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+    unmeasured: _containers.RepeatedCompositeFieldContainer[UnmeasuredResource]
+    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loadings: _Optional[_Iterable[_Union[JobLoading, _Mapping]]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., next_page_token: _Optional[str] = ..., unmeasured: _Optional[_Iterable[_Union[UnmeasuredResource, _Mapping]]] = ...) -> None: ...
 
 class RankHostsRequest(_message.Message):
     __slots__ = ("job", "loading", "top")
@@ -378,20 +390,22 @@ class RankHostsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., loading: _Optional[str] = ..., top: _Optional[int] = ...) -> None: ...
 
 class HostRanking(_message.Message):
-    __slots__ = ("resources", "loading", "hosts", "hosts_in_all", "since_unix_ns", "until_unix_ns")
+    __slots__ = ("resources", "loading", "hosts", "hosts_in_all", "since_unix_ns", "until_unix_ns", "unmeasured")
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNMEASURED_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedScalarFieldContainer[str]
     loading: _containers.RepeatedScalarFieldContainer[float]
     hosts: _containers.RepeatedCompositeFieldContainer[RankedHost]
     hosts_in_all: int
     since_unix_ns: int
     until_unix_ns: int
-    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[float]] = ..., hosts: _Optional[_Iterable[_Union[RankedHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+    unmeasured: _containers.RepeatedCompositeFieldContainer[UnmeasuredResource]
+    def __init__(self, resources: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[float]] = ..., hosts: _Optional[_Iterable[_Union[RankedHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., unmeasured: _Optional[_Iterable[_Union[UnmeasuredResource, _Mapping]]] = ...) -> None: ...
 
 class RankedHost(_message.Message):
     __slots__ = ("host", "added", "by_resource", "total", "vms")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from agent.batches import encode
+from agent.windows import CpiWindow
 from central.cli import place as place_cli
 from central.config import PlacementSection
 from central.lake import Lake, segment_stem
 from central.placement.live import LiveFleet
 from central.schema import SAMPLES
+from central.validate import StoredBatch, samples_table
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
 from whitepanda.common.errors import InputError
 
@@ -105,6 +110,85 @@ def test_an_answer_is_kept_for_a_while_and_resources_are_those_that_are_set(lake
     assert (only_cpu.resources, only_cpu.hosts.units.tolist()) == (("cpu",), [32.0])
 
 
+def sent(host, *windows):
+    """What central stores of windows that an agent sends."""
+    batch = encode(windows, spool_id=f"spool-{host}", sequence=1)
+    return StoredBatch(host, "p", batch.spool_id, 1, batch.SerializeToString())
+
+
+def cpi_window(vm, job, cores, **waits):
+    at = NOW - (20 + len(vm)) * S  # a longer name is another, earlier window of the VM with its first letters
+    return CpiWindow(vm[:2], "1", vm, job, False, at, 10 * S, cores, **waits)
+
+
+# h2 counts no stalls, and its kernel has no PSI.
+WAITED = [
+    sent(
+        "h1",
+        cpi_window("w1", "web", 1.0, memory_stall_ratio=0.5, io_wait_ratio=0.25),
+        cpi_window("w1+", "web", 3.0, memory_stall_ratio=0.1, io_wait_ratio=0.75),
+        cpi_window("w1++", "web", 2.0, memory_stall_ratio=None, io_wait_ratio=None),
+        cpi_window("i1", "idle", 0.0, io_wait_ratio=0.0),
+    ),
+    sent("h2", cpi_window("w2", "web", 1.0)),
+]
+
+
+@pytest.fixture
+def waited(tmp_path):
+    made = Lake(tmp_path / "waits")
+    made.write_segment(samples_table(WAITED), segment_stem("central-0", "0badcafe", 1))
+    return made
+
+
+def test_shares_of_time_from_an_agents_windows_by_hand(waited):
+    found = live(waited, PlacementSection(cpu_cores=8, memory_units=4, disk_units=2)).snapshot()
+    assert found.resources == ("cpu", "memory_stall", "disk_wait")
+    assert found.hosts.units.tolist() == [8.0, 4.0, 2.0]
+    assert list(found.unmeasured) == ["network_wait"]
+    # w1: 2 cores in the mean; of 4 core windows that say it, 0.5 + 0.3 waited for memory: a fifth
+    assert found.hosts.totals == pytest.approx(np.array([[1.6, 0.4, 0.5], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]))
+    web, idle = found.jobs["web"], found.jobs["idle"]
+    assert web.loading == pytest.approx([1.3, 0.4, 0.5])  # what w2 does not tell it is not 0 in
+    assert (web.measured, web.vms, web.windows) == ((2, 1, 1), 2, 4)
+    assert web.standard_error[0] == pytest.approx(0.3)
+    assert np.isnan(web.standard_error[1:]).all()
+    assert (idle.loading[[0, 2]].tolist(), math.isnan(idle.loading[1])) == ([0.0, 0.0], True)
+    ranking = found.rank(web.loading, 3)
+    assert [found.hosts.names[k] for k in ranking.order] == ["h3", "h2", "h1"]
+    assert ranking.added == pytest.approx([(1.3 * 0.2 + 0.4 * 0.1 + 0.5 * 0.25) / 2.2, 1.3 / 8 / 2.2, 0.0])
+
+
+def test_what_the_configuration_knows_rates_of_is_not_told_by_waits(waited):
+    config = PlacementSection(cpu_cores=8, memory_bytes_per_s=1e9, disk_bytes_per_s=1e6)
+    found = live(waited, config).snapshot()
+    assert (found.resources, found.hosts.units.tolist()) == (("cpu", "memory", "disk"), [8.0, 1.0, 1.0])
+    assert found.jobs["web"].loading[0] == 1.5  # all cores: the bandwidth tells of memory
+    assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured
+    assert list(found.unmeasured) == ["network_wait"]
+    assert live(waited, PlacementSection(cpu_cores=4)).snapshot().hosts.units.tolist() == [
+        4.0,
+        4.0,
+        1.0,
+    ]  # memory serves as many as there are cores
+
+
+def test_windows_of_before_there_were_shares_leave_them_out(tmp_path):
+    made = Lake(tmp_path / "old")
+    table = samples_table(WAITED).drop_columns(["memory_stall_ratio", "io_wait_ratio"])
+    [segment] = made.write_segment(samples_table(WAITED), segment_stem("central-0", "0badcafe", 1))
+    pq.write_table(table, segment.path)
+    found = live(made, PlacementSection()).snapshot()
+    assert (found.resources, found.jobs["web"].loading.tolist()) == (("cpu",), [1.5])
+    assert found.unmeasured == {
+        "memory_stall": "no window has memory_stall_ratio, which needs the agents' source perf and a CPU with the "
+        "event; placement.memory_bytes_per_s would take rates instead",
+        "disk_wait": "no window has io_wait_ratio, which needs the agents' source cgroup and a kernel with PSI; "
+        "placement.disk_bytes_per_s would take rates instead",
+        "network_wait": "no agent measures it; placement.network_bytes_per_s would take rates instead",
+    }
+
+
 def test_vms_that_idle_are_there_and_disturb_nobody(tmp_path):
     made = Lake(tmp_path / "windows")
     rows = [window("h1", "a", "web", 0.05), window("h1", "b", "idle", 0.049), window("h1", "c", "db", 1.0)]
@@ -133,9 +217,11 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         "job": "db",
         "loading": [0.25, 0.8],
         "standard_error": [None, None],
+        "measured_vms": [1, 1],
         "vms": 1,
         "windows": 1,
     }
+    assert [row["resource"] for row in page["unmeasured"]] == ["memory_stall", "network_wait"]
     _, rest = await get(local, f"/v1/job-loadings?page_size=3&page_token={page['next_page_token']}")
     assert ([row["job"] for row in rest["loadings"]], rest["next_page_token"]) == (["web"], "")
     _, one = await get(local, "/v1/job-loadings?job=web")
@@ -148,6 +234,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
     assert h1["by_resource"] == pytest.approx([0.25 / 1.05 * 1.5 / 4, 0.8 / 1.05 * 0.3])
     assert h1["added"] == pytest.approx(sum(h1["by_resource"]))
     assert (found["hosts_in_all"], found["until_unix_ns"]) == (3, NOW)
+    assert found["unmeasured"] == page["unmeasured"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +252,12 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         (
             "/v1/placement?loading=gpu%3D1",
             400,
-            "loading: no resource 'gpu' here; central's configuration has cpu, disk",
+            "loading: no resource 'gpu' here; there are cpu, disk",
+        ),
+        (
+            "/v1/placement?loading=network_wait%3D1",
+            400,
+            "loading: no resource 'network_wait' here; it is not measured: no agent measures it; placement.",
         ),
         ("/v1/job-loadings?page_size=1001", 400, "page_size must be at most 1000"),
     ],
@@ -202,8 +294,10 @@ def test_on_the_command_line(asked, monkeypatch):
     monkeypatch.setattr(place_cli, "files_of", lambda *_names, **_files: None)
     shown = run("--central", "central:7443", "--loading", "cpu=0.4,disk=0.5").stdout
     assert "h3" in shown and "1.3000" in shown and "3 of 3 hosts" in shown
+    assert "left out: network_wait: no agent measures it; placement.network_bytes_per_s would" in shown
     told = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
     assert '"host": "h3"' in told and '"hosts_in_all": 3' in told
+    assert set(json.loads(told)["unmeasured"]) == {"memory_stall", "network_wait"}
     for words, line in (
         (
             ["--central", "c:1", "vms.csv"],
