@@ -305,12 +305,30 @@ class Lake:
         }
         if len(tables) == 1:
             return next(iter(tables.values()))
+        key = ["host", "spool_id", "sequence", "_day"]
         labelled = [table.mutate(_origin=ibis.literal(origin)) for origin, table in tables.items()]
         union = ibis.union(*labelled).mutate(_day=lambda table: table.start_unix_ns // DAY_NS)
-        key = ["host", "spool_id", "sequence", "_day"]
-        first = union.group_by(key).aggregate(_first=union._origin.min())  # noqa: SLF001 - a column of ours
-        joined = union.join(first, key)
-        return joined.filter(joined._origin == joined._first).select(*SAMPLES.names)  # noqa: SLF001 - the same
+        # Read on its own: an engine keeps what is used twice, and that would be all rows. Few batches are there twice,
+        # so what the rows are held against is small, however large the lake.
+        batches = [
+            connection.read_parquet(paths).select(
+                *key[:3],
+                _day=lambda table: table.start_unix_ns // DAY_NS,
+                _origin=ibis.literal(origin),
+            )
+            for (origin, _), paths in sorted(by_origin.items())
+        ]
+        taken = (
+            ibis.union(*batches)
+            .group_by(key)
+            .aggregate(
+                _first=lambda table: table._origin.min(),  # noqa: SLF001 - a column of ours
+                _last=lambda table: table._origin.max(),  # noqa: SLF001 - the same
+            )
+        )
+        twice = taken.filter(taken._first != taken._last)  # noqa: SLF001 - the same
+        is_copy = [*(union[name] == twice[name] for name in key), union._origin != twice._first]  # noqa: SLF001 - the same
+        return union.anti_join(twice, is_copy).select(*SAMPLES.names)
 
 
 def without_superseded(segments: Iterable[Segment]) -> list[Segment]:

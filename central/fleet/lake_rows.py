@@ -12,6 +12,7 @@ that a task used, in cores, stands for it.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -132,22 +133,26 @@ def read_side(
 
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
-    connection = ibis.duckdb.connect(**(engine or {}))
     days = [
         day
         for day in lake.days()
         if (side.from_ns is None or day >= day_of(side.from_ns))
         and (side.until_ns is None or day <= day_of(side.until_ns))
     ]
-    tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
-    if max_tasks is not None:
-        tasks = tasks.limit(max_tasks + 1)
-    try:
-        table = connection.to_pyarrow(tasks)
-    except Exception as error:  # the engine's own kinds differ by back end
-        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
-    finally:
-        connection.disconnect()
+    # By default DuckDB spills into the working directory, where a service may not write.
+    with tempfile.TemporaryDirectory(prefix="whitepanda-") as spill:
+        connection = ibis.duckdb.connect(
+            temp_directory=spill, preserve_insertion_order=False, **(engine or {})
+        )
+        tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
+        if max_tasks is not None:
+            tasks = tasks.limit(max_tasks + 1)
+        try:
+            table = connection.to_pyarrow(tasks)
+        except Exception as error:  # the engine's own kinds differ by back end
+            raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+        finally:
+            connection.disconnect()
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     if not table.num_rows:
         raise InputError(f"side '{side.text}': no task of the lake has {metric} there")
