@@ -25,14 +25,19 @@ _ONE_THREAD = {
 }  # each process has a core, not all of them
 #: The folders of tests/unit that take longest; the others together are a part of their own.
 _APART = ("tests/unit/agent", "tests/unit/central")
+#: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
+_HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
 
 
-def parts() -> tuple[list[list[str]], list[str]]:
+def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     """Return pytest's arguments for what runs beside each other, and for what runs alone after that."""
+    folder = root / "tests" / "integration"
+    host = sorted(str(path.relative_to(root)) for pattern in _HOST for path in folder.glob(pattern))
     units = ["tests/unit", *(f"--ignore={folder}" for folder in _APART)]
-    others = ["tests", "--ignore=tests/unit", "-m"]
-    beside = [*([folder] for folder in _APART), units, [*others, "not long and not alone"]]
-    return beside, [*others, "alone and not long"]
+    central = ["tests", *(f"--ignore={path}" for path in ("tests/unit", *host))]
+    beside = [[*paths, "-m", "not long and not alone"] for paths in (host, central)]
+    beside += [*([folder] for folder in _APART), units]
+    return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 
 def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:

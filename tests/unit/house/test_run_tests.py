@@ -20,19 +20,19 @@ def _quick(monkeypatch):
 
 
 def files_of(arguments):
-    """What pytest collects by these arguments: folders, and --ignore=FOLDER."""
+    """What pytest collects by these arguments: folders, files, and --ignore=PATH."""
     ignored = [ROOT / text.partition("=")[2] for text in arguments if text.startswith("--ignore=")]
-    folders = [ROOT / text for text in arguments if text.startswith("tests")]
-    assert all(folder.is_dir() for folder in (*folders, *ignored))
-    found = [file for folder in folders for file in folder.rglob("test_*.py")]
-    return [file for file in found if not any(file.is_relative_to(folder) for folder in ignored)]
+    named = [ROOT / text for text in arguments if text.startswith("tests")]
+    assert all(path.exists() for path in (*named, *ignored))
+    found = [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    return [file for file in found if not any(file.is_relative_to(path) for path in ignored)]
 
 
 def test_every_file_is_in_one_part_and_only_integration_is_divided():
-    (*units, own), alone = run_tests.parts()
-    found = [file for part in (*units, own) for file in files_of(part)]
+    (host, central, *units), alone = run_tests.parts()
+    found = [file for part in (host, central, *units) for file in files_of(part)]
     assert sorted(found) == sorted((ROOT / "tests").rglob("test_*.py"))
-    assert files_of(own) == files_of(alone)
+    assert sorted(files_of(host) + files_of(central)) == sorted(files_of(alone))
     unheard = [file for unit in units for file in files_of(unit) if "mark.alone" in file.read_text()]
     assert unheard == [Path(__file__)]  # which writes such tests
 
@@ -51,19 +51,21 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{before}\ndef test({takes}):\n{NOTE.format(file=said, name=name)}")
 
-    beside = {"agent": "unit/agent", "central": "unit/central", "house": "unit/house", "own": "integration"}
+    beside = {"agent": "unit/agent", "central": "unit/central", "house": "unit/house"}
+    beside |= {"host_own": "integration", "deep": "integration/arm64", "kill": "integration"}
     for name, folder in beside.items():
         write(folder, name)
     write("integration", "minutes", "import pytest\n@pytest.mark.long")
     write("integration", "measured", "import pytest\n@pytest.mark.alone")
-    write("integration/deep", "lab", LAB, "lab")
-    write("integration", "vms", LAB, "vms")
+    write("integration/arm64", "lab", LAB, "lab")
+    write("integration", "host_vms", LAB, "vms")
+    write("integration", "events", LAB, "vms")
     conftest = ROOT / "tests" / "integration" / "conftest.py"
     (tmp_path / "tests" / "integration" / "conftest.py").write_text(conftest.read_text())
-    assert run_tests.run(*run_tests.parts(), tmp_path) == 0, capfd.readouterr().out
+    assert run_tests.run(*run_tests.parts(tmp_path), tmp_path) == 0, capfd.readouterr().out
     ran = (tmp_path / "said").read_text().split()
-    assert sorted(ran[:4]) == sorted(beside)
-    assert sorted(ran[4:]) == ["lab", "measured", "vms"]
+    assert sorted(ran[:6]) == sorted(beside)
+    assert sorted(ran[6:]) == ["events", "host_vms", "lab", "measured"]
 
 
 @pytest.mark.parametrize(
