@@ -103,4 +103,4 @@ def test_the_commands_of_the_guide_do_what_it_says(run, tmp_path, monkeypatch) -
                 Path(target).write_text(out)
         for told in re.findall(r"^    (\S.*)$", after, re.MULTILINE):
             assert told in outputs, block
-    assert ran == 9
+    assert ran == 13
