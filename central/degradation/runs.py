@@ -50,6 +50,8 @@ class Table:
         """
         self.path = path
         self._duckdb = duckdb.connect(":memory:")
+        # Where Python has no script (-c) DuckDB takes us for a person, and standard output for its bar.
+        self._duckdb.execute("SET enable_progress_bar = false")
         name = str(path)
         if any(c in name for c in "*?["):
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")

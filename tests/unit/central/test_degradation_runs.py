@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ from agent.analysis.signals import IDLE
 from central.degradation.evaluate import errors
 from central.degradation.fit import RULE_SIGNALS, FitOptions, cells
 from central.degradation.runs import Columns, Table, read_runs
+from tests.support.central_process import ROOT
 from whitepanda.common.errors import InputError
 
 HEADER = "scenario,phase,vm,at_s,p95,ipc,disk\n"
@@ -37,6 +40,17 @@ def written(tmp_path, rows=ROWS, header=HEADER):
 def with_columns(**changes):
     fields = {name: getattr(COLUMNS, name) for name in COLUMNS.__slots__}
     return Columns(**{**fields, **changes})
+
+
+def test_no_bar_of_the_reader_is_on_standard_output(tmp_path):
+    code = f"""
+from pathlib import Path
+from central.degradation.runs import Table
+print(Table(Path({str(written(tmp_path))!r}))._duckdb.sql("SELECT current_setting('enable_progress_bar')").fetchall())
+"""
+    # Without a script DuckDB takes Python for a person at a prompt.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[(False,)]\n"
 
 
 def test_degradation_is_relative_to_the_mean_of_the_groups_baseline(tmp_path):
