@@ -40,6 +40,7 @@ def read(lake: Lake, days=None) -> list[tuple[str, int, int]]:
 
 
 A, B = segment_stem("central-0", "0000000a", 1), segment_stem("central-1", "0000000b", 1)
+C = segment_stem("central-2", "0000000c", 1)
 
 
 def test_an_empty_lake_reads_as_no_rows(tmp_path: Path) -> None:
@@ -87,6 +88,19 @@ def test_a_batch_that_two_replicas_took_is_read_once(tmp_path: Path) -> None:
     assert read(lake) == once
     days = lake.days()
     assert sorted(row for day in days for row in read(lake, [day])) == once
+    lake.write_segment(table(("h", 3, 7), ("h", 1, 5), ("h", 1, 0), ("i", 1, 1)), C)
+    assert read(lake) == sorted([*once, ("i", 1, 1)])
+
+
+def test_the_view_of_several_replicas_holds_no_copy_of_all_rows(tmp_path: Path) -> None:
+    """What an engine keeps is the batches that are there twice; it would keep whatever the query names twice."""
+    lake = Lake(tmp_path)
+    for stem in (A, B):
+        lake.write_segment(table(("h", 1, 0), ("h", 2, 7)), stem)
+    view = ibis.duckdb.connect()
+    ((_, plan),) = view.con.execute(f"EXPLAIN {ibis.to_sql(lake.samples(view), 'duckdb')}").fetchall()
+    assert "ANTI" in plan
+    assert "CTE" not in plan
 
 
 def test_what_is_no_segment_is_not_read(tmp_path: Path) -> None:
