@@ -10,8 +10,11 @@ import typer
 from rich.table import Table
 
 from central.cli._fleet import asking
+from central.cli._outputs import PICTURES, check_output
+from central.fleet.plots import bar
 from central.placement.explain import explained
 from central.placement.fleet import RULES, Hosts
+from central.placement.plots import plot_added
 from central.placement.requests import read_hosts, read_vms
 from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
 from central.placement.tables import numbers_by_name
@@ -29,6 +32,7 @@ from whitepanda.common.tls_options import (
 from whitepanda.v1 import fleet_pb2
 
 _TOP = 5
+_BAR_WIDTH = 20
 _MOST = 1000  # hosts that central tells at once
 _DEADLINE_S = 30.0
 _UNPLACED = 1  # exit status: scripts must not start what has no host
@@ -81,6 +85,10 @@ def place(
     compare: Annotated[  # noqa: FBT002 - a flag of typer's
         bool, typer.Option("--compare", help="Beside it: what the other rules would come to.")
     ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PNG: what each resource adds; per VM placed, or live host."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Rank hosts for new VMs by what they would suffer there.
@@ -92,12 +100,15 @@ def place(
 
     The exit status is 1 if a VM found no host with room; the output is whole all the same.
     """
+    check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
     if central:
         _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
         files = files_of(tls, name, ca=ca, cert=cert, key=key)
         with asking(central, files, server_name, _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
             live = ask("RankHosts", request)
+        if plot is not None:
+            plot_added(plot, [(each.host, _by_resource(live, each)) for each in live.hosts])
         _show_live(live, job or "a VM", json=json)
         return
     if vms is None or hosts is None:
@@ -118,6 +129,9 @@ def place(
     _need_times(rule, to_place, vms)
     found = place_all(fleet, to_place, rule, top=top or None, largest_first=order == "largest")
     summary = explained(fleet, to_place, found, rule)
+    if plot is not None:
+        placed = [row for row in summary["placements"] if row["host"] is not None]
+        plot_added(plot, [(f"{row['job']} on {row['host']}", row["by_resource"]) for row in placed])
     if compare:
         summary["compare"] = _compared(fleet, to_place, order == "largest")
     if json:
@@ -146,13 +160,17 @@ def _check_words(rule: str, order: str, job: str, loading: str) -> None:
         raise InputError(f"--order {order}: must be given or largest")
 
 
+def _by_resource(found: fleet_pb2.HostRanking, host: fleet_pb2.RankedHost) -> dict[str, float]:
+    return dict(zip(found.resources, host.by_resource, strict=True))
+
+
 def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
     resources = list(found.resources)
     rows: list[dict[str, Any]] = [
         {
             "host": host.host,
             "dilation": 1.0 + host.added,
-            "by_resource": dict(zip(resources, host.by_resource, strict=True)),
+            "by_resource": _by_resource(found, host),
             "vms": host.vms,
         }
         for host in found.hosts
@@ -212,8 +230,11 @@ def _print(summary: dict[str, Any]) -> None:
             table = Table(show_header=True, box=None)
             table.add_column("host")
             table.add_column("dilation", justify="right")
+            table.add_column("over 1")
+            most = max(host["dilation"] for host in row["ranked"]) - 1.0
             for host in row["ranked"]:
-                table.add_row(host["host"], f"{host['dilation']:.4f}")
+                added = bar(host["dilation"] - 1.0, most, _BAR_WIDTH)
+                table.add_row(host["host"], f"{host['dilation']:.4f}", added)
             console.print(table)
     placed = sum(row["host"] is not None for row in summary["placements"])
     line = f"{placed} of {len(summary['placements'])} placed; total dilation rises by {summary['added_dilation']:.4g}"

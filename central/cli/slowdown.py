@@ -11,8 +11,10 @@ import typer
 from rich.table import Table
 
 from central.cli._outputs import PICTURES, check_output
+from central.fleet.plots import bar
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
+from central.placement.plots import plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
 from central.placement.tables import Jobs, numbers_by_name, read_jobs, read_rows, units_of
@@ -30,6 +32,7 @@ _UnitsOption = Annotated[
 _JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 _BAR_WIDTH = 40
+_SHARE_WIDTH = 10
 
 
 @app.command()
@@ -142,6 +145,9 @@ def profile(
     out: Annotated[
         Path | None, typer.Option(metavar="LOADINGS.csv", help="Write what `estimate` and `place` read.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="PNG: what was measured, with intervals.")
+    ] = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Find loading vectors of jobs, with 95 % intervals.
@@ -151,11 +157,13 @@ def profile(
     loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
     """
-    if out is not None:
-        check_output(out, suffixes=(".csv",), others={"RUNS": runs})
+    check_output(out, suffixes=(".csv",), others={"RUNS": runs})
+    check_output(plot, "--plot", PICTURES, others={"RUNS": runs, "--out": out})
     found = read_profiles(runs, rest=rest, larger=larger)
     if out is not None:
         write_loadings(out, found)
+    if plot is not None:
+        plot_profiles(plot, found)
     if json:
         print_json({"kind": found.kind, "jobs": [_profile_json(job) for job in found.jobs]})
         return
@@ -168,9 +176,11 @@ def _print_profiles(found: Profiles) -> None:
     table = Table(title=f"Loading vectors from {found.kind}", title_justify="left")
     for name in ("job", "n", "what", "value", "95 % interval"):
         table.add_column(name, justify="left" if name in ("job", "what") else "right")
+    table.add_column("0 to 1", min_width=_SHARE_WIDTH)
     for job in found.jobs:
         for name, each in job.measured.items():
-            table.add_row(job.job, str(job.n), name, f"{each.value:.4g}", _interval(each))
+            share = bar(max(each.value, 0.0), 1.0, _SHARE_WIDTH)
+            table.add_row(job.job, str(job.n), name, f"{each.value:.4g}", _interval(each), share)
         if job.tau_s is not None:
             table.add_row(
                 job.job, str(job.n), "time alone, s", f"{job.tau_s.value:.5g}", _interval(job.tau_s)

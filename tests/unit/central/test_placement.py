@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from central.cli import place as place_cli
 from central.cli.place import place
 from central.placement.fleet import RULES, Fleet, Hosts, Request
+from central.placement.plots import plot_added
 from central.placement.schedule import NOWHERE, Vm, place_all
 from whitepanda.common.errors import InputError
 
@@ -266,3 +268,22 @@ def test_faults(files, tmp_path, change, line):
     with pytest.raises(InputError) as refused:
         run(*words, *change.get("words", []))
     assert str(refused.value) == line.replace("FOLDER", str(tmp_path))
+
+
+def test_a_placement_as_a_picture_and_as_bars(files, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(place_cli, "plot_added", lambda path, rows: drawn.append((path, rows)))
+    vms, _, hosts = files()
+    shown = run(vms, "--hosts", hosts, "--plot", tmp_path / "p.png").stdout
+    assert drawn == [(tmp_path / "p.png", [("W4 on machine-1", {"cpu": 1.0, "disk": 0.0})])]
+    assert [line.count("█") for line in shown.splitlines() if line.startswith(" machine-")] == [20, 20]
+    monkeypatch.undo()
+    run(vms, "--hosts", hosts, "--plot", tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"vms.csv: --plot is VMS itself; give the name of another file$"):
+        run(vms, "--hosts", hosts, "--plot", vms)
+
+
+def test_a_picture_of_nothing_placed_is_one(tmp_path):
+    plot_added(tmp_path / "none.png", [])
+    assert (tmp_path / "none.png").read_bytes().startswith(b"\x89PNG")

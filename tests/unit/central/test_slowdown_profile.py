@@ -240,3 +240,12 @@ def test_rounding_above_one_is_nothing_to_tell(written):
     ]
     assert sum(job["measured"][name]["value"] for name in job["measured"]) > 1
     assert (sum(job["loading"].values()) <= 1 + 1e-15, job["notes"]) == (True, [])
+
+
+def test_a_profile_as_a_picture_and_as_bars(written, tmp_path):
+    runs = written("job,cpu,time_s\na,0,10\na,0,10\na,1,15\n")
+    shown = run("profile", runs, "--plot", tmp_path / "p.png").stdout
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert next(line.count("█") for line in shown.splitlines() if "cpu" in line) == 5  # half of ten
+    with pytest.raises(InputError, match=r"p: --plot is --out itself; give the name of another file$"):
+        run("profile", runs, "--out", tmp_path / "p", "--plot", tmp_path / "p")
