@@ -81,8 +81,8 @@ def told(pipeline, windows):
     return msgspec.json.encode([vms, host, windows, pipeline.table.errors, pipeline.windows.without_cpu])
 
 
-def live(config, file, seconds):
-    """Run an agent for a while; record what its ticks were given, and return what they made of it."""
+def live(config, file, ticks):
+    """Run an agent for so many ticks; record what they were given, and return what they made of it."""
     daemon = Daemon(config)
     pipeline = daemon.state.pipeline
     process, made = pipeline.process, []
@@ -94,15 +94,12 @@ def live(config, file, seconds):
             recorder.write(RecordedTick(inputs.mono_ns, unix_ns, tuple(inputs.samples), sources))
             windows = process(inputs)
             made.append(told(pipeline, windows))
+            if len(made) == ticks:
+                daemon.stop()
             return windows
 
         pipeline.process = watched
-
-        async def run():
-            asyncio.get_running_loop().call_later(seconds, daemon.stop)
-            await daemon.run()
-
-        asyncio.run(run())
+        asyncio.run(daemon.run())
     return made
 
 
@@ -124,8 +121,8 @@ def test_a_replay_makes_byte_for_byte_what_the_live_agent_made(config_file, tmp_
 
     for kind in real:
         monkeypatch.setattr(kind, "sample", disturbed)
-    made = live(config, tmp_path / "live.jsonl", 4)
-    assert len(made) >= 30
+    made = live(config, tmp_path / "live.jsonl", 40)
+    assert len(made) >= 40
     with Playback(tmp_path / "live.jsonl", config) as playback:
         replayed = [told(playback.pipeline, windows) for _, windows in playback.ticks()]
     assert replayed == made
@@ -146,7 +143,7 @@ def _without_jobs(line):
 
 def test_without_the_sources_troubles_the_replay_would_be_another(config_file, tmp_path):
     """The test above sees a recording that does not carry them (the format before did not)."""
-    made = live(load(config_file), tmp_path / "live.jsonl", 2)
+    made = live(load(config_file), tmp_path / "live.jsonl", 20)
     text = (tmp_path / "live.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
