@@ -331,7 +331,8 @@ def tables(
         return "\n".join([*lines, "Left out: the data was not there."]) + "\n"
     jobs, covered = real[0]["jobs"], 100 * real[0]["coverage"]
     lines += [
-        f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of usage; {real[0]['draws']:,} draws each.",
+        f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of CPU usage; "
+        f"{real[0]['draws']:,} draws per row.",
         "",
         "| instances | in all | median error | 95th percentile | our margin | ours has the truth | the paper's has |",
         "|---|---|---|---|---|---|---|",
