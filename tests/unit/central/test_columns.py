@@ -66,6 +66,10 @@ def test_columns_are_where_they_are_said_to_be(batch: agent_pb2.CpiBatch) -> Non
 def test_what_is_not_written_as_expected_is_not_located() -> None:
     events = good(events=[agent_pb2.VmEvent(vm="v")])
     assert locate(events.SerializeToString(), events) is None
+    # Words that look like the columns: tag, length and three zeros of each that is there.
+    fake = "".join(f"{chr(number << 3 | 2)}\x18" + "\0" * 24 for number in (5, 6, 7, 9, 10, 12))
+    forged = good(events=[agent_pb2.VmEvent(vm="v", reason=fake)])
+    assert locate(forged.SerializeToString(), forged) is None
     among = good(triggers=[agent_pb2.Trigger(mn_cpi=2.0)], io_wait_ratio=[0.1, 0.2, 0.3])
     assert locate(among.SerializeToString(), among) is None
     reasons = good(cpi_reason=[200, 0, 0])  # two bytes each
