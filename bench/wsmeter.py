@@ -329,10 +329,9 @@ def tables(
     lines += ["", "## Jobs of the real Google sample", ""]
     if real is None:
         return "\n".join([*lines, "Left out: the data was not there."]) + "\n"
-    jobs, covered = real[0]["jobs"], 100 * real[0]["coverage"]
+    jobs, covered, draws = real[0]["jobs"], 100 * real[0]["coverage"], real[0]["draws"]
     lines += [
-        f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of CPU usage; "
-        f"{real[0]['draws']:,} draws per row.",
+        f"{jobs} jobs with {MIN_INSTANCES} values or more, {covered:.0f} % of CPU usage; {draws:,} draws per row.",
         "",
         "| instances | in all | median error | 95th percentile | our margin | ours has the truth | the paper's has |",
         "|---|---|---|---|---|---|---|",
