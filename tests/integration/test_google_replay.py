@@ -224,6 +224,10 @@ def test_every_real_row_arrives_once_and_statistics_equal_the_files(central, tra
     assert lake(central, len(index)).num_rows == 325_590
 
 
+def connections(central):
+    return central.log.read_text().count('event="host connected"')
+
+
 def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(central, trace):
     for patience_s in (0.4, 0.9):
         process = subprocess.Popen(
@@ -235,6 +239,7 @@ def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(centra
         time.sleep(1.0 + patience_s)
         process.send_signal(signal.SIGKILL)
         process.wait()
+    before = connections(central)
     process = subprocess.Popen(
         command(central, trace, "--rate", "100000"),
         stdout=subprocess.PIPE,
@@ -243,8 +248,13 @@ def test_both_ends_killed_in_the_middle_and_every_row_is_still_there_once(centra
         env=ENVIRONMENT,
     )
     for _ in range(2):
-        time.sleep(1.5)
+        deadline = time.monotonic() + 60
+        while connections(central) == before:
+            assert time.monotonic() < deadline, "the importer does not connect"
+            time.sleep(0.02)
+        time.sleep(0.3)  # rows are on their way
         central.kill()
+        before = connections(central)
         central.start()
     output, problems = process.communicate(timeout=90)
     assert process.returncode == 0, problems
