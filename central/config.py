@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -52,6 +54,8 @@ RANGES: tuple[Range, ...] = (
 )
 
 _REPLICA = re.compile(r"[A-Za-z0-9-]{1,64}")
+_BUCKET = re.compile(r"s3://[^/]+(/.*)?")
+_SPARK_MASTER = re.compile(r"local(-cluster)?(\[[^\]]+\])?|yarn|(spark|k8s|mesos)://.+")
 
 
 class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,26 +161,52 @@ def load(path: Path) -> CentralConfig:
 
     """
     config = load_toml(path, CentralConfig)
-    for problem in out_of_range(config, RANGES):
+    for problem in _problems(config):
         raise ConfigError(f"{path}: {problem}")
-    address = address_problem("central.listen", config.central.listen, min_port=0)
-    if address:
-        raise ConfigError(f"{path}: {address}")
-    if config.central.http_listen:
-        address = address_problem("central.http_listen", config.central.http_listen, min_port=0)
-        if address:
-            raise ConfigError(f"{path}: {address}")
+    return config
+
+
+def _problems(config: CentralConfig) -> Iterator[str]:
+    """Tell what central could not start with, as far as the file alone shows it."""
+    central = config.central
+    yield from out_of_range(config, RANGES)
+    for key, address in (("listen", central.listen), ("http_listen", central.http_listen)):
+        problem = address_problem(f"central.{key}", address, min_port=0)
+        if problem and (address or key == "listen"):
+            yield problem
     if 86400 % config.build.slot_s:
-        raise ConfigError(f"{path}: build.slot_s must divide a day, 86400 s (value {config.build.slot_s})")
+        yield f"build.slot_s must divide a day, 86400 s (value {config.build.slot_s})"
     slot_days, least = config.lake.slot_days, max(config.lake.raw_days or 36_501, config.build.days)
     if slot_days and slot_days < least:
-        raise ConfigError(
-            f"{path}: lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days "
+        yield (
+            "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days "
             f"(value {slot_days})"
         )
-    if not _REPLICA.fullmatch(config.central.replica):
-        allowed = "1 to 64 letters, digits and '-'"
-        raise ConfigError(
-            f"{path}: central.replica must be {allowed} (value {config.central.replica[:80]!r})"
+    if not _REPLICA.fullmatch(central.replica):
+        yield f"central.replica must be 1 to 64 letters, digits and '-' (value {central.replica[:80]!r})"
+    yield from _place_problems(central)
+    kind, colon, _ = config.incidents.url.partition("://")
+    if config.incidents.url and not (colon and kind.partition("+")[0] == "postgresql"):
+        # The rest may hold a password.
+        begins = f"begins with {kind[:20]!r}" if colon else "is no URL"
+        yield f'incidents.url must be postgresql://user:password@host/database, or "" for SQLite (value {begins})'
+    if config.build.engine == "spark" and not _SPARK_MASTER.fullmatch(config.build.spark_master):
+        yield (
+            "build.spark_master must be a master of Spark such as local[2], spark://host:7077, yarn or "
+            f"k8s://https://host:443 (value {config.build.spark_master[:80]!r})"
         )
-    return config
+
+
+def _place_problems(central: CentralSection) -> Iterator[str]:
+    """Tell of places that can hold nothing. A folder that is not there yet is made at the start."""
+    places = [("state_dir", central.state_dir)]
+    if "://" not in central.lake_dir:
+        places.append(("lake_dir", central.lake_dir))
+    elif not _BUCKET.fullmatch(central.lake_dir):
+        yield f"central.lake_dir must be a folder or s3://bucket/prefix (value {central.lake_dir[:80]!r})"
+    if not central.state_dir:
+        yield "central.state_dir must be a folder (value '')"
+    for key, place in places:
+        for part in (Path(place), *Path(place).parents):
+            if os.path.lexists(part) and not os.path.isdir(part):  # noqa: PTH112 - it never raises
+                yield f"central.{key} must be a folder, and {part} is none (value {place[:80]!r})"

@@ -76,7 +76,10 @@ class Central:
             self._log.warning("agents may not accept this certificate", problem=doubt)
         state = Path(config.central.state_dir)
         _make_writable(state, "central.state_dir")
-        self.lake = Lake(config.central.lake_dir or state / "lake", copies=state)
+        try:
+            self.lake = Lake(config.central.lake_dir or state / "lake", copies=state)
+        except OSError as error:
+            raise UnavailableError(f"central.lake_dir {config.central.lake_dir}: {error}") from error
         if self.lake.is_folder:
             _make_writable(self.lake.root, "central.lake_dir")
         self.journal = Journal(

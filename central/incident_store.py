@@ -200,7 +200,7 @@ def _sqlite(path: Path) -> sa.Engine:
 def _postgresql(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter: a port that is no number
         raise UnavailableError(
             "incidents.url is no URL; write postgresql://user:password@host/database"
         ) from error

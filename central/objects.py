@@ -248,9 +248,11 @@ def open_objects(
     """Return the objects below a folder or, where `root` is a URL, in an object store.
 
     Raises:
-        UnavailableError: the store's client is not installed.
+        UnavailableError: the store's client is not installed, or it is a store of another kind.
         OSError: it cannot be set up.
 
     """
     text = str(root)
+    if "://" in text and not text.startswith("s3://"):
+        raise UnavailableError(f"lake {text}: a lake is a folder or s3://bucket/prefix")
     return Bucket(text, copies, options) if "://" in text else Folder(Path(text))

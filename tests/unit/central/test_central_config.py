@@ -6,7 +6,12 @@ import msgspec
 import pytest
 
 from central.config import RANGES, CentralConfig, load
-from whitepanda.common.errors import ConfigError
+from central.incident_store import IncidentStore
+from central.objects import open_objects
+from whitepanda.common.errors import ConfigError, UnavailableError
+
+URL = 'incidents.url must be postgresql://user:password@host/database, or "" for SQLite'
+MASTER = "build.spark_master must be a master of Spark such as local[2], spark://host:7077, yarn or k8s://https://host:443"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -47,6 +52,35 @@ def written(tmp_path: Path, text: str) -> Path:
             "[central]\nreplica = 'a/b'",
             "central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')",
         ),
+        (
+            "[central]\nlake_dir = 'ftp://x/y'",
+            "central.lake_dir must be a folder or s3://bucket/prefix (value 'ftp://x/y')",
+        ),
+        (
+            "[central]\nlake_dir = 's3://'",
+            "central.lake_dir must be a folder or s3://bucket/prefix (value 's3://')",
+        ),
+        (
+            "[central]\nstate_dir = '/proc/version'",
+            "central.state_dir must be a folder, and /proc/version is none (value '/proc/version')",
+        ),
+        (
+            "[central]\nlake_dir = '/proc/version/lake'",
+            "central.lake_dir must be a folder, and /proc/version is none (value '/proc/version/lake')",
+        ),
+        ("[central]\nstate_dir = ''", "central.state_dir must be a folder (value '')"),
+        (
+            "[incidents]\nurl = 'mysql://me:secret@x/y'",
+            f"{URL} (value begins with 'mysql')",
+        ),
+        (
+            "[incidents]\nurl = 'me:secret@x/y'",
+            f"{URL} (value is no URL)",
+        ),
+        (
+            "[build]\nengine = 'spark'\nspark_master = 'bogus'",
+            f"{MASTER} (value 'bogus')",
+        ),
     ],
 )
 def test_impossible_values_are_refused(tmp_path, text, message):
@@ -59,6 +93,32 @@ def test_impossible_values_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::]:7443", "central.example:65535"])
 def test_addresses_of_every_kind_are_taken(tmp_path, listen):
     assert load(written(tmp_path, f"[central]\nlisten = '{listen}'")).central.listen == listen
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[central]\nlake_dir = 's3://bucket'",
+        "[central]\nlake_dir = 's3://bucket/a/b'",
+        "[central]\nstate_dir = '/not/there/yet'\nlake_dir = 'relative'",
+        "[incidents]\nurl = 'postgresql://me@h/d'",
+        "[incidents]\nurl = 'postgresql+psycopg://me@h/d'",
+        "[build]\nspark_master = 'bogus'",
+        *(
+            f"[build]\nengine = 'spark'\nspark_master = '{master}'"
+            for master in ("local", "local[*]", "local[2,3]", "spark://h:7077", "yarn", "k8s://https://h:443")
+        ),
+    ],
+)
+def test_every_kind_of_place_database_and_master_is_taken(tmp_path, text):
+    load(written(tmp_path, text))
+
+
+def test_a_start_without_the_check_says_the_same(tmp_path):
+    with pytest.raises(UnavailableError, match=r"^lake ftp://x/y: a lake is a folder or s3://bucket/prefix$"):
+        open_objects("ftp://x/y")
+    with pytest.raises(UnavailableError, match=r"^incidents\.url is no URL; write postgresql://"):
+        IncidentStore("postgresql://me:secret@h:port/d", tmp_path)
 
 
 def test_every_number_has_a_range_and_its_default_is_within(tmp_path):
