@@ -11,9 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("jax", reason="the extra `predict` is not installed")
 
+from central.cli import runtime
 from central.models import pitot_training
 from central.models.pitot import ALONE, Members, Rows, log_runtimes
 from central.runtime.checkpoint import Checkpoint, digest_of
@@ -174,7 +176,7 @@ KILLED = """
 
 
 @pytest.mark.long
-def test_a_fit_that_was_killed_gives_the_same_predictions(tmp_path):
+def test_a_fit_that_was_killed_gives_the_same_predictions(tmp_path, monkeypatch):
     rows, log_us, w, p = study()
     header = "workload,platform,interferer,runtime_us"
     columns = (rows.workload, rows.platform, rows.interferers[:, 0], log_us)
@@ -185,29 +187,38 @@ def test_a_fit_that_was_killed_gives_the_same_predictions(tmp_path):
     (tmp_path / "rows.csv").write_text("\n".join([header, *lines]))
     (tmp_path / "w.csv").write_text("\n".join(["workload", *w.names.names]))
     (tmp_path / "p.csv").write_text("\n".join(["platform", *p.names.names]))
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    fit_to = (
+        "fit", tmp_path / "rows.csv", "--workload-features", tmp_path / "w.csv", "--platform-features",
+        tmp_path / "p.csv", "--members", 1, "--steps", 20, "--out",
+    )  # fmt: skip
 
-    def asked(*arguments, code="from whitepanda.common import cli; cli.main()"):
-        command = [sys.executable, "-c", textwrap.dedent(code), "runtime", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                              capture_output=True, text=True, check=False)  # fmt: skip
+    def run(*arguments):
+        result = CliRunner().invoke(runtime.app, [str(argument) for argument in arguments])
+        assert result.exit_code == 0, result.output
 
-    fit_to = ("fit", "rows.csv", "--workload-features", "w.csv", "--platform-features", "p.csv", "--members", 2,
-              "--steps", 40, "--out")  # fmt: skip
-    assert asked(*fit_to, cut, code=KILLED).returncode == -signal.SIGKILL
-    assert not cut.exists() and (tmp_path / "cut.partial").exists()
-    went_on = asked(*fit_to, cut)
-    assert (went_on.returncode, "going on behind 1 of 4 members" in went_on.stderr) == (0, True), (
-        went_on.stderr
+    command = [
+        sys.executable,
+        "-c",
+        textwrap.dedent(KILLED),
+        "runtime",
+        *map(str, (*fit_to, tmp_path / "cut")),
+    ]
+    killed = subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "cut").exists() and (tmp_path / "cut.partial").exists()
+    trained, train = [], pitot_training.Trainer.member
+    monkeypatch.setattr(
+        pitot_training.Trainer,
+        "member",
+        lambda self, seed, told: trained.append(seed) or train(self, seed, told),
     )
+    run(*fit_to, tmp_path / "cut")
+    assert trained == [1, 2]  # the quantile heads; the member is from before
     assert not (tmp_path / "cut.partial").exists()
-    assert asked(*fit_to, whole).returncode == 0
-    assert same(read_model(cut), read_model(whole))
+    run(*fit_to, tmp_path / "whole")
+    assert trained == [1, 2, 0, 1, 2]
+    assert same(read_model(tmp_path / "cut"), read_model(tmp_path / "whole"))
     for name in ("cut", "whole"):
-        assert (
-            asked(
-                "predict", "rows.csv", "--model", name, "--epsilon", "0.2", "--out", f"{name}.csv"
-            ).returncode
-            == 0
-        )
+        out = tmp_path / f"{name}.csv"
+        run("predict", tmp_path / "rows.csv", "--model", tmp_path / name, "--epsilon", "0.2", "--out", out)
     assert (tmp_path / "cut.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
