@@ -3,10 +3,10 @@
     <root>/lease/<token>.json
 
 A token is taken by creating its file exclusively, one higher than the last, so tokens grow and each has one
-holder. The holder renews by writing its own file anew. Others take over once they have seen it unchanged for `ttl_s`
-by their own monotonic clock: no two machines' clocks are compared. A stalled holder that wakes up finds a higher token
-and must stop; what it could still publish at that moment is stopped by the exclusive manifests (`central.versions`,
-`central.slots`).
+holder. The holder renews by writing its own file anew. Others take over once they have seen it unchanged by their own
+monotonic clock for as long as the holder said that it may be silent: no two machines' clocks are compared. A stalled
+holder that wakes up finds a higher token and must stop; what it could still publish at that moment is stopped by the
+exclusive manifests (`central.versions`, `central.slots`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from whitepanda.common.errors import WhitepandaError
 __all__ = ["FencedError", "Lease"]
 
 _KEPT = 5  # tokens before the newest, to look at
+_LOOKS = 20  # at the lease while it may run out
+_LOOK_S = 1.0  # at most between two
 
 
 class FencedError(WhitepandaError):
@@ -32,6 +34,7 @@ class _Holding(msgspec.Struct, frozen=True):
     holder: str
     renewals: int = 0
     is_released: bool = False
+    ttl_s: float = 0.0  # the holder's; 0 where an older central wrote it
 
 
 class Lease:
@@ -40,7 +43,7 @@ class Lease:
     Args:
         objects: of the lake.
         holder: this replica's name; one that starts again under its name takes over from itself at once.
-        ttl_s: for how long a holder may be silent.
+        ttl_s: for how long this replica may be silent as the holder, and one that did not say it for itself.
         monotonic_s: for tests.
 
     Attributes:
@@ -76,16 +79,48 @@ class Lease:
         if holding is not None and not holding.is_released and holding.holder != self._holder:
             if self._seen != (newest, holding):
                 self._seen, self._seen_s = (newest, holding), now_s
-            if now_s - self._seen_s < self._ttl_s:
+            if now_s - self._seen_s < (holding.ttl_s or self._ttl_s):
                 return False
         try:
-            self._objects.create(_name(newest + 1), msgspec.json.encode(_Holding(self._holder)))
+            mine = _Holding(self._holder, ttl_s=self._ttl_s)
+            self._objects.create(_name(newest + 1), msgspec.json.encode(mine))
         except FileExistsError:
             return False
         self.token, self._renewals, self._renewed_s, self._seen = newest + 1, 0, now_s, None
         for token in self._tokens():
             if token <= self.token - _KEPT:
                 self._objects.remove(_name(token))
+        return True
+
+    def outwait(
+        self, tell: Callable[[str, float], None], sleep_s: Callable[[float], None] = time.sleep
+    ) -> bool:
+        """Take the lease; where it is another's, watch that one until it renews, releases or has been silent for long.
+
+        For a process of its own, which has not watched before: `acquire` alone would never find a dead holder dead.
+
+        Args:
+            tell: called once before the wait, with the holder's name and how long it may take, s.
+            sleep_s: for tests.
+
+        Returns:
+            Whether it is held now; False where another one is alive.
+
+        Raises:
+            OSError: the lake cannot be read or written.
+
+        """
+        first: tuple[int, _Holding] | None = None
+        while not self.acquire():
+            if self._seen is None:
+                continue  # another one took it in the same moment
+            ttl_s = self._seen[1].ttl_s or self._ttl_s
+            if first is None:
+                first = self._seen
+                tell(first[1].holder, ttl_s)
+            elif self._seen != first:
+                return False
+            sleep_s(min(_LOOK_S, ttl_s / _LOOKS))
         return True
 
     def check(self) -> None:
@@ -108,7 +143,7 @@ class Lease:
     def renew(self) -> None:
         """Show that the holder lives."""
         self._renewals += 1
-        self._write(_Holding(self._holder, self._renewals))
+        self._write(_Holding(self._holder, self._renewals, ttl_s=self._ttl_s))
         self._renewed_s = self._monotonic_s()
 
     def release(self) -> None:

@@ -83,6 +83,45 @@ def test_a_damaged_lease_runs_out_like_a_silent_one(tmp_path: Path) -> None:
     assert (two.acquire(), two.token) == (True, 2)
 
 
+def test_a_watcher_outwaits_a_dead_holder_by_that_ones_time(tmp_path: Path) -> None:
+    clock, told = Clock(), list[tuple[str, float]]()
+    dead = Lease(Folder(tmp_path), "a", 90.0, clock)
+    [watcher] = leases(tmp_path, clock, "cli")
+    assert dead.acquire()
+
+    def sleep(seconds: float) -> None:
+        clock.now_s += seconds
+
+    assert watcher.outwait(lambda *words: told.append(words), sleep) is True
+    assert (told, clock.now_s, watcher.token) == ([("a", 90.0)], 90.0, 2)
+    assert watcher.outwait(lambda *words: told.append(words), sleep) is True, "its own"
+    watcher.release()
+    assert dead.outwait(lambda *words: told.append(words), sleep) is True
+    assert (len(told), clock.now_s) == (1, 90.0), "what is free is not waited for"
+
+
+def test_a_watcher_gives_up_once_the_holder_renews_and_takes_what_is_released(tmp_path: Path) -> None:
+    clock = Clock()
+    holder, watcher = leases(tmp_path, clock, "a", "cli")
+    assert holder.acquire()
+    steps = [lambda: None, holder.renew]
+    assert watcher.outwait(lambda *_: None, lambda _: steps.pop(0)()) is False
+    assert (steps, watcher.token) == ([], 0)
+    [watcher] = leases(tmp_path, clock, "cli")
+    assert watcher.outwait(lambda *_: None, lambda _: holder.release()) is True
+
+
+def test_a_lease_of_an_older_central_runs_out_by_the_watchers_time(tmp_path: Path) -> None:
+    clock = Clock()
+    [new] = leases(tmp_path, clock, "b")
+    Folder(tmp_path).create("lease/000000000001.json", b'{"holder":"a","renewals":3,"is_released":false}')
+    assert new.acquire() is False
+    clock.now_s = 29.0
+    assert new.acquire() is False
+    clock.now_s = 30.0
+    assert new.acquire() is True
+
+
 def test_old_tokens_go(tmp_path: Path) -> None:
     [one] = leases(tmp_path, Clock(), "a")
     for _ in range(9):
