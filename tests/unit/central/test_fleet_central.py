@@ -39,10 +39,10 @@ def rounded(told):
 
 async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkeypatch):  # noqa: F811
     sides = (f"rest,{DAY_1}", f"hosts={lake.parent / 'test.csv'},{DAY_1}")
-    for more in ((), ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)):
-        here = await ask("compare", *sides, "--lake", lake, *more, central=False)
-        assert await ask("compare", *sides, *more) == here
-        assert "+10" in here[1] or "+9" in here[1]
+    more = ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
+    here = await ask("compare", *sides, "--lake", lake, *more, central=False)
+    assert await ask("compare", *sides, *more) == here
+    assert "+10" in here[1] or "+9" in here[1]
     plot = tmp_path / "c.png"
     here = await ask("compare", *sides, "--lake", lake, "--json", central=False)
     there = await ask("compare", *sides, "--json", "--plot", plot)
