@@ -220,7 +220,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mn_cpi_percentile: float = 99.0  # of this host's own history
     mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
-    max_host_suspects: int = 0  # this many control groups beside the VMs are suspects too; 0 = none
+    max_host_suspects: int = 8  # this many control groups beside the VMs are suspects too; 0 = none
 
 
 class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batches import Report
 from agent.clock import Clock, SystemClock, boot_id
-from agent.config import AgentConfig
+from agent.config import AgentConfig, without_real_sources
 from agent.host_info import platform_name
 from agent.pipeline import Pipeline, timely_sources
 from agent.slots import STOP_WAIT_S, Slots, SourcePlan
@@ -279,7 +279,8 @@ class Daemon:
 
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
-            windows += self._host_suspects.windows(self._clock.mono_ns(), windows)
+            pids = [vm.identity.pid for vm in self.state.pipeline.table if vm.identity.pid > 0]
+            windows += self._host_suspects.windows(self._clock.mono_ns(), windows, pids)
 
     def _places(self) -> dict[str, NumaPlacement]:
         """Where VMs are, as far as that is known."""
@@ -367,12 +368,12 @@ class Daemon:
             self.state.analysis = HostAnalysis(
                 self._config.analysis, self.state.names.platform, self._store, llc_domains()
             )
-            if self._config.analysis.max_host_suspects:
+            most = self._config.analysis.max_host_suspects
+            sources = without_real_sources(self._config).sources
+            if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
                 from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on
 
-                self._host_suspects = HostSuspects(
-                    self._config.sources.cgroup.root, self._config.analysis.max_host_suspects
-                )
+                self._host_suspects = HostSuspects(sources.cgroup.root, most, sources.procfs.root)
         except WhitepandaError:
             raise
         except Exception as error:  # noqa: BLE001 - as in _guard

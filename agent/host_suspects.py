@@ -1,19 +1,21 @@
 """What runs on the host beside the VMs and may hurt them: storage daemons, backups, poll-mode drivers.
 
 Each control group below the root of the v2 hierarchy is a task `host:NAME`, never latency-sensitive, with its CPU usage
-and without a CPI; of system.slice each unit is one. Those that systemd runs VMs in are left out. The job is the name
-without what tells instances apart, so that its coefficient is learnt over the fleet: ceph-osd@3.service is job
-`host:ceph-osd.service`. Read once per window.
+and without a CPI; of system.slice each unit is one. Those with a VM's process in them are left out: the VM itself is a
+suspect. The job is the name
+without what tells instances apart, so that its coefficient is learnt over the
+fleet: ceph-osd@3.service is job `host:ceph-osd.service`. Read once per window.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent.windows import CpiWindow
 from collector.base import Reason
+from collector.cgroup_tree import CgroupTree, parse_cgroups
 from collector.kept_files import NoFdError, read_once
 from collector.proc_parse import parse_flat
 
@@ -44,12 +46,14 @@ class HostSuspects:
     Args:
         root: where the v2 hierarchy is mounted; a host without it has no such suspects.
         max_suspects: at most so many per window, those that use most; at least 1.
+        proc_root: where /proc is.
 
     """
 
-    def __init__(self, root: str, max_suspects: int) -> None:
+    def __init__(self, root: str, max_suspects: int, proc_root: str = "/proc") -> None:
         self._root = root
         self._max = max_suspects
+        self._tree = CgroupTree(proc_root, root)
         self._last: dict[str, tuple[int, int, str]] = {}  # by path: inode, CPU time and an epoch
         self._last_mono_ns = 0
         self._jobs: frozenset[str] = frozenset()
@@ -59,12 +63,13 @@ class HostSuspects:
         """Jobs of the last windows."""
         return self._jobs
 
-    def windows(self, mono_ns: int, vms: Sequence[CpiWindow]) -> list[CpiWindow]:
+    def windows(self, mono_ns: int, vms: Sequence[CpiWindow], pids: Iterable[int] = ()) -> list[CpiWindow]:
         """Return the groups' usage since the last call as windows like the VMs' last one.
 
         Args:
             mono_ns: now.
             vms: the windows that have just ended; without any there are none.
+            pids: the processes of all VMs of the host.
 
         """
         if not vms:
@@ -73,9 +78,12 @@ class HostSuspects:
         self._last_mono_ns, self._last = mono_ns, self._read()
         like = max(vms, key=lambda window: window.start_unix_ns)
         found = []
+        of_vms = self._of_vms(pids)
         for path, (inode, usage_ns, epoch) in self._last.items():
             before = last.get(path)
             if before is None or before[0] != inode or usage_ns < before[1] or elapsed_ns <= 0:
+                continue
+            if path in of_vms:
                 continue
             cores = (usage_ns - before[1]) / elapsed_ns
             if cores >= _MIN_CORES:
@@ -84,6 +92,18 @@ class HostSuspects:
         windows = [_window(path, epoch, cores, like) for cores, path, epoch in found[: self._max]]
         self._jobs = frozenset(window.job for window in windows)
         return windows
+
+    def _of_vms(self, pids: Iterable[int]) -> set[str]:
+        """Return all groups, as `_read` names them, that a process of a VM is in or below."""
+        found: set[str] = set()
+        for pid in pids:
+            try:
+                group = parse_cgroups(self._tree.membership(pid)).get("", "")
+            except (OSError, ValueError, NoFdError):  # it has ended
+                continue
+            names = group.strip("/").split("/")
+            found.update("/".join(names[: depth + 1]) for depth in range(min(2, len(names))))
+        return found
 
     def _read(self) -> dict[str, tuple[int, int, str]]:
         """Read all groups' CPU time in nanoseconds. One that is gone meanwhile is left out."""

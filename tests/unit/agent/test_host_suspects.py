@@ -59,6 +59,24 @@ def test_usage_since_the_last_window_most_first(tmp_path):
     assert suspects.jobs == {"host:ceph-osd.service", "host:user.slice"}
 
 
+def test_groups_with_a_process_of_a_vm_are_left_out(tmp_path):
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    for path in ("user.slice", "system.slice/qemu-7.service", "system.slice/backup.service"):
+        use(root, path, 0)
+    for pid, group in (
+        (11, "/user.slice/user-0.slice/session-1.scope"),
+        (12, "/system.slice/qemu-7.service"),
+    ):
+        (proc / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "cgroup").write_text(f"0::{group}\n")
+    suspects = HostSuspects(str(root), 8, str(proc))
+    suspects.windows(5 * S, [VM])
+    for path in ("user.slice", "system.slice/qemu-7.service", "system.slice/backup.service"):
+        use(root, path, 1_000_000)
+    found = suspects.windows(15 * S, [VM], [11, 12, 13])  # 13 has ended
+    assert [one.name for one in found] == ["backup.service"]
+
+
 def test_only_so_many(tmp_path):
     for n in range(5):
         use(tmp_path, f"system.slice/a{n}.service", 0)
