@@ -74,7 +74,7 @@ class Folder:
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet."""
-        for folder, _, names in os.walk(self._root / prefix):
+        for folder, _, names in os.walk(self._root / prefix, onerror=_raise_unless_gone):
             for name in names:
                 if name.startswith(".") or name.endswith(".tmp"):
                     continue
@@ -240,6 +240,12 @@ class Bucket:
                 raise  # else there is no such bucket
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise OSError(f"cannot {what} {self.root}/{name}: {line}") from error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    """A folder that cannot be read is not an empty one; one that is not there (any more) is."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def open_objects(
