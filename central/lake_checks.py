@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +19,12 @@ from central.lake import Lake, LakeError, Segment
 from central.slots import SlotManifest, SlotStore
 from central.versions import VersionStore
 
-__all__ = ["DayStats", "LakeStats", "duplicates", "problems", "stats"]
+__all__ = ["DayStats", "LakeStats", "duplicates", "problems", "slot_lengths", "stats"]
+
+_T = TypeVar("_T")
+
+_DAY_S = 86_400
+_LOOKS = 5  # at a day that changes while it is looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +134,86 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
         OSError: the lake cannot be listed.
 
     """
-    by_day: dict[date, list[Segment]] = defaultdict(list)
-    for segment in lake.segments():
-        line = _segment_problem(segment, is_quick=is_quick)
-        if line:
-            yield line
-        else:
-            by_day[segment.day].append(segment)
-    if not is_quick:
-        for day, segments in sorted(by_day.items()):
-            for origin, batches, superfluous in duplicates(segments, connection, is_within_journal=True):
-                yield (
-                    f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too "
-                    "many); was its state_dir restored from a backup?"
-                )
-    sizes = {entry.name: entry.size_bytes for entry in lake.objects.entries("slots")}
-    for length in sorted({name.split("/")[1].removeprefix("slot=") for name in sizes if name.count("/") > 1}):
-        yield from _slot_problems(lake, float(length), sizes, by_day)
+    by_day: dict[date, list[Segment]] = {}
+    for day in lake.days():
+        lines, by_day[day] = _day_problems(lake, day, connection, is_quick=is_quick)
+        yield from lines
+    lengths, strange = _slot_folders(lake)
+    for name in strange:
+        yield f"{name}: no folder of slots, slots/slot=<length in s>; nothing reads it"
+    for length in lengths:
+        yield from _slot_problems(lake, length, by_day)
     yield from _version_problems(lake)
+
+
+def slot_lengths(lake: Lake) -> list[float]:
+    """Return the lengths of the slots that the lake has, s, ascending.
+
+    Raises:
+        OSError: the lake cannot be listed.
+
+    """
+    return _slot_folders(lake)[0]
+
+
+def _slot_folders(lake: Lake) -> tuple[list[float], list[str]]:
+    """Return the lengths of slots, and the folders beside theirs that are none."""
+    lengths, strange = set[float](), set[str]()
+    for folder in {
+        entry.name.split("/")[1] for entry in lake.objects.entries("slots") if entry.name.count("/") > 1
+    }:
+        text = folder.removeprefix("slot=")
+        try:
+            length = float(text)
+        except ValueError:
+            length = 0.0
+        if 0 < length <= _DAY_S and folder == f"slot={length:g}":  # neither nan nor inf
+            lengths.add(length)
+        else:
+            strange.add(f"slots/{folder}")
+    return sorted(lengths), sorted(strange)
+
+
+def _day_problems(
+    lake: Lake, day: date, connection: Any, *, is_quick: bool
+) -> tuple[list[str], list[Segment]]:
+    """Return what is wrong with a day's segments, and those with which nothing is.
+
+    Where central rolls, compacts or deletes meanwhile, what was listed may be gone: what is told of was there before
+    and after the look.
+    """
+    lines: list[str] = []
+    well: dict[str, Segment] = {}
+    segments = lake.segments(day)
+    for _ in range(_LOOKS):
+        lines = []
+        for segment in segments:
+            line = "" if segment.key in well else _segment_problem(segment, is_quick=is_quick)
+            if line:
+                lines.append(line)
+            else:
+                well[segment.key] = segment
+        well = {segment.key: segment for segment in segments if segment.key in well}
+        if not is_quick:
+            lines += _duplicate_problems(day, list(well.values()), connection)
+        if not lines:
+            break
+        before, segments = segments, lake.segments(day)
+        if segments == before:
+            break
+    return lines, list(well.values())
+
+
+def _duplicate_problems(day: date, segments: list[Segment], connection: Any) -> list[str]:
+    try:
+        found = duplicates(segments, connection, is_within_journal=True)
+    except (duckdb.Error, OSError) as error:
+        return [f"day {day}: its batches cannot be read: {(str(error).splitlines() or [''])[0]}"]
+    return [
+        f"day {day}: {batches} batches are there twice within journal {origin} ({superfluous} rows too "
+        "many); was its state_dir restored from a backup?"
+        for origin, batches, superfluous in found
+    ]
 
 
 def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
@@ -172,34 +242,15 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
     return ""
 
 
-def _slot_problems(
-    lake: Lake, slot_s: float, sizes: dict[str, int], by_day: dict[date, list[Segment]]
-) -> Iterator[str]:
+def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]]) -> Iterator[str]:
+    slots = SlotStore(lake, round(slot_s * 1e9))
     try:
-        manifests = SlotStore(lake, round(slot_s * 1e9)).manifests()
-    except LakeError as error:
+        manifests = _settled(slots.manifests)
+    except (LakeError, OSError) as error:
         yield str(error)
         return
     for day, manifest in manifests.items():
-        windows, batches = 0, list[str]()
-        for part in manifest.parts:
-            missing = [name for name in (part.slots, part.batches) if name not in sizes]
-            if missing:
-                yield f"slots of {day}, {manifest.number}: {missing[0]} is not there"
-                continue
-            try:
-                with lake.objects.open(part.slots) as file:
-                    counts = pq.read_table(file, columns=["windows"])["windows"]
-            except (pa.ArrowException, OSError) as error:
-                yield f"{part.slots}: cannot be read: {(str(error).splitlines() or [''])[0]}"
-                continue
-            if len(counts) != part.slot_rows:
-                yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
-            windows += pa.compute.sum(counts).as_py() or 0
-            batches.append(part.batches)
-        yield from _batch_problems(lake, day, batches)
-        if windows > manifest.samples:
-            yield f"slots of {day}: {windows} windows in the parts, {manifest.samples} were rolled up"
+        yield from _slot_day_problems(lake, slots, day, manifest)
         partly = [
             each
             for each in by_day.get(day, [])
@@ -207,6 +258,63 @@ def _slot_problems(
         ]
         for segment in partly:
             yield f"{segment.key}: only some of its rolls are in the slots of {slot_s:g} s"
+
+
+def _settled(look: Callable[[], _T]) -> _T:
+    """Look again where something is deleted between its listing and its reading."""
+    for _ in range(_LOOKS):
+        with contextlib.suppress(FileNotFoundError):
+            return look()
+    return look()
+
+
+def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest) -> list[str]:
+    """Return what is wrong with a day's slots. Where another manifest has come meanwhile, that one is looked at."""
+    lines: list[str] = []
+    for _ in range(_LOOKS):
+        lines = list(_manifest_problems(lake, day, manifest))
+        if not lines:
+            break
+        try:
+            newest = _settled(partial(slots.manifest, day))
+        except (LakeError, OSError) as error:
+            return [*lines, str(error)]
+        if newest is None:
+            return []  # the day was deleted
+        if newest == manifest:
+            break
+        manifest = newest
+    return lines
+
+
+def _manifest_problems(lake: Lake, day: date, manifest: SlotManifest) -> Iterator[str]:
+    windows, batches = 0, list[str]()
+    for part in manifest.parts:
+        try:
+            with lake.objects.open(part.batches), lake.objects.open(part.slots) as file:
+                counts = pq.read_table(file, columns=["windows"])["windows"]
+        except FileNotFoundError:
+            missing = part.slots if _is_missing(lake, part.slots) else part.batches
+            yield f"slots of {day}, {manifest.number}: {missing} is not there"
+            continue
+        except (pa.ArrowException, OSError) as error:
+            yield f"{part.slots}: cannot be read: {(str(error).splitlines() or [''])[0]}"
+            continue
+        if len(counts) != part.slot_rows:
+            yield f"{part.slots}: {len(counts)} rows, {part.slot_rows} in the manifest"
+        windows += pa.compute.sum(counts).as_py() or 0
+        batches.append(part.batches)
+    yield from _batch_problems(lake, day, batches)
+    if windows > manifest.samples:
+        yield f"slots of {day}: {windows} windows in the parts, {manifest.samples} were rolled up"
+
+
+def _is_missing(lake: Lake, name: str) -> bool:
+    try:
+        lake.objects.open(name).close()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _batch_problems(lake: Lake, day: date, names: list[str]) -> Iterator[str]:
@@ -241,6 +349,8 @@ def _version_problems(lake: Lake) -> Iterator[str]:
         try:
             manifest = store.read(number).manifest
         except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
+            if number not in store.numbers():
+                continue  # deleted meanwhile
             yield f"version {number}: cannot be read: {(str(error).splitlines() or [''])[0]}"
             continue
         if manifest.token < token:
