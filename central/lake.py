@@ -175,6 +175,20 @@ class Lake:
         """The folder of the segments; only where the lake is a folder."""
         return self.root / _SAMPLES
 
+    def is_there(self) -> bool:
+        """Whether there is anything of a lake: a segment, slots, a version.
+
+        Raises:
+            OSError: the lake cannot be read.
+
+        """
+        of_ours = {_SAMPLES: "day=", "slots": "slot=", "versions": ""}
+        return any(
+            entry.name.removeprefix(f"{folder}/").startswith(start)
+            for folder, start in of_ours.items()
+            for entry in self.objects.entries(folder)
+        )
+
     def days(self) -> list[date]:
         """Return the days that have segments, ascending."""
         return sorted({segment.day for segment in self.segments()})

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import socket
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Annotated
 
 import duckdb
+import pyarrow as pa
 import typer
-from rich.table import Table
 
 from central.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
 from central.lake import Lake
-from central.lake_checks import problems, stats
+from central.lake_checks import DayStats, problems, slot_lengths, stats
 from central.lease import Lease
 from central.slots import SlotStore
-from whitepanda.common.cli import console, print_json
-from whitepanda.common.errors import UnavailableError
+from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer(help="Central's lake of samples: check it, count it, compact it.", no_args_is_help=True)
 
 _Lake = Annotated[str, typer.Argument(metavar="LAKE", help="A folder, or s3://bucket/prefix.")]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-_SlotS = Annotated[float, typer.Option(help="Length of the slots: central's build.slot_s.")]
+_SlotS = Annotated[
+    float | None,
+    typer.Option(
+        help="Length of the slots, where the lake has several: central's build.slot_s.",
+        show_default=False,
+        min=1,
+        max=86_400,
+    ),
+]
+
+_LEASE_S = 120.0  # for how long a compaction may be silent
+_COLUMNS = ("day", "segments", "rows", "bytes", "bytes/row", "duplicates", "slots", "slot bytes")
 
 
 @app.command()
@@ -35,9 +48,9 @@ def verify(
     json: _Json = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
-    opened = _open(lake)
     found = []
-    with duckdb.connect() as connection:
+    with _opened(lake) as opened, duckdb.connect() as connection:
+        segments = len(opened.segments())
         for line in problems(opened, connection, is_quick=quick):
             found.append(line)
             if not json:
@@ -45,48 +58,41 @@ def verify(
     if json:
         print_json({"lake": lake, "problems": found})
     elif not found:
-        console.print(f"{len(opened.segments())} segments, no problem")
+        console.print(f"{segments} segments, no problem")
     if found:
         raise typer.Exit(1)
 
 
 @app.command("stats")
-def show_stats(lake: _Lake, slot_s: _SlotS = 300.0, json: _Json = False) -> None:  # noqa: FBT002
+def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002
     """Count days, rows, bytes, duplicates and replicas."""
-    opened = _open(lake)
-    with duckdb.connect() as connection:
-        found = stats(opened, connection, slot_s)
+    with _opened(lake) as opened, duckdb.connect() as connection:
+        length = _slot_length(opened, slot_s)
+        found = stats(opened, connection, length)
     if json:
-        print_json({"lake": lake, **dataclasses.asdict(found), "days": [_json(day) for day in found.days]})
+        facts = dataclasses.asdict(found)
+        print_json({"lake": lake, "slot_s": length, **facts, "days": [_json(day) for day in found.days]})
         return
-    table = Table()
-    for column in ("day", "segments", "rows", "bytes", "bytes/row", "duplicates", "slots", "slot bytes"):
-        table.add_column(column, justify="left" if column == "day" else "right")
-    for day in found.days:
-        per_row = f"{day.size_bytes / day.rows:.1f}" if day.rows else ""
-        numbers = (
-            day.segments,
-            day.rows,
-            day.size_bytes,
-            per_row,
-            day.duplicate_rows,
-            day.slot_rows,
-            day.slot_bytes,
-        )
-        table.add_row(str(day.day), *(each if isinstance(each, str) else f"{each:,}" for each in numbers))
-    console.print(table)
-    for replica, rows in sorted(found.replicas.items()):
-        console.print(f"replica {replica}: {rows:,} rows", highlight=False)
+    # No table of rich's: that cuts numbers where they do not fit into the terminal, or into the 80 columns of a pipe.
+    rows = [_COLUMNS, *(_cells(day) for day in found.days)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for day, *numbers in rows:
+        padded = (each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True))
+        console.print("  ".join((day.ljust(widths[0]), *padded)), soft_wrap=True, highlight=False)
+    for replica, count in sorted(found.replicas.items()):
+        console.print(f"replica {replica}: {count:,} rows", soft_wrap=True, highlight=False)
     console.print(f"{found.versions} versions, the newest is {found.newest_version}", highlight=False)
 
 
 @app.command()
 def compact(
     lake: _Lake,
-    slot_s: _SlotS = 300.0,
+    slot_s: _SlotS = None,
     raw_days: Annotated[
         int | None,
-        typer.Option(help="Also delete samples of days so much older than the newest; slots stay.", min=1),
+        typer.Option(
+            help="Also delete samples of days so much older than the newest; slots stay.", min=1, max=36_500
+        ),
     ] = None,
     min_segments: Annotated[
         int, typer.Option(help="Leave fewer segments of one journal and day alone.", min=2)
@@ -97,20 +103,14 @@ def compact(
     json: _Json = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Merge the small segments of each day that are rolled up to slots; the rows stay the same."""
-    opened = _open(lake)
-    lease = Lease(opened.objects, f"cli-{socket.gethostname()}-{os.getpid()}", ttl_s=120.0)
-    if not lease.acquire():
-        raise UnavailableError(f"lake {lake}: {lease.holder()} is building; try again when it is done")
-    try:
-        slots = SlotStore(opened, round(slot_s * 1e9))
+    with _opened(lake) as opened, _lease(opened) as lease:
+        slots = SlotStore(opened, round(_slot_length(opened, slot_s) * 1e9))
         manifests = slots.manifests()
         days = {day: compact_day(opened, day, manifests.get(day), check=lease.check, min_sources=min_segments)
                 for day in opened.days()}  # fmt: skip
         lease.check()
         removed = remove_superseded(opened, grace_s=grace_s) + slots.remove_unused(grace_s)
         dropped = drop_samples(opened, manifests, raw_days=raw_days) if raw_days is not None else 0
-    finally:
-        lease.release()
     changed = {day: done for day, done in days.items() if done.written}
     if json:
         told = {day.isoformat(): dataclasses.asdict(done) for day, done in changed.items()}
@@ -122,10 +122,70 @@ def compact(
     console.print(f"{removed} files that nothing needs any more and {dropped} segments of old days deleted")
 
 
-def _open(lake: str) -> Lake:
+@contextlib.contextmanager
+def _opened(lake: str) -> Iterator[Lake]:
+    """Open a lake that is one. What it or its store fails with meanwhile is one line."""
     if "://" not in lake and not Path(lake).is_dir():
         raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
-    return Lake(lake)
+    try:
+        opened = Lake(lake)
+        if not opened.is_there():
+            inner = Path(lake, "lake")
+            remedy = f"is it {inner}?" if opened.is_folder and inner.is_dir() else (
+                "central.lake_dir, or lake in central.state_dir"
+            )  # fmt: skip
+            raise UnavailableError(
+                f"lake {lake}: no lake here, or an empty one: neither segments nor slots nor versions; {remedy}"
+            )
+        yield opened
+    except (OSError, pa.ArrowException, duckdb.Error) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UnavailableError(f"lake {lake} cannot be used: {line}") from error
+
+
+@contextlib.contextmanager
+def _lease(lake: Lake) -> Iterator[Lease]:
+    """Hold the lake's lease. One that nobody renews is waited for, as a dead central leaves it."""
+    lease = Lease(lake.objects, f"cli-{socket.gethostname()}-{os.getpid()}", _LEASE_S)
+    watched = list[str]()
+
+    def tell(holder: str, ttl_s: float) -> None:
+        watched.append(holder)
+        errors.print(
+            f"lake {lake.name}: {holder} is building, or died while it did: waiting for a sign of life, at most "
+            f"{ttl_s:g} s", soft_wrap=True, markup=False,
+        )  # fmt: skip
+
+    if not lease.outwait(tell):
+        raise UnavailableError(
+            f"lake {lake.name}: {lease.holder() or watched[0]} is building; try again later"
+        )
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _slot_length(lake: Lake, slot_s: float | None) -> float:
+    """Return the length of the lake's slots, s: another one would find none of them and say nothing."""
+    there = slot_lengths(lake)
+    words = " and ".join(f"{each:g}" for each in there)
+    if slot_s is not None and there and slot_s not in there:
+        raise InputError(f"lake {lake.name}: has slots of {words} s, none of --slot-s {slot_s:g}")
+    if slot_s is None and len(there) > 1:
+        raise InputError(
+            f"lake {lake.name}: has slots of {words} s; say which, --slot-s: central's build.slot_s"
+        )
+    return slot_s or (there[0] if there else 300.0)
+
+
+def _cells(day: DayStats) -> tuple[str, ...]:
+    numbers = (day.duplicate_rows, day.slot_rows, day.slot_bytes)
+    return (
+        day.day.isoformat(), f"{day.segments:,}", f"{day.rows:,}", f"{day.size_bytes:,}",
+        f"{day.size_bytes / day.rows:.1f}" if day.rows else "",
+        *("" if each is None else f"{each:,}" for each in numbers),
+    )  # fmt: skip
 
 
 def _json(day: object) -> dict[str, object]:
