@@ -14,7 +14,7 @@ from central.models import cpi2, proctor
 from central.models.groups import Column, Floats, find
 from central.models.panda import CpiMoments, PairState
 from central.models.panda_local import LocalCoefficients, LocalState
-from central.models.slots import TaskSlots
+from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from central.models.whitepanda import WhitepandaState
 
 __all__ = ["METHODS", "Cpi2", "Known", "Method", "Panda", "PandaLocal", "Proctor", "Whitepanda"]
@@ -131,11 +131,17 @@ class Cpi2:
     """Where usage went with a victim's CPI above its aged threshold, over the past two hours."""
 
     _spec: cpi2.Spec | None = None
+    _day: int = 0
 
     def learn(self, day: TaskSlots) -> None:
-        """Age the specs and take a day in."""
+        """Age the specs by the calendar days since the last one that had data, and take a day in."""
         moments = CpiMoments.of(day.job, day.platform, day.cpi)
-        self._spec = self._spec.next_day(moments) if self._spec else cpi2.Spec.of(moments)
+        number = int(day.slot.min()) // SLOTS_PER_DAY
+        if self._spec:
+            self._spec = self._spec.next_day(moments, cpi2.AGEING ** (number - self._day))
+        else:
+            self._spec = cpi2.Spec.of(moments)
+        self._day = number
 
     def settle(self) -> None:
         """Nothing to do."""
