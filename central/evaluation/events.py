@@ -19,7 +19,7 @@ from central.models.groups import Column, Floats, Ints, find, group, sums
 from central.models.panda import JobStatistics
 from central.models.slots import TaskSlots
 
-__all__ = ["TRIGGER_PERCENTILE", "VICTIM_SLOTS", "WINDOW_SLOTS", "Event", "History", "events_of"]
+__all__ = ["TRIGGER_PERCENTILE", "VICTIM_SLOTS", "WINDOW_SLOTS", "Event", "History", "Triggers", "events_of"]
 
 TRIGGER_PERCENTILE = 99.0
 VICTIM_SLOTS = 3
@@ -55,6 +55,20 @@ class Event:
     victim_cpi: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Triggers:
+    """Machine slots of a day that triggered: how many, and those with something to rank.
+
+    Attributes:
+        count: all of them, whoever was there.
+        events: those with a true antagonist and at least one other suspect, to be read once.
+
+    """
+
+    count: int
+    events: Iterator[Event]
+
+
 @dataclass(slots=True)
 class History:
     """CPI of latency-sensitive tasks on the days before: what the machines' percentiles come from.
@@ -82,7 +96,7 @@ class History:
             tasks = np.bincount(place, minlength=len(machine))
             machines.append(machine)
             values.append(sums(place.astype(np.int64), n_cpi, len(machine)) / tasks)
-        if not machines:
+        if not any(map(len, machines)):
             return np.empty(0, np.int64), np.empty(0)
         every, mn_cpi = np.concatenate(machines), np.concatenate(values)
         order = np.argsort(every, kind="stable")
@@ -105,8 +119,8 @@ def events_of(
     statistics: JobStatistics,
     thresholds: tuple[Column, Floats],
     antagonists: Column,
-) -> Iterator[Event]:
-    """Find the events of a day at which a true antagonist and at least one other suspect were there.
+) -> Triggers:
+    """Find the machine slots of a day that trigger, and among them the events.
 
     Args:
         rows: the day, and the two hours before it.
@@ -143,15 +157,19 @@ def events_of(
     has_both = (np.bincount(place[guilty], minlength=len(slot)) > 0) & (
         np.bincount(place[suspect], minlength=len(slot)) > 1
     )
-    found = lasting & (mn_cpi > limit) & has_both & (slot >= first_slot)
-    bounds = np.searchsorted(place, np.arange(len(slot) + 1))
-    for event in np.flatnonzero(found):
-        here = slice(int(bounds[event]), int(bounds[event + 1]))
-        begin = event
-        while begin and machine[begin - 1] == machine[event] and slot[begin - 1] > slot[event] - WINDOW_SLOTS:
-            begin -= 1
-        window = slice(int(bounds[begin]), here.stop)
-        yield _event(rows, here, window, float(mn_cpi[event]), suspect, guilty, victim)
+    triggered = lasting & (mn_cpi > limit) & (slot >= first_slot)
+
+    def events() -> Iterator[Event]:
+        bounds = np.searchsorted(place, np.arange(len(slot) + 1))
+        for at in np.flatnonzero(triggered & has_both):
+            here = slice(int(bounds[at]), int(bounds[at + 1]))
+            begin = at
+            while begin and machine[begin - 1] == machine[at] and slot[begin - 1] > slot[at] - WINDOW_SLOTS:
+                begin -= 1
+            window = slice(int(bounds[begin]), here.stop)
+            yield _event(rows, here, window, float(mn_cpi[at]), suspect, guilty, victim)
+
+    return Triggers(int(triggered.sum()), events())
 
 
 def _code(machine: Column, slot: Ints, offset: int) -> Ints:

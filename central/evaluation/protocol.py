@@ -3,7 +3,8 @@
 Each day from `from_day` on is evaluated with what the days before it say; then every method takes it in.
 Metrics: the mean percentile of the true antagonists' ranks, equation (4); consistency, the share of pairs of
 co-located victims whose first suspects are of one job; the share of events whose first suspect is an antagonist.
-Intervals are percentiles of a bootstrap that draws whole machines, whose events are not independent.
+Intervals are percentiles of a bootstrap that draws whole machines, whose events are not independent; there is none of
+fewer than `LEAST_MACHINES`.
 """
 
 from __future__ import annotations
@@ -21,16 +22,27 @@ from central.models.groups import Column, Floats, sums
 from central.models.panda import CpiMoments
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
 
-__all__ = ["BOOTSTRAPS", "DEFAULT_FROM_DAY", "Estimate", "Evaluation", "MethodResult", "evaluate"]
+__all__ = [
+    "BOOTSTRAPS",
+    "DEFAULT_FROM_DAY",
+    "LEAST_MACHINES",
+    "Estimate",
+    "Evaluation",
+    "MethodResult",
+    "evaluate",
+]
 
 DEFAULT_FROM_DAY = 20
 BOOTSTRAPS = 1000
+#: Of n machines, a draw is of the least one alone with probability n^-n. Up to three that is above 2.5 %, and the
+#: interval's ends would be single machines' values.
+LEAST_MACHINES = 4
 _INTERVAL = (2.5, 97.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval; all None where there is nothing to average."""
+    """A mean with its 95 % interval, None of fewer than `LEAST_MACHINES`; all None where nothing is averaged."""
 
     value: float | None
     low: float | None
@@ -51,14 +63,28 @@ class MethodResult:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The result of `evaluate`."""
+    """The result of `evaluate`. `triggers` counts machine slots that triggered on the evaluated days.
 
+    `events` are those of them with a true antagonist and another suspect; `machines` are those that have events.
+    """
+
+    triggers: int
     events: int
     machines: int
     days: int
     evaluated_days: int
     task_slots: int
     methods: dict[str, MethodResult]
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What was gone through."""
+
+    days: int = 0
+    evaluated_days: int = 0
+    task_slots: int = 0
+    triggers: int = 0
 
 
 @dataclass(slots=True)
@@ -113,18 +139,20 @@ def evaluate(
     history, moments, tail = History(), None, None
     machines = list[Any]()
     tallies = {name: _Tally() for name in methods}
-    counts = [0, 0, 0]
+    counts = _Counts()
     for number, day in days:
-        counts[0] += 1
-        counts[2] += day.rows
+        counts.days += 1
+        counts.task_slots += day.rows
         if number >= from_day and moments is not None:
-            counts[1] += 1
+            counts.evaluated_days += 1
             statistics = moments.statistics()
             for method in methods.values():
                 method.settle()
             first = int(day.slot.min()) // SLOTS_PER_DAY * SLOTS_PER_DAY
             rows = TaskSlots.concatenate([tail, day]) if tail is not None else day
-            for event in events_of(rows, first, statistics, history.thresholds(statistics), antagonists):
+            found = events_of(rows, first, statistics, history.thresholds(statistics), antagonists)
+            counts.triggers += found.count
+            for event in found.events:
                 machines.append(event.machine)
                 for name, method in methods.items():
                     tallies[name].add(method.scores(event), event)
@@ -138,7 +166,7 @@ def evaluate(
     return _summary(machines, tallies, counts, seed)
 
 
-def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: list[int], seed: int) -> Evaluation:
+def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: _Counts, seed: int) -> Evaluation:
     names, owner = np.unique(np.array(machines), return_inverse=True)
     n = len(names)
     draws = (
@@ -151,10 +179,13 @@ def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: list[int],
     def ratio(above: Floats, below: Floats) -> Estimate:
         if not below.sum():
             return Estimate(None, None, None)
+        mean = float(above.sum() / below.sum())
+        if np.count_nonzero(below) < LEAST_MACHINES:
+            return Estimate(mean, None, None)
         totals = draws @ below
         some = totals > 0
         low, high = np.percentile((draws @ above)[some] / totals[some], _INTERVAL)
-        return Estimate(float(above.sum() / below.sum()), float(low), float(high))
+        return Estimate(mean, float(low), float(high))
 
     panda = tallies.get("panda")
     results = {}
@@ -169,4 +200,12 @@ def _summary(machines: list[Any], tallies: dict[str, _Tally], counts: list[int],
             sum(tally.ranked),
             sum(tally.pairs),
         )
-    return Evaluation(len(machines), n, counts[0], counts[1], counts[2], results)
+    return Evaluation(
+        triggers=counts.triggers,
+        events=len(machines),
+        machines=n,
+        days=counts.days,
+        evaluated_days=counts.evaluated_days,
+        task_slots=counts.task_slots,
+        methods=results,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.analysis.antagonists import Suspect, rank_suspects
 from central.evaluation.events import Event, History, events_of
 from central.evaluation.methods import METHODS, Known, Panda
-from central.evaluation.protocol import evaluate
+from central.evaluation.protocol import LEAST_MACHINES, evaluate
 from central.models.panda import CpiMoments
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
 
@@ -43,7 +43,16 @@ def found_of(*days, antagonists=(6,)):
     rows = TaskSlots.concatenate(list(days[-2:]))
     first = (len(days) - 1) * SLOTS_PER_DAY
     limits = history.thresholds(statistics)
-    return list(events_of(rows, first, statistics, limits, np.array(antagonists)))
+    return list(events_of(rows, first, statistics, limits, np.array(antagonists)).events)
+
+
+def evaluated_machines(count, antagonist=6, **more):
+    """An evaluation of `count` machines, which trigger twice each on the last of two days."""
+    raised = (100, 101, 102, 103)
+    first = TaskSlots.concatenate([day_of(0, machine=m) for m in range(count)])
+    last = TaskSlots.concatenate([day_of(1, raised=raised, machine=m, **more) for m in range(count)])
+    methods = {"cpi2": METHODS["cpi2"](), "known": Known({6: 10.0})}
+    return evaluate([(0, first), (1, last)], np.array([antagonist]), methods, from_day=1)
 
 
 def slots_of(events):
@@ -180,6 +189,52 @@ def test_hosts_rank_as_the_evaluation_does(tasks, values, method):
         suspect.score is None or suspect.score == score
         for suspect, score in zip(ranked, in_order, strict=True)
     )
+
+
+@pytest.mark.parametrize("machines", [1, 3, 4])
+def test_few_machines_have_no_interval(machines):
+    """The draw of three machines that has one of them alone thrice is more frequent than the interval's ends."""
+    found = evaluated_machines(machines)
+    assert (found.machines, LEAST_MACHINES) == (machines, 4)
+    known = (None, None) if machines < 4 else (1.0, 1.0)
+    for estimate in (found.methods["known"].mean_percentile, found.methods["known"].consistency):
+        assert (estimate.value, estimate.low, estimate.high) == (1.0, *known)
+
+
+def test_machines_without_pairs_do_not_count_for_the_interval_of_consistency():
+    found = evaluated_machines(5, only=(1,))  # one victim each
+    assert found.methods["cpi2"].mean_percentile.low is not None
+    estimate = found.methods["cpi2"].consistency
+    assert (found.machines, estimate.value, estimate.low) == (5, None, None)
+
+
+@pytest.mark.parametrize(("antagonist", "events"), [(6, 4), (1, 0), (99, 0)])
+def test_triggers_without_an_antagonist_are_counted(antagonist, events):
+    found = evaluated_machines(2, antagonist)
+    assert (found.triggers, found.events) == (4, events)
+
+
+@pytest.mark.parametrize("sensitive", [True, False])
+def test_days_with_nobody_who_could_suffer(sensitive):
+    """Without a latency-sensitive task, or without a CPI of any, nothing triggers and nothing breaks."""
+    days = []
+    for number in range(3):
+        day = day_of(number, raised=(100, 101, 102))
+        cpi = np.full(day.rows, np.nan) if sensitive else day.cpi
+        days.append((number, replace(day, cpi=cpi, latency_sensitive=day.latency_sensitive & sensitive)))
+    found = evaluate(days, np.array([6]), {name: make() for name, make in METHODS.items()}, from_day=1)
+    assert (found.triggers, found.events, found.evaluated_days) == (0, 0, 2)
+
+
+def test_cpi2_ages_by_the_calendar():
+    """Three days without data between two that have some: what was known weighs 0.9 to the fourth."""
+    aged = {}
+    for gap in (1, 4):
+        method = METHODS["cpi2"]()
+        for number in (7, 7 + gap):
+            method.learn(day_of(number, slots=range(10)))
+        aged[gap] = method._spec.weight.tolist()
+    assert aged == {1: pytest.approx([10 + 10 * 0.9] * 2), 4: pytest.approx([10 + 10 * 0.9**4] * 2)}
 
 
 def test_no_event_is_no_number():
