@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,8 +14,9 @@ import numpy as np
 
 from central.evaluation.methods import METHODS, Known, Method
 from central.evaluation.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
+from central.models.groups import Column
 from central.models.slots import SLOT_S, TaskSlots
-from central.trace_slots import EngineOptions, SlotFile, slot_file, trace_names
+from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
 
@@ -45,24 +47,46 @@ class Truth:
             found = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"{path}: cannot read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: is not JSON: {error}") from error
         jobs = found.get("antagonists") if isinstance(found, dict) else None
         if not isinstance(jobs, list) or not jobs:
             raise InputError(f'{path}: must be {{"antagonists": [job ids]}} with at least one job')
         known = found.get("coefficients")
         try:
-            values = {int(job): float(value) for job, value in known.items()} if known is not None else None
+            values = (
+                {_job(job): _coefficient(value) for job, value in known.items()}
+                if known is not None
+                else None
+            )
             return cls(tuple(sorted({_job(job) for job in jobs})), values)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: job ids must be integers and coefficients numbers: {error}") from error
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path}: job ids must be integers of 64 bits and coefficients finite numbers: {error}"
+            ) from error
 
 
 def _job(value: Any) -> int:
     """Take a job's number as JSON's number or text."""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise TypeError(f"job {value!r}")
-    return int(value)
+        raise TypeError(f"job {_short(value)}")
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"job {_short(value)}")
+    return number
+
+
+def _coefficient(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"coefficient {_short(value)}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"coefficient {_short(value)}")
+    return number
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:80]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +103,38 @@ class TraceEvaluationOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceEvaluation:
-    """The result, and what was read for it."""
+    """The result, and what was read for it.
+
+    Attributes:
+        evaluation: the result.
+        counts: of rows.
+        antagonists_known: true antagonists that are in the trace.
+        antagonists_suspect: those of them that are not latency-sensitive throughout.
+        seconds: that it took.
+
+    """
 
     evaluation: Evaluation
     counts: TraceCounts
     antagonists_known: int
+    antagonists_suspect: int
     seconds: float
 
+    def why_no_event(self) -> str | None:
+        """Say what is missing for an event; None where there are some."""
+        if self.evaluation.events:
+            return None
+        if not self.antagonists_suspect:
+            return "every antagonist in the trace is latency-sensitive throughout, so never a suspect"
+        if not self.evaluation.triggers:
+            return "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row"
+        return f"{self.evaluation.triggers:,} triggers, none with a true antagonist and another suspect there"
+
     def as_json(self) -> dict[str, Any]:
-        """Return {"events": n, "methods": {name: {"mean_percentile": x, "consistency": y, ...}}, ...}."""
+        """Return {"events": n, "methods": {name: {"mean_percentile": x, "consistency": y, ...}}, ...}.
+
+        An interval is [null, null] of fewer than `protocol.LEAST_MACHINES` machines.
+        """
         found = self.evaluation
         methods: dict[str, Any] = {}
         for name, result in found.methods.items():
@@ -99,7 +146,12 @@ class TraceEvaluation:
                 estimate = asdict(getattr(result, metric))
                 methods[name][metric] = estimate["value"]
                 methods[name][f"{metric}_interval"] = [estimate["low"], estimate["high"]]
-        summary: dict[str, Any] = {"events": found.events, "methods": methods}
+        summary: dict[str, Any] = {
+            "events": found.events,
+            "triggers": found.triggers,
+            "no_event_because": self.why_no_event(),
+            "methods": methods,
+        }
         if DEFAULT_METHOD in methods:
             methods["default"] = dict(methods[DEFAULT_METHOD])
             summary["default"] = {"method": DEFAULT_METHOD, **methods[DEFAULT_METHOD]}
@@ -109,6 +161,7 @@ class TraceEvaluation:
             "evaluated_days": found.evaluated_days,
             "task_slots": found.task_slots,
             "antagonists": self.antagonists_known,
+            "antagonists_suspect": self.antagonists_suspect,
             "rows": {
                 "read": self.counts.rows_read,
                 "used": self.counts.accepted,
@@ -133,7 +186,8 @@ def evaluate_trace(
         on_progress: called with the step ("read", "fit" or "day"), what is done, and all of it where known.
 
     Raises:
-        InputError: a trace cannot be used, a method does not exist, or no day is left to evaluate.
+        InputError: a trace cannot be used, a method does not exist, no day is left to evaluate, or the trace has no
+            latency-sensitive task with a CPI or none of the truth's jobs.
         UnavailableError: disk or memory did not suffice, or there is no Spark.
 
     """
@@ -147,7 +201,7 @@ def evaluate_trace(
         options=options.engine,
         on_progress=on_progress,
     ) as slots:
-        seen = set[int]()
+        seen = _Seen()
         found = evaluate(
             _told(slots, truth, seen, on_progress),
             np.array(truth.antagonists, dtype=np.int64),
@@ -160,17 +214,45 @@ def evaluate_trace(
             f"{trace_names(traces)}: no day to evaluate: days 0 to {found.days - 1}, evaluated from day "
             f"{options.from_day} with the days before; see --from-day"
         )
-    return TraceEvaluation(found, slots.counts, len(seen), time.monotonic() - began)
+    if not seen.sensitive:
+        raise no_sensitive_task(traces, options.rule)
+    if not seen.antagonists:
+        raise InputError(
+            f"{trace_names(traces)}: none of the truth's antagonists is in the trace (the first is "
+            f"{truth.antagonists[0]}); is it the truth of this trace?"
+        )
+    return TraceEvaluation(
+        evaluation=found,
+        counts=slots.counts,
+        antagonists_known=len(seen.antagonists),
+        antagonists_suspect=len(seen.suspects),
+        seconds=time.monotonic() - began,
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Who is in the trace: true antagonists, those that may be suspects, and whether anybody may suffer."""
+
+    antagonists: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
+    sensitive: bool = False
+
+    def add(self, day: TaskSlots, wanted: Column) -> None:
+        here = np.isin(day.job, wanted)
+        self.antagonists.update(np.unique(day.job[here]).tolist())
+        self.suspects.update(np.unique(day.job[here & ~day.latency_sensitive]).tolist())
+        self.sensitive = self.sensitive or bool((day.latency_sensitive & ~np.isnan(day.cpi)).any())
 
 
 def _told(
-    slots: SlotFile, truth: Truth, seen: set[int], on_progress: Callable[[str, int, int | None], None]
+    slots: SlotFile, truth: Truth, seen: _Seen, on_progress: Callable[[str, int, int | None], None]
 ) -> Iterator[tuple[int, TaskSlots]]:
-    """Give out the days, tell of each, and note the antagonists that they have."""
+    """Give out the days, tell of each, and note who is there."""
     wanted = np.array(truth.antagonists, dtype=np.int64)
     for number, day in slots.days():
         on_progress("day", number, None)
-        seen.update(np.intersect1d(day.job, wanted).tolist())
+        seen.add(day, wanted)
         yield number, day
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from central import engine, estimator
 from central.models.slots import SLOT_S
 from central.spark import SparkEngine
-from central.trace_slots import EngineOptions, SlotFile, slot_file, trace_names
+from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
@@ -66,12 +66,16 @@ class TraceFitOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceFit:
-    """What was fitted. `table` has the columns `RESULT`, largest coefficient first, as the file does."""
+    """What was fitted. `table` has the columns `RESULT`, largest coefficient first, as the file does.
+
+    `last_day` is the last one that was used; the trace's first is 0.
+    """
 
     table: pa.Table
     counts: TraceCounts
     task_slots: int
     machine_slots: int
+    last_day: int
     seconds: float
 
 
@@ -118,9 +122,10 @@ def fit_trace(
             )
         )
         table, task_slots, machine_slots = _fitted(slots, options)
-        _check_found(table, machine_slots, trace_names(traces), options.rule)
+        _check_found(table, machine_slots, traces, options.rule)
+        last_day = slots.last_day(until_day=options.until_day)
         pq.write_table(table, file, compression="zstd")
-    return TraceFit(table, slots.counts, task_slots, machine_slots, time.monotonic() - began)
+    return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
 
 
 def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:
@@ -135,13 +140,13 @@ def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO
         raise InputError(f"{out}: cannot write: {error.strerror}") from error
 
 
-def _check_found(table: pa.Table, machine_slots: int, names: str, rule: LatencySensitiveRule) -> None:
+def _check_found(
+    table: pa.Table, machine_slots: int, traces: Sequence[Path], rule: LatencySensitiveRule
+) -> None:
     if not machine_slots:
-        raise InputError(
-            f"{names}: no latency-sensitive task with a CPI (priority at least {rule.priority:g}, scheduling "
-            f"class at least {rule.scheduling_class:g}); see --priority and --scheduling-class"
-        )
+        raise no_sensitive_task(traces, rule)
     if not table.num_rows:
+        names = trace_names(traces)
         raise InputError(f"{names}: no task used CPU beside a latency-sensitive one; there is nothing to fit")
 
 

@@ -25,7 +25,15 @@ from central.spark import SparkEngine, is_spark_error
 from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["ENGINES", "EngineOptions", "SlotFile", "rejections", "slot_file", "trace_names"]
+__all__ = [
+    "ENGINES",
+    "EngineOptions",
+    "SlotFile",
+    "no_sensitive_task",
+    "rejections",
+    "slot_file",
+    "trace_names",
+]
 
 #: What a trace can be computed on.
 ENGINES = ("duckdb", "spark")
@@ -87,6 +95,13 @@ class SlotFile:
         query = f"SELECT min(slot_start_ns) // {_DAY_NS} FROM read_parquet('{_quoted(self.path)}')"  # noqa: S608 - our own file's name
         (first,) = self.duckdb.connection.con.execute(query).fetchone()
         return (int(first) + day) * _DAY_NS
+
+    def last_day(self, *, until_day: int | None = None) -> int:
+        """Return the number of the last day that has a row. `until_day`: of the days before that one."""
+        before = self.begin_of_day_ns(until_day) if until_day is not None else 2**63 - 1
+        query = f"SELECT max(slot_start_ns) FROM read_parquet('{_quoted(self.path)}') WHERE slot_start_ns < ?"  # noqa: S608 - our own file's name
+        (last,) = self.duckdb.connection.con.execute(query, [before]).fetchone()
+        return int(last - self.begin_of_day_ns(0)) // _DAY_NS
 
     def days(self, *, until_day: int | None = None) -> Iterator[tuple[int, TaskSlots]]:
         """Give out number and rows of each day that has any, ascending; day 0 is the trace's first.
@@ -217,6 +232,14 @@ def _quoted(path: Path) -> str:
 def trace_names(traces: Sequence[Path]) -> str:
     """Name a trace in a message."""
     return str(traces[0]) if len(traces) == 1 else f"{traces[0]} and {len(traces) - 1} more"
+
+
+def no_sensitive_task(traces: Sequence[Path], rule: LatencySensitiveRule) -> InputError:
+    """Make the error of a trace without anybody who could suffer."""
+    return InputError(
+        f"{trace_names(traces)}: no latency-sensitive task with a CPI (priority at least {rule.priority:g}, "
+        f"scheduling class at least {rule.scheduling_class:g}); see --priority and --scheduling-class"
+    )
 
 
 def rejections(counts: TraceCounts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from central.cli._fleet import asking
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
@@ -87,6 +89,14 @@ def fit(
     with _progress() as on_progress:
         result = fit_trace(traces, out, options, on_progress)
     summary = _summary(result, out, options)
+    if until_day is not None and result.last_day < until_day - 1:
+        errors.print(
+            Text("warning: ", style="yellow").append(
+                f"--until-day {until_day}: the last day before it that the trace has is {result.last_day}",
+                style="none",
+            ),
+            soft_wrap=True,
+        )
     if json:
         print_json(summary)
     else:
@@ -108,6 +118,7 @@ def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str,
         },
         "task_slots": result.task_slots,
         "machine_slots": result.machine_slots,
+        "last_day": result.last_day,
         "jobs": result.table.num_rows,
         "seconds": round(result.seconds, 3),
         "top": result.table.slice(0, _SHOWN).to_pylist(),
@@ -139,6 +150,7 @@ def _print_fit(summary: dict[str, Any]) -> None:
     lines = (
         f"rows: {rows['read']:,} read, {used}, rejected: {rejected or 'none'}",
         f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task",
+        f"last day used: {summary['last_day']} (the first is 0)",
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
     )
     for line in lines:
@@ -193,6 +205,20 @@ def evaluate(
     if json:
         print_json(summary)
         return
+    if summary["events"]:
+        console.print(_ranks(summary))
+    else:
+        console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True, markup=False)
+    console.print(
+        f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines in "
+        f"{summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
+        "the trace",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def _ranks(summary: dict[str, Any]) -> Table:
     table = Table(title="Rank of the true antagonists", title_justify="left")
     for name in ("method", "mean percentile", "95 % interval", "consistency", "first is antagonist"):
         table.add_column(name, justify="left" if name == "method" else "right")
@@ -200,20 +226,15 @@ def evaluate(
         if name == "default":
             continue
         low, high = found["mean_percentile_interval"]
+        interval = "-" if low is None else f"{_number(low, 3)} to {_number(high, 3)}"
         table.add_row(
             name,
             _number(found["mean_percentile"], 3),
-            f"{_number(low, 3)} to {_number(high, 3)}",
+            interval,
             _number(found["consistency"], 3),
             _number(found["first_is_antagonist"], 3),
         )
-    console.print(table)
-    console.print(
-        f"{summary['events']:,} events on {summary['machines']:,} machines in {summary['evaluated_days']} of "
-        f"{summary['days']} days; {summary['antagonists']} of the antagonists are in the trace",
-        soft_wrap=True,
-        markup=False,
-    )
+    return table
 
 
 @contextmanager
@@ -269,10 +290,11 @@ def show(
         return
     table = Table(title=f"Version {version}", title_justify="left")
     table.add_column("job", no_wrap=True)
-    table.add_column("coefficient", justify="right")
-    table.add_column("task slots", justify="right")
+    for column in ("coefficient", "std. error", "task slots"):
+        table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(row.job, f"{row.value:.4g}", f"{row.samples:,}")
+        error = None if math.isnan(row.standard_error) else row.standard_error
+        table.add_row(row.job, f"{row.value:.4g}", _number(error), f"{row.samples:,}")
     console.print(table)
 
 

@@ -317,7 +317,7 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
         "latency_sensitive_ratio": 1.0,
     }
     counts = {"read": 1, "used": 1, "rejected": {}, "without_cpi": 0}
-    summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1}
+    summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1, "last_day": 4}
     monkeypatch.setattr(antagonists, "console", Console(width=width))
     antagonists._print_fit({**summary, "out": "a.parquet", "seconds": 1.0})
     text = capsys.readouterr().out
@@ -325,6 +325,7 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     for cell in ("coefficient", "std. error", "task slots", "mean CPI", "std CPI", "-0.0001234", "1,234,567"):
         assert cell in text
     assert ("┃ sensitive ┃" in text, "100%" in text) == (shows_share, shows_share)
+    assert "last day used: 4 (the first is 0)" in text
 
 
 def test_fit_of_the_days_before_one_day(tmp_path, monkeypatch, capsys):
@@ -337,7 +338,9 @@ def test_fit_of_the_days_before_one_day(tmp_path, monkeypatch, capsys):
         for source, more in ((before, ()), (whole, ("--until-day", "1"))):
             out = tmp_path / "fit.parquet"
             assert run(monkeypatch, "fit", source, "--out", out, "--method", method, "--json", *more) == 0
-            assert json.loads(capsys.readouterr().out)["method"] == method
+            shown = capsys.readouterr()
+            summary = json.loads(shown.out)
+            assert (summary["method"], summary["last_day"], shown.err) == (method, 0, "")
             found.append(pq.read_table(out).sort_by("job").to_pylist())
         assert len(found[0]) == 15
         for one, other in zip(*found, strict=True):
@@ -409,13 +412,96 @@ def evaluation_of(tmp_path):
     return "evaluate", source, "--truth", truth, "--from-day", "1"
 
 
-def evaluated(tmp_path, monkeypatch, capsys, *more):
-    assert run(monkeypatch, *evaluation_of(tmp_path), *more) == 0
-    return capsys.readouterr()
+def test_a_trace_that_ends_before_until_day_is_told(tmp_path, monkeypatch, capsys):
+    source = write(trace(machines=2, slots=5), tmp_path / "t.parquet")
+    arguments = ("fit", source, "--out", tmp_path / "fit.parquet", "--json", "--until-day")
+    for day, said in (
+        (1, ""),
+        (99, "warning: --until-day 99: the last day before it that the trace has is 0\n"),
+    ):
+        assert run(monkeypatch, *arguments, day) == 0
+        shown = capsys.readouterr()
+        assert (json.loads(shown.out)["last_day"], shown.err) == (0, said)
+
+
+def triggering(path, *, raised=(100, 101, 102, 103)):
+    """Two days of one machine: jobs 1 and 2 suffer in slots `raised` of the second, job 9 ran in the first slot."""
+    rows = []
+    for slot in range(2 * 288):
+        for job in (1, 2, 5, 6, 7, *((9,) if slot == 0 else ())):
+            row = {"collection_id": job, "instance_index": 0, "machine_id": 1, "avg_cpu": 0.1 * job}
+            times = {"start_time": slot * SLOT_US, "end_time": (slot + 1) * SLOT_US}
+            cpi = 2.0 if slot - 288 in raised else 1.0 + 0.2 * ((slot + job) % 2)
+            kind = (200.0, 3.0, cpi) if job < 5 else (100.0, 1.0, None)
+            names = ("priority", "scheduling_class", "cycles_per_instruction")
+            rows.append(row | times | dict(zip(names, kind, strict=True)))
+    return write(rows, path)
+
+
+def run_evaluate(tmp_path, monkeypatch, source, jobs, *more):
+    truth = tmp_path / "truth.json"
+    truth.write_text(json.dumps({"antagonists": jobs}))
+    return run(
+        monkeypatch, "evaluate", source, "--truth", truth, "--from-day", "1", "--methods", "cpi2", *more
+    )
+
+
+def test_evaluate_as_a_table(tmp_path, monkeypatch, capsys):
+    source = triggering(tmp_path / "t.parquet")
+    assert run_evaluate(tmp_path, monkeypatch, source, [6, 8], "--methods", "cpi2, default") == 0
+    shown = capsys.readouterr().out
+    assert [name for name in ("cpi2", "whitepanda", "proctor") if name in shown] == ["cpi2", "whitepanda"]
+    last = "2 events of 2 triggers, on 1 machines in 1 of 2 days; 1 of the antagonists are in the trace"
+    assert shown.splitlines()[-1] == last
+    assert " to " not in shown  # no interval of one machine
+
+
+def test_why_nothing_could_be_ranked_is_told(tmp_path, monkeypatch, capsys):
+    source = triggering(tmp_path / "t.parquet")
+    quiet = triggering(tmp_path / "quiet.parquet", raised=())
+    for file, jobs, triggers, why in (
+        (source, [1], 2, "every antagonist in the trace is latency-sensitive throughout, so never a suspect"),
+        (source, [9], 2, "2 triggers, none with a true antagonist and another suspect there"),
+        (
+            quiet,
+            [6],
+            0,
+            "no machine triggered: no mnCPI above its 99th percentile with victims in 3 slots in a row",
+        ),
+    ):
+        assert run_evaluate(tmp_path, monkeypatch, file, jobs, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["events"], found["triggers"], found["no_event_because"]) == (0, triggers, why)
+    assert run_evaluate(tmp_path, monkeypatch, quiet, [6]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        f"nothing to rank: {why}\n0 events of 0 triggers, on 0 machines in 1 of 2 days; 1 of"
+    )
+
+
+def test_a_trace_that_cannot_answer_is_one_line(tmp_path, monkeypatch, capsys):
+    source = triggering(tmp_path / "t.parquet")
+    for jobs, more, line in (
+        (
+            [77, 99],
+            (),
+            "t.parquet: none of the truth's antagonists is in the trace (the first is 77); is it the truth",
+        ),
+        (
+            [6],
+            ("--priority", "1000"),
+            "t.parquet: no latency-sensitive task with a CPI (priority at least 1000, sched",
+        ),
+    ):
+        assert run_evaluate(tmp_path, monkeypatch, source, jobs, *more) == 3
+        shown = capsys.readouterr()
+        assert shown.err.startswith(f"error: {source.parent}/{line}")
+        assert (shown.err.count("\n"), shown.out) == (1, "")
 
 
 def test_evaluate_as_json(tmp_path, monkeypatch, capsys):
-    found = json.loads(evaluated(tmp_path, monkeypatch, capsys, "--json").out)
+    assert run(monkeypatch, *evaluation_of(tmp_path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
     names = ["panda", "panda_local", "cpi2", "proctor", "whitepanda", "oracle", "default"]
     assert list(found["methods"]) == names
     assert found["methods"]["default"] == found["methods"]["whitepanda"]
@@ -423,14 +509,6 @@ def test_evaluate_as_json(tmp_path, monkeypatch, capsys):
     assert found["events"] >= 0
     assert (found["days"], found["evaluated_days"], found["antagonists"]) == (3, 2, 2)
     assert set(found["methods"]["panda"]) >= {"mean_percentile", "mean_percentile_interval", "consistency"}
-
-
-def test_evaluate_chosen_methods_as_a_table(tmp_path, monkeypatch, capsys):
-    shown = evaluated(tmp_path, monkeypatch, capsys, "--methods", "cpi2, default").out
-    assert "cpi2" in shown
-    assert "whitepanda" in shown
-    assert "proctor" not in shown
-    assert "2 of 3 days; 2 of the antagonists are in the trace" in shown
 
 
 def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsys):
@@ -442,7 +520,26 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
         ("[]", (), 'must be {"antagonists": [job ids]} with at least one job'),
         ('{"antagonists": []}', (), "with at least one job"),
         ('{"antagonists": [true]}', (), "job ids must be integers"),
-        ('{"antagonists": [1], "coefficients": {"1": "x"}}', (), "coefficients numbers"),
+        ('{"antagonists": [1], "coefficients": {"1": "x"}}', (), "coefficients finite numbers: could not"),
+        (
+            '{"antagonists": [1], "coefficients": {"1": NaN}}',
+            (),
+            "coefficients finite numbers: coefficient nan",
+        ),
+        ('{"antagonists": [1], "coefficients": {"1": 1e999}}', (), "finite numbers: coefficient inf"),
+        ('{"antagonists": [1], "coefficients": {"1": true}}', (), "finite numbers: coefficient True"),
+        (
+            '{"antagonists": [1], "coefficients": {"1": 1' + 400 * "0" + "}}",
+            (),
+            "finite numbers: int too large",
+        ),
+        (
+            '{"antagonists": [9223372036854775808]}',
+            (),
+            "integers of 64 bits and coefficients finite numbers: job 92",
+        ),
+        ('{"antagonists": ["-9223372036854775809"]}', (), "finite numbers: job '-92"),
+        (100_000 * "[", (), "truth.json: is not JSON: "),
         ('{"antagonists": [1]}', ("--methods", "guess"), "no method 'guess'; there are panda, panda_local"),
         ('{"antagonists": [1]}', ("--methods", "oracle"), "method oracle: the truth has no"),
         ('{"antagonists": [1]}', (), "no day to evaluate: days 0 to 0, evaluated from day 20"),
