@@ -17,6 +17,7 @@ from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, ab
 from central.api.placement import PlacementQueries
 from central.api.runtimes import ModelFile, RuntimeQueries
 from central.api.sides import SideQueries
+from central.api.vm_windows import VmWindows
 from central.api.work import Worker
 from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
@@ -87,6 +88,7 @@ class Fleet(
         self._journal = journal
         self._registry = registry
         self._lake = lake
+        self._vm_windows = VmWindows(lake)
         self._builder = builder
         self._incidents = incidents
         self._operators = frozenset(operators)

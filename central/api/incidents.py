@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import grpc
 
 from central.api.paging import Context, Token, abort, encode, read_page
+from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
 from central.journal import Journal
-from central.lake import Lake, day_of
+from central.lake import LakeError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQueries"]
@@ -26,8 +25,6 @@ _DAY_NS = 24 * _HOUR_NS
 _MAX_WINDOWS = 10_000
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
-_LONGEST_WINDOW = timedelta(days=1)
-_ENGINE = {"threads": 1, "memory_limit": "256MiB"}
 
 Answer = TypeVar("Answer")
 
@@ -37,7 +34,7 @@ class IncidentQueries:
 
     _incidents: IncidentStore
     _journal: Journal
-    _lake: Lake
+    _vm_windows: VmWindows
     check_operator: Callable[[Context], Awaitable[None]]
 
     async def ListIncidents(  # noqa: N802 - the name in fleet.proto
@@ -120,7 +117,13 @@ class IncidentQueries:
             since_unix_ns=since,
             until_unix_ns=until,
         )
-        windows = await asyncio.to_thread(_windows, self._lake, request.vm, since, until, limit + 1)
+        windows = await self._windows(context, request.vm, since, until, limit + 1)
+        if not windows and not events and not incidents:
+            message = (
+                f"no window, event or incident of VM {request.vm[:80]!r} in this time; windows are there once they "
+                "are in the lake, after ingest.roll_interval_s"
+            )
+            await abort(context, grpc.StatusCode.NOT_FOUND, message)
         return fleet_pb2.VmHistory(
             vm=request.vm,
             windows=windows[-limit:],
@@ -136,6 +139,18 @@ class IncidentQueries:
             incidents=incidents,
         )
 
+    async def _windows(
+        self, context: Context, vm: str, since: int, until: int, limit: int
+    ) -> list[fleet_pb2.VmWindow]:
+        try:
+            return await asyncio.to_thread(self._vm_windows.read, vm, since, until, limit)
+        except (SlowError, LakeError, OSError) as error:
+            remedy = "`whitepanda lake verify` tells more"
+            if isinstance(error, SlowError):
+                remedy = "ask for a shorter time by since_unix_ns and until_unix_ns"
+            message = f"windows of VM {vm[:80]!r} in the lake: {error}; {remedy}"
+            await abort(context, grpc.StatusCode.UNAVAILABLE, message)
+
 
 async def _ask(context: Context, question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
     """Ask incident history in a thread."""
@@ -144,35 +159,3 @@ async def _ask(context: Context, question: Callable[..., Answer], *arguments: An
     except StoreError as error:
         message = f"incident history does not answer: {error}; is its database up?"
         await abort(context, grpc.StatusCode.UNAVAILABLE, message)
-
-
-def _windows(lake: Lake, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
-    """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once."""
-    import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
-
-    day, last = day_of(since), day_of(max(since, until - 1))
-    days = [day]
-    while day < last:
-        day += _LONGEST_WINDOW
-        days.append(day)
-    connection = ibis.duckdb.connect(**_ENGINE)
-    try:
-        table = lake.samples(connection, days)
-        starts = table.start_unix_ns
-        found = table.filter(table.vm == vm, starts >= since, starts < until)
-        found = found.order_by(found.start_unix_ns.desc()).limit(limit)
-        names = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
-        columns = connection.to_pyarrow(found.select(*names)).to_pydict()
-    finally:
-        connection.disconnect()
-    rows = zip(*(columns[name] for name in names), strict=True)
-    return [
-        fleet_pb2.VmWindow(
-            host=machine,
-            start_unix_ns=start,
-            duration_ns=duration,
-            cpi=math.nan if cpi is None else cpi,
-            cpu_usage_cores=usage,
-        )
-        for machine, start, duration, cpi, usage in rows
-    ][::-1]

@@ -159,7 +159,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetVmHistory(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """NOT_FOUND where nothing is known of the VM in that time.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -17,11 +17,12 @@ from central.api import metrics
 from central.api.fleet import Fleet
 from central.api.http import HttpApi, is_loopback
 from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.journal import Journal
-from central.lake import Lake
+from central.lake import Lake, LakeError
 from central.pki import issue, make_ca
 from central.streams import StreamRegistry
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger
@@ -165,6 +166,11 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
             400,
             "until_unix_ns must be after",
         ),
+        (
+            "/v1/vms/u/history",
+            404,
+            "no window, event or incident of VM 'u' in this time; windows are there once",
+        ),
         ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
     ],
 )
@@ -179,7 +185,13 @@ async def test_all_routes_answer_on_loopback(local):
     for route in ROUTES:
         path = route.path.replace("{id}", "1").replace("{vm}", "u")
         status, answer = await get(local, path)
-        refused = {"GetIncident": 404, "RankHosts": 400, "PlanObservation": 400, "CompareSides": 400}
+        refused = {
+            "GetIncident": 404,
+            "GetVmHistory": 404,
+            "RankHosts": 400,
+            "PlanObservation": 400,
+            "CompareSides": 400,
+        }
         assert status == {**refused, "PredictRuntime": 400}.get(route.method, 200), answer
     status, found = await get(local, "/openapi.json")
     assert status == 200 and found == document()
@@ -200,6 +212,23 @@ async def test_a_store_that_is_away_is_told(served, local, monkeypatch):
     monkeypatch.setattr(served.store, "_engine", IncidentStoreAway())
     status, answer = await get(local, "/v1/incidents")
     assert (status, answer["error"]) == (503, "incident history does not answer: gone; is its database up?")
+
+
+async def test_a_vm_history_that_cannot_be_read_is_told(served, local, monkeypatch):
+    for error, said in (
+        (
+            SlowError("took longer than 20 s"),
+            "took longer than 20 s; ask for a shorter time by since_unix_ns",
+        ),
+        (LakeError("x.parquet is damaged"), "x.parquet is damaged; `whitepanda lake verify` tells more"),
+    ):
+
+        def fail(*_arguments, error=error):
+            raise error
+
+        monkeypatch.setattr(served.fleet._vm_windows, "read", fail)
+        status, answer = await get(local, "/v1/vms/u/history")
+        assert status == 503 and answer["error"].startswith(f"windows of VM 'u' in the lake: {said}")
 
 
 class IncidentStoreAway:
