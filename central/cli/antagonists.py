@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from central.cli._fleet import asking
+from central.evaluation.protocol import LEAST_MACHINES
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from central.trace_slots import EngineOptions
@@ -209,9 +210,10 @@ def evaluate(
         console.print(_ranks(summary))
     else:
         console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True, markup=False)
+    few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
     console.print(
-        f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines in "
-        f"{summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
+        f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
+        f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
         "the trace",
         soft_wrap=True,
         markup=False,
