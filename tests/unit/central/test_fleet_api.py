@@ -47,8 +47,9 @@ def publish(builder: Builder, jobs: int) -> None:
         for platform in ("amd", "intel")
     ]
     coefficients = [
-        {"job": job, "samples": 7, "sum_usage_squared": 1.0, "coefficient": n / 10, "standard_error": None}
+        {"job": job, "samples": 7, "sum_usage_squared": 1.0, "coefficient": n / 10, "standard_error": error}
         for n, job in enumerate(names)
+        for error in [0.025 if n == 3 else None]
     ]
     manifest = Manifest(
         version=0,
@@ -337,7 +338,11 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--job", "job-0003")
     assert "Version 1" in shown.out
     assert "job-0003" in shown.out
-    assert "0.3" in shown.out
+    assert "std. error" in shown.out
+    cells = [cell.strip() for cell in shown.out.splitlines()[-2].strip("│").split("│")]
+    assert cells == ["job-0003", "0.3", "0.025", "7"]
+    _, shown = await run_show(served, capsys, monkeypatch, "--central", central, "--job", "job-0004")
+    assert [cell.strip() for cell in shown.out.splitlines()[-2].split("│")[1:4]] == ["job-0004", "0.4", "-"]
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central, name="host-1")
     assert code == 4
     refused = f"refuses the certificate {served.certificates['host-1'].certificate}: only operators may ask"
