@@ -237,7 +237,10 @@ def _print(summary: dict[str, Any]) -> None:
                 table.add_row(host["host"], f"{host['dilation']:.4f}", added)
             console.print(table)
     placed = sum(row["host"] is not None for row in summary["placements"])
-    line = f"{placed} of {len(summary['placements'])} placed; total dilation rises by {summary['added_dilation']:.4g}"
+    added = (
+        f"added dilation {summary['added_dilation']:.4g} (over 1 of each new VM, and what the others rise by)"
+    )
+    line = f"{placed} of {len(summary['placements'])} placed; {added}"
     if "makespan_s" in summary:
         line += f"; the last ends at {summary['makespan_s']:.2f} s"
     console.print(line, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from central.placement.fleet import Hosts
+from central.placement.fleet import DECIMALS, Hosts, Ranking
 from central.placement.schedule import NOWHERE, Placement, Schedule, Vm
 
 __all__ = ["explained"]
@@ -62,10 +62,22 @@ def _why(hosts: Hosts, placement: Placement, parts: Any, rule: str) -> str:
         words += f", chosen by {rule}"
     if len(ranking.order) > 1:
         then = int(ranking.order[1])
-        words += f"; next is {hosts.names[then]} with {1 + float(ranking.added[then]):.4g}"
+        ties = _ties(ranking) if rule == "dfactor" else 0
+        more = " and others" if ties > 1 else ""
+        words += (
+            f"; ties with {hosts.names[then]}{more}; the first in the file"
+            if ties
+            else f"; next is {hosts.names[then]} with {1 + float(ranking.added[then]):.4g}"
+        )
     if ranking.full:
         words += f"; no room on {sum(ranking.full.values())} hosts: {_full_words(ranking.full)}"
     return words
+
+
+def _ties(ranking: Ranking) -> int:
+    """Count the hosts told after the best that are as good by dfactor."""
+    cost = np.round(ranking.added[ranking.order], DECIMALS)
+    return int((cost[1:] == cost[0]).sum())
 
 
 def _full_words(full: dict[str, int]) -> str:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from central.models.dfactor import added_dilation
 from central.models.groups import Floats, Ints
 
-__all__ = ["RULES", "Fleet", "Hosts", "Ranking", "Request"]
+__all__ = ["DECIMALS", "RULES", "Fleet", "Hosts", "Ranking", "Request"]
 
-# Costs that differ by less are ties: sums of shares that came and went leave rounding behind.
-_DECIMALS = 12
+#: Costs that differ by less are ties: sums of shares that came and went leave rounding behind.
+DECIMALS = 12
 # How much of a limit may be exceeded, for the same reason.
 _ROUNDING = 1e-9
 
@@ -105,7 +105,7 @@ class Fleet:
 
         """
         added = added_dilation(vm.loading, self.totals, self.hosts.units)
-        cost = np.round(RULES[rule](self, vm, added), _DECIMALS)
+        cost = np.round(RULES[rule](self, vm, added), DECIMALS)
         fits, full = self._fits(vm)
         index = np.arange(len(cost)) if fits is None else np.flatnonzero(fits)
         cost = cost[index]

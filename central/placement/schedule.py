@@ -65,7 +65,7 @@ class Schedule:
 
     @property
     def added(self) -> float:
-        """Total dilation that the placed VMs have added: p' . P to themselves, and as much to the others."""
+        """What the placed VMs suffer over 1 each, p' . P, and as much that the others' dilations rise by."""
         return 2.0 * sum(each.added for each in self.placements if each.host != NOWHERE)
 
 

@@ -46,7 +46,8 @@ def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
     axes.set_yticks(rows, names)
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.legend(loc="lower right")
+    # Beside the axes: inside it would lie over the last bars.
+    figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     try:
         figure.savefig(path, dpi=110, format="png")
     except OSError as error:

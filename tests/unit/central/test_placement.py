@@ -155,7 +155,9 @@ def test_the_papers_schedule_on_the_command_line(files):
         2.0,
         {"cpu": 1.0, "disk": 0.0},
     )
-    assert w4["why"] == "machine-1: 2 times as long as alone (cpu 1); next is machine-2 with 2"
+    assert (
+        w4["why"] == "machine-1: 2 times as long as alone (cpu 1); ties with machine-2; the first in the file"
+    )
     assert found["compare"]["graham"]["makespan_s"] == pytest.approx(290.56)
     assert found["compare"]["dfactor"]["makespan_s"] == pytest.approx(221.12)
     assert found["compare"]["dfactor"]["mean_dilation"] == pytest.approx(
@@ -183,13 +185,35 @@ def test_limits_amounts_units_and_reasons(files):
     assert full["placements"][0]["why"] == "no host has room: 1 lack cpu, 3 lack disk"
 
 
+def test_ties_are_told_of_dfactor_only(files):
+    three = "job,cpu,disk\nv,1,0\n"
+    hosts = "host,cpu,disk\na,0.5,0\nb,0.3,0\nc,0.3,0.9\nd,0.1,0\n"
+    for held, words in (
+        (
+            hosts.replace("d,0.1", "d,0.3"),
+            "b: 1.3 times as long as alone (cpu 0.3); ties with c and others; the first",
+        ),
+        (
+            hosts.replace("d,0.1", "d,0.4"),
+            "b: 1.3 times as long as alone (cpu 0.3); ties with c; the first in the file",
+        ),
+        (hosts, "d: 1.1 times as long as alone (cpu 0.1); next is b with 1.3"),
+    ):
+        shown = run(*files(three, held)).stdout
+        assert words in shown
+    assert "ties" not in run(*files(three, hosts), "--rule", "first-fit").stdout
+
+
 def test_a_batch_takes_what_was_placed_before_into_account(files):
     words = files("job,cpu,disk\nx,1,0\ny,1,0\nz,0,1\n", "host\na\nb\n")
     found = placed(*words)
     assert [row["host"] for row in found["placements"]] == ["a", "b", "a"]
-    assert found["placements"][2]["why"] == "a: nothing there wants what it wants; next is b with 1"
+    assert (
+        found["placements"][2]["why"]
+        == "a: nothing there wants what it wants; ties with b; the first in the file"
+    )
     shown = run(*words, "--compare").stdout
-    assert "3 of 3 placed; total dilation rises by 0" in shown
+    assert "3 of 3 placed; added dilation 0 (over 1" in shown
     assert "least-loaded" in shown and "graham" not in shown
 
 
