@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -228,8 +229,8 @@ def tables(results: list[dict[str, Any]]) -> str:
     lines = []
     for share in sorted({r["share"] for r in results}, reverse=True):
         here = [r for r in results if r["share"] == share]
-        head = "| method | replicates | beside | MAPE | by prediction | coverage 0.1 / 0.05 / 0.01 "
-        head += "| margin (equation 11) | by bound | margin, one scale | CPU s |"
+        head = "| method | replicates | beside | MAPE, % | by prediction, % | coverage 0.1 / 0.05 / 0.01, % "
+        head += "| margin (equation 11), % | by bound, % | margin, one scale, % | CPU s |"
         lines += [
             f"## Fitted to {share:.0%} of the rows",
             "",
@@ -254,20 +255,20 @@ def row(words: str, runs: list[dict[str, Any]], count: str) -> str:
         str(len(runs)),
         count,
         spread([part["mape"] for part in parts]),
-        f"{np.mean([part['mape_by_prediction'] for part in parts]):.2%}",
-        " / ".join(f"{np.mean([b['coverage'] for b in some]):.1%}" for some in bounds),
-        " / ".join(f"{np.mean([b['margin'] for b in some]):.1%}" for some in bounds),
-        " / ".join(f"{np.mean([b['margin_by_bound'] for b in some]):.1%}" for some in bounds),
-        " / ".join(f"{np.mean([b['margin'] for b in some]):.1%}" for some in plain),
+        spread([part["mape_by_prediction"] for part in parts]),
+        " / ".join(spread([b["coverage"] for b in some], 1) for some in bounds),
+        " / ".join(spread([b["margin"] for b in some], 1) for some in bounds),
+        " / ".join(spread([b["margin_by_bound"] for b in some], 1) for some in bounds),
+        " / ".join(spread([b["margin"] for b in some], 1) for some in plain),
         f"{np.mean([r['cpu_s'] for r in runs]):.0f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def spread(values: list[float]) -> str:
-    """Write a mean and its standard error."""
-    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.2%}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2%}{error}"
+def spread(values: list[float], digits: int = 2) -> str:
+    """Write a mean and its standard error over replicates, in percent."""
+    error = 100 * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{100 * np.mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
 def main(arguments: list[str]) -> int:
