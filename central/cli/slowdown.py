@@ -156,6 +156,8 @@ def profile(
     resources, two mirrored vectors. Columns job, time_s and resources: runs beside known loads (the sum of their
     loading vectors; zeros: alone), as a probe of one resource, 1 in its column. Columns job, resources and perhaps
     vm: measured shares of time, one row per window (CPU, memory stalls, waits for disk and network).
+
+    The exit status is 3 if copies of a job gave no vector; the output is whole all the same.
     """
     check_output(out, suffixes=(".csv",), others={"RUNS": runs})
     check_output(plot, "--plot", PICTURES, others={"RUNS": runs, "--out": out})
@@ -166,10 +168,22 @@ def profile(
         plot_profiles(plot, found)
     if json:
         print_json({"kind": found.kind, "jobs": [_profile_json(job) for job in found.jobs]})
-        return
-    _print_profiles(found)
-    if out is not None:
-        console.print(f"written to {out}", soft_wrap=True, markup=False)
+    else:
+        _print_profiles(found)
+        if out is not None:
+            console.print(f"written to {out}", soft_wrap=True, markup=False)
+    _refuse_without_vectors(runs, found)
+
+
+def _refuse_without_vectors(path: Path, found: Profiles) -> None:
+    """Let the command fail, once all is told, where copies of a job gave no vector."""
+    without = [job for job in found.jobs if job.loading is None and not job.candidates]
+    if without:
+        more = f" and {len(without) - 1:,} more" if len(without) > 1 else ""
+        raise InputError(
+            f"{path}: no loading vector found of job {without[0].job} ({'; '.join(without[0].notes)}){more}; "
+            "measure such jobs beside probes (columns job, time_s and resources)"
+        )
 
 
 def _print_profiles(found: Profiles) -> None:
@@ -208,5 +222,5 @@ def _profile_json(job: JobProfile) -> dict[str, Any]:
 
 def _interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
-        return "-"
+        return "unknown"
     return f"{estimate.low:.4g} to {estimate.high:.4g}"

@@ -21,13 +21,18 @@ __all__ = ["Estimate", "Profile", "fit_runs", "mean_shares"]
 _NOMINAL = 0.95
 # Weights are those of the fit before; a few rounds settle them.
 _ROUNDS = 5
+# Residuals, as shares of the time, that no longer tell how much runs scatter: digits of a double.
+_ROUNDING = 1e-12
 # Times of one job that differ by more are a mistake in the table, and no fit in double precision.
 _MOST_RATIO = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its 95 % interval; None where there are no rows to spare for one, or it has no end."""
+    """A value with its 95 % interval; None where the rows tell nothing of it, or it has no end.
+
+    They tell nothing if there are none to spare, or if they scatter by no more than rounding.
+    """
 
     value: float
     low: float | None
@@ -83,7 +88,7 @@ def fit_runs(time_s: npt.ArrayLike, beside: npt.ArrayLike) -> Profile:
             raise ValueError("the runs give no time alone above 0: they do not follow the model")
         weight = 1.0 / fitted
     freedom = n - unknowns
-    if not freedom:
+    if not freedom or float(np.abs(b - a @ beta).max()) <= _ROUNDING:
         return Profile(
             Estimate(float(np.ldexp(beta[0], exponent)), None, None),
             tuple(Estimate(float(value / beta[0]), None, None) for value in beta[1:]),
@@ -125,7 +130,11 @@ def mean_shares(samples: npt.ArrayLike, group: npt.ArrayLike | None = None) -> P
     if n == 1:
         return Profile(None, tuple(Estimate(float(value), None, None) for value in mean), n)
     half = student.ppf(0.5 + _NOMINAL / 2, n - 1) * table.std(axis=0, ddof=1) / np.sqrt(n)
-    found = tuple(Estimate(float(m), float(m - h), float(m + h)) for m, h in zip(mean, half, strict=True))
+    varies = np.ptp(table, axis=0) > _ROUNDING
+    found = tuple(
+        Estimate(float(m), float(m - h), float(m + h)) if known else Estimate(float(m), None, None)
+        for m, h, known in zip(mean, half, varies, strict=True)
+    )
     return Profile(None, found, n)
 
 
