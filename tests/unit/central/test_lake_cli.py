@@ -168,28 +168,42 @@ def test_a_folder_that_is_none_of_slots_is_a_line(lake: Lake) -> None:
 def test_what_central_does_meanwhile_is_no_problem(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """After each listing of samples, and of slots, central rolls, rolls up, compacts and deletes once."""
+    """After each listing of samples and slots, and before slots are opened, central does all that it does, once."""
+    monkeypatch.setattr("central.slots._MAX_PARTS", 1)  # so each roll-up makes the part before it superfluous
     rolled(lake)
-    left = {"samples": 3, "slots": 3}
-    original = Folder.entries
+    left = {"samples": 2, "slots": 2, "open": 1}
+    originals = Folder.entries, Folder.open
 
-    def entries(self: Folder, prefix: str) -> list[object]:
-        found = list(original(self, prefix))
-        top = prefix.partition("/")[0]
-        if left.get(top, 0) > 0:
-            left[top] -= 1
-            monkeypatch.setattr(Folder, "entries", original)
+    def hook(name: str) -> None:
+        if left.get(name, 0) > 0:
+            left[name] -= 1
+            unhook()
             write(lake, 10 - sum(left.values()))
-            slots = rolled(lake)
-            compact_day(lake, DAY, slots, min_sources=2)
+            compact_day(lake, DAY, rolled(lake), min_sources=2)
             remove_superseded(lake, grace_s=0)
             SlotStore(lake, 300 * 10**9).remove_unused(0.0)
-            monkeypatch.setattr(Folder, "entries", entries)
+            hooked()
+
+    def entries(self: Folder, prefix: str) -> list[object]:
+        found = list(originals[0](self, prefix))
+        hook(prefix.partition("/")[0])
         return found
 
-    monkeypatch.setattr(Folder, "entries", entries)
+    def opened(self: Folder, name: str) -> object:
+        hook("open" if name.startswith("slots/") else "")
+        return originals[1](self, name)
+
+    def hooked() -> None:
+        monkeypatch.setattr(Folder, "entries", entries)
+        monkeypatch.setattr(Folder, "open", opened)
+
+    def unhook() -> None:
+        monkeypatch.setattr(Folder, "entries", originals[0])
+        monkeypatch.setattr(Folder, "open", originals[1])
+
+    hooked()
     assert verified(lake, is_quick=kind == "quick") == []
-    assert left == {"samples": 0, "slots": 0}
+    assert set(left.values()) == {0}
 
 
 def test_damage_in_a_lake_that_is_in_use_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
