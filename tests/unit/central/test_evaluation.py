@@ -46,11 +46,11 @@ def found_of(*days, antagonists=(6,)):
     return list(events_of(rows, first, statistics, limits, np.array(antagonists)).events)
 
 
-def evaluated_machines(count, antagonist=6, **more):
+def evaluated_machines(count, antagonist=6):
     """An evaluation of `count` machines, which trigger twice each on the last of two days."""
     raised = (100, 101, 102, 103)
     first = TaskSlots.concatenate([day_of(0, machine=m) for m in range(count)])
-    last = TaskSlots.concatenate([day_of(1, raised=raised, machine=m, **more) for m in range(count)])
+    last = TaskSlots.concatenate([day_of(1, raised=raised, machine=m) for m in range(count)])
     methods = {"cpi2": METHODS["cpi2"](), "known": Known({6: 10.0})}
     return evaluate([(0, first), (1, last)], np.array([antagonist]), methods, from_day=1)
 
@@ -202,10 +202,17 @@ def test_few_machines_have_no_interval(machines):
 
 
 def test_machines_without_pairs_do_not_count_for_the_interval_of_consistency():
-    found = evaluated_machines(5, only=(1,))  # one victim each
-    assert found.methods["cpi2"].mean_percentile.low is not None
-    estimate = found.methods["cpi2"].consistency
-    assert (found.machines, estimate.value, estimate.low) == (5, None, None)
+    """Five machines trigger, three of them with two victims at once."""
+    raised = (100, 101, 102)
+    first = [day_of(0, machine=machine) for machine in range(5)]
+    last = [day_of(1, raised, machine=m, only=VICTIMS if m < 3 else (1,)) for m in range(5)]
+    days = [(0, TaskSlots.concatenate(first)), (1, TaskSlots.concatenate(last))]
+    found = evaluate(days, np.array([6]), {"known": Known({6: 10.0})}, from_day=1)
+    assert (found.machines, found.methods["known"].pairs) == (5, 3)
+    estimate = found.methods["known"].mean_percentile
+    assert (estimate.value, estimate.low, estimate.high) == (1.0, 1.0, 1.0)
+    estimate = found.methods["known"].consistency
+    assert (estimate.value, estimate.low, estimate.high) == (1.0, None, None)
 
 
 @pytest.mark.parametrize(("antagonist", "events"), [(6, 4), (1, 0), (99, 0)])
