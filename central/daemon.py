@@ -188,6 +188,8 @@ class Central:
             operators=config.central.operators,
             placement=config.placement,
             runtime=config.runtime,
+            roll_error=lambda: self.roller.failure,
+            incidents_error=lambda: self.recorder.failure,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from central.ack_times import AckTimes
 from central.journal_tables import (
     EVENTS_SCHEMA,
     PACKS_SCHEMA,
@@ -98,6 +99,7 @@ class Journal:
         self.path = folder / "journal.sqlite"
         self.replica = replica
         self.stats = JournalStats()
+        self.ack_times = AckTimes()
         self._hosts: dict[str, HostRecord] = {}
         self._seen: dict[str, tuple[int, int]] = {}  # accepted rows, when, that `_hosts` does not know yet
         self.failure = ""  # why the last commit failed; "" while all is well
@@ -457,6 +459,8 @@ class Journal:
             stats.rejected(kind)[reason] += count
         for host, (rows, seen) in group.seen.items():
             self._seen[host] = (self._seen.get(host, (0, 0))[0] + rows, seen)
+        if group.outcomes:
+            self.ack_times.take([item.received_unix_ns for item, _ in group.outcomes], time.time_ns())
         for item, is_new in group.outcomes:
             item.done(is_new)
 

@@ -12,6 +12,7 @@ import grpc
 import msgspec
 import pyarrow as pa
 
+from central.ack_times import BOUNDS_S
 from central.api.incidents import IncidentQueries
 from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, abort, encode, read_page
 from central.api.placement import PlacementQueries
@@ -59,6 +60,8 @@ class Fleet(
         operators: certificate names that may ask.
         placement: how loading vectors are made of windows.
         runtime: where the model of runtimes is.
+        roll_error: says why the last roll failed, "" if it did not.
+        incidents_error: the same of what writes incident history.
 
     """
 
@@ -73,6 +76,8 @@ class Fleet(
         operators: tuple[str, ...],
         placement: PlacementSection | None = None,
         runtime: RuntimeSection | None = None,
+        roll_error: Callable[[], str] = str,
+        incidents_error: Callable[[], str] = str,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._live = LiveFleet(
@@ -91,6 +96,8 @@ class Fleet(
         self._vm_windows = VmWindows(lake)
         self._builder = builder
         self._incidents = incidents
+        self._roll_error = roll_error
+        self._incidents_error = incidents_error
         self._operators = frozenset(operators)
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
@@ -103,6 +110,7 @@ class Fleet(
         await self.check_operator(context)
         segments, rows = await asyncio.to_thread(self._lake_totals)
         stats, built = self._journal.stats, self._builder.current
+        times = self._journal.ack_times
         return fleet_pb2.FleetStatus(
             central_version=metadata.version("whitepanda"),
             protocol_version=PROTOCOL_VERSION,
@@ -124,6 +132,12 @@ class Fleet(
             accepted_events=stats.accepted_events,
             rejected_events=_counts(stats.rejected_events),
             refused_streams=_counts(self._registry.refused),
+            last_commit_error=self._journal.failure,
+            last_roll_error=self._roll_error(),
+            last_incidents_error=self._incidents_error(),
+            acknowledgements=fleet_pb2.AcknowledgementTimes(
+                bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s
+            ),
         )
 
     async def ListHosts(  # noqa: N802 - the name in fleet.proto

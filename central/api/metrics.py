@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 from prometheus_client import generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["CONTENT_TYPE", "COUNTERS", "GAUGES", "REASONS", "render"]
+__all__ = ["ACKNOWLEDGEMENT", "CONTENT_TYPE", "COUNTERS", "FAILURES", "GAUGES", "REASONS", "render"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "whitepanda_central_"
@@ -37,6 +43,18 @@ GAUGES = (
     ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
     ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
 )
+#: 1 where the field says why, else 0.
+FAILURES = (
+    ("build_failed", "last_build_error", "1 where the last build failed, else 0"),
+    (
+        "commit_failed",
+        "last_commit_error",
+        "1 while the journal cannot commit and nothing is acknowledged, else 0",
+    ),
+    ("roll_failed", "last_roll_error", "1 while the journal cannot be rolled into the lake, else 0"),
+    ("incidents_failed", "last_incidents_error", "1 while incident history takes no reports, else 0"),
+)
+ACKNOWLEDGEMENT = "acknowledgement_seconds"
 
 
 class _Families(Collector):
@@ -51,9 +69,9 @@ class _Families(Collector):
             yield _by_reason(name, text, getattr(status, field))
         for name, field, text in GAUGES:
             yield GaugeMetricFamily(_PREFIX + name, text, getattr(status, field))
-        failed = GaugeMetricFamily(_PREFIX + "build_failed", "1 where the last build failed, else 0")
-        failed.add_metric([], float(bool(status.last_build_error)))
-        yield failed
+        for name, field, text in FAILURES:
+            yield GaugeMetricFamily(_PREFIX + name, text, float(bool(getattr(status, field))))
+        yield _times(status.acknowledgements)
         started = GaugeMetricFamily(_PREFIX + "start_time_seconds", "when central started, since 1970")
         started.add_metric([], status.started_unix_ns / 1e9)
         yield started
@@ -67,6 +85,15 @@ def _by_reason(name: str, text: str, counts: Iterable[agent_pb2.RejectedRows]) -
     for each in counts:
         family.add_metric([each.reason], each.count)
     return family
+
+
+def _times(times: fleet_pb2.AcknowledgementTimes) -> Metric:
+    bounds = [*(f"{bound:g}" for bound in times.bound_s), "+Inf"]
+    buckets = list(zip(bounds, accumulate(times.batches), strict=False))
+    text = "from a batch's arrival until it was on disk, since central's start"
+    return HistogramMetricFamily(
+        _PREFIX + ACKNOWLEDGEMENT, text, buckets=buckets or [("+Inf", 0)], sum_value=times.sum_s
+    )
 
 
 def render(status: fleet_pb2.FleetStatus) -> bytes:

@@ -328,6 +328,8 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     for sequence in range(2, 21):
         await peer.batch(sequence, rows=200)
     await _until(lambda: central.journal.failure and central.ingest.room.pending == 4)
+    central.roller.failure, central.recorder.failure = "no lake", "no history"
+    assert (central.fleet._roll_error(), central.fleet._incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
     assert central.ingest.room.pending == 4, "no more is read than may be pending"
     assert central.journal.stats.accepted_batches < 16

@@ -39,7 +39,11 @@ class Served:
         self.store = IncidentStore("", folder)
         lake = Lake(folder / "lake")
         builder = Builder(BuildSection(), lake)
-        self.fleet = Fleet(self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",))
+        self.roll_error = self.incidents_error = ""
+        self.fleet = Fleet(
+            self.journal, StreamRegistry(), lake, builder, self.store, operators=("operator",),
+            roll_error=lambda: self.roll_error, incidents_error=lambda: self.incidents_error,
+        )  # fmt: skip
 
     async def close(self) -> None:
         await self.journal.close()
@@ -302,10 +306,24 @@ async def test_totals_are_there_for_prometheus_too(served, local) -> None:
     assert found["whitepanda_central_refused_streams_total", "tls_expired"] == 1
     assert found["whitepanda_central_rejected_rows_total", "bad_cpi"] == 7
     assert found["whitepanda_central_accepted_rows_total",] == 2**40 + 1
-    assert found["whitepanda_central_build_failed",] == 0
+    failures = [f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents")]
+    assert [found[name,] for name in failures] == [0, 0, 0, 0]
+    assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
     served.fleet._builder.last_error = "OSError: no space"
+    served.journal.failure = "disk is full"
+    served.roll_error, served.incidents_error = "no bucket", "away"
+    times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
+    served.journal.ack_times.take([NOW - time for time in times], NOW)
     _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
-    assert "whitepanda_central_build_failed 1.0" in text
+    assert [f"{name} 1.0" in text for name in failures] == [True] * 4
+    name = "whitepanda_central_acknowledgement_seconds"
+    for part, value in (('bucket{le="0.01"}', 3), ('bucket{le="0.25"}', 4), ('bucket{le="10"}', 4)):
+        assert f"{name}_{part} {value}.0\n" in text
+    assert f"{name}_count 5.0\n" in text and f"{name}_sum 11.209\n" in text
+    _, status = await get(local, "/v1/status")
+    assert (status["last_commit_error"], status["last_roll_error"]) == ("disk is full", "no bucket")
+    assert status["last_incidents_error"] == "away"
     operate = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
-    names = {name for table in (metrics.COUNTERS, metrics.REASONS, metrics.GAUGES) for name, _, _ in table}
+    tables = (metrics.COUNTERS, metrics.REASONS, metrics.GAUGES, metrics.FAILURES)
+    names = {metrics.ACKNOWLEDGEMENT, *(name for table in tables for name, _, _ in table)}
     assert {name for name in names if f"`{name}" not in operate} == set(), "told to operators"

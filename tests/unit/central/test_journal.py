@@ -114,6 +114,7 @@ async def test_what_it_called_back_for_is_there_after_a_crash(tmp_path: Path) ->
         journal_batches=3,
         journal_rows=8,
     )
+    assert sum(journal.ack_times.counts) == 5
     assert journal.stats == expected
     # Another process reads the files as they are: nothing was closed or flushed for it.
     copy = tmp_path / "copy"

@@ -1,0 +1,36 @@
+"""How long batches take from their arrival to their acknowledgement, as a histogram since central's start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["BOUNDS_S", "AckTimes"]
+
+#: Upper bounds of the buckets, s; the last bucket has none.
+BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+_BOUNDS_NS = np.array(BOUNDS_S) * 1e9
+
+
+class AckTimes:
+    """Counts by bucket.
+
+    Attributes:
+        counts: of each bucket alone, one more than `BOUNDS_S`.
+        sum_s: of all times.
+
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def take(self, received_unix_ns: Sequence[int], now_unix_ns: int) -> None:
+        """Count batches that are acknowledged now; where the clock was set back meanwhile, as 0 s."""
+        ages_ns = np.maximum(now_unix_ns - np.array(received_unix_ns, dtype=np.int64), 0)
+        buckets = np.searchsorted(_BOUNDS_NS, ages_ns)
+        for bucket, count in enumerate(np.bincount(buckets, minlength=len(self.counts)).tolist()):
+            self.counts[bucket] += count
+        self.sum_s += float(ages_ns.sum()) / 1e9
