@@ -11,8 +11,10 @@ mean, where nothing large cancels.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +42,7 @@ __all__ = [
     "STATE",
     "Engine",
     "FitTables",
+    "answering",
     "coefficients",
     "cpi_moments",
     "fit",
@@ -103,6 +106,8 @@ class Engine:
             preserve_insertion_order=False,  # lets DuckDB spill and stream
             autoinstall_known_extensions=False,  # nothing is ever fetched
         )
+        # Where Python has no script (-c) DuckDB takes us for a person, and standard output for its bar.
+        self.connection.con.execute("SET enable_progress_bar = false")
 
     def __enter__(self) -> Self:
         return self
@@ -152,6 +157,20 @@ class Engine:
                 mine = rows if parts == 1 else rows.filter(rows.machine % parts == part)
                 writer.write_table(kernel(mine.to_pyarrow(), slot_ns))
         return int(pq.read_metadata(path).num_rows)
+
+
+@contextlib.contextmanager
+def answering(memory_limit_mib: int, threads: int = 1) -> Iterator[Any]:
+    """Yield an Ibis connection for one question.
+
+    What does not fit is spilled to a temporary folder: by default DuckDB takes the working directory, where a service
+    may not write.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="whitepanda-") as spill,
+        Engine(memory_limit_mib=memory_limit_mib, threads=threads, spill_dir=Path(spill)) as engine,
+    ):
+        yield engine.connection
 
 
 def task_slots(samples: ir.Table, slot_ns: int) -> ir.Table:

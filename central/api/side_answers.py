@@ -30,7 +30,7 @@ _MAX_HOSTS = 10_000
 _MAX_TASKS = 500_000  # of a side
 _MAX_JOBS = 10_000  # of one answer, which the protocol's limit of 4 MiB still holds
 _MIN_COVERAGE = 0.8  # as `whitepanda fleet compare` has it
-_ENGINE = {"threads": 1, "memory_limit": "512MiB"}
+_MEMORY_MIB = 512
 
 
 def plan_observation(
@@ -150,7 +150,7 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
 
 def _read(lake: Lake, side: Side, metric: str) -> Rows:
     try:
-        return read_side(lake, side, metric, engine=_ENGINE, max_tasks=_MAX_TASKS)
+        return read_side(lake, side, metric, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
     except InputError as error:
         raise NotThereError(str(error)) from error
 

@@ -12,7 +12,6 @@ that a task used, in cores, stands for it.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from central.engine import answering
 from central.fleet.tables import Rows, read_machines
 from central.lake import Lake, LakeError, day_of
 from central.models.groups import group, sums
@@ -112,7 +112,8 @@ def read_side(
     side: Side,
     metric: str,
     *,
-    engine: Mapping[str, Any] | None = None,
+    memory_limit_mib: int = 2048,
+    threads: int = 2,
     max_tasks: int | None = None,
 ) -> Rows:
     """Read a side.
@@ -121,7 +122,8 @@ def read_side(
         lake: where from.
         side: which samples.
         metric: one of `metrics()`.
-        engine: settings of DuckDB.
+        memory_limit_mib: of DuckDB's buffers; what does not fit is spilled.
+        threads: that the query runs on.
         max_tasks: refuse more.
 
     Raises:
@@ -129,8 +131,6 @@ def read_side(
         LakeError: the lake is damaged or newer than this program.
 
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only the lake needs it
-
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
     days = [
@@ -139,20 +139,16 @@ def read_side(
         if (side.from_ns is None or day >= day_of(side.from_ns))
         and (side.until_ns is None or day <= day_of(side.until_ns))
     ]
-    # By default DuckDB spills into the working directory, where a service may not write.
-    with tempfile.TemporaryDirectory(prefix="whitepanda-") as spill:
-        connection = ibis.duckdb.connect(
-            temp_directory=spill, preserve_insertion_order=False, **(engine or {})
-        )
-        tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
-        if max_tasks is not None:
-            tasks = tasks.limit(max_tasks + 1)
-        try:
+    try:
+        with answering(memory_limit_mib, threads) as connection:
+            tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
+            if max_tasks is not None:
+                tasks = tasks.limit(max_tasks + 1)
             table = connection.to_pyarrow(tasks)
-        except Exception as error:  # the engine's own kinds differ by back end
-            raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
-        finally:
-            connection.disconnect()
+    except LakeError:
+        raise
+    except Exception as error:  # the engine's own kinds differ by back end
+        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     if not table.num_rows:
         raise InputError(f"side '{side.text}': no task of the lake has {metric} there")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from central.config import PlacementSection
+from central.engine import answering
 from central.lake import Lake, day_of
 from central.models.groups import Floats
 from central.placement.fleet import Fleet, Hosts, Ranking, Request
@@ -33,7 +34,7 @@ BUSY_CORES = 0.05
 
 _S_NS = 10**9
 _DAY_NS = 86_400 * _S_NS
-_ENGINE = {"threads": 1, "memory_limit": "512MiB"}
+_MEMORY_MIB = 512
 _STALL, _IO_WAIT = "memory_stall_ratio", "io_wait_ratio"
 # Resource, the column its rate is in, and the setting that says what a host can do.
 _RATES = (
@@ -218,11 +219,8 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
     The share of cycles that waited for memory is that of the CPU time of the windows that have one: an idle VM's little
     does not count as much.
     """
-    import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
-
     days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
-    connection = ibis.duckdb.connect(**_ENGINE)
-    try:
+    with answering(_MEMORY_MIB) as connection:
         table = lake.samples(connection, days)
         found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
         means = {column: found[column].mean() for _, column, _ in _RATES}
@@ -233,6 +231,4 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
             windows=found.count(), last=(found.start_unix_ns + found.duration_ns).max(), **means
         )
         columns: dict[str, list[Any]] = connection.to_pyarrow(sums).to_pydict()
-    finally:
-        connection.disconnect()
     return columns

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from central.engine import answering
 from central.lake import Lake, LakeError
 from central.placement.live import BUSY_CORES
 from central.slots import SlotStore
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LakeRows", "read_lake"]
 
-_ENGINE = {"threads": 1, "memory_limit": "1GiB"}
+_MEMORY_MIB = 1024
 #: What a table of observations may have (`central.runtime.tables`).
 _MOST_INTERFERERS = 64
 _INSTRUCTIONS = 1e9
@@ -68,26 +69,22 @@ def read_lake(lake: Lake, *, slot_s: float, days: int, max_rows: int) -> LakeRow
         LakeError: the lake is damaged or newer than this program.
 
     """
-    import ibis  # noqa: PLC0415 - takes a second, and only the lake needs it
-
     store = SlotStore(lake, round(slot_s * 1e9))
     manifests = list(store.manifests().values())[-days:]
     if not manifests:
         raise InputError(
             f"lake {lake.name}: no slots of {slot_s:g} s; central makes them when it builds (build.slot_s)"
         )
-    connection = ibis.duckdb.connect(**_ENGINE)
     try:
-        busy = store.read(connection, manifests)
-        busy = busy.filter(busy.usage >= BUSY_CORES)
-        total = int(connection.to_pyarrow(busy.count()).as_py())
-        share = min(1.0, max_rows / total) if total else 1.0
-        part = (busy.machine + "/" + busy.slot_start_ns.cast("string")).hash() % _PARTS
-        rows = connection.to_pyarrow(_columns(busy.filter(part.abs() < share * _PARTS))).to_pylist()
+        with answering(_MEMORY_MIB) as connection:
+            busy = store.read(connection, manifests)
+            busy = busy.filter(busy.usage >= BUSY_CORES)
+            total = int(connection.to_pyarrow(busy.count()).as_py())
+            share = min(1.0, max_rows / total) if total else 1.0
+            part = (busy.machine + "/" + busy.slot_start_ns.cast("string")).hash() % _PARTS
+            rows = connection.to_pyarrow(_columns(busy.filter(part.abs() < share * _PARTS))).to_pylist()
     except Exception as error:  # the engine's own kinds differ by back end
         raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
-    finally:
-        connection.disconnect()
     found = _observed(rows)
     if not found["workload"]:
         raise InputError(
