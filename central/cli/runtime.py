@@ -126,6 +126,9 @@ def predict(
     model: _ModelOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet to write.")],
     epsilon: _Epsilon = _EPSILONS,
+    skip_unknown: Annotated[  # noqa: FBT002 - a flag of typer's
+        bool, typer.Option("--skip-unknown", help="Rows with unknown names stay empty, and are counted.")
+    ] = False,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Predict runtimes, and bounds that a share of runs does not exceed.
@@ -133,16 +136,19 @@ def predict(
     The rows are written in their order, with the columns predicted_us and bound_us_EPSILON.
     """
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--model": model})
-    found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out)
+    found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out, skip_unknown=skip_unknown)
     if json:
         print_json({
             "out": str(out),
             "rows": found.rows,
+            "rows_unknown": found.unknown,
             "columns": list(found.columns),
             "rows_without_bound": dict(found.unbounded),
         })  # fmt: skip
         return
-    console.print(f"rows: {found.rows:,} predicted", markup=False)
+    console.print(f"rows: {found.rows - found.unknown:,} predicted", markup=False)
+    if found.unknown:
+        console.print(f"left empty, with names that the model has not: {found.unknown:,} rows", markup=False)
     for count, size in found.unbounded.items():
         console.print(
             f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False

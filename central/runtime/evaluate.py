@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from central.models.pitot_bounds import margin
 from central.runtime.model import Model
 
 from central.models.pitot import Rows  # isort: skip
@@ -51,7 +50,7 @@ def measure(
         By number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its
         95 % interval (None of one row; both None if too large for a number); mape_by_prediction, that of
         |t / t_hat - 1|, as the paper's authors' code has it; per epsilon coverage with its 95 % interval (Wilson),
-        margin (equation 11), and margin_by_bound, mean |t / bound - 1|.
+        margin (equation 11), and margin_by_bound, mean |t / bound - 1|. Each mean has its _half_width likewise.
 
     """
     with np.errstate(over="ignore", invalid="ignore"):
@@ -66,13 +65,14 @@ def _measured(
     for count in np.unique(counts):
         here = counts == count
         off = predicted[here] - log_us[here]
-        errors = np.abs(np.expm1(off))
+        errors, by_prediction = np.abs(np.expm1(off)), np.abs(np.expm1(-off))
         size = int(here.sum())
         found[str(int(count))] = {
             "rows": size,
             "mape": _finite(errors.mean()),
-            "mape_half_width": _finite(_Z_95 * errors.std() / np.sqrt(size)) if size > 1 else None,
-            "mape_by_prediction": _finite(np.abs(np.expm1(-off)).mean()),
+            "mape_half_width": _half_width(errors),
+            "mape_by_prediction": _finite(by_prediction.mean()),
+            "mape_by_prediction_half_width": _half_width(by_prediction),
             "bounds": {word: _bound(log_us[here], bounds[place, here]) for place, word in enumerate(words)},
         }
     return found
@@ -80,6 +80,11 @@ def _measured(
 
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+def _half_width(values: Floats) -> float | None:
+    """Half the width of the 95 % interval of the values' mean."""
+    return _finite(_Z_95 * values.std() / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
@@ -93,10 +98,13 @@ def _bound(log_us: Floats, bound: Floats) -> dict[str, Any] | None:
         / (1 + _Z_95**2 / size)
         * np.sqrt(coverage * (1 - coverage) / size + _Z_95**2 / (4 * size * size))
     )
+    over, by_bound = np.maximum(np.expm1(bound - log_us), 0.0), np.abs(np.expm1(log_us - bound))
     return {
         "coverage": coverage,
         "coverage_low": float(middle - half),
         "coverage_high": float(middle + half),
-        "margin": _finite(margin(bound, log_us)),
-        "margin_by_bound": _finite(np.abs(np.expm1(log_us - bound)).mean()),
+        "margin": _finite(over.mean()),
+        "margin_half_width": _half_width(over),
+        "margin_by_bound": _finite(by_bound.mean()),
+        "margin_by_bound_half_width": _half_width(by_bound),
     }

@@ -88,7 +88,7 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
     covered.set_xlabel("promised: runs within the bound, %")
     covered.set_ylabel("covered less promised, points, 95 % interval")
     margins.set_xlabel("promised: runs within the bound, %")
-    margins.set_ylabel("mean max(bound - t, 0) / t, %")
+    margins.set_ylabel("mean max(bound - t, 0) / t, %, 95 % interval")
     if margins.get_legend_handles_labels()[0]:
         margins.legend(fontsize=8)
     save_figure(figure, path)
@@ -113,9 +113,10 @@ def _draw_bounds(  # type: ignore[no-untyped-def]
     # Beside each other where several numbers of co-runners have the same promise.
     covered.errorbar(promised + 0.12 * place, off, yerr=spans, linestyle="none", capsize=3, **style)
     known = [
-        (at, 100 * bound["margin"])
+        (at, 100 * bound["margin"], 100 * (bound["margin_half_width"] or 0.0))
         for at, (_, bound) in zip(promised, bounds, strict=True)
         if bound["margin"] is not None
     ]
     if known:
-        margins.plot(*zip(*known, strict=True), **style)
+        at, cost, half = zip(*known, strict=True)
+        margins.errorbar(at, cost, yerr=half, capsize=3, **style)

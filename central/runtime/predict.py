@@ -32,9 +32,13 @@ _MOST_EPSILON = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was predicted: rows, and rows without a bound by their number of co-runners."""
+    """What was predicted: rows written, those without a bound by their number of co-runners, those with no prediction.
+
+    `unknown` rows have a name that the model has not.
+    """
 
     rows: int
+    unknown: int
     unbounded: Mapping[int, int]
     columns: tuple[str, ...]
 
@@ -61,7 +65,14 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]], out: Path) -> Predicted:
+def predict_rows(
+    path: Path,
+    model: Model,
+    epsilons: Sequence[tuple[str, float]],
+    out: Path,
+    *,
+    skip_unknown: bool = False,
+) -> Predicted:
     """Predict the rows of a file.
 
     Args:
@@ -69,6 +80,8 @@ def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]]
         model: a fitted one.
         epsilons: as `parse_epsilons` reads them.
         out: CSV or Parquet by its name: the rows in their order, with predicted_us and bound_us_<epsilon>.
+        skip_unknown: leave the predictions of rows with unknown names empty, instead of refusing the file; at least one
+            row must have none.
 
     Raises:
         InputError: the file is wrong, a name is not in the model, or an epsilon is too small for it.
@@ -81,7 +94,11 @@ def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]]
             raise InputError(
                 f"{path}: has a column {name} already, which the predictions would be written to"
             )
-    rows = named.placed(model.workloads, model.platforms, UNKNOWN)
+    rows, is_known = named.known(model.workloads, model.platforms)
+    if not is_known.all():
+        if not skip_unknown or not is_known.any():
+            named.placed(model.workloads, model.platforms, UNKNOWN)  # says which
+        rows = rows.take(is_known)
     estimates = model.estimate(rows)
     try:
         bounds = model.bounds(rows, estimates, [value for _, value in epsilons])
@@ -89,7 +106,9 @@ def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]]
         raise InputError(f"--epsilon: {error}; {TOO_FEW}") from error
     result = named.table.all_columns()
     for name, values in zip(columns, (estimates.log_us, *bounds), strict=True):
-        result = result.append_column(name, pa.array(np.exp(values), from_pandas=True))
+        column = np.full(len(is_known), np.nan)
+        column[is_known] = np.exp(values)
+        result = result.append_column(name, pa.array(column, from_pandas=True))
     write_table(out, result)
     counts = rows.co_runners
     unbounded = {
@@ -97,7 +116,7 @@ def predict_rows(path: Path, model: Model, epsilons: Sequence[tuple[str, float]]
         for count in (np.unique(counts) if epsilons else ())
         if int(count) not in model.pools
     }
-    return Predicted(len(rows), unbounded, columns)
+    return Predicted(len(is_known), int((~is_known).sum()), unbounded, columns)
 
 
 def write_table(path: Path, table: pa.Table) -> None:

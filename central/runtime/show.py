@@ -13,7 +13,7 @@ from whitepanda.common.cli import console
 
 __all__ = ["show_measures", "show_neighbours"]
 
-_WIDE, _SIDE = 20, 10
+_WIDE, _NARROW, _SIDE = 20, 14, 10
 
 
 def show_measures(result: Mapping[str, Any]) -> None:
@@ -24,9 +24,9 @@ def show_measures(result: Mapping[str, Any]) -> None:
         grid.add_column(name, justify="right")
     grid.add_column("")
     for count, line in result.items():
-        error = f"{_percent(line['mape'])} ± {_percent(line['mape_half_width'])}"
-        drawn = bar(line["mape"] or 0.0, largest, _WIDE)
-        grid.add_row(count, f"{line['rows']:,}", error, _percent(line["mape_by_prediction"]), drawn)
+        means = [_mean(line, name) for name in ("mape", "mape_by_prediction")]
+        drawn = bar(line["mape"] or 0.0, largest, _NARROW)
+        grid.add_row(count, f"{line['rows']:,}", *means, drawn)
     console.print(grid)
     grid = Grid(title="Bounds", title_justify="left")
     for name in ("beside", "epsilon", "covered", "margin", "by bound"):
@@ -39,9 +39,9 @@ def show_measures(result: Mapping[str, Any]) -> None:
     for first, epsilon, bound in bounds:
         cells = ["-"] * 3
         if bound is not None:
-            low, high = _percent(bound["coverage_low"]), _percent(bound["coverage_high"])
-            cells = [f"{_percent(bound['coverage'])} ({low} to {high})"]
-            cells += [_percent(bound["margin"]), _percent(bound["margin_by_bound"])]
+            span = f"{100 * bound['coverage_low']:.2f} to {100 * bound['coverage_high']:.2f}"
+            cells = [f"{_percent(bound['coverage'])} ({span})"]
+            cells += [_mean(bound, name) for name in ("margin", "margin_by_bound")]
         grid.add_row(first, epsilon, *cells)
     console.print(grid)
     _show_bars([one for one in bounds if one[2] is not None])
@@ -78,6 +78,14 @@ def show_neighbours(found: Mapping[str, Neighbours]) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _mean(line: Mapping[str, Any], name: str) -> str:
+    """Return a mean with half of its interval, short enough for 80 columns."""
+    value, half = line[name], line[f"{name}_half_width"]
+    if value is None or half is None:
+        return f"{_percent(value)} ± unknown"
+    return f"{100 * value:.2f} ± {100 * half:.2f}%"
 
 
 def _percent(value: float | None) -> str:

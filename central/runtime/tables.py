@@ -15,13 +15,15 @@ from central.degradation.runs import Table
 from central.models.pitot import ALONE, Rows
 from whitepanda.common.errors import InputError
 
-__all__ = ["Features", "NamedRows", "Names", "read_features", "read_log_runtimes", "read_rows"]
+__all__ = ["Features", "NamedRows", "Names", "means_alone", "read_features", "read_log_runtimes", "read_rows"]
 
 Floats = NDArray[np.float64]
 _SEPARATOR = ";"
 _NUMBERED = re.compile(r"interferer_[0-9]+")
-#: What other programs write for nothing; here these are names like any other.
+#: What other programs write for nothing.
 _LIKE_NOTHING = ("nan", "none", "null", "na", "n/a")
+#: In place of a name that is not known; `ALONE` is -1.
+_STRANGE = -2
 #: Above it squares are no numbers of single precision any more.
 _MOST_FEATURE = 1e18
 #: More at once is taken for a mistake in the table.
@@ -65,41 +67,66 @@ class NamedRows:
     rows: Rows
 
     def placed(self, workloads: Names, platforms: Names, remedy: str) -> Rows:
-        """Return the rows as places in other lists of names.
+        """Return the rows as places in other lists of names; an interferer like `NaN` is none if it is no name there.
 
         Raises:
             InputError: a name is not among them; says the first, how many there are, and `remedy`.
 
         """
-        w = self._map("workload", self.workloads, self.rows.workload, workloads, remedy)
-        p = self._map("platform", self.platforms, self.rows.platform, platforms, remedy)
-        k = self._map("interferer", self.interferers, self.rows.interferers, workloads, remedy)
-        return Rows(w, p, k)
+        rows, is_known = self.known(workloads, platforms)
+        if is_known.all():
+            return rows
+        kinds = (
+            ("workload", self.workloads, self.rows.workload, rows.workload),
+            ("platform", self.platforms, self.rows.platform, rows.platform),
+            # Not those of `rows`, which may have moved.
+            ("interferer", self.interferers, self.rows.interferers, self._beside(workloads)),
+        )
+        what, names, ids, places = next(kind for kind in kinds if (kind[3] == _STRANGE).any())
+        unknown = np.unique(ids[places == _STRANGE])
+        row = int(np.flatnonzero((ids == unknown[0]).reshape(len(ids), -1).any(axis=1))[0])
+        more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+        count = int((~is_known).sum())
+        such = f"; {count:,} rows with unknown names" if count > 1 else ""
+        raise InputError(
+            f"{self.path}: {what} {names[unknown[0]]!r} is not known (row {row + 1}{more}{such}); {remedy}"
+        )
 
-    def _map(
-        self, what: str, names: tuple[str, ...], ids: NDArray[np.int64], into: Names, remedy: str
-    ) -> NDArray[np.int64]:
-        unknown = [name for name in names if name not in into.places]
-        if unknown:
-            first = names.index(unknown[0])
-            row = int(np.flatnonzero((ids == first).reshape(len(ids), -1).any(axis=1))[0])
-            more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
-            if what == "interferer" and unknown[0].casefold() in _LIKE_NOTHING:
-                remedy = f"leave it empty for alone, or {remedy}"
-            raise InputError(
-                f"{self.path}: {what} {unknown[0]!r} is not known (row {row + 1}{more}); {remedy}"
-            )
-        # The last place is for `ALONE`, which is -1.
-        places = np.array([*(into.places[name] for name in names), ALONE], dtype=np.int64)
-        found: NDArray[np.int64] = places[ids]
-        return found
+    def known(self, workloads: Names, platforms: Names) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return the rows as places in other lists of names, and which rows have no name that is not there."""
+        w = _map(self.workloads, self.rows.workload, workloads)
+        p = _map(self.platforms, self.rows.platform, platforms)
+        k = self._beside(workloads)
+        is_known = (w != _STRANGE) & (p != _STRANGE) & (k != _STRANGE).all(axis=1)
+        moved = any(means_alone(name) and name not in workloads.places for name in self.interferers)
+        return Rows(w, p, _left(k) if moved else k), is_known
+
+    def _beside(self, workloads: Names) -> NDArray[np.int64]:
+        return _map(self.interferers, self.rows.interferers, workloads, may_be_nothing=True)
+
+
+def means_alone(name: str) -> bool:
+    """Say whether other programs write this for no interferer; a workload of that very name comes first."""
+    return name.casefold() in _LIKE_NOTHING
+
+
+def _map(
+    names: tuple[str, ...], ids: NDArray[np.int64], into: Names, *, may_be_nothing: bool = False
+) -> NDArray[np.int64]:
+    """Return places in `into`, `_STRANGE` for names that it has not."""
+    places = [
+        into.places.get(name, ALONE if may_be_nothing and means_alone(name) else _STRANGE) for name in names
+    ]
+    # The last place is for `ALONE`, which is -1.
+    found: NDArray[np.int64] = np.array([*places, ALONE], dtype=np.int64)[ids]
+    return found
 
 
 def read_rows(path: Path) -> NamedRows:
     """Read what ran where beside whom: columns workload, platform, and interferer, interferer_1.., or interferers.
 
-    No interferer is an empty value or null; without such a column all ran alone. `interferers` is a list (Parquet) or
-    names separated by `;`. Of CSV every column stays the text that it is.
+    No interferer is an empty value or null (see also `means_alone`); without such a column all ran alone.
+    `interferers` is a list (Parquet) or names separated by `;`. Of CSV every column stays the text that it is.
 
     Raises:
         InputError: the file cannot be read, a column is missing, or a row has no workload or platform.

@@ -11,7 +11,7 @@ from central.models.pitot import Members, Rows
 from central.models.pitot_bounds import Difficulty
 from central.models.pitot_update import new_platform, new_workload
 from central.runtime.model import Model
-from central.runtime.tables import NamedRows, Names
+from central.runtime.tables import NamedRows, Names, means_alone
 from whitepanda.common.errors import InputError
 
 __all__ = ["Updated", "noise_of", "update"]
@@ -53,7 +53,9 @@ def update(model: Model, named: NamedRows, log_us: Floats) -> tuple[Model, Updat
     if not added_w and not added_p:
         raise InputError(f"{named.path}: the model knows all workloads and platforms of it; nothing to add")
     strangers = tuple(
-        name for name in named.interferers if name not in workloads.places and name not in added_w
+        name
+        for name in named.interferers
+        if name not in workloads.places and name not in added_w and not means_alone(name)
     )
     all_w = Names.of((*workloads.names, *added_w, *strangers))
     rows = named.placed(all_w, Names.of((*platforms.names, *added_p)), "")

@@ -145,11 +145,13 @@ def test_the_command_draws_the_map_or_says_why_not(model, tmp_path, monkeypatch)
 def bound(coverage, margin):
     return {
         "coverage": coverage, "coverage_low": coverage - 0.01, "coverage_high": coverage + 0.01,
-        "margin": margin, "margin_by_bound": margin,
+        "margin": margin, "margin_half_width": None if margin is None else margin / 10,
+        "margin_by_bound": margin, "margin_by_bound_half_width": None if margin is None else margin / 10,
     }  # fmt: skip
 
 
 LINE = {"rows": 100, "mape": 0.04, "mape_half_width": 0.01, "mape_by_prediction": 0.04}
+LINE["mape_by_prediction_half_width"] = 0.02
 RESULT = {
     "0": LINE | {"bounds": {"0.1": bound(0.92, 0.05), "0.05": bound(0.94, 0.1)}},
     "1": LINE | {"mape": 0.02, "bounds": {"0.1": bound(0.89, 0.025), "0.05": bound(0.95, None)}},
@@ -162,7 +164,8 @@ def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     monkeypatch.setattr(show, "console", Console(file=text, highlight=False, width=80))
     show.show_measures(RESULT)
     errors, _, bars = text.getvalue().split("Error by number of co-runners")[1].partition("Coverage less")
-    assert "█" * 20 in errors and "█" * 10 + " " in errors
+    assert "█" * 14 in errors and "█" * 7 + " " in errors
+    assert "4.00 ± 2.00%" in errors and "5.00 ± 0.50%" in errors and "unknown ± unknown" in errors
     lines = [line.split("│", 4) for line in bars.splitlines() if line.startswith("│")]
     assert [line[3].strip() for line in lines] == ["+2.00", "-1.00", "-1.00", "+0.00"]
     # Ten blocks are 2 points here, twenty are a margin of 10 %.

@@ -14,7 +14,7 @@ from central.degradation.runs import Table
 from central.models.pitot import ALONE, Rows
 from central.runtime.evaluate import measure
 from central.runtime.predict import write_table
-from central.runtime.tables import read_features, read_log_runtimes, read_rows
+from central.runtime.tables import Names, read_features, read_log_runtimes, read_rows
 from whitepanda.common.errors import InputError
 
 
@@ -44,6 +44,29 @@ def test_a_column_of_nan_is_nobody(tmp_path):
     table = {"workload": ["a", "b"], "platform": ["x", "x"], "interferer": [float("nan")] * 2}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
     assert read_rows(tmp_path / "rows.parquet").rows.interferers.tolist() == [[ALONE], [ALONE]]
+
+
+def test_what_programs_write_for_nothing_is_nobody_unless_a_workload_is_called_so(tmp_path):
+    header, path = "workload,platform,interferer_1,interferer_2\n", tmp_path / "rows.csv"
+    path.write_text(header + "a,x,NaN,b\na,x,None,null\na,x,NA,nan\nb,x,a,\n")
+    platforms = Names.of(("x",))
+    placed = read_rows(path).placed(Names.of(("a", "b")), platforms, "remedy")
+    assert placed.interferers.tolist() == [[1, ALONE], [ALONE, ALONE], [ALONE, ALONE], [0, ALONE]]
+    placed = read_rows(path).placed(Names.of(("a", "b", "NaN")), platforms, "remedy")
+    assert placed.interferers.tolist() == [[2, 1], [ALONE, ALONE], [ALONE, ALONE], [0, ALONE]]
+    path.write_text(header + "a,x,NaN,c\na,x,-,\nc,x,,\n")
+    named = read_rows(path)
+    assert named.known(Names.of(("a", "b")), platforms)[1].tolist() == [False, False, False]
+    with pytest.raises(
+        InputError, match=r"workload 'c' is not known \(row 3; 3 rows with unknown names\); remedy"
+    ):
+        named.placed(Names.of(("a", "b")), platforms, "remedy")
+    with pytest.raises(InputError, match=r"interferer '-' is not known \(row 2\); remedy"):
+        named.placed(Names.of(("a", "c")), platforms, "remedy")
+    # Of workloads and platforms such texts are names.
+    path.write_text("workload,platform\nnan,x\n")
+    with pytest.raises(InputError, match="workload 'nan' is not known"):
+        read_rows(path).placed(Names.of(("a",)), platforms, "remedy")
 
 
 @pytest.mark.parametrize("name", ["workload", "platform", "interferer"])
@@ -91,7 +114,23 @@ def test_one_row_has_an_error_and_no_interval():
     zero = np.zeros(1)
     found = measure(rows_of(1), zero, zero + np.log(1.25), np.ones((1, 1)), [0.1])["0"]
     assert found["mape"] == pytest.approx(0.25)
-    assert found["mape_half_width"] is None
+    assert found["mape_half_width"] is found["mape_by_prediction_half_width"] is None
+    assert found["bounds"]["0.1"]["margin_half_width"] is None
+
+
+def test_means_have_their_intervals():
+    log_us, predicted, bounds = np.zeros(4), np.log([1.0, 2, 1, 2]), np.log([[2.0, 4, 2, 4]])
+    found = measure(rows_of(4), log_us, predicted, bounds, [0.1])["0"]
+    z = 1.959964
+    assert found["mape_half_width"] == pytest.approx(z * 0.5 / 2)
+    assert (found["mape_by_prediction"], found["mape_by_prediction_half_width"]) == pytest.approx(
+        (0.25, z * 0.25 / 2)
+    )
+    bound = found["bounds"]["0.1"]
+    assert (bound["margin"], bound["margin_half_width"]) == pytest.approx((2.0, z * 1.0 / 2))
+    assert (bound["margin_by_bound"], bound["margin_by_bound_half_width"]) == pytest.approx(
+        (0.625, z * 0.125 / 2)
+    )
 
 
 def test_errors_too_large_for_numbers_are_not_known():
