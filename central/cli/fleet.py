@@ -35,7 +35,7 @@ from central.fleet.tables import (
 from central.lake import Lake
 from central.models.wsmeter import MIN_INSTANCES, Comparison, Observed, TooLittleCovered
 from central.models.wsmeter import compare as compare_sides
-from whitepanda.common.cli import console, print_json
+from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import (
     CaOption,
@@ -215,6 +215,8 @@ def compare(
             answer = ask("CompareSides", request)
         _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
         return
+    if not lake and Path(current).exists() and Path(new).exists() and Path(current).samefile(new):
+        errors.print("warning: CURRENT and NEW are the same file", style="yellow")
     rows = _read_sides(current, new, metric, lake)
     try:
         found = compare_sides(

@@ -19,7 +19,8 @@ __all__ = ["comparison_json", "show_comparison", "show_drawn", "show_plan"]
 _SHOWN = 20
 _BAR = 24
 _TINY_GAP = 5e-5  # would be 0.00 %
-_WIDE_COLUMNS = 100  # of a screen that has room for every column
+_WIDE_COLUMNS = 100  # of a screen that has room for values and bars
+_WIDER_COLUMNS = 120  # and for the instances of both sides
 _REASONS = {
     "only_current": "only in CURRENT",
     "only_new": "only in NEW",
@@ -139,17 +140,24 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
 
     """
     share = f"{100 * found.confidence:g} %"
-    is_wide = console.width >= _WIDE_COLUMNS
+    is_wide, is_wider = console.width >= _WIDE_COLUMNS, console.width >= _WIDER_COLUMNS
     table = Table(title=f"{metric}, weighed by {weighed_by}", title_justify="left")
     table.add_column("job", no_wrap=True)
-    for name in ("weight", *(("current", "new") if is_wide else ()), "change", f"{share} interval"):
+    for name in (
+        "weight",
+        *(("current", "new") if is_wide else ()),
+        *(("n",) if is_wider else ()),
+        "change",
+        f"{share} interval",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("", "") if is_wide else ("",):
         table.add_column(name, no_wrap=True)
     shown = found.jobs[:_SHOWN]
     largest = max(abs(job.difference.value) for job in shown)
     for job in shown:
-        values = (f"{job.current:.4g}", f"{job.new:.4g}") if is_wide else ()
+        n = f"{job.instances[0]:,}/{job.instances[1]:,}"
+        values = (f"{job.current:.4g}", f"{job.new:.4g}", *((n,) if is_wider else ())) if is_wide else ()
         bars = (signed_bar(job.difference.value, largest, _BAR // 3),) if is_wide else ()
         changes = (f"{100 * job.difference.value:+.2f} %", _range(job.difference))
         table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)

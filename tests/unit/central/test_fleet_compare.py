@@ -33,6 +33,10 @@ def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None: 
         out = run("compare", now, new, width=width)[1]
         assert "2 jobs up, 0 down (at most 5 % of these are expected to be false), 0 unclear" in out
         assert max(map(len, out.split("fleet:")[0].splitlines())) <= width
+    code, _, err = run("compare", now, now)
+    assert code == 0 and "warning: CURRENT and NEW are the same file" in err
+    n = found["jobs"][0]["instances"]
+    assert f"{n['current']:,}/{n['new']:,} " in out
 
 
 def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:  # noqa: F811
