@@ -159,16 +159,16 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
         n = f"{job.instances[0]:,}/{job.instances[1]:,}"
         values = (f"{job.current:.4g}", f"{job.new:.4g}", *((n,) if is_wider else ())) if is_wide else ()
         bars = (signed_bar(job.difference.value, largest, _BAR // 3),) if is_wide else ()
-        changes = (f"{100 * job.difference.value:+.2f} %", _range(job.difference))
+        changes = (f"{_percents(job.difference.value)} %", _range(job.difference))
         table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)
     console.print(table)
     if len(found.jobs) > _SHOWN:
         _say(f"... and {_counted(len(found.jobs) - _SHOWN, 'more job')}; all with --json")
-    change = f"{found.current.value:.4g} -> {found.new.value:.4g}, {100 * found.difference.value:+.2f} %"
+    change = f"{found.current.value:.4g} -> {found.new.value:.4g}, {_percents(found.difference.value)} %"
     _say(f"fleet: {change} ({share} interval {_range(found.difference)}, p = {found.p:.2g})")
     _say(f"were instances independent: {_range(found.independent)}")
     if found.baseline is not None:
-        _say(f"machine granularity: {100 * found.baseline.value:+.2f} % ({_range(found.baseline)})")
+        _say(f"machine granularity: {_percents(found.baseline.value)} % ({_range(found.baseline)})")
     sides = [
         f"{_counted(found.machines[i], 'machine')} with {_counted(found.instances[i], 'instance')}"
         for i in (0, 1)
@@ -214,7 +214,12 @@ def _counted(number: int, what: str) -> str:
 
 
 def _range(found: Interval) -> str:
-    return f"{100 * found.low:+.2f} to {100 * found.high:+.2f} %"
+    return f"{_percents(found.low)} to {_percents(found.high)} %"
+
+
+def _percents(share: float) -> str:
+    """Return percents with their sign; what rounds to 0 is +0.00."""
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from central.fleet import show
 from central.fleet.plots import bar, signed_bar
 from tests.support.fleet_cli import lake, rows_file, run, write  # noqa: F401 - fixtures
 
@@ -35,6 +36,12 @@ def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None: 
         assert max(map(len, out.split("fleet:")[0].splitlines())) <= width
     code, _, err = run("compare", now, now)
     assert code == 0 and "warning: CURRENT and NEW are the same file" in err
+    assert [show._percents(share) for share in (-1e-9, 0.0, 1e-9, -0.012)] == [
+        "+0.00",
+        "+0.00",
+        "+0.00",
+        "-1.20",
+    ]
     n = found["jobs"][0]["instances"]
     assert f"{n['current']:,}/{n['new']:,} " in out
 
