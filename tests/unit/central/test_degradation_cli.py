@@ -364,7 +364,11 @@ def test_what_is_held_out_is_not_fitted_to(fitted, monkeypatch):
             3,
         ),
         ({"--scenario": "host"}, "no column host (wanted by --scenario)", 3),
-        ({"--out": "/nowhere/model.json"}, "/nowhere/model.json: cannot write: there is no folder /nowhere", 3),
+        (
+            {"--out": "/nowhere/model.json"},
+            "/nowhere/model.json: cannot write: there is no folder /nowhere",
+            3,
+        ),
     ],
 )
 def test_fit_refuses_in_one_line(tmp_path, capsys, monkeypatch, changes, message, code):
