@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
 
-__all__ = ["bar", "new_figure", "save_figure", "signed_bar"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["bar", "blank_figure", "new_figure", "save_figure", "signed_bar"]
 
 _FULL, _NONE = "█", " "
 _PARTS = " ▏▎▍▌▋▊▉"
@@ -35,8 +39,8 @@ def signed_bar(value: float, largest: float, width: int) -> str:
     return _NONE * width + "│" + _FULL * length
 
 
-def new_figure(size: tuple[float, float], panels: int = 1):  # type: ignore[no-untyped-def]  # noqa: ANN201 - matplotlib's own kinds
-    """Return a figure of a size, inches, and its axes: an array of them if there are several panels.
+def blank_figure(size: tuple[float, float]) -> Figure:
+    """Return a figure of a size, inches, without axes.
 
     Raises:
         UnavailableError: matplotlib is not installed.
@@ -49,10 +53,21 @@ def new_figure(size: tuple[float, float], panels: int = 1):  # type: ignore[no-u
         raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def new_figure(size: tuple[float, float], panels: int = 1) -> tuple[Figure, Any]:
+    """Return a figure of a size, inches, and its axes: an array of them if there are several panels.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+
+    """
+    figure = blank_figure(size)
     return figure, figure.subplots(1, panels)
 
 
-def save_figure(figure, path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 - matplotlib's own kind
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all; only its owner can read it: it names jobs or machines.
 
     Raises:

@@ -365,7 +365,7 @@ def _tell(
 ) -> None:
     """Draw and print a comparison."""
     if plot is not None:
-        plot_comparison(plot, found)
+        plot_comparison(plot, found, metric)
     if json:
         told = {"metric": metric, "weighed_by": weighed_by, "jobs_in_all": jobs_in_all}
         print_json(told | comparison_json(found))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from whitepanda.common.errors import InputError, UnavailableError
+from central.figures import blank_figure, save_figure
 
 __all__ = ["MAX_PANELS", "plot"]
 
@@ -36,17 +36,11 @@ def plot(
         UnavailableError: matplotlib is not installed.
 
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
-        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
-    except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
     told = np.isfinite(estimated)
     names = np.unique(panels)[:MAX_PANELS]
     columns = min(len(names), _COLUMNS)
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(4 * columns, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure((4 * columns, 3.6 * rows))
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(rows, columns, number)
         here = told & (panels == name)
@@ -62,7 +56,4 @@ def plot(
         axes.set_xlabel("measured degradation")
         axes.set_ylabel("estimated degradation")
     figure.suptitle(title)
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    save_figure(figure, path)

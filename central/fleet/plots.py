@@ -14,10 +14,17 @@ from central.models.wsmeter import Comparison
 __all__ = ["bar", "plot_comparison", "plot_plan", "signed_bar"]
 
 _SHOWN = 40  # jobs in a figure
+_NAMED = 12  # so few jobs have their names in the figure of a plan, on plain axes
+_COLOURS = {"gain": "tab:green", "loss": "tab:red", "unclear": "tab:blue"}
 
 
-def plot_comparison(path: Path, found: Comparison) -> None:
+def plot_comparison(path: Path, found: Comparison, metric: str) -> None:
     """Write a PNG: the difference of the fleet and of its heaviest jobs, with intervals.
+
+    Args:
+        path: the file to write.
+        found: the comparison.
+        metric: of what.
 
     Raises:
         InputError: the file cannot be written.
@@ -31,16 +38,30 @@ def plot_comparison(path: Path, found: Comparison) -> None:
     ]
     if found.baseline is not None:
         rows.append(("fleet, by machines alone", found.baseline, "gray"))
-    colours = {"gain": "tab:green", "loss": "tab:red", "unclear": "tab:blue"}
-    rows += [(f"{job.job} ({100 * job.weight:.1f} %)", job.difference, colours[job.verdict]) for job in jobs]
-    figure, axes = new_figure((7.5, 1.2 + 0.22 * len(rows)))
+    rows += [
+        (
+            f"{job.job} ({100 * job.weight:.1f} %, n {job.instances[0]:,}/{job.instances[1]:,})",
+            job.difference,
+            _COLOURS[job.verdict],
+        )
+        for job in jobs
+    ]
+    figure, axes = new_figure((7.5, 1.6 + 0.22 * len(rows)))
     for place, (_, interval, colour) in enumerate(rows):
         axes.plot([100 * interval.low, 100 * interval.high], [place, place], color=colour, linewidth=1.4)
         axes.plot([100 * interval.value], [place], "o", color=colour, markersize=4)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(f"new against current, %, {100 * found.confidence:g} % intervals")
+    current, new = found.machines
+    axes.set_title(
+        f"{metric} by weight of jobs (weight, instances before/after); {current:,} and {new:,} machines",
+        fontsize=9,
+    )
+    for verdict, colour in _COLOURS.items():
+        axes.plot([], [], "o-", color=colour, markersize=4, label=verdict)
+    figure.legend(loc="outside lower center", ncols=len(_COLOURS), fontsize=8)
     save_figure(figure, path)
 
 
@@ -60,12 +81,21 @@ def plot_plan(path: Path, plan: Plan, margins_percent: Sequence[float], costs: S
     """
     figure, axes = new_figure((8.5, 3.6), panels=2)
     axes[0].plot(margins_percent, costs, "-", color="tab:blue")
-    axes[0].plot([plan.options.margin_percent], [plan.solution.cost], "o", color="black")
+    axes[0].plot([plan.options.margin_percent], [plan.solution.cost], "o", color="black", label="this plan")
+    axes[0].legend(fontsize=8)
     axes[0].set_xlabel("margin, %")
     axes[0].set_ylabel("cost of the cheapest plan")
-    axes[1].plot(100 * np.asarray(plan.jobs.weight), plan.solution.observe, ".", color="tab:blue")
-    axes[1].set_xscale("log")
-    axes[1].set_yscale("log")
+    weights, observe = 100 * np.asarray(plan.jobs.weight), plan.solution.observe
+    axes[1].plot(weights, observe, "." if len(observe) > _NAMED else "o", color="tab:blue")
+    if len(observe) > _NAMED:
+        axes[1].set_xscale("log")
+        axes[1].set_yscale("log")
+    else:
+        axes[1].margins(0.2)
+        for name, weight, count in zip(plan.jobs.job, weights, observe, strict=True):
+            axes[1].annotate(
+                f"{name}: {count}", (weight, count), (4, 4), textcoords="offset points", fontsize=8
+            )
     axes[1].set_xlabel("weight of a job, %")
     axes[1].set_ylabel("instances to observe")
     save_figure(figure, path)

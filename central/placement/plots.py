@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from central.fleet.tables import replace_file
+from central.figures import new_figure, save_figure
 from central.placement.profiles import Profiles
-from whitepanda.common.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot_added", "plot_profiles"]
 
@@ -26,14 +27,14 @@ def plot_profiles(path: Path, found: Profiles) -> None:
     """
     rows = [(f"{job.job}: {name}", each) for job in found.jobs for name, each in job.measured.items()]
     rows = rows[:_SHOWN]
-    figure, axes = _figure(len(rows))
+    figure, axes = new_figure((7.5, 1.2 + 0.28 * len(rows)))
     for place, (_, each) in enumerate(rows):
         if each.low is not None and each.high is not None:
             axes.plot([each.low, each.high], [place, place], color="tab:blue", linewidth=1.4)
         axes.plot([each.value], [place], "o", color="tab:blue", markersize=4)
     _name_rows(axes, [name for name, _ in rows])
     axes.set_xlabel(f"from {found.kind}, with 95 % intervals")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> None:
@@ -49,7 +50,7 @@ def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> N
 
     """
     shown = rows[:_SHOWN]
-    figure, axes = _figure(len(shown))
+    figure, axes = new_figure((7.5, 1.2 + 0.28 * len(shown)))
     places, left = list(range(len(shown))), [0.0] * len(shown)
     for name in dict.fromkeys(name for _, parts in shown for name in parts):
         widths = [parts.get(name, 0.0) for _, parts in shown]
@@ -59,26 +60,9 @@ def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> N
     axes.set_xlabel("dilation over 1")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=7)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _figure(rows: int) -> tuple[Any, Any]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
-        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
-    except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
-    figure = Figure(figsize=(7.5, 1.2 + 0.28 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _name_rows(axes: Any, names: Sequence[str]) -> None:
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
-
-
-def _save(figure: Any, path: Path) -> None:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=120)
-    replace_file(path, drawn.getvalue())

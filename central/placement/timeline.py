@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from whitepanda.common.errors import InputError, UnavailableError
+from central.figures import new_figure, save_figure
 
 __all__ = ["bars", "plot"]
 
@@ -30,15 +30,8 @@ def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
         UnavailableError: matplotlib is not installed.
 
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
-        from matplotlib.figure import Figure  # noqa: PLC0415 - the same
-    except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
     rows = list(range(len(names)))
-    figure = Figure(figsize=(8, 1.2 + 0.4 * len(rows)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = new_figure((8, 1.2 + 0.4 * len(rows)))
     axes.barh(rows, tau_s, left=start_s, color="tab:blue", label="alone")
     alone = [start + tau for start, tau in zip(start_s, tau_s, strict=True)]
     added = [end - at for end, at in zip(end_s, alone, strict=True)]
@@ -48,7 +41,4 @@ def plot(path: Path, names: Any, start_s: Any, tau_s: Any, end_s: Any) -> None:
     axes.set_xlabel("seconds")
     # Beside the axes: inside it would lie over the last bars.
     figure.legend(loc="outside upper right", ncols=2, fontsize=8, frameon=False)
-    try:
-        figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise InputError(f"{path}: cannot write: {error.strerror}") from error
+    save_figure(figure, path)

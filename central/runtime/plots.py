@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from central.figures import new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Map", "plot_maps", "plot_measures"]
 
@@ -94,9 +97,9 @@ def plot_measures(path: Path, result: Mapping[str, Any]) -> None:
     save_figure(figure, path)
 
 
-def _draw_bounds(  # type: ignore[no-untyped-def]
-    covered,  # noqa: ANN001 - matplotlib's own kind
-    margins,  # noqa: ANN001 - the same
+def _draw_bounds(
+    covered: Axes,
+    margins: Axes,
     bounds: Sequence[tuple[float, Mapping[str, Any]]],
     label: str,
     place: int,
@@ -109,7 +112,7 @@ def _draw_bounds(  # type: ignore[no-untyped-def]
         for name in ("coverage", "coverage_low", "coverage_high")
     )
     spans = np.maximum(np.stack([off - low, high - off]), 0.0)
-    style = {"color": f"C{place % 10}", "marker": "o", "markersize": 4, "label": label}
+    style: dict[str, Any] = {"color": f"C{place % 10}", "marker": "o", "markersize": 4, "label": label}
     # Beside each other where several numbers of co-runners have the same promise.
     covered.errorbar(promised + 0.12 * place, off, yerr=spans, linestyle="none", capsize=3, **style)
     known = [
