@@ -13,7 +13,6 @@ from central.fleet.lake_rows import Side, parse_side, read_side
 from central.fleet.plan import PlanOptions
 from central.fleet.tables import jobs_of, write_jobs, write_rows
 from central.lake import DAY_NS, Lake
-from tests.support.fleet_cli import lake, run  # noqa: F401 - fixtures
 from tests.unit.central.test_fleet_api import certificates, served  # noqa: F401 - fixtures
 from whitepanda.common.errors import InputError
 
@@ -37,7 +36,7 @@ def rounded(told):
     return json.loads(told, parse_float=lambda digits: float(f"{float(digits):.11g}"))
 
 
-async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkeypatch):  # noqa: F811
+async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkeypatch):
     sides = (f"rest,{DAY_1}", f"hosts={lake.parent / 'test.csv'},{DAY_1}")
     more = ("--metric", "mips", "--top", 1, "--confidence", 0.9, "--min-coverage", 0)
     here = await ask("compare", *sides, "--lake", lake, *more, central=False)
@@ -53,7 +52,7 @@ async def test_a_comparison_is_told_as_from_the_lake(ask, lake, tmp_path, monkey
     assert "2 jobs in all, of which central tells the 1 heaviest" in (await ask("compare", *sides))[1]
 
 
-async def test_a_plan_is_told_and_made_again_as_from_files(ask, lake, tmp_path):  # noqa: F811
+async def test_a_plan_is_told_and_made_again_as_from_files(ask, lake, tmp_path):
     rows = read_side(Lake(lake), Side("all", until_ns=2 * DAY_NS), "ipc")
     write_jobs(tmp_path / "jobs.parquet", jobs_of(rows))
     write_rows(tmp_path / "seen.csv", rows.observed)

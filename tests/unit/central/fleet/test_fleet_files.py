@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.fleet_cli import HEADER, PAPER, rows_file, run, write  # noqa: F401 - a fixture
+from tests.support.fleet_cli import HEADER, PAPER, rows_file, write
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_names_that_are_lists_get_one_line(run, tmp_path) -> None:  # noqa: F811
+def test_names_that_are_lists_get_one_line(run, tmp_path) -> None:
     pq.write_table(pa.table({"machine": ["x"], "job": [["a"]], "ipc": [1.0]}), tmp_path / "r.parquet")
     code, _, err = run("jobs", tmp_path / "r.parquet", "--out", tmp_path / "j.csv")
     assert (code, "column job must be names, not list<" in err, err.count("\n")) == (3, True, 1)
@@ -36,7 +36,7 @@ def small_disk():
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending) -> None:  # noqa: F811
+def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending) -> None:
     out = write(tmp_path / f"rows.{ending}", "the old file")
     with small_disk():
         code, _, err = run("simulate", out, "--machines", 100, "--jobs", 20, "--instances", 500)
@@ -45,7 +45,7 @@ def test_an_output_is_whole_or_as_it_was(run, tmp_path, ending) -> None:  # noqa
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> None:  # noqa: F811
+def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> None:
     rows, jobs = rows_file(tmp_path / "now.parquet"), write(tmp_path / "jobs.csv", PAPER)
     plan, link = write(tmp_path / "plan.csv", "{}"), tmp_path / "link.parquet"
     link.symlink_to(rows)
@@ -71,7 +71,7 @@ def test_no_input_is_written_over_and_no_format_is_guessed(run, tmp_path) -> Non
     assert set(tmp_path.iterdir()) == {*before, link}
 
 
-def test_tables_go_to_a_pipe_too(run, tmp_path) -> None:  # noqa: F811
+def test_tables_go_to_a_pipe_too(run, tmp_path) -> None:
     rows = rows_file(tmp_path / "now.parquet")
     end, other = os.pipe()
     assert run("jobs", rows, "--out", f"/proc/self/fd/{other}")[0] == 0
@@ -80,7 +80,7 @@ def test_tables_go_to_a_pipe_too(run, tmp_path) -> None:  # noqa: F811
         assert pipe.readline().replace('"', "").strip() == HEADER
 
 
-def test_the_commands_of_the_guide_do_what_it_says(run, tmp_path, monkeypatch) -> None:  # noqa: F811
+def test_the_commands_of_the_guide_do_what_it_says(run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     guide = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
     for name, text in re.findall(r"`(\w+\.csv)`:\n\n```csv\n(.*?)```", guide, re.DOTALL):

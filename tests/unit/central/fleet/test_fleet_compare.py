@@ -11,10 +11,10 @@ import pytest
 
 from central.fleet import show
 from central.fleet.plots import bar, signed_bar
-from tests.support.fleet_cli import lake, rows_file, run, write  # noqa: F401 - fixtures
+from tests.support.fleet_cli import rows_file, write
 
 
-def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:  # noqa: F811
+def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None:
     now, new = (
         rows_file(tmp_path / "now.parquet"),
         rows_file(tmp_path / "new.parquet", 1, 1.05, range(100, 140)),
@@ -46,7 +46,7 @@ def test_compare_tells_the_difference_and_what_it_is_of(run, tmp_path) -> None: 
     assert f"{n['current']:,}/{n['new']:,} " in out
 
 
-def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:  # noqa: F811
+def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:
     new = rows_file(tmp_path / "new.parquet", 1, machines=range(100, 140))
 
     def weights(name, values):
@@ -65,7 +65,7 @@ def test_weights_are_the_jobs_and_quotas_the_instances(run, tmp_path) -> None:  
     assert "job a has weights 1 and 2; weight is the job's" in err
 
 
-def test_too_little_in_common_is_refused(run, tmp_path) -> None:  # noqa: F811
+def test_too_little_in_common_is_refused(run, tmp_path) -> None:
     now = rows_file(tmp_path / "now.parquet")
     rng = np.random.default_rng(0)
     lines = [
@@ -94,7 +94,7 @@ def test_too_little_in_common_is_refused(run, tmp_path) -> None:  # noqa: F811
     assert (code, "no column value, ipc or mips; name the metric's with --metric" in err) == (3, True)
 
 
-def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:  # noqa: F811
+def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:
     now = rows_file(tmp_path / "now.parquet")
     for many in (1, 4):
         table = pq.read_table(now).to_pydict()
@@ -114,7 +114,7 @@ def test_values_beyond_all_measure_are_refused(run, tmp_path) -> None:  # noqa: 
         assert run("compare", *sides)[0] == 0
 
 
-def test_sides_of_the_lake(run, lake) -> None:  # noqa: F811
+def test_sides_of_the_lake(run, lake) -> None:
     hosts = lake.parent / "test.csv"
 
     def percent(current, new, *arguments):
@@ -144,7 +144,7 @@ def test_sides_of_the_lake(run, lake) -> None:  # noqa: F811
     ] == pytest.approx(100, abs=1)
 
 
-def test_sides_that_are_none_get_one_line(run, lake) -> None:  # noqa: F811
+def test_sides_that_are_none_get_one_line(run, lake) -> None:
     hosts = f"hosts={lake.parent / 'test.csv'}"
     for current, new, code, message in (
         ("x", "from=1970-01-02", 3, "side 'x': must be hosts=..."),

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from central.fleet import plan as planning
-from tests.support.fleet_cli import HEADER, PAPER, rows_file, run, write  # noqa: F401 - a fixture
+from tests.support.fleet_cli import HEADER, PAPER, rows_file, write
 
 
-def test_the_papers_plan(run, tmp_path) -> None:  # noqa: F811
+def test_the_papers_plan(run, tmp_path) -> None:
     jobs = write(tmp_path / "jobs.csv", PAPER)
     code, out, _ = run("plan", jobs, "--margin-percent", 3, "--t", 2, "--json")
     found = json.loads(out)
@@ -25,7 +25,7 @@ def test_the_papers_plan(run, tmp_path) -> None:  # noqa: F811
     assert found["expected_margin_percent"] <= 3
 
 
-def test_a_plan_is_shown_with_its_proof_and_the_baseline(run, tmp_path) -> None:  # noqa: F811
+def test_a_plan_is_shown_with_its_proof_and_the_baseline(run, tmp_path) -> None:
     jobs = write(tmp_path / "jobs.csv", PAPER.replace("compute", "[bold]x"))
     code, out, _ = run("plan", jobs, "--margin-percent", 3, "--machine-std-percent", 15)
     assert code == 0
@@ -35,7 +35,7 @@ def test_a_plan_is_shown_with_its_proof_and_the_baseline(run, tmp_path) -> None:
     assert "█" in out
 
 
-def test_parquet_and_shares_of_quota_as_costs(run, tmp_path) -> None:  # noqa: F811
+def test_parquet_and_shares_of_quota_as_costs(run, tmp_path) -> None:
     pq.write_table(
         pa.table(
             {
@@ -56,7 +56,7 @@ def test_parquet_and_shares_of_quota_as_costs(run, tmp_path) -> None:  # noqa: F
     assert found["metric_mean"] == pytest.approx(1.25)
 
 
-def test_jobs_may_be_left_out(run, tmp_path) -> None:  # noqa: F811
+def test_jobs_may_be_left_out(run, tmp_path) -> None:
     jobs = write(tmp_path / "jobs.csv", f"{HEADER}\na,8,1,0.1,100,1\nb,1,1,0.1,100,1\nc,1,1,0.1,3,1\n")
     found = json.loads(run("plan", jobs, "--margin-percent", 5, "--json")[1])
     assert [row["job"] for row in found["jobs"]] == ["a", "b"]
@@ -73,7 +73,7 @@ def test_jobs_may_be_left_out(run, tmp_path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("gap", "told"), [(2.6e-8, "the optimum to within 1e-06 of it"), (0.0123, "within 1.23% of the optimum")]
 )
-def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, monkeypatch, gap, told) -> None:  # noqa: F811
+def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, monkeypatch, gap, told) -> None:
     jobs = write(tmp_path / "jobs.csv", PAPER)
     out = run("plan", jobs, "--margin-percent", 3, "--top", 1)[1]
     assert "1 job, 25 instances, cost 25: the integer optimum" in out
@@ -88,7 +88,7 @@ def test_a_plan_says_what_is_asked_and_reached_and_how_proven(run, tmp_path, mon
     assert told in run("plan", jobs, "--margin-percent", 3)[1]
 
 
-def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path) -> None:  # noqa: F811
+def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path) -> None:
     jobs = write(tmp_path / "jobs.csv", f"{HEADER}\na,1,1,0.05,900,1\nb,1,2,0.1,900,1\n")
     observed = rows_file(tmp_path / "seen.parquet", machines=range(20))
     met = json.loads(run("plan", jobs, "--margin-percent", 3, "--observed", observed, "--json")[1])
@@ -143,14 +143,14 @@ def test_observed_rows_are_held_against_the_plan_and_planned_again(run, tmp_path
         (f"{HEADER}\na,1,1,1,9,1\n", "margin 3 % cannot be reached: all 9 instances give 66.7 % at t = 2"),
     ],
 )
-def test_bad_jobs_get_one_line(run, tmp_path, text, message) -> None:  # noqa: F811
+def test_bad_jobs_get_one_line(run, tmp_path, text, message) -> None:
     code, out, err = run("plan", write(tmp_path / "jobs.csv", text), "--margin-percent", 3)
     assert (code, out) == (3, "")
     assert message in err
     assert err.count("\n") == 1
 
 
-def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:  # noqa: F811
+def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:
     jobs = write(tmp_path / "jobs.csv", PAPER)
     for arguments, message in (
         ((jobs, "--margin-percent", 0), "--margin-percent: must be above 0 (value 0)"),
@@ -171,7 +171,7 @@ def test_bad_options_and_files_get_one_line(run, tmp_path) -> None:  # noqa: F81
         assert err.count("\n") == 1
 
 
-def test_headers_may_have_spaces_and_names_stay_names(run, tmp_path) -> None:  # noqa: F811
+def test_headers_may_have_spaces_and_names_stay_names(run, tmp_path) -> None:
     spaced = PAPER.replace(",", ", ").replace("compute", "1.10")
     code, out, err = run("plan", write(tmp_path / "jobs.csv", spaced), "--margin-percent", 3, "--json")
     assert (code, err) == (0, "")
@@ -187,7 +187,7 @@ def test_headers_may_have_spaces_and_names_stay_names(run, tmp_path) -> None:  #
         (b"\x01\x02\x1b[31m\n\x03\n", "it has '\\x01\\x02\\x1b[31m'"),
     ],
 )
-def test_what_is_no_text_gets_one_line(run, tmp_path, content, message) -> None:  # noqa: F811
+def test_what_is_no_text_gets_one_line(run, tmp_path, content, message) -> None:
     (tmp_path / "jobs.csv").write_bytes(content)
     code, _, err = run("plan", tmp_path / "jobs.csv", "--margin-percent", 3)
     assert (code, message in err, err.count("\n")) == (3, True, 1), err

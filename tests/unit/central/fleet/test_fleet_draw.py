@@ -7,10 +7,10 @@ import json
 import pytest
 
 from central.fleet.tables import read_machines
-from tests.support.fleet_cli import rows_file, run, write  # noqa: F401 - a fixture
+from tests.support.fleet_cli import rows_file, write
 
 
-def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) -> None:  # noqa: F811
+def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) -> None:
     fleet = tmp_path / "fleet.parquet"
     assert run("simulate", fleet, "--machines", 200, "--jobs", 40, "--instances", 3000)[0] == 0
     drawn = [
@@ -44,7 +44,7 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
         assert (code, message in err) == (3, True)
 
 
-def test_a_plan_says_how_many_machines(run, tmp_path) -> None:  # noqa: F811
+def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
     fleet, jobs, plan, out = (tmp_path / name for name in ("f.parquet", "j.parquet", "plan.json", "m.csv"))
     run("simulate", fleet, "--machines", 200, "--jobs", 40, "--instances", 3000)
     assert run("jobs", fleet, "--out", jobs)[0] == 0
@@ -55,7 +55,7 @@ def test_a_plan_says_how_many_machines(run, tmp_path) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> None:  # noqa: F811
+def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> None:
     """A plan for 0.8 of the weight, of which 0.8 are there, would be 0.64: less than `compare` takes."""
     fleet, jobs, plan, drawn, new = (
         tmp_path / name for name in ("f.csv", "j.csv", "p.json", "m.csv", "n.csv")
@@ -72,7 +72,7 @@ def test_what_a_plan_has_drawn_is_compared_by_default(run, tmp_path, seed) -> No
     assert json.loads(out)["coverage"] == pytest.approx(found["coverage"])
 
 
-def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:  # noqa: F811
+def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:
     rows = [f"m{k},a" for k in range(9)] + [f"m{k},b" for k in range(3)] + ["m1,c"] * 9
     fleet = write(tmp_path / "f.csv", "machine,job\n" + "\n".join(rows) + "\n")
     plan = write(tmp_path / "p.json", '{"jobs": [{"job": "a", "observe": 4}]}')
@@ -95,7 +95,7 @@ def test_a_fleet_that_cannot_be_covered_is_told(run, tmp_path) -> None:  # noqa:
         ("[]", "it has no jobs"),
     ],
 )
-def test_a_plan_that_is_none_gets_one_line(run, tmp_path, jobs, message) -> None:  # noqa: F811
+def test_a_plan_that_is_none_gets_one_line(run, tmp_path, jobs, message) -> None:
     plan = write(tmp_path / "plan.json", f'{{"jobs": {jobs}}}')
     code, _, err = run("draw", rows_file(tmp_path / "now.parquet"), "--plan", plan)
     assert (code, message in err, err.count("\n")) == (3, True, 1), err
