@@ -13,7 +13,6 @@ from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
 from agent.host_analysis import HostAnalysis
 from agent.slots import SourcePlan
-from collector import llc
 from collector.base import NumaPlacement, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from tests.unit.agent.test_host_analysis import CALM, PLATFORM, SCAN, VICTIM, Host, update, window
@@ -148,7 +147,7 @@ def test_a_placement_of_another_host_is_none(host):
 
 async def test_through_the_daemon(tmp_path, monkeypatch):
     """From samples with NUMA placements to suspects, in the live pipeline."""
-    monkeypatch.setattr(llc, "llc_domains", lambda: TWO)
+    monkeypatch.setattr("agent.daemon.llc_domains", lambda: TWO)
     where = {"web1": 0, "scan1": 0, "scan2": 1}
 
     def take() -> SourceSample:
