@@ -459,7 +459,8 @@ class Builder:
         if self._section.method == "panda":
             merged = engine.merged_state({name: parts(name) for name in engine.STATE})
             statistics = engine.job_statistics(merged["cpi"])
-            return running.collect(statistics), running.collect(engine.coefficients(merged))
+            days = {name: _by_day(running, name, folders) for name in ("pairs", "usage")}
+            return running.collect(statistics), running.collect(engine.coefficients(merged, days))
         statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
         statistics = _with_robust_scales(statistics, estimator.scales(folders))
         return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
@@ -524,6 +525,17 @@ def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
         }
     )
     return statistics.join(robust, ["job", "platform"])
+
+
+def _by_day(running: AnyEngine, name: str, folders: list[Path]) -> ir.Table:
+    """A table of all days' state, with the day's number as `part`."""
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    days = [
+        running.read([folder / f"{name}.parquet"]).mutate(part=ibis.literal(number, "int32"))
+        for number, folder in enumerate(folders)
+    ]
+    return ibis.union(*days) if len(days) > 1 else days[0]
 
 
 def _line_of(error: Exception) -> str:

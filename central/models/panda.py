@@ -82,7 +82,7 @@ class Coefficients:
 
     `standard_error` is the classical one of least squares without intercept,
     sqrt(sum (mnCPI - A u)^2 / (samples - 1) / sum u^2); NaN where it is not known: with one sample, and in
-    the incremental form, whose state does not hold mnCPI^2.
+    the incremental form, whose state does not hold mnCPI^2 (builds take it by days, `engine.coefficients`).
     Jobs that never used CPU beside a latency-sensitive task are absent.
     """
 

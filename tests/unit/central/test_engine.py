@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -212,6 +213,40 @@ def test_a_constant_cpi_is_no_noise(duckdb, tmp_path):
     assert row["coefficient"] == 0.0
 
 
+def assert_errors_are_by_days(duckdb, state, parts, table, tmp_path):
+    """By days, straight from numpy: how far each day's sum of usage * mnCPI is off A * sum of usage^2."""
+    days = {
+        name: ibis.union(
+            *(duckdb.read([path]).mutate(part=number) for number, path in enumerate(parts[name]))
+        )
+        for name in ("pairs", "usage")
+    }
+    found = {row["job"]: row for row in engine.coefficients(state, days).to_pyarrow().to_pylist()}
+    slots = slots_of(duckdb, table, tmp_path, "again")
+    machine_cpi = {
+        (row["machine"], row["slot_start_ns"]): row["mn_cpi"]
+        for row in engine.fit(slots).machine_cpi.to_pyarrow().to_pylist()
+    }
+    sums: dict[str, np.ndarray] = {}
+    for row in slots.to_pyarrow().to_pylist():
+        place = (row["machine"], row["slot_start_ns"])
+        if row["usage"] is not None and place in machine_cpi:
+            day = (row["slot_start_ns"] - EPOCH_NS) // DAY_NS
+            of_job = sums.setdefault(row["job"], np.zeros((2, 6)))
+            of_job[:, day] += row["usage"] * machine_cpi[place], row["usage"] ** 2
+    assert found.keys() == sums.keys()
+    for job, (product, squared) in sums.items():
+        off = product - product.sum() / squared.sum() * squared
+        expected = np.sqrt(6 / 5 * (off**2).sum()) / squared.sum()
+        assert found[job]["standard_error"] == pytest.approx(expected, rel=1e-6)
+        assert found[job]["coefficient"] == pytest.approx(product.sum() / squared.sum(), rel=1e-9, abs=1e-11)
+    one = {name: days[name].filter(days[name].part == 0) for name in days}
+    alone = {name: duckdb.read(paths[:1]) for name, paths in parts.items()}
+    assert {row["standard_error"] for row in engine.coefficients(alone, one).to_pyarrow().to_pylist()} == {
+        None
+    }
+
+
 def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
     """Merged pair state equals the fit of all days; merging what each day normalised by itself does not."""
     table = samples_table(np.random.default_rng(9), rows=20_000, days=6, drift=0.03)
@@ -233,6 +268,7 @@ def test_days_that_drift_merge_to_the_fit_of_all(duckdb, tmp_path):
         assert row["coefficient"] == pytest.approx(expected[job]["coefficient"], rel=1e-9, abs=1e-11)
         assert row["samples"] == expected[job]["samples"]
         assert row["standard_error"] is None
+    assert_errors_are_by_days(duckdb, state, parts, table, tmp_path)
     wrong = max(abs(by_day[j] / expected[j]["sum_usage_squared"] - expected[j]["coefficient"]) for j in found)
     assert wrong > 1e-3  # so this test tells the two apart
 
