@@ -77,6 +77,13 @@ class _DiskPoll:
         """Whether the last reading is too old to be handed on or to make a rate with."""
         return self.disks is not None and mono_ns - self.stamp.mono_ns > limit_ns
 
+    def take(self, disks: _Disks | None, stamp: Stamp, limit_ns: int) -> None:
+        """Note a reading. One that comes too late for a rate, as its call has waited, is a first one again."""
+        if self.is_old(stamp.mono_ns, limit_ns):
+            self.readings = 0
+        self.disks, self.stamp = disks, stamp
+        self.readings += 1
+
 
 class LibvirtSource:
     """The libvirt source (`collector.base.Source`). Not safe for use by several threads at once.
@@ -225,7 +232,8 @@ class LibvirtSource:
         until_ns = mono_ns + round(_DISK_SHARE * self._deadline_s * 1e9)
         for vm in due:
             poll = polls[vm.uuid]
-            if poll.is_old(mono_ns, self._stale_ns):
+            # Not `mono_ns`: a call before may have waited, for a daemon that was stopped or that was connected to anew.
+            if poll.is_old(self._clocks().mono_ns, self._stale_ns):
                 poll.readings = 0
             self._poll(vm, poll)
             if self._clocks().mono_ns > until_ns:
@@ -273,8 +281,7 @@ class LibvirtSource:
                 poll.disks, poll.reason = None, Reason.NOT_PRESENT
                 said = f"libvirt tells nothing of {', '.join(sorted(missing))}"
             elif disks or (record is not None and record.get("block.count") == 0):
-                poll.disks, poll.stamp = disks, stamp
-                poll.readings += 1
+                poll.take(disks, stamp, self._stale_ns)
                 poll.paused_ns = stamp.mono_ns if vm.state == "paused" else None
                 if poll.readings == 1:
                     poll.due_ns = stamp.mono_ns

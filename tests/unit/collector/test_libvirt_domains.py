@@ -373,6 +373,28 @@ def test_a_slow_daemon_is_not_asked_for_all_disks_in_one_sampling(host, module, 
     assert len(set(seen[:10])) == 10  # those that were left out come first
 
 
+def test_after_a_call_that_hung_disks_are_read_twice_for_a_rate(host, module, source, clocks):
+    a = host.uuid_of("a")
+    for _ in range(3):  # at once, a tick later, and in its turn
+        source.sample()
+        while a not in module.blocks():
+            clocks.advance(1)
+            source.sample()
+        clocks.advance(1)
+    clocks.advance(9)
+    # When it is asked, the last reading is not old yet.
+    module.during = lambda: clocks.advance(60 if module.asked[-1] == (BLOCK, [a]) else 0)
+    source.sample()
+    module.during = lambda: None
+    asked = [a in module.blocks()]
+    for _ in range(19):
+        clocks.advance(0.5)
+        source.sample()
+        asked.append(a in module.blocks())
+    assert asked[:2] == [True, True]
+    assert sum(asked) <= 3  # then once per period
+
+
 @pytest.mark.parametrize("event", [0, 15, 19])
 def test_what_libvirt_tells_of_a_vm_makes_its_disks_due(host, module, source, clocks, event):
     a, b = host.uuid_of("a"), host.uuid_of("b")
