@@ -72,6 +72,7 @@ class _DiskPoll:
     reason: Reason = Reason.VM_STARTING
     said: str = ""
     paused_ns: int | None = None
+    late: bool = False
 
     def is_old(self, mono_ns: int, limit_ns: int) -> bool:
         """Whether the last reading is too old to be handed on or to make a rate with."""
@@ -236,7 +237,13 @@ class LibvirtSource:
             if poll.is_old(self._clocks().mono_ns, self._stale_ns):
                 poll.readings = 0
             self._poll(vm, poll)
-            if self._clocks().mono_ns > until_ns:
+            now_ns = self._clocks().mono_ns
+            # Who asked for this sampling has given it up and may never see it: a first reading does not count.
+            is_late = now_ns - mono_ns > self._deadline_s * 1e9
+            if is_late and poll.readings == 1 and not poll.late:
+                poll.readings = 0
+            poll.late = is_late  # once: a daemon that is always slow is not asked more for it
+            if now_ns > until_ns:
                 break
         self._due_ns = min((polls[vm.uuid].due_ns for vm in mine if _has_counted_disks(vm)), default=mono_ns)
         return bool(due)

@@ -391,8 +391,9 @@ def test_after_a_call_that_hung_disks_are_read_twice_for_a_rate(host, module, so
         clocks.advance(0.5)
         source.sample()
         asked.append(a in module.blocks())
-    assert asked[:2] == [True, True]
-    assert sum(asked) <= 3  # then once per period
+    # The sampling that hung is not seen by whoever asked for it, so it takes two more.
+    assert asked[:3] == [True, True, True]
+    assert sum(asked) <= 4  # then once per period
 
 
 @pytest.mark.parametrize("event", [0, 15, 19])
