@@ -31,7 +31,7 @@ from collector.identity import Inventory
 from collector.libvirt_domains import LibvirtSource
 from collector.ovs.source import OvsSource
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]  # traffic is counted against the clock
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
 CLONE_NEWNET = 0x40000000

@@ -24,7 +24,7 @@ from collector.qemu import qmp
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.source import QemuSource
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.timeout(300)]  # traffic is counted
 
 LAB = Path(os.environ.get("WHITEPANDA_LAB", "/var/lib/whitepanda-lab")) / "vm"
 GUEST = Path(__file__).resolve().parents[1] / "lab" / "guest.sh"
