@@ -336,12 +336,12 @@ class Lake:
             ibis.union(*batches)
             .group_by(key)
             .aggregate(
-                _first=lambda table: table._origin.min(),  # noqa: SLF001 - a column of ours
-                _last=lambda table: table._origin.max(),  # noqa: SLF001 - the same
+                _first=lambda table: table["_origin"].min(),
+                _last=lambda table: table["_origin"].max(),
             )
         )
-        twice = taken.filter(taken._first != taken._last)  # noqa: SLF001 - the same
-        is_copy = [*(union[name] == twice[name] for name in key), union._origin != twice._first]  # noqa: SLF001 - the same
+        twice = taken.filter(taken["_first"] != taken["_last"])
+        is_copy = [*(union[name] == twice[name] for name in key), union["_origin"] != twice["_first"]]
         return union.anti_join(twice, is_copy).select(*SAMPLES.names)
 
 

@@ -64,7 +64,7 @@ def verify(
 
 
 @app.command("stats")
-def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002
+def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
     """Count days, rows, bytes, duplicates and replicas."""
     with _opened(lake) as opened, duckdb.connect() as connection:
         length = _slot_length(opened, slot_s)
