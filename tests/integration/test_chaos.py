@@ -194,6 +194,12 @@ class Fleet:
         await asyncio.sleep(for_s)
         assert _remount("rw", self.lake) == 0
 
+    async def until_told(self, timeout_s: float = 120.0) -> None:
+        """A version reached an agent: on a crowded machine none may have been built while all went wrong."""
+        async with asyncio.timeout(timeout_s):
+            while not (self.folder / "told").exists():
+                await asyncio.sleep(0.1)
+
     def end(self) -> None:
         if self.agents is not None and self.agents.poll() is None:
             self.agents.kill()
@@ -222,6 +228,7 @@ async def _run(
         await fleet.fill_disk(outage_s)
         await fleet.write_protect_lake(outage_s)
         await asyncio.gather(fleet.cut_network(cut_s), fleet.kill(kills - kills // 2, rng))
+        await fleet.until_told()
         (fleet.folder / "stop").touch()
         assert fleet.agents is not None
         assert await asyncio.to_thread(fleet.agents.wait, 180) == 0, (

@@ -1,7 +1,8 @@
 """Many agents' real uplinks and spools in one process, with simulated windows: `chaos_agents.py FOLDER`.
 
-FOLDER/agents.json says what to run. Once FOLDER/stop is there they produce nothing more, drain, and FOLDER/result.json
-tells per host what was produced and dropped, how late its ticks were, and the versions that central sent.
+FOLDER/agents.json says what to run. FOLDER/told is there when a version reached one of them. Once FOLDER/stop is there
+they produce nothing more, drain, and FOLDER/result.json tells per host what was produced and dropped, how late its
+ticks were, and the versions that central sent.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Agent:
             reconnect_max_s=1.0,
         )
         self.name = name
+        self._told = folder / "told"
         self.versions: list[int] = []
         self.produced = 0
         self.latest_s = 0.0
@@ -49,6 +51,7 @@ class Agent:
 
     def _take(self, update: agent_pb2.CoefficientUpdate) -> None:
         self.versions.append(update.version)
+        self._told.touch()
 
     async def tick(self, stop: Path) -> None:
         loop = asyncio.get_running_loop()
