@@ -133,7 +133,7 @@ def predict(
 ) -> None:
     """Predict runtimes, and bounds that a share of runs does not exceed.
 
-    The rows are written in their order, with the columns predicted_us and bound_us_EPSILON.
+    The rows are written in their order, with the columns predicted_us and bound_us_EPSILON, as bound_us_0.05.
     """
     check_output(out, suffixes=TABLES, others={"ROWS": rows, "--model": model})
     found = predict_rows(rows, read_model(model), parse_epsilons(epsilon), out, skip_unknown=skip_unknown)

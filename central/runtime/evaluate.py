@@ -44,7 +44,7 @@ def measure(
         predicted: logarithm of the predicted ones, shape (n,).
         bounds: logarithm of the bounds, shape (epsilons, n), NaN where there is none.
         epsilons: shares of runs that may take longer.
-        words: what the epsilons are called in the result, as the user wrote them; by default `{epsilon:g}`.
+        words: what the epsilons are called in the result; by default `{epsilon:g}`.
 
     Returns:
         By number of co-runners ("0", "1", ...): rows; mape, the mean of |t_hat - t| / t, with the half width of its

@@ -44,7 +44,9 @@ class Predicted:
 
 
 def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
-    """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each as written and as a number.
+    """Read shares of runs that may take longer than the bound, such as 0.1,0.05: each in digits and as a number.
+
+    The digits are the shortest that make the number: 0.10, .1 and 1e-1 are all called 0.1, in columns and in JSON.
 
     Raises:
         InputError: one is no number above 0 and up to 0.5, or given twice.
@@ -52,16 +54,17 @@ def parse_epsilons(text: str) -> tuple[tuple[str, float], ...]:
     """
     found = []
     for part in text.split(","):
-        word = part.strip()
         try:
-            value = float(word)
+            value = float(part)
         except ValueError:
             value = math.nan
         if not 0 < value <= _MOST_EPSILON:
             raise InputError(f"--epsilon: must be numbers above 0 and up to 0.5, by commas (value {text})")
-        found.append((word, value))
-    if len({value for _, value in found}) < len(found):
-        raise InputError(f"--epsilon: each only once (value {text})")
+        found.append((np.format_float_positional(value, trim="-"), value))
+    words = [word for word, _ in found]
+    twice = next((word for word in words if words.count(word) > 1), None)
+    if twice is not None:
+        raise InputError(f"--epsilon: {twice} is given twice, each only once (value {text})")
     return tuple(found)
 
 

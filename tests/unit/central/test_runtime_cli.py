@@ -16,6 +16,7 @@ from rich.console import Console
 from central.cli import runtime as command
 from central.runtime import show
 from central.runtime.model import read_model
+from central.runtime.predict import parse_epsilons
 from central.runtime.tables import read_rows
 from whitepanda.common import cli
 from whitepanda.common.errors import InputError
@@ -393,11 +394,32 @@ def test_where_nothing_can_be_written_is_told_before_the_training(study, tmp_pat
         assert (code, said in err) == (3, True)
 
 
-def test_an_evaluation_fits_80_columns_and_names_shares_as_the_user_does(study, model, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "called"),
+    [
+        ("0.1,0.05,0.01", ["0.1", "0.05", "0.01"]),
+        ("1e-1, .05,0.010", ["0.1", "0.05", "0.01"]),
+        ("1e-5,0.5,0.123456789", ["0.00001", "0.5", "0.123456789"]),
+    ],
+)
+def test_a_share_is_called_by_its_digits_however_it_is_written(given, called):
+    found = parse_epsilons(given)
+    assert [word for word, _ in found] == called
+    assert [value for _, value in found] == [float(word) for word in called]
+
+
+def test_a_share_twice_in_other_letters_is_refused():
+    with pytest.raises(
+        InputError, match=r"^--epsilon: 0\.1 is given twice, each only once \(value 0\.1,1e-1\)$"
+    ):
+        parse_epsilons("0.1,1e-1")
+
+
+def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, model, capsys, monkeypatch):
     arguments = ("evaluate", study / "new.csv", "--model", model, "--epsilon", "0.10,5e-2")
     code, out, _ = run(capsys, monkeypatch, *arguments, "--json")
     assert code == 0
-    assert list(json.loads(out)["co_runners"]["1"]["bounds"]) == ["0.10", "5e-2"]
+    assert list(json.loads(out)["co_runners"]["1"]["bounds"]) == ["0.1", "0.05"]
     monkeypatch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, arguments)])
     monkeypatch.setattr(show, "console", Console(file=(text := io.StringIO()), highlight=False, width=80))
     with pytest.raises(SystemExit, match="0"):
