@@ -39,6 +39,7 @@ MIN_COVERAGE = 0.8
 GOOGLE_SIZES = (4, 8, 16, 32, 64, 128)
 GOOGLE_MARGINS = (5.0, 2.0, 1.0)
 GOOGLE_DRAWS = 1000
+MIN_FLEETS = 2
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw of machines. Margins are half widths, relative; intervals as (low, high)."""
+    """One draw of machines on the fleet of a seed. Intervals as (low, high), relative."""
 
+    fleet: int
     truth: float
     value: float
     ours: tuple[float, float]
@@ -99,6 +101,7 @@ def draws_of(case: Case, seed: int, draws: int) -> list[Draw]:
         assert result.baseline is not None
         found.append(
             Draw(
+                fleet=seed,
                 truth=fleet.true_effect(np.array([job.job for job in result.jobs], dtype=np.int64)),
                 value=result.difference.value,
                 ours=(result.difference.low, result.difference.high),
@@ -120,17 +123,37 @@ def wilson(hits: int, of: int) -> tuple[float, float, float]:
     return p, (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
 
 
+def margin_over_fleets(values: Sequence[float], fleets: Sequence[int]) -> float | None:
+    """Return half the 95 % interval of a mean over draws (t), from the means of fleets: draws on one are alike."""
+    numbers = np.array(fleets)
+    means = np.array([np.mean(np.array(values)[numbers == fleet]) for fleet in np.unique(numbers)])
+    if len(means) < MIN_FLEETS:
+        return None
+    return float(stdtrit(len(means) - 1, 0.975) * means.std(ddof=1) / math.sqrt(len(means)))
+
+
+def quantile_interval(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Return the 95 % interval of a quantile: order statistics, by the normal form of the binomial."""
+    ordered, n = np.sort(values), len(values)
+    off = 1.959964 * math.sqrt(n * share * (1 - share))
+    low, high = math.floor(n * share - off) - 1, math.ceil(n * share + off)
+    return float(ordered[max(low, 0)]), float(ordered[min(high, n - 1)])
+
+
 def summary(case: Case, draws: Sequence[Draw]) -> dict[str, object]:
     """Return one row of the table. "found": the interval is above 0; of A/A, "alarms": it excludes 0."""
     truth = np.array([draw.truth for draw in draws])
     is_aa = case.settings.effect == 0
+    fleets = [draw.fleet for draw in draws]
 
     def of(name: str) -> dict[str, object]:
         ends = np.array([getattr(draw, name) for draw in draws])
         hit = (ends[:, 0] > 0) | (ends[:, 1] < 0) if is_aa else ends[:, 0] > 0
         covers = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+        margins = (ends[:, 1] - ends[:, 0]) / 2
         return {
-            "margin": float((ends[:, 1] - ends[:, 0]).mean() / 2),
+            "margin": float(margins.mean()),
+            "margin_off": margin_over_fleets(margins.tolist(), fleets),
             "hits": wilson(int(hit.sum()), len(draws)),
             "covers": None if name == "baseline" else wilson(int(covers.sum()), len(draws)),
         }
@@ -148,6 +171,7 @@ def summary(case: Case, draws: Sequence[Draw]) -> dict[str, object]:
         "degrees": float(np.median([draw.degrees for draw in draws])),
         "redraws": sum(draw.redraws for draw in draws),
         "error": float(np.mean([draw.value - draw.truth for draw in draws])),
+        "error_off": margin_over_fleets([draw.value - draw.truth for draw in draws], fleets),
         "ours": ours,
         "paper": paper,
         "baseline": baseline,
@@ -235,8 +259,11 @@ def google(rows: Observed, weights: Shares, draws: int) -> list[dict[str, object
                 "draws": draws,
                 "coverage": coverage,
                 "median_error": float(np.median(errors)),
+                "median_interval": quantile_interval(errors, 0.5),
                 "p95_error": float(np.percentile(errors, 95)),
+                "p95_interval": quantile_interval(errors, 0.95),
                 "margin": float(np.mean(margins)),
+                "margin_off": 1.959964 * float(np.std(margins)) / math.sqrt(draws),
                 "ours": wilson(is_ours, draws),
                 "paper": wilson(is_paper, draws),
             }
@@ -274,11 +301,15 @@ def planned() -> list[dict[str, object]]:
     return found
 
 
-def _share(value: tuple[float, float, float] | None) -> str:
+def _share(value: tuple[float, float, float] | None, digits: int = 1) -> str:
     if value is None:
         return ""
     middle, low, high = value
-    return f"{100 * middle:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{100 * middle:.{digits}f} % ({100 * low:.{digits}f} to {100 * high:.{digits}f})"
+
+
+def _off(value: float | None, digits: int) -> str:
+    return "" if value is None else f" ± {100 * value:.{digits}f}"
 
 
 def tables(
@@ -306,7 +337,8 @@ def tables(
             part = row[key]
             lines.append(
                 f"| {row['case']} | {row['machines']:,} ({100 * row['share']:.1f} %) | {name} "
-                f"| {100 * part['margin']:.2f} % | {_share(part['hits'])} | {_share(part['covers'])} |"
+                f"| {100 * part['margin']:.2f}{_off(part['margin_off'], 2)} % "
+                f"| {_share(part['hits'])} | {_share(part['covers'])} |"
             )
     lines += [
         "",
@@ -315,7 +347,7 @@ def tables(
     ]
     lines += [
         f"| {row['case']} | {row['draws']:,} | {100 * row['coverage']:.1f} % | {row['jobs']:.0f} "
-        f"| {row['degrees']:.0f} | {row['redraws']:,} | {100 * row['error']:+.3f} % "
+        f"| {row['degrees']:.0f} | {row['redraws']:,} | {100 * row['error']:+.3f}{_off(row['error_off'], 3)} % "
         f"| {row['baseline_machines']:,.0f} machines | {row['cost_ratio']:.1f}x |"
         for row in rows
     ]
@@ -337,8 +369,10 @@ def tables(
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['size']} | {row['instances']:,} | {100 * row['median_error']:.2f} % | {100 * row['p95_error']:.2f} % "
-        f"| {100 * row['margin']:.2f} % | {_share(row['ours'])} | {_share(row['paper'])} |"
+        f"| {row['size']} | {row['instances']:,} "
+        f"| {_share((row['median_error'], *row['median_interval']), 2)} "
+        f"| {_share((row['p95_error'], *row['p95_interval']), 2)} "
+        f"| {100 * row['margin']:.2f}{_off(row['margin_off'], 2)} % | {_share(row['ours'])} | {_share(row['paper'])} |"
         for row in real
     ]
     return "\n".join(lines) + "\n"
@@ -367,7 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"skipped: no real data at {path}; set WHITEPANDA_DATA\n")
     conditions = (
         f"{given.draws:,} draws on {given.fleets} fleets of {given.machines:,} machines; all intervals 95 %, those of "
-        "shares are Wilson's."
+        "shares are Wilson's; what is behind ± is half an interval, of simulated fleets from the spread of their means."
     )
     text = tables(rows, plans, real, conditions)
     given.out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -57,11 +58,29 @@ def test_a_small_study_from_end_to_end(tmp_path, monkeypatch) -> None:
     assert text.startswith("head\n")
     assert "old" not in text
     assert "| new CPUs, A/A | 40 (5.0 %) | ours, by machines |" in text
+    assert re.search(r"\| [+-][\d.]+ ± [\d.]+ % \| [\d,]+ machines \|", text)
 
 
 def test_shares_have_wilsons_interval() -> None:
     low, high = proportion_confint(950, 1000, method="wilson")
     assert wsmeter.wilson(950, 1000) == pytest.approx((0.95, low, high), abs=1e-6)
+
+
+def test_means_over_draws_know_that_draws_on_one_fleet_are_alike() -> None:
+    # Fleets' means 1, 2 and 4, however often each is drawn.
+    of = ([1, 1, 1, 1, 1, 3, 4], [0, 0, 0, 0, 1, 1, 2])
+    assert wsmeter.margin_over_fleets(*of) == pytest.approx(4.302653 * 1.527525 / 3**0.5, rel=1e-6)
+    assert wsmeter.margin_over_fleets([1.0, 2.0], [0, 0]) is None
+
+
+def test_quantiles_have_intervals_by_order_statistics() -> None:
+    # The textbook's ranks for a median of 100: the 40th and the 61st.
+    assert wsmeter.quantile_interval(list(range(1, 101)), 0.5) == (40, 61)
+    assert wsmeter.quantile_interval([3.0], 0.95) == (3.0, 3.0)
+    # As many values as draws: the 95th percentile of uniform numbers is in about 96 % of the intervals.
+    random = np.random.default_rng(0)
+    ends = np.array([wsmeter.quantile_interval(random.random(1000).tolist(), 0.95) for _ in range(1000)])
+    assert 0.94 < ((ends[:, 0] <= 0.95) & (ends[:, 1] >= 0.95)).mean() < 0.985
 
 
 def test_the_page_has_what_the_bars_ask_for() -> None:
