@@ -143,7 +143,7 @@ class NetworkDelta(NamedTuple):
 
 
 class ProcessDelta(NamedTuple):
-    """The whole process. A reason where the process does not tell."""
+    """The whole process; vCPU threads that run now. A reason where the process does not tell."""
 
     dt_ns: int
     mono_ns: int
@@ -152,6 +152,7 @@ class ProcessDelta(NamedTuple):
     guest_ns: int | Reason
     storage_read_bytes: int | Reason
     storage_write_bytes: int | Reason
+    vcpus_running: int | Reason
 
 
 class CgroupDelta(NamedTuple):

@@ -214,7 +214,7 @@ def _devices_problem(matched: int, devices: int, most_bytes: int, most: int, dt_
 
 
 def _process_delta(
-    now: Reading[ProcessCounters], last: Reading[ProcessCounters] | Reason, _vcpus: int
+    now: Reading[ProcessCounters], last: Reading[ProcessCounters] | Reason, vcpus: int
 ) -> ProcessDelta | Reason:
     why = why_no_interval(now, last)
     if why is not None or not isinstance(last, Reading):
@@ -228,6 +228,11 @@ def _process_delta(
         return Reason.COUNTER_RESET
     untold = new.storage_reason or Reason.NOT_PRESENT
     most_bytes = _MAX_BYTES_PER_S * dt_ns / _S
+    running: int | Reason
+    if new.vcpus_running is None:
+        running = Reason.NOT_PRESENT
+    else:
+        running = new.vcpus_running if 0 <= new.vcpus_running <= vcpus else Reason.INVALID_VALUE
     return ProcessDelta(
         dt_ns,
         now.mono_ns,
@@ -236,6 +241,7 @@ def _process_delta(
         _less(new.guest_ns, old.guest_ns),
         _less(new.storage_read_bytes, old.storage_read_bytes, most_bytes, untold),
         _less(new.storage_write_bytes, old.storage_write_bytes, most_bytes, untold),
+        running,
     )
 
 

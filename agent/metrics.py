@@ -166,6 +166,12 @@ METRICS: tuple[Metric, ...] = (
         "ratio",
         "Share of the VM's memory that is on another node than a vCPU, mean over its vCPUs.",
     ),
+    _vm(
+        "process",
+        "vcpus_running",
+        "threads",
+        "vCPU threads that ran, or waited for a CPU (state R), at the instant of the sampling.",
+    ),
     _host("host_cpu_user_ratio", "Share of all CPUs' time in user mode, guests not included."),
     _host("host_cpu_system_ratio", "Share in the kernel, interrupts included."),
     _host("host_cpu_idle_ratio", "Share idle."),

@@ -81,6 +81,7 @@ class VmRates(NamedTuple):
     memory_bandwidth_bytes_per_s: Value
     memory_bandwidth_local_bytes_per_s: Value
     numa_remote_memory_ratio: Value
+    vcpus_running: Value
 
 
 class HostRates(NamedTuple):
@@ -108,7 +109,8 @@ def derive(now: JoinedVm, last: JoinedVm, limits: Limits = Limits()) -> VmRates:
     GIPS is 1e-9 * instructions / s of wall time (Cloud White); cpi = cycles / instructions; `cpu_usage_cores`
     = CPU time per wall time; `guest_ratio` = guest time per wall time and vCPU; `run_queue_wait_ratio` = time
     runnable but waiting, per wall time and vCPU.
-    `steal_like_ratio` = that time / (it + CPU time), what the guest sees as steal.
+    `steal_like_ratio` = that time / (it + CPU time), what the guest sees as steal. `vcpus_running` is at the later
+    reading's instant.
 
     Args:
         now: the later reading.
@@ -155,6 +157,7 @@ def rates_of(change: VmDelta, limits: Limits = Limits()) -> VmRates:
             *_cgroup_rates(cgroup),
             *_rdt_rates(rdt),
             _remote_memory(numa),
+            process.vcpus_running if isinstance(process, ProcessDelta) else process,
         )
     )
 

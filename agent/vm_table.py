@@ -360,6 +360,9 @@ def _without_vcpus(known: VmDelta) -> VmDelta:
     return known._replace(
         cpu=known.cpu if isinstance(known.cpu, Reason) else Reason.VM_STARTING,
         perf=known.perf if isinstance(known.perf, Reason) else Reason.VM_STARTING,
+        process=known.process
+        if isinstance(known.process, Reason)
+        else known.process._replace(vcpus_running=Reason.VM_STARTING),
     )
 
 

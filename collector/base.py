@@ -188,6 +188,9 @@ class ProcessCounters:
     `guest_ns` as for threads; None where there the threads tell it. The storage bytes are what the kernel moved
     from and to devices for the process (not what the page cache served, nor what the guest saw); where they are None
     `storage_reason` says why.
+
+    `vcpus_running` is no counter: how many of the vCPU threads ran at one instant, that of the sampling. On real hosts
+    those in state R, which is also a thread's that waits for a CPU. None: nobody looked.
     """
 
     cpu_ns: int
@@ -196,6 +199,7 @@ class ProcessCounters:
     storage_read_bytes: int | None = None
     storage_write_bytes: int | None = None
     storage_reason: Reason = Reason.UNSPECIFIED
+    vcpus_running: int | None = None
 
 
 @dataclass(slots=True)

@@ -363,6 +363,21 @@ def test_the_process_tells_guest_time_storage_and_the_emulators_share():
     assert with_part("process", replace(new, storage_read_bytes=2**63), old)[24] is Reason.INVALID_VALUE
 
 
+def test_how_many_vcpus_run_is_told_as_it_is_now():
+    old, new = ProcessCounters(10 * S, 7), ProcessCounters(13 * S, 7, vcpus_running=2)  # of 2 vCPUs
+    assert with_part("process", new, old).vcpus_running == 2
+    assert (
+        with_part("process", replace(new, vcpus_running=0), replace(old, vcpus_running=2)).vcpus_running == 0
+    )
+    assert with_part("process", replace(new, vcpus_running=None), new).vcpus_running is Reason.NOT_PRESENT
+    for absurd in (3, -1):
+        assert (
+            with_part("process", replace(new, vcpus_running=absurd), old).vcpus_running
+            is Reason.INVALID_VALUE
+        )
+    assert with_part("process", new, replace(old, start_ticks=8)).vcpus_running is Reason.COUNTER_RESET
+
+
 def test_the_control_group_tells_pressure_throttling_quota_and_memory():
     old = CgroupCounters(3, S, S, S, S, None, 0, 2.5, 4096)
     new = CgroupCounters(3, 2 * S, S, S // 2, S + 500_000_000, None, S, 2.5, 8192)
@@ -417,7 +432,15 @@ group = st.builds(PerfGroup, st.integers(1, 2), counter, counter, st.tuples(coun
 LAYOUT = ("cycles", "instructions", "llc_misses")
 some = counter | st.none()
 reasons = st.sampled_from([Reason.NOT_PRESENT, Reason.RDT_UNAVAILABLE])
-process = st.builds(ProcessCounters, counter, st.integers(1, 2), some, some, some)
+process = st.builds(
+    ProcessCounters,
+    counter,
+    st.integers(1, 2),
+    some,
+    some,
+    some,
+    vcpus_running=st.none() | st.integers(-2, 9),
+)
 cgroup = st.builds(CgroupCounters, st.integers(1, 2), some, some, some, some, some, some)
 domain = st.builds(RdtDomain, some, some, some, reasons)
 device = st.builds(DiskCounters, counter, counter, counter, counter)
@@ -474,6 +497,8 @@ def test_no_rate_is_ever_negative_or_absurd(now, last):
         assert value >= 0, name
         if name.endswith("bytes_per_s"):
             assert value <= 2 * 1e12 * 1.001, name
+    if not isinstance(rates.vcpus_running, Reason):
+        assert rates.vcpus_running <= now.vcpus
     if not isinstance(rates.running_ratio, Reason):
         assert rates.running_ratio <= 1 + 1e-9
     change = delta(now, last)

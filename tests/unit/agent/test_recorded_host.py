@@ -65,6 +65,10 @@ def test_without_counters_there_is_no_cpi(ticks):
     }
 
 
+def test_a_recording_of_before_anybody_counted_running_vcpus_is_replayed_without(ticks):
+    assert {rates[name].vcpus_running for rates in ticks for name in rates} == {Reason.NOT_PRESENT}
+
+
 def test_replay_counts_its_windows():
     result = read_all(RecordedRows([FILE]))
     assert (result.rows_read, result.without_cpi) == (3, 3)

@@ -52,7 +52,9 @@ MAKE = {
     "perf": perf_of,
     "disks": lambda n: {"vda": DiskCounters(n * 10, n * 20, n, n)} if n % 6 else {},
     "interfaces": lambda n: {"tap": InterfaceCounters(n, n, n, n, n, None, opened=n // 4)},
-    "process": lambda n: ProcessCounters(n * 2 * 10**8, 7, n * 10**6, n * 4096, None, Reason.NO_PERMISSION),
+    "process": lambda n: ProcessCounters(
+        n * 2 * 10**8, 7, n * 10**6, n * 4096, None, Reason.NO_PERMISSION, (None, 0, 1, 2)[n % 4]
+    ),
     "cgroup": lambda n: CgroupCounters(
         n // 4, n * 10**6, None, None, n * 10**5, n, n, n / 2 or None, n * 100
     ),

@@ -31,6 +31,7 @@ UNTOLD = {
     "cpu_quota_cores",
     "memory_charged_bytes",
     "numa_remote_memory_ratio",
+    "vcpus_running",
 }
 
 

@@ -13,6 +13,7 @@ from collector.base import (
     CgroupCounters,
     PerfCounters,
     PerfGroup,
+    ProcessCounters,
     Reason,
     SourceSample,
     Stamp,
@@ -230,6 +231,19 @@ def test_a_sample_of_before_a_vcpu_was_plugged_in_tells_nothing_of_the_vm_with_i
     rates = host.vms["u1"].rates
     assert (rates.cpu_usage_cores, rates.cpi) == (Reason.VM_STARTING, Reason.VM_STARTING)
     assert rates.network_receive_bytes_per_s == pytest.approx(3000)
+
+
+def test_running_vcpus_of_before_one_was_unplugged_are_not_told_of_the_vm_without_it():
+    host = Host()
+    for second in (10, 11):
+        last = whole(second, "u1")
+        process = ProcessCounters(second * S, 1, vcpus_running=2)
+        last = replace(last, vms={"u1": replace(last.vms["u1"], process=process)})
+        host.at(second, last)
+    assert host.vms["u1"].rates.vcpus_running == 2
+    host.at(12, replace(last, inventory=(identity(name="u1", vcpus=1),)))
+    assert host.vms["u1"].rates.vcpus_running is Reason.VM_STARTING
+    assert host.vms["u1"].rates.emulator_cpu_cores is Reason.VM_STARTING  # as there is no CPU time either
 
 
 def test_after_bad_data_differences_are_from_the_last_readings_that_made_sense():

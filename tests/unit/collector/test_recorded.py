@@ -51,7 +51,8 @@ vms = st.builds(
     disks=st.none() | st.dictionaries(word, st.builds(DiskCounters, *[count] * 4)),
     interfaces=st.none() | st.dictionaries(word, st.builds(InterfaceCounters, *[count] * 6)),
     absent=st.dictionaries(word, st.sampled_from(Reason)),
-    process=st.none() | st.builds(ProcessCounters, count, count, *[st.none() | count] * 3),
+    process=st.none()
+    | st.builds(ProcessCounters, count, count, *[st.none() | count] * 3, vcpus_running=st.none() | count),
     cgroup=st.none() | st.builds(CgroupCounters, count, *[st.none() | count] * 6),
     rdt=st.none()
     | st.builds(
