@@ -27,7 +27,7 @@ import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import engine, estimator
+from central import day_states, engine, lanes
 
 SLOT_NS = 300 * 10**9
 SLOTS = 288
@@ -131,44 +131,38 @@ def with_pandas(paths: list[Path]) -> None:
     timed(f"PANDA with pandas, {len(paths)} days", work)
 
 
-def our_day(opened: Any, path: Path, folder: Path) -> Path:
-    """State of one day of ours."""
+def day_state(method: str, opened: Any, path: Path, folder: Path) -> Path:
+    """State of one day."""
     folder.mkdir(parents=True)
-    estimator.write_state(opened, opened.read([path]), SLOT_NS, folder)
+    day_states.write(method, opened, opened.read([path]), SLOT_NS, folder)
     return folder
-
-
-def panda_day(opened: Any, path: Path, folder: Path) -> Path:
-    """Pair state of one day of PANDA."""
-    folder.mkdir(parents=True)
-    engine.write_pair_state(opened, opened.read([path]), SLOT_NS, folder)
-    return folder
-
-
-def panda_solve(opened: Any, states: list[Path]) -> None:
-    """Merge pair states, and the coefficients."""
-    parts = {name: opened.read([each / f"{name}.parquet" for each in states]) for name in engine.STATE}
-    opened.collect(engine.coefficients(engine.merged_state(parts)))
 
 
 def by_days(
-    duck: engine.Engine,
+    memory_limit_mib: int,
     name: str,
-    day: Callable[[Any, Path, Path], Path],
-    solve: Callable[[Any, list[Path]], Any],
+    method: str,
     paths: list[Path],
     folder: Path,
 ) -> dict[str, Times]:
-    """Time the state of each day with the coefficients, and then those of one day more."""
+    """Time the state of each day with the coefficients, and then those of one day more; as builds do it."""
     states: list[Path] = []
 
+    def build(days: list[Path], into: Path) -> None:
+        settings: dict[str, Any] = {"memory_limit_mib": memory_limit_mib, "threads": 2, "spill_dir": folder}
+        with lanes.duckdb_lanes(len(days), **settings) as running:
+            made = lanes.in_lanes(
+                running, days, lambda lane, path: day_state(method, lane, path, into / path.stem)
+            )
+        states.extend(made)
+        with engine.Engine(**settings) as duck:
+            day_states.solved(method, duck, states[: len(paths)])
+
     def scratch() -> None:
-        states.extend(day(duck, path, folder / path.stem) for path in paths)
-        solve(duck, states)
+        build(paths, folder)
 
     def one_more() -> None:
-        day(duck, paths[-1], folder / "again")
-        solve(duck, states)
+        build(paths[-1:], folder / "again")
 
     return {
         name: timed(f"{name}, state of {len(paths)} days, merged and solved", scratch),
@@ -195,12 +189,12 @@ def run(paths: list[Path], options: argparse.Namespace, folder: Path) -> dict[st
         found["fit"] = timed(
             "PANDA, one-shot fit", lambda: duck.collect(engine.fit(duck.read(paths)).coefficients)
         )
-        for name, day, solve, chosen in (
-            ("ours", our_day, lambda _, states: estimator.coefficients(states), paths),
-            ("PANDA by pair state", panda_day, panda_solve, paths[: options.pair_days]),
-        ):
-            if chosen:
-                found |= by_days(duck, name, day, solve, chosen, folder / name)
+    for name, method, chosen in (
+        ("ours", "whitepanda", paths),
+        ("PANDA by pair state", "panda", paths[: options.pair_days]),
+    ):
+        if chosen:
+            found |= by_days(options.memory_limit_mib, name, method, chosen, folder / name)
     bar("one-shot fit of PANDA / plain SQL", found["fit"], base, 1.5)
     for name, days, limit in (("ours", len(paths), 4), ("PANDA by pair state", options.pair_days, 6)):
         if name in found:
@@ -219,10 +213,13 @@ def with_spark(path: Path, folder: Path) -> None:
             "Spark, local[2]: PANDA, fit of one day",
             lambda: opened.collect(engine.fit(opened.read([path])).coefficients),
         )
-        timed("Spark, local[2]: ours, state of one day", lambda: our_day(opened, path, folder / "spark-ours"))
+        timed(
+            "Spark, local[2]: ours, state of one day",
+            lambda: day_state("whitepanda", opened, path, folder / "spark-ours"),
+        )
         timed(
             "Spark, local[2]: PANDA, pair state of one day",
-            lambda: panda_day(opened, path, folder / "spark-panda"),
+            lambda: day_state("panda", opened, path, folder / "spark-panda"),
         )
 
 

@@ -19,22 +19,20 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-import pyarrow as pa
-
-from central import engine, estimator
+from central import day_states, engine
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.lake import Lake, Segment
+from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
-from central.models.robust_cpi import over_days
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
 from central.versions import BuiltVersion, Manifest, VersionStore
@@ -42,7 +40,6 @@ from whitepanda.common import log
 
 if TYPE_CHECKING:
     import duckdb
-    import ibis.expr.types as ir
 
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
@@ -51,9 +48,6 @@ _T = TypeVar("_T")
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
-
-# By method, part of every state's digest: a change of what state means makes all of it stale.
-_STATE_FORMATS = {"panda": ("panda-state-2",), "whitepanda": ("panda-state-2", "whitepanda-3")}
 
 
 class BuildStoppedError(Exception):
@@ -147,7 +141,7 @@ class Builder:
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
         self._stopping = threading.Event()
-        self._engine: AnyEngine | duckdb.DuckDBPyConnection | None = None
+        self._running: Sequence[Interruptible] = ()
         self._log = log.get("builds")
 
     async def run(self) -> None:
@@ -203,8 +197,7 @@ class Builder:
     def stop(self) -> None:
         """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
         self._stopping.set()
-        running = self._engine
-        if running is not None:
+        for running in self._running:
             running.interrupt()
 
     def build_once(self) -> int | None:
@@ -326,14 +319,15 @@ class Builder:
         if not days or (self.current and self.current.manifest.segments_digest == digest):
             return None
         self._state.mkdir(parents=True, exist_ok=True)
-        with self._running_engine() as (running, scratch):
-            stale = [day for day in days if not day.folder.is_dir()]
-            for day in stale:
-                self._check_stopping()
-                self._compute(running, day, scratch)
-            self.last_days_computed = len(stale)
+        stale = [day for day in days if not day.folder.is_dir()]
+        if stale:
+            with self._running_engines(len(stale)) as (running, scratch):
+                in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
+        self.last_days_computed = len(stale)
+        with self._running_engines(1) as ((one,), _):
             self._check_stopping()
-            statistics, coefficients = self._solved(running, [day.folder for day in days])
+            folders = [day.folder for day in days]
+            statistics, coefficients = day_states.solved(self._section.method, one, folders)
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
@@ -377,7 +371,7 @@ class Builder:
                 manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
                 if manifest is not None:
                     digest = _digest(
-                        *_STATE_FORMATS[self._section.method], f"{self._slot_ns}", *manifest.digest_words
+                        *day_states.FORMATS[self._section.method], f"{self._slot_ns}", *manifest.digest_words
                     )
                     days.append(_Day(each, digest, manifest, self._state / f"day={each}" / digest[:32]))
         return days, older
@@ -397,11 +391,11 @@ class Builder:
                 "autoinstall_known_extensions": False,  # nothing is ever fetched
             }
             with duckdb.connect(config=settings) as connection:
-                self._engine = connection
+                self._running = (connection,)
                 try:
                     yield connection
                 finally:
-                    self._engine = None
+                    self._running = ()
 
     def _look_at_left_out(self, older: list[_Older]) -> None:
         """Count the rows that no version will have, and tell when they become other ones."""
@@ -426,22 +420,16 @@ class Builder:
 
     def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""
+        self._check_stopping()
         slots_file = scratch / f"slots-{day.day}.parquet"  # a name of its own: DuckDB remembers what it read
         if isinstance(running, engine.Engine):
             engine.write_parquet(self._slots.read(running.connection, [day.slots]), slots_file)
         else:
-            with self._duckdb(scratch) as reader:
+            with self._duckdb(scratch) as (reader,):
                 engine.write_parquet(self._slots.read(reader.connection, [day.slots]), slots_file)
         folder = scratch / day.digest
         folder.mkdir()
-        slots = running.read([slots_file])
-        if self._section.method == "panda":
-            engine.write_pair_state(running, slots, self._slot_ns, folder)
-        else:
-            estimator.write_state(running, slots, self._slot_ns, folder)
-            running.write(
-                engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet"
-            )
+        day_states.write(self._section.method, running, running.read([slots_file]), self._slot_ns, folder)
         day.folder.parent.mkdir(exist_ok=True)
         try:
             folder.rename(day.folder)
@@ -449,21 +437,6 @@ class Builder:
             if not day.folder.is_dir():  # else another builder was quicker, with the very same state
                 raise
         slots_file.unlink()
-
-    def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
-        """Merge days' state into job statistics and coefficients."""
-
-        def parts(name: str) -> ir.Table:
-            return running.read([folder / f"{name}.parquet" for folder in folders])
-
-        if self._section.method == "panda":
-            merged = engine.merged_state({name: parts(name) for name in engine.STATE})
-            statistics = engine.job_statistics(merged["cpi"])
-            days = {name: _by_day(running, name, folders) for name in ("pairs", "usage")}
-            return running.collect(statistics), running.collect(engine.coefficients(merged, days))
-        statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
-        statistics = _with_robust_scales(statistics, estimator.scales(folders))
-        return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
 
     def _forget(self, used: set[Path]) -> None:
         """Delete state of days' earlier segments, and of days that no longer count."""
@@ -475,20 +448,24 @@ class Builder:
                 folder.rmdir()
 
     @contextlib.contextmanager
-    def _running_engine(self) -> Iterator[tuple[AnyEngine, Path]]:
-        """An engine and a folder for what is half done, on the lake's disk and gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as name:
+    def _running_engines(self, days: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
+        """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as name, ExitStack() as stack:
             scratch = Path(name)
-            opened = self._duckdb(scratch) if self._section.engine == "duckdb" else self._spark(scratch)
-            with opened as running:
-                self._engine = running
-                try:
-                    yield running, scratch
-                finally:
-                    self._engine = None
+            running: Sequence[AnyEngine]
+            if self._section.engine == "duckdb":
+                running = stack.enter_context(self._duckdb(scratch, days))
+            else:  # which spreads a day over its workers
+                running = [stack.enter_context(self._spark(scratch))]
+            self._running = running
+            try:
+                yield running, scratch
+            finally:
+                self._running = ()
 
-    def _duckdb(self, scratch: Path) -> engine.Engine:
-        return engine.Engine(
+    def _duckdb(self, scratch: Path, days: int = 1) -> contextlib.AbstractContextManager[list[engine.Engine]]:
+        return duckdb_lanes(
+            days,
             memory_limit_mib=self._section.memory_limit_mib,
             threads=self._section.threads,
             spill_dir=scratch / "spill",
@@ -505,37 +482,6 @@ class Builder:
     def _check_stopping(self) -> None:
         if self._stopping.is_set():
             raise BuildStoppedError
-
-
-def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
-    """Add location and scale of ln CPI over the days (`estimator.scales`); null for jobs that are never sensitive."""
-    found = over_days(
-        np.asarray(days["job"].to_pylist(), dtype=np.str_),
-        np.asarray(days["platform"].to_pylist(), dtype=np.str_),
-        days["samples"].to_numpy(),
-        days["location"].to_numpy(),
-        days["scale"].to_numpy(),
-    )
-    robust = pa.table(
-        {
-            "job": pa.array(found.job, pa.string()),
-            "platform": pa.array(found.platform, pa.string()),
-            "location_log_cpi": found.location,
-            "scale_log_cpi": found.scale,
-        }
-    )
-    return statistics.join(robust, ["job", "platform"])
-
-
-def _by_day(running: AnyEngine, name: str, folders: list[Path]) -> ir.Table:
-    """A table of all days' state, with the day's number as `part`."""
-    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
-
-    days = [
-        running.read([folder / f"{name}.parquet"]).mutate(part=ibis.literal(number, "int32"))
-        for number, folder in enumerate(folders)
-    ]
-    return ibis.union(*days) if len(days) > 1 else days[0]
 
 
 def _line_of(error: Exception) -> str:

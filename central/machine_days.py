@@ -10,6 +10,7 @@ Names are numbers here (`central.coded`). The sums come in one table, `PRODUCTS`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -206,16 +207,10 @@ def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     return sums.table()
 
 
-_TRIANGLES: dict[int, tuple[Ints, Ints]] = {}
-
-
+@functools.lru_cache(maxsize=1000)  # some 10 MB
 def _triangle(width: int) -> tuple[Ints, Ints]:
     """Indices of the upper triangle; machines have about as many jobs, so they come again and again."""
-    if width not in _TRIANGLES:
-        if len(_TRIANGLES) > 1000:  # noqa: PLR2004 - some 10 MB
-            _TRIANGLES.clear()
-        _TRIANGLES[width] = np.triu_indices(width)
-    return _TRIANGLES[width]
+    return np.triu_indices(width)
 
 
 def _machine_days(rows: pa.Table, slot_ns: int, victim: str) -> Iterator[_Rows]:

@@ -1,0 +1,110 @@
+"""What a build keeps of each day, and what all days' give: by method, on any engine.
+
+A day's state is a folder of Parquet files: PANDA's are `engine.STATE`, our estimator's `estimator.STATE_FILES` and the
+moments of CPI. No task slot is read again to merge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from central import engine, estimator
+from central.models.robust_cpi import over_days
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+    from central.spark import SparkEngine
+
+__all__ = ["FORMATS", "solved", "write"]
+
+#: By method, part of every state's digest: a change of what state means makes all of it stale.
+FORMATS: Mapping[str, tuple[str, ...]] = {
+    "panda": ("panda-state-2",),
+    "whitepanda": ("panda-state-2", "whitepanda-3"),
+}
+
+
+def write(
+    method: str, running: engine.Engine | SparkEngine, slots: ir.Table, slot_ns: int, folder: Path
+) -> None:
+    """Write the state of one day.
+
+    Args:
+        method: `panda` or `whitepanda`.
+        running: the engine.
+        slots: the day's task slots, columns as of `engine.task_slots`; better from a file: they are read several times.
+        slot_ns: length of a slot.
+        folder: is there, and empty.
+
+    """
+    if method == "panda":
+        engine.write_pair_state(running, slots, slot_ns, folder)
+        return
+    estimator.write_state(running, slots, slot_ns, folder)
+    running.write(engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet")
+
+
+def solved(
+    method: str, running: engine.Engine | SparkEngine, folders: Sequence[Path]
+) -> tuple[pa.Table, pa.Table]:
+    """Merge days' states into job statistics and coefficients.
+
+    Args:
+        method: that the states were written by.
+        running: the engine.
+        folders: of the days, at least one.
+
+    Returns:
+        Rows as of `engine.job_statistics` (ours: with location_log_cpi and scale_log_cpi), and as of
+        `engine.coefficients`.
+
+    """
+
+    def parts(name: str) -> ir.Table:
+        return running.read([folder / f"{name}.parquet" for folder in folders])
+
+    if method == "panda":
+        merged = engine.merged_state({name: parts(name) for name in engine.STATE})
+        statistics = engine.job_statistics(merged["cpi"])
+        days = {name: _by_day(running, name, folders) for name in ("pairs", "usage")}
+        return running.collect(statistics), running.collect(engine.coefficients(merged, days))
+    statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
+    statistics = _with_robust_scales(statistics, estimator.scales(folders))
+    return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
+
+
+def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
+    """Add location and scale of ln CPI over the days (`estimator.scales`); null for jobs that are never sensitive."""
+    found = over_days(
+        np.asarray(days["job"].to_pylist(), dtype=np.str_),
+        np.asarray(days["platform"].to_pylist(), dtype=np.str_),
+        days["samples"].to_numpy(),
+        days["location"].to_numpy(),
+        days["scale"].to_numpy(),
+    )
+    robust = pa.table(
+        {
+            "job": pa.array(found.job, pa.string()),
+            "platform": pa.array(found.platform, pa.string()),
+            "location_log_cpi": found.location,
+            "scale_log_cpi": found.scale,
+        }
+    )
+    return statistics.join(robust, ["job", "platform"])
+
+
+def _by_day(running: engine.Engine | SparkEngine, name: str, folders: Sequence[Path]) -> ir.Table:
+    """A table of all days' state, with the day's number as `part`."""
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    days = [
+        running.read([folder / f"{name}.parquet"]).mutate(part=ibis.literal(number, "int32"))
+        for number, folder in enumerate(folders)
+    ]
+    return ibis.union(*days) if len(days) > 1 else days[0]
