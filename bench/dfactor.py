@@ -25,11 +25,11 @@ import dfactor_pairs
 import numpy as np
 
 from central.placement.fleet import Fleet, Hosts, Request
+from central.placement.plots import plot_pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Bars: mean relative error of loading vectors on real pairs; how far below others the day's excess is; a ranking.
 PAIRS_BAR, DAY_BAR, RANK_BAR_MS = 0.092, 0.15, 5.0
-JUDGED = ("D-Factor, units and speeds", "extended")
 _RANK_HOSTS, _RANK_TIMES, _NAIVE_TIMES = 10_000, 200, 3
 
 
@@ -73,6 +73,12 @@ def percent(values: Sequence[float]) -> str:
     return f"{100 * np.mean(values):.2f}{spread}"
 
 
+def interval(found: dict[str, Any], name: str, part: str) -> str:
+    """A model's mean error of one seed, and its interval."""
+    each = found["interval"][name][part]
+    return f"{100 * each.mean:.2f} % ({100 * each.low:.2f} to {100 * each.high:.2f})"
+
+
 def pairs_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
     path = options.data / "pitot" / "observations.parquet"
     if not path.is_file():
@@ -108,30 +114,20 @@ def pairs_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
         "Chosen by validation, seeds in order: " + "; ".join(each["choice"] for each in found) + ".",
         "",
     ]
-    worst = max(each["errors"][name]["all"] for each in found for name in JUDGED)
-    first = ", ".join(f"{name} {100 * found[0]['errors'][name]['all']:.2f} %" for name in JUDGED)
+    worst = max(each["errors"][name]["all"] for each in found for name in dfactor_pairs.JUDGED)
+    first = "; ".join(
+        f"{name} {interval(found[0], name, 'all')}, above 2 {interval(found[0], name, 'above 2')}, "
+        f"mirrors together {interval(strict, name, 'all')}"
+        for name in dfactor_pairs.JUDGED
+    )
+    counts = ", ".join(f"{part} {n:,}" for part, n in found[0]["tested"].items())
     bar = f"Bar: at most {100 * PAIRS_BAR:.1f} %; the worst of both over the seeds: {100 * worst:.2f} %"
-    text += [f"Seed 0 alone: {first}. {bar}.", ""]
+    how = "with 95 % intervals (the wider of those by workloads and by platforms)"
+    text += [f"Seed 0 alone, {how}: {first}. Its predicted pairs: {counts}. {bar}.", ""]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        plot(options.out / "dfactor-pairs.png", found[0]["plot"])
+        plot_pairs(options.out / "dfactor-pairs.png", *found[0]["plot"])
     return worst <= PAIRS_BAR, text
-
-
-def plot(path: Path, values: tuple[Any, Any, Any]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    measured, *models = values
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    for number, (predicted, title) in enumerate(zip(models, ("D-Factor", "extended"), strict=True), start=1):
-        axes = figure.add_subplot(1, 2, number)
-        bins = np.linspace(np.log10(0.7), np.log10(5), 160)
-        axes.hist2d(measured, predicted, bins=(10**bins, 10**bins), norm="log", cmap="viridis")
-        axes.plot((0.7, 5), (0.7, 5), color="black", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", title=title, xlabel="measured slow-down", ylabel="predicted")
-    figure.savefig(path, dpi=110)
 
 
 def day_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
@@ -204,7 +200,11 @@ def rank_part(_options: argparse.Namespace) -> tuple[bool, list[str]]:
     what = (
         f"{_RANK_HOSTS:,} hosts, 4 resources with limits and one amount, all {len(ours):,} with room in order"
     )
-    took_words = f"{took:.2f} ms of CPU time (median of {_RANK_TIMES}; bar {RANK_BAR_MS:g} ms)"
+    least, most = 1e3 * np.percentile(times, (2.5, 97.5))
+    took_words = (
+        f"{took:.2f} ms of CPU time (median of {_RANK_TIMES}, 95 % of them {least:.2f} to {most:.2f} ms; "
+        f"bar {RANK_BAR_MS:g} ms)"
+    )
     loop_words = f"a loop over hosts with the same result {loop:.0f} ms, {loop / took:.0f} times as long"
     return took < RANK_BAR_MS, ["### A ranking", "", f"{what}: {took_words}; {loop_words}.", ""]
 

@@ -11,12 +11,19 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy.optimize import minimize
 
-from central.models.dfactor_pairs import ExtendedLoadings, Pairs, fit_extended, fit_plain
+from central.models.dfactor_pairs import Pairs, fit_plain
 from central.models.groups import Floats, Ints, find, group
+from central.placement.pairs import (
+    best_constant,
+    by_platform,
+    chosen_extended,
+    mean_error,
+    parts_of,
+    relative_errors,
+)
 
-#: What validation inside the fitting half chooses among.
-RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
-_VALIDATION = 0.2
+#: Of which the bar is asked.
+JUDGED = ("D-Factor, units and speeds", "extended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +64,6 @@ def half(groups: Ints, seed: int) -> Any:
     return (np.random.default_rng(seed).permutation(n) < n // 2)[groups]
 
 
-def relative_errors(predicted: Floats, pairs: Pairs) -> Floats:
-    return np.abs(predicted - pairs.slowdown) / pairs.slowdown
-
-
-def best_constant(slowdown: Floats) -> float:
-    """The constant with the least mean |c - y| / y: the median with weights 1 / y."""
-    order = np.argsort(slowdown)
-    weight = np.cumsum(1 / slowdown[order])
-    return float(slowdown[order][np.searchsorted(weight, weight[-1] / 2)])
-
-
-def by_platform(fitted: Pairs, tested: Pairs, platforms: int) -> Floats:
-    values = np.full(platforms, best_constant(fitted.slowdown))
-    for k in np.unique(fitted.platform):
-        values[k] = best_constant(fitted.slowdown[fitted.platform == k])
-    return values[tested.platform]
-
-
 def additive(fitted: Pairs, tested: Pairs, data: Data, *, log: bool) -> Floats:
     """One effect each of platform, workload and interferer, added (to the slow-down, or to its logarithm)."""
     sizes = np.cumsum([data.platforms, data.workloads, data.workloads])
@@ -100,28 +89,6 @@ def additive(fitted: Pairs, tested: Pairs, data: Data, *, log: bool) -> Floats:
     return predict(found.x, tested)
 
 
-def chosen_extended(fitted: Pairs, groups: Ints, data: Data, seed: int) -> tuple[ExtendedLoadings, str]:
-    """Choose resources and penalty by validation inside what is fitted, then fit to all of it."""
-    names, at = np.unique(groups, return_inverse=True)
-    held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]
-    inner, outer = fitted.where(~held), fitted.where(held)
-    best: tuple[float, int, float] | None = None
-    for resources in RESOURCES:
-        for penalty in PENALTIES:
-            model = fit_extended(
-                inner, data.workloads, data.platforms, resources=resources, penalty=penalty, seed=seed
-            )
-            error = float(relative_errors(model.predict(outer), outer).mean())
-            if best is None or error < best[0]:
-                best = (error, resources, penalty)
-    assert best is not None
-    _, resources, penalty = best
-    model = fit_extended(
-        fitted, data.workloads, data.platforms, resources=resources, penalty=penalty, seed=seed
-    )
-    return model, f"{resources} resources, penalty {penalty:g}"
-
-
 def evaluate(data: Data, seed: int, say: Callable[[str], None], *, mirrored: bool = False) -> dict[str, Any]:
     """Fit everything to half of the pairs and predict the other."""
     groups = data.mirror if mirrored else data.triple
@@ -145,23 +112,24 @@ def evaluate(data: Data, seed: int, say: Callable[[str], None], *, mirrored: boo
         plain = fit_plain(fitted, data.workloads, data.platforms, speeds=speeds, seed=seed)
         predictions[name] = plain.predict(tested)
     say(f"seed {seed}: extended")
-    model, choice = chosen_extended(fitted, groups[mask], data, seed)
+    model, resources, penalty = chosen_extended(
+        fitted, groups[mask], data.workloads, data.platforms, seed, lambda _: None
+    )
     predictions["extended"] = model.predict(tested)
-    parts = {
-        "all": np.ones(len(tested.slowdown), dtype=bool),
-        "above 2": tested.slowdown > 2,
-        "1 to 2": (tested.slowdown >= 1) & (tested.slowdown <= 2),
-        "below 1": tested.slowdown < 1,
-    }
+    parts = parts_of(tested.slowdown)
     errors = {name: relative_errors(values, tested) for name, values in predictions.items()}
     return {
         "seed": seed,
         "fitted": len(fitted.slowdown),
         "tested": {part: int(rows.sum()) for part, rows in parts.items()},
-        "choice": choice,
+        "choice": f"{resources} resources, penalty {penalty:g}",
         "errors": {
             name: {part: float(found[rows].mean()) for part, rows in parts.items()}
             for name, found in errors.items()
         },
-        "plot": (tested.slowdown, predictions["D-Factor, units and speeds"], predictions["extended"]),
+        "interval": {
+            name: {part: mean_error(found[rows], tested.where(rows)) for part, rows in parts.items()}
+            for name, found in errors.items()
+        },
+        "plot": (tested.slowdown, {name: predictions[name] for name in JUDGED}),
     }

@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from central.figures import new_figure, save_figure
+from central.models.groups import Floats
 from central.placement.profiles import Profiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_added", "plot_profiles"]
+__all__ = ["plot_added", "plot_pairs", "plot_profiles"]
 
 _SHOWN = 40  # rows in a figure
+_PAIRS_LOW, _PAIRS_HIGH, _PAIRS_TICKS = 0.7, 5.0, (0.7, 1, 1.5, 2, 3, 4, 5)
 
 
 def plot_profiles(path: Path, found: Profiles) -> None:
@@ -60,6 +64,30 @@ def plot_added(path: Path, rows: Sequence[tuple[str, Mapping[str, float]]]) -> N
     axes.set_xlabel("dilation over 1")
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best", fontsize=7)
+    save_figure(figure, path)
+
+
+def plot_pairs(path: Path, measured: Floats, predicted: Mapping[str, Floats]) -> None:
+    """Write a PNG: measured slow-downs of pairs against predicted ones, from 0.7 to 5, a panel for each model.
+
+    Raises:
+        InputError: the file cannot be written.
+        UnavailableError: matplotlib is not installed.
+
+    """
+    figure, panels = new_figure((4.5 * len(predicted), 4.7), len(predicted))
+    bins = np.geomspace(_PAIRS_LOW, _PAIRS_HIGH, 160)
+    for axes, (name, values) in zip(np.atleast_1d(panels), predicted.items(), strict=True):
+        least, most = np.minimum(measured, values), np.maximum(measured, values)
+        beyond = float(((least < _PAIRS_LOW) | (most > _PAIRS_HIGH)).mean())
+        axes.hist2d(measured, values, bins=(bins, bins), norm="log", cmap="viridis")
+        axes.plot((_PAIRS_LOW, _PAIRS_HIGH), (_PAIRS_LOW, _PAIRS_HIGH), color="black", linewidth=0.8)
+        axes.set(xscale="log", yscale="log", aspect="equal", xlabel="measured slow-down", ylabel="predicted")
+        axes.set_title(f"{name}\n{len(measured):,} pairs, {beyond:.1%} beyond the frame", fontsize=9)
+        # The usual ticks of a logarithmic axis are powers of ten, of which there is one.
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks([], minor=True)
+            axis.set_ticks(_PAIRS_TICKS, [f"{tick:g}" for tick in _PAIRS_TICKS])
     save_figure(figure, path)
 
 

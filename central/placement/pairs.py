@@ -1,0 +1,330 @@
+"""Measured pairs, one workload beside another: how well loading vectors fitted to some of them predict the others.
+
+What `whitepanda slowdown pairs` does. Loading vectors are of workloads, capacities of platforms, both without names of
+resources: only their products were ever measured (`central.models.dfactor_pairs`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from scipy.special import stdtrit
+
+from central.models.dfactor_pairs import ExtendedLoadings, Loadings, Pairs, fit_extended, fit_plain
+from central.models.groups import Floats, Ints, group, sums
+from central.models.pitot import ALONE
+from central.runtime.tables import Names, read_log_runtimes, read_rows
+from whitepanda.common.errors import InputError
+
+__all__ = [
+    "DFACTOR",
+    "EXTENDED",
+    "PLATFORM",
+    "Asked",
+    "HeldOut",
+    "MeanError",
+    "Measured",
+    "best_constant",
+    "by_platform",
+    "chosen_extended",
+    "fit_all",
+    "hold_out",
+    "mean_error",
+    "parts_of",
+    "read_asked",
+    "read_pairs",
+    "relative_errors",
+]
+
+#: What validation inside the fitted pairs chooses among.
+RESOURCES, PENALTIES = (2, 4, 6), (0.05, 0.2)
+_SLOWDOWN = "slowdown"
+_VALIDATION, _HELD_OUT = 0.2, 0.2
+#: With fewer a fifth of them says next to nothing.
+_LEAST_PAIRS = 100
+PLATFORM, DFACTOR, EXTENDED = "a constant per platform", "D-Factor, units and speeds", "extended"
+#: More a pair of busy jobs cannot reach in D-Factor.
+_MOST = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Measured pairs of a file, and the names that their numbers are places of.
+
+    `same` numbers the distinct (workload, interferer, platform): what was measured twice. Left out were
+    `without_alone` pairs whose workload has no run alone on the platform, and `of_several` rows beside more than one.
+    """
+
+    pairs: Pairs
+    workloads: Names
+    platforms: Names
+    same: Ints
+    without_alone: int
+    of_several: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeanError:
+    """Mean of |predicted - measured| / measured of n pairs, with its 95 % interval; None: too few to tell."""
+
+    n: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A fifth of the pairs, predicted by models that were fitted to the others.
+
+    `errors` by model and part of the measured slow-downs (`parts_of`); `resources` and `penalty` are what the extended
+    form was given, by validation inside the other four fifths.
+    """
+
+    measured: Floats
+    predicted: dict[str, Floats]
+    errors: dict[str, dict[str, MeanError]]
+    resources: int
+    penalty: float
+
+
+def read_pairs(path: Path) -> Measured:
+    """Read pairs: columns workload, platform, interferer, and runtime_us or slowdown.
+
+    With runtime_us the rows without an interferer are the times alone (of several the geometric mean), and the
+    slow-down of a pair is its time over the workload's alone on the same platform. With slowdown rows alone say
+    nothing.
+
+    Raises:
+        InputError: the file cannot be read, a column is missing, a value is not above 0, or there are too few pairs.
+
+    """
+    named = read_rows(path)
+    workloads = Names.of(tuple(dict.fromkeys((*named.workloads, *named.interferers))))
+    platforms = Names.of(named.platforms)
+    places = named.placed(workloads, platforms, "")
+    others = places.co_runners
+    is_pair = others == 1
+    if _SLOWDOWN in named.table.columns:
+        values = named.table.numbers(_SLOWDOWN)
+        bad = is_pair & ~(values > 0)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise InputError(
+                f"{path}: {_SLOWDOWN} must be more than 0 beside another (row {row + 1}: {values[row]:g})"
+            )
+        known = is_pair
+        slowdown = values
+    else:
+        log_us = read_log_runtimes(named)
+        at = places.workload * len(platforms) + places.platform
+        size = len(workloads) * len(platforms)
+        is_alone = others == 0
+        count = np.bincount(at[is_alone], minlength=size)
+        mean = sums(at[is_alone], log_us[is_alone], size) / np.maximum(count, 1)
+        known = is_pair & (count[at] > 0)
+        slowdown = np.exp(log_us - mean[at])
+    victim, platform = places.workload[known], places.platform[known]
+    beside = places.interferers[known].max(axis=1) if known.any() else np.zeros(0, dtype=np.int64)
+    if len(victim) < _LEAST_PAIRS:
+        of_several = int((others > 1).sum())
+        raise InputError(
+            f"{path}: has {len(victim):,} pairs of a workload beside one other, fewer than {_LEAST_PAIRS} "
+            f"({int((is_pair & ~known).sum()):,} more have no run alone on their platform, {of_several:,} rows are "
+            "beside several); measure more"
+        )
+    _, same = group(victim, beside, platform)
+    return Measured(
+        Pairs(victim, beside, platform, slowdown[known]),
+        workloads,
+        platforms,
+        same,
+        int((is_pair & ~known).sum()),
+        int((others > 1).sum()),
+    )
+
+
+def hold_out(measured: Measured, seed: int, say: Callable[[str], None]) -> HeldOut:
+    """Fit to four fifths of the pairs, predict the fifth; what was measured twice is on one side.
+
+    Args:
+        measured: the pairs.
+        seed: of the division and of where searches begin.
+        say: told what is being fitted.
+
+    """
+    rng = np.random.default_rng(seed)
+    distinct = int(measured.same.max()) + 1
+    is_held = (rng.permutation(distinct) < max(1, round(_HELD_OUT * distinct)))[measured.same]
+    fitted, asked = measured.pairs.where(~is_held), measured.pairs.where(is_held)
+    workloads, platforms = len(measured.workloads), len(measured.platforms)
+    say("D-Factor")
+    plain: Loadings = fit_plain(fitted, workloads, platforms, seed=seed)
+    model, resources, penalty = chosen_extended(
+        fitted, measured.same[~is_held], workloads, platforms, seed, say
+    )
+    predicted = {
+        PLATFORM: by_platform(fitted, asked, platforms),
+        DFACTOR: plain.predict(asked),
+        EXTENDED: model.predict(asked),
+    }
+    parts = parts_of(asked.slowdown)
+    errors = {
+        name: {part: mean_error(relative_errors(values, asked)[rows], asked.where(rows))
+               for part, rows in parts.items()}
+        for name, values in predicted.items()
+    }  # fmt: skip
+    return HeldOut(asked.slowdown, predicted, errors, resources, penalty)
+
+
+def parts_of(slowdown: Floats) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return masks of all pairs, and of those that D-Factor can reach, and cannot."""
+    return {
+        "all": np.ones(len(slowdown), dtype=np.bool_),
+        "above 2": slowdown > _MOST,
+        "1 to 2": (slowdown >= 1) & (slowdown <= _MOST),
+        "below 1": slowdown < 1,
+    }
+
+
+def relative_errors(predicted: Floats, pairs: Pairs) -> Floats:
+    """Return |predicted - measured| / measured of each pair."""
+    return np.abs(predicted - pairs.slowdown) / pairs.slowdown
+
+
+def mean_error(errors: Floats, pairs: Pairs) -> MeanError:
+    """Return the mean with its 95 % interval, the wider of those by workloads and by platforms, whose errors are alike.
+
+    Each is by a sandwich: t, with as many degrees as there are workloads (platforms), less one.
+    """
+    n = len(errors)
+    if not n:
+        return MeanError(0, None, None, None)
+    mean, half = float(errors.mean()), -math.inf
+    for number in (pairs.victim, pairs.platform):
+        (groups,), place = group(number)
+        size = len(groups)
+        if size > 1:
+            total = sums(place, errors - mean, size)
+            spread = math.sqrt(float((total**2).sum()) * size / (size - 1)) / n
+            half = max(half, float(stdtrit(size - 1, 0.975)) * spread)
+    if half < 0:
+        return MeanError(n, mean, None, None)
+    return MeanError(n, mean, max(mean - half, 0.0), mean + half)
+
+
+def best_constant(slowdown: Floats) -> float:
+    """Return the constant with the least mean |c - y| / y: the median with weights 1 / y."""
+    order = np.argsort(slowdown)
+    weight = np.cumsum(1 / slowdown[order])
+    return float(slowdown[order][np.searchsorted(weight, weight[-1] / 2)])
+
+
+def by_platform(fitted: Pairs, asked: Pairs, platforms: int) -> Floats:
+    """Predict the best constant of each pair's platform, that of all where none was fitted."""
+    values = np.full(platforms, best_constant(fitted.slowdown))
+    for k in np.unique(fitted.platform):
+        values[k] = best_constant(fitted.slowdown[fitted.platform == k])
+    return values[asked.platform]
+
+
+def chosen_extended(
+    fitted: Pairs, groups: Ints, workloads: int, platforms: int, seed: int, say: Callable[[str], None]
+) -> tuple[ExtendedLoadings, int, float]:
+    """Choose the number of resources and the penalty by a fifth of the pairs, then fit to all of them.
+
+    Args:
+        fitted: the pairs.
+        groups: number of each; those of one number are on one side.
+        workloads: how many there are.
+        platforms: the same.
+        seed: of the division (1000 more) and of where searches begin.
+        say: told what is being fitted.
+
+    """
+    names, at = np.unique(groups, return_inverse=True)
+    held = (np.random.default_rng(1000 + seed).random(len(names)) < _VALIDATION)[at]
+    inner, outer = fitted.where(~held), fitted.where(held)
+    tried = list[tuple[float, int, float]]()
+    for resources in RESOURCES:
+        for penalty in PENALTIES:
+            say(f"extended: {resources} resources, penalty {penalty:g}")
+            model = fit_extended(inner, workloads, platforms, resources=resources, penalty=penalty, seed=seed)
+            tried.append((float(relative_errors(model.predict(outer), outer).mean()), resources, penalty))
+    _, resources, penalty = min(tried)
+    say(f"extended: {resources} resources, penalty {penalty:g}, chosen")
+    model = fit_extended(fitted, workloads, platforms, resources=resources, penalty=penalty, seed=seed)
+    return model, resources, penalty
+
+
+def fit_all(measured: Measured, found: HeldOut, seed: int) -> ExtendedLoadings:
+    """Fit the extended form to all pairs, with the size that was chosen before a fifth of them was predicted."""
+    return fit_extended(
+        measured.pairs,
+        len(measured.workloads),
+        len(measured.platforms),
+        resources=found.resources,
+        penalty=found.penalty,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """Rows of a file that are to be predicted: which are beside another, as pairs; `slowdown` has a 1 for each."""
+
+    table: pa.Table
+    is_pair: npt.NDArray[np.bool_]
+    pairs: Pairs
+    slowdown: Floats
+
+    def with_slowdowns(self, model: Loadings) -> pa.Table:
+        """Return the rows, and behind them what the model says: a column slowdown, 1 of rows alone."""
+        found = self.slowdown.copy()
+        found[self.is_pair] = model.predict(self.pairs)
+        return self.table.append_column(_SLOWDOWN, pa.array(found))
+
+
+def read_asked(path: Path, measured: Measured) -> Asked:
+    """Read rows to predict: columns workload, platform, interferer.
+
+    Raises:
+        InputError: the file cannot be read or has a column slowdown, a name was never measured in its role, or a row is
+            beside several.
+
+    """
+    named = read_rows(path)
+    if _SLOWDOWN in named.table.columns:
+        raise InputError(
+            f"{path}: has a column {_SLOWDOWN} already, which the predictions would be written to"
+        )
+    rows = named.placed(measured.workloads, measured.platforms, "measure it in pairs")
+    others = rows.co_runners
+    if (others > 1).any():
+        row = int(np.flatnonzero(others > 1)[0])
+        raise InputError(
+            f"{path}: row {row + 1} is beside {others[row]} others, and pairs tell of one; use `whitepanda runtime`"
+        )
+    is_pair = others == 1
+    beside = rows.interferers.max(axis=1, initial=ALONE)[is_pair]
+    pairs = Pairs(rows.workload[is_pair], beside, rows.platform[is_pair], np.ones(int(is_pair.sum())))
+    seen = measured.pairs
+    for what, names, wanted, known in (
+        ("workload", measured.workloads, pairs.victim, seen.victim),
+        ("interferer", measured.workloads, pairs.beside, seen.beside),
+        ("platform", measured.platforms, pairs.platform, seen.platform),
+    ):
+        never = np.flatnonzero(~np.isin(wanted, known))
+        if len(never):
+            row = int(np.flatnonzero(is_pair)[never[0]])
+            name = names.names[wanted[never[0]]]
+            raise InputError(
+                f"{path}: row {row + 1}: {name!r} is the {what} of no measured pair; measure some with it"
+            )
+    return Asked(named.table.all_columns(), is_pair, pairs, np.ones(len(rows)))
