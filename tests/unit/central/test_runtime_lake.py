@@ -146,3 +146,42 @@ def test_what_is_refused(tmp_path, monkeypatch):
     pq.write_table(pa.table({"x": [1]}), part)
     with pytest.raises(lake_rows.LakeError, match="cannot be read"):
         read_lake(lake, slot_s=SLOT_S, days=7, max_rows=1000)
+
+
+@pytest.mark.long
+def test_from_the_lake_to_predictions_by_the_commands_of_the_docs(tmp_path):
+    """Three of six jobs at random on each of two machines and in each slot; job 0 slows the others by a fifth."""
+    pytest.importorskip("jax", reason="the extra `predict` is not installed")
+    random = np.random.default_rng(4)
+    rows, seconds = [], {}
+    for slot in range(60):
+        for machine, platform, factor in (("m1", "p", 1.0), ("m2", "q", 1.7)):
+            jobs = random.choice(6, 3, replace=False)
+            for job in jobs:
+                slowed = 1.2 if job and 0 in jobs else 1.0
+                seconds[f"j{job}", platform, slowed > 1] = time_s = 0.2 * (1 + job) * factor * slowed
+                counted = round(10 * S / time_s)
+                at_s = 300 * slot
+                rows.append(window(machine, f"v{job}", f"j{job}", 1.0, counted, at_s=at_s, platform=platform))
+    make(tmp_path / "lake", rows)
+
+    def run(*arguments):
+        result = CliRunner().invoke(app, ["runtime", *map(str, arguments), "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    made, model, out = tmp_path / "made", tmp_path / "jobs.model", tmp_path / "out.parquet"
+    assert run("observations", tmp_path / "lake", "--out", made)["rows"] == 360
+    run("fit", made / "observations.parquet", "--workload-features", made / "workloads.parquet",
+        "--platform-features", made / "platforms.parquet", "--out", model, "--members", 1, "--steps", 400)  # fmt: skip
+    asked = pa.table({"workload": ["j3", "j3", "j5"], "platform": ["p", "p", "q"],
+                      "interferers": [["j1", "j2"], ["j0", "j2"], ["j0", "j1"]]})  # fmt: skip
+    pq.write_table(asked, tmp_path / "asked.parquet")
+    run("predict", tmp_path / "asked.parquet", "--model", model, "--epsilon", "0.1", "--out", out)
+    found = pq.read_table(out).to_pydict()
+    expected = [seconds["j3", "p", False], seconds["j3", "p", True], seconds["j5", "q", True]]
+    assert found["predicted_us"] == pytest.approx([1e6 * time_s for time_s in expected], rel=0.05)
+    assert found["bound_us_0.1"] == pytest.approx([1e6 * time_s for time_s in expected], rel=0.1)
+    measured = run("evaluate", made / "observations.parquet", "--model", model, "--epsilon", "0.1")
+    assert measured["co_runners"]["2"]["mape"] < 0.03
+    assert measured["co_runners"]["2"]["bounds"]["0.1"]["coverage"] > 0.8
