@@ -24,7 +24,7 @@ _NO_FD = {errno.EMFILE, errno.ENFILE}
 _READ_BYTES = 4096
 
 Sharer = Literal["perf", "resctrl", "procfs", "cgroup"]
-#: Eighths of what is left above the reserve. Per vCPU perf takes 7 to 9 and procfs 1; per VM resctrl takes 3 per cache
+#: Eighths of what is left above the reserve. Per vCPU perf takes 7 to 9 and procfs 2; per VM resctrl takes 3 per cache
 #: domain (of which AMD's hosts have up to 32), cgroup up to 5 and procfs 2. Without its share perf and resctrl are dear
 #: or silent, the other two are but slower.
 _EIGHTHS: dict[Sharer, int] = {"perf": 4, "resctrl": 2, "procfs": 1, "cgroup": 1}

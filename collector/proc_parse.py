@@ -18,6 +18,7 @@ __all__ = [
     "parse_life",
     "parse_pressure",
     "parse_process_io",
+    "parse_runs",
     "parse_schedstat",
     "parse_task_stat",
 ]
@@ -90,6 +91,21 @@ def parse_life(text: bytes) -> tuple[bool, bytes]:
     if len(rest) <= _LIFE_FIELDS or not rest[_LIFE_FIELDS - 1].isdigit():
         raise ValueError(f"not a stat line: {text[:60]!r}")
     return rest[0] not in _DEAD, rest[_LIFE_FIELDS - 1]
+
+
+def parse_runs(text: bytes) -> bool:
+    """Return of what a stat line begins with whether the task runs, or waits for a CPU (state R).
+
+    Raises:
+        ValueError: there is no state in the text.
+
+    """
+    # The command name may itself hold spaces and parentheses.
+    at = text.rfind(b") ")
+    state = text[at + 2 : at + 3]
+    if at < 0 or not state.isalpha():
+        raise ValueError(f"no state in a stat line: {text[:60]!r}")
+    return state == b"R"
 
 
 def parse_schedstat(text: bytes) -> tuple[int, int]:

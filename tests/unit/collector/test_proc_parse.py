@@ -14,6 +14,7 @@ from collector.proc_parse import (
     parse_life,
     parse_pressure,
     parse_process_io,
+    parse_runs,
     parse_schedstat,
     parse_task_stat,
 )
@@ -184,3 +185,25 @@ def test_the_short_look_at_a_process_tells_what_the_long_one_does(comm, state, s
 def test_the_short_look_refuses_what_is_no_stat_line(text):
     with pytest.raises(ValueError, match="not a stat line"):
         parse_life(text)
+
+
+@given(
+    st.text(st.characters(max_codepoint=127, exclude_characters="\0"), max_size=15),
+    st.sampled_from("RSDZTtXxI"),
+)
+def test_the_state_alone_is_what_the_whole_line_tells(comm, state):
+    text = line(comm=comm, state=state)
+    assert parse_runs(text[:128]) == parse_runs(text) == (parse_task_stat(text).state == "R")
+
+
+def test_a_name_cannot_pass_for_the_state():
+    assert parse_runs(b"11 (a) S) R 1 1 1 0") is True
+    assert parse_runs(b"11 (a) R) S 1 1 1 0") is False
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"R", b"nonsense", b"11 (CPU 0/KVM", b"11 (CPU 0/KVM) ", b"11 (CPU 0/KVM) 1"]
+)
+def test_a_line_without_a_state_is_refused(text):
+    with pytest.raises(ValueError, match="no state"):
+        parse_runs(text)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,7 @@ def test_no_clock_of_who_is_not_there_or_is_numbered_elsewhere(tmp_path):
 def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(worker, vm, read):
     source = ProcfsSource(Listed(vm))
     asleep(worker)
+    source.sample()
     first = source.sample().vms["u"]
     read.clear()
     again = source.sample().vms["u"]
@@ -123,7 +126,8 @@ def test_of_a_vm_that_slept_only_waits_are_read_and_of_one_that_ran_everything(w
     count(worker, 300_000)
     asleep(worker)
     after = source.sample().vms["u"]
-    assert sorted(read) == ["io", "schedstat", "schedstat", "stat"]
+    # The process's stat and that of one thread, to see whether it runs: the other has not moved.
+    assert sorted(read) == ["io", "schedstat", "schedstat", "stat", "stat"]
     true_ns = {
         tid: int(Path(f"/proc/{vm.pid}/task/{tid}/schedstat").read_text().split()[0]) for tid in vm.vcpu_tids
     }
@@ -155,7 +159,56 @@ def test_waits_of_a_starved_vm_are_told_though_its_clock_stands_still(worker, vm
     after = source.sample().vms["u"]
     assert {tid: thread.run_queue_wait_ns - first.threads[tid].run_queue_wait_ns
             for tid, thread in after.threads.items()} == dict.fromkeys(vm.vcpu_tids, 2_700_000_000)  # fmt: skip
-    assert after.process == first.process
+    assert after.process == replace(first.process, vcpus_running=0)  # looked at: it might have run
+    source.close()
+
+
+def state_of(tid):
+    return Path(f"/proc/{tid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_thread_that_spins_runs_and_one_that_waits_or_is_stopped_does_not(worker, vm):
+    source = ProcfsSource(Listed(vm))
+    schedstat = Path(f"/proc/{worker.pid}/schedstat")
+    asleep(worker)
+    source.sample()
+    assert source.sample().vms["u"].process.vcpus_running == 0
+    worker.stdin.write(f"{10**15}\n")  # which it never ends
+    spent = schedstat.read_text()
+    wait_until(lambda: schedstat.read_text() != spent and state_of(worker.pid) == "R")
+    for _ in range(3):  # whether or not its time moves meanwhile
+        assert source.sample().vms["u"].process.vcpus_running == 1
+    worker.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state_of(worker.pid) == "T")
+    stopped = source.sample().vms["u"]
+    assert stopped.process.vcpus_running == 0
+    assert source.sample().vms["u"].process.vcpus_running == 0
+    again = source.sample().vms["u"]
+    assert source.sample().vms["u"] is again
+    worker.send_signal(signal.SIGCONT)
+    spent = schedstat.read_text()
+    wait_until(lambda: schedstat.read_text() != spent)
+    assert source.sample().vms["u"].process.vcpus_running == 1
+    source.close()
+
+
+def test_a_vm_that_sleeps_after_it_ran_is_told_to_run_no_more(worker, vm, monkeypatch):
+    """Its clock stands still, so that all but the count is what was told before."""
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    source.sample()
+    plain = KeptFile.read
+    monkeypatch.setattr(KeptFile, "read", lambda self, *size: plain(self, *size).replace(b") S ", b") R "))
+    count(worker, 300_000)
+    asleep(worker)
+    ran = source.sample().vms["u"]
+    assert ran.process.vcpus_running == 1
+    assert source.sample().vms["u"] is ran  # it is looked at again as long as it runs
+    monkeypatch.undo()
+    slept = source.sample().vms["u"]
+    assert slept.process == replace(ran.process, vcpus_running=0)
+    assert slept.threads is ran.threads
+    assert source.sample().vms["u"] is slept
     source.close()
 
 

@@ -7,19 +7,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
 from collector.identity import Inventory
-from collector.kept_files import KeptFiles
+from collector.kept_files import KeptFile, KeptFiles
 from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes, devices_below
+from tests.unit.collector.conftest import HostTree
 
 
 @pytest.fixture
@@ -110,8 +114,10 @@ def test_values_are_read_anew_through_open_files(host, make):
     host.io(10, 8192, 1024)
     vm = source.sample().vms[host.uuid_of("a")]
     assert (vm.threads[11].cpu_ns, vm.threads[11].run_queue_wait_ns) == (8000000, 3500000)
-    assert vm.process == ProcessCounters(850 * NS_PER_TICK, 1000, 460 * NS_PER_TICK, 8192, 1024)
-    assert open_files(host) == 3
+    assert vm.process == ProcessCounters(
+        850 * NS_PER_TICK, 1000, 460 * NS_PER_TICK, 8192, 1024, vcpus_running=0
+    )
+    assert open_files(host) == 4
 
 
 def test_the_host_and_the_inventory_come_with_every_sample(host, make):
@@ -137,12 +143,16 @@ def test_files_are_closed_with_their_threads_and_vms(host, make):
     source = make()
     source.sample()
     assert open_files(host) == 3 + 4  # vCPU threads; stat and io of two processes
+    for tid in (11, 12):
+        runs(host, tid, "R")
+    source.sample()
+    assert open_files(host) == 3 + 4 + 2  # those that ran have been looked at
     host.status("a", 10, [11])  # unplugged
     source.sample()
-    assert open_files(host) == 2 + 4
+    assert open_files(host) == 2 + 4 + 1
     (host.state / "b.xml").unlink()
     source.sample()
-    assert open_files(host) == 1 + 2
+    assert open_files(host) == 1 + 2 + 1
     (host.proc / "10/task/11/schedstat").unlink()
     host.vm("a", 10, [11], start=5000)  # a new epoch has its files opened anew
     assert source.sample().vms[host.uuid_of("a")].threads[11].start_ticks == 5000
@@ -263,6 +273,187 @@ def test_a_sleeping_thread_is_not_parsed_again(host, make, monkeypatch):
     monkeypatch.setattr("collector.procfs.parse_schedstat", None)
     monkeypatch.setattr("collector.procfs.parse_task_stat", None)
     assert source.sample().vms[host.uuid_of("a")].threads[11] is first
+
+
+RUNS, MOVED = iter(range(100, 10**6)), "{} 3000000 12\n"
+
+
+def runs(host, tid, state, *, comm="CPU 0/KVM", moved=True):
+    """Let a thread of process 10 be in a state, having been on a CPU since the last look or not."""
+    schedstat = MOVED.format(next(RUNS)) if moved else None
+    host.thread(10, tid, comm=comm, state=state, schedstat=schedstat)
+
+
+def running(host, source):
+    return source.sample().vms[host.uuid_of("a")].process.vcpus_running
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Threads whose state was read."""
+    found = []
+    plain = KeptFile.read
+
+    def noted(self, *arguments):
+        if self.path.endswith("/stat") and "/task/" in self.path:
+            found.append(int(self.path.split("/")[-2]))
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", noted)
+    return found
+
+
+def test_vcpus_that_run_are_counted_of_those_that_moved_or_ran(host, make, looked):
+    host.vm("a", 10, [11, 12, 13, 14])
+    source = make()
+    assert running(host, source) == 0  # as they were when they were opened
+    assert looked == []
+    runs(host, 11, "R", comm="x) S (y")
+    runs(host, 12, "S", comm="x) R (y")
+    runs(host, 13, "D")
+    runs(host, 14, "R", moved=False)  # woken this very moment: it has not been on a CPU yet
+    assert running(host, source) == 1
+    assert looked == [11, 12, 13]
+    looked.clear()
+    runs(host, 14, "R")
+    assert running(host, source) == 2
+    assert looked == [11, 14]  # the one that ran may do so ever since
+    looked.clear()
+    runs(host, 11, "S", moved=False)
+    runs(host, 14, "S")
+    assert running(host, source) == 0
+    assert looked == [11, 14]
+    looked.clear()
+    assert running(host, source) == 0
+    assert looked == []
+
+
+def test_vcpus_that_run_when_they_are_seen_first_are_counted(host, make, looked):
+    host.vm("a", 10, [11, 12])
+    runs(host, 11, "R")
+    source = make()
+    assert running(host, source) == 1
+    assert looked == [11]
+    runs(host, 13, "R")  # plugged in
+    host.status("a", 10, [11, 12, 13])
+    assert running(host, source) == 2
+
+
+def test_vms_take_turns_where_many_vcpus_may_run(host, make, monkeypatch, looked):
+    monkeypatch.setattr("collector.procfs._MOST_LOOKS", 3)
+    host.vm("a", 10, [11, 12])
+    host.vm("b", 20, [21, 22])
+    host.vm("idle", 30, [31])
+    source = make()
+
+    def tick(*, moved=True):
+        looked.clear()
+        for pid, tid, state in ((10, 11, "R"), (10, 12, "S"), (20, 21, "R"), (20, 22, "R")):
+            host.thread(pid, tid, state=state, schedstat=MOVED.format(next(RUNS)) if moved else None)
+        vms = source.sample().vms
+        return tuple(vms[host.uuid_of(name)].process.vcpus_running for name in ("a", "b", "idle"))
+
+    source.sample()
+    assert tick() == (1, 2, 0)
+    assert looked == [11, 12, 21, 22]
+    told = []
+    for _ in range(4):  # four moved at the sampling before: two turns
+        told.append(tick())
+        assert looked in ([11, 12], [21, 22])
+    assert told[:2] == told[2:]
+    assert sorted(told[:2], key=str) == [(1, None, 0), (None, 2, 0)]
+    # What moved while it was not the VM's turn is seen at its next one.
+    assert tick(moved=False) == told[0]
+    assert tick(moved=False) == (1, 2, 0)  # three may still run
+    assert looked == [11, 21, 22]
+
+
+def test_a_vcpu_that_ended_at_the_look_does_not_run_and_costs_nothing(host, make, monkeypatch):
+    host.vm("a", 10, [11, 12])
+    source = make()
+    source.sample()
+    for tid in (11, 12):
+        runs(host, tid, "R")
+    (host.proc / "10/task/12/stat").unlink()
+    assert running(host, source) == 1
+    runs(host, 12, "R")
+    assert running(host, source) == 2
+    read = os.pread
+    victim = source._vms[host.uuid_of("a")].threads[12].state.fd
+
+    def pread(fd, size, offset):
+        if fd == victim:
+            raise ProcessLookupError(errno.ESRCH, "No such process")
+        return read(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert running(host, source) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        None,  # a text that is none
+    ],
+)
+def test_a_look_that_fails_costs_only_the_count(host, make, monkeypatch, error):
+    host.vm("a", 10, [11, 12])
+    source = make()
+    source.sample()
+    opened = os.open
+
+    def fail(path, *arguments):
+        if error is not None and str(path).endswith("task/12/stat"):
+            raise error
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(os, "open", fail)
+    for tid in (11, 12):
+        runs(host, tid, "R")
+    if error is None:
+        (host.proc / "10/task/12/stat").write_text("nonsense\n")
+    vm = source.sample().vms[host.uuid_of("a")]
+    assert (list(vm.threads), dict(vm.absent)) == ([11, 12], {})
+    assert vm.process.vcpus_running is None
+    monkeypatch.undo()
+    runs(host, 12, "R")
+    assert running(host, source) == 2
+
+
+def test_a_kernel_without_schedstat_is_looked_at_by_what_else_moved(host, make):
+    host.vm("a", 10, [11])
+    (host.proc / "10/task/11/schedstat").unlink()
+    source = make()
+    source.sample()
+    host.thread(10, 11, schedstat=None, state="R", utime=501)
+    assert running(host, source) == 1
+    host.thread(10, 11, schedstat=None, state="S", utime=501)
+    assert running(host, source) == 0
+
+
+@settings(max_examples=8)
+@given(
+    st.lists(st.lists(st.tuples(st.booleans(), st.sampled_from("RSDT")), min_size=3, max_size=3), max_size=5)
+)
+def test_never_more_vcpus_run_than_there_are(ticks):
+    tids = (11, 12, 13)
+    with tempfile.TemporaryDirectory() as folder:
+        host = HostTree.make(Path(folder))
+        host.vm("a", 10, tids)
+        source = ProcfsSource(Inventory(str(host.state), str(host.proc)), root=str(host.proc), max_fds=7)
+        source.sample()
+        ran = dict.fromkeys(tids, False)
+        for tick in ticks:
+            for tid, (moved, state) in zip(tids, tick, strict=True):
+                runs(host, tid, state, moved=moved)
+                ran[tid] = state == "R" and (moved or ran[tid])
+            found = running(host, source)
+            assert found == sum(ran.values())
+            assert 0 <= found <= len(tids)
+            assert open_files(host) <= 7
+        source.close()
 
 
 def storage(process):
