@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from central.runtime.update import noise_of
 MARKER = "<!-- update: written by bench/pitot_update.py -->"
 END = "<!-- end of update -->"
 SEED, NEW, RUNS = 77, 20, (1, 3, 10, 30, 100)
+DRAWS = 1000
 
 
 def without(features: Features, gone: np.ndarray) -> tuple[Features, np.ndarray]:
@@ -68,10 +70,28 @@ def errors_of(
     return tuple(np.abs(np.expm1(x - log_us[asked])) for x in (predicted, linear))
 
 
+def interval(parts: list[np.ndarray], statistic: Callable[[np.ndarray], float], digits: int) -> str:
+    """Write a statistic of all errors, and its 95 % interval by drawing names again: errors of one name are alike.
+
+    Args:
+        parts: the errors of each name.
+        statistic: what of them.
+        digits: behind the point, of percent.
+
+    """
+    random = np.random.default_rng(SEED)
+    drawn = [
+        statistic(np.concatenate([parts[k] for k in random.integers(0, len(parts), len(parts))]))
+        for _ in range(DRAWS)
+    ]
+    low, high = (100 * float(end) for end in np.percentile(drawn, (2.5, 97.5)))
+    return f"{100 * statistic(np.concatenate(parts)):.{digits}f}% ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[str, np.ndarray]) -> str:
     """Measure, and write the table."""
     lines = [
-        "| new | runs told | beside | rows asked | mean error | median | linear scaling, mean |",
+        "| new | runs told | beside | rows asked | mean error (95 % interval) | median | linear scaling, mean |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = data.rows
@@ -99,10 +119,10 @@ def table(data: Data, model: Model, gone: dict[str, np.ndarray], places: dict[st
                     which = here.co_runners[runs:] == count
                     found.append((ours[which], linear[which]))
             for count, found in errors.items():
-                ours, linear = (np.concatenate(part) for part in zip(*found, strict=True))
+                ours, linear = (list(part) for part in zip(*found, strict=True))
                 lines.append(
-                    f"| {what} | {runs} | {count} | {len(ours):,} | {ours.mean():.1%} | {np.median(ours):.1%} | "
-                    f"{linear.mean():.0%} |"
+                    f"| {what} | {runs} | {count} | {sum(map(len, ours)):,} | {interval(ours, np.mean, 1)} | "
+                    f"{interval(ours, np.median, 1)} | {interval(linear, np.mean, 0)} |"
                 )
     return "\n".join(lines)
 
