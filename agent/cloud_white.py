@@ -16,7 +16,17 @@ from typing import Any, cast
 import numpy as np
 
 from agent.analysis.behaviour import AnyDetector, Detection, VmState
-from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, Values, VmKey, load_factors, set_others
+from agent.analysis.signals import (
+    INDEX,
+    SIGNALS,
+    SUMS,
+    Tick,
+    Values,
+    VmKey,
+    load_factors,
+    set_idle,
+    set_others,
+)
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels
 from agent.rates import HostRates, VmRates
@@ -32,8 +42,10 @@ _MAX_REASON = 400  # characters
 
 _HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
 _OWN = tuple(name for name in SIGNALS if name in VmRates._fields)
-#: What is taken of a VM's rates: its own signals, then the two parts of each sum, all with one call.
-_PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts))
+#: What is taken of a VM's rates: its own signals, the two parts of each sum, and the look at its vCPU threads, all with
+#: one call.
+_PICKED = (*_OWN, *(part for parts in SUMS.values() for part in parts), "vcpus_running")
+_RUNNING = len(_PICKED) - 1
 _pick = itemgetter(*(VmRates._fields.index(name) for name in _PICKED))
 _OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
     slice(INDEX[names[0]], INDEX[names[-1]] + 1) for names in (_OWN, tuple(SUMS), _HOST)
@@ -93,7 +105,8 @@ def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -
         return values
     nan = math.nan
     values[:, _OWN_COLUMNS] = picked[:, : len(_OWN)]
-    values[:, _SUM_COLUMNS] = picked[:, len(_OWN) :: 2] + picked[:, len(_OWN) + 1 :: 2]
+    parts = picked[:, len(_OWN) : _RUNNING]
+    values[:, _SUM_COLUMNS] = parts[:, ::2] + parts[:, 1::2]
     if isinstance(host, HostRates):
         found = [getattr(host, name) for name in _HOST]
         values[:, _HOST_COLUMNS] = [nan if value.__class__ is Reason else value for value in found]
@@ -188,10 +201,13 @@ class CloudWhite:
         """
         listed = list(vms)
         self._take_keys(listed)
-        values = _matrix(self._take_numbers([vm.rates for vm in listed]), host, self._factors)
+        numbers = self._take_numbers([vm.rates for vm in listed])
+        values = _matrix(numbers, host, self._factors)
         self._last = None  # an old verdict is none
         self._estimates = {}
-        detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values))
+        detection = self._detector.step(Tick(mono_ns / 1e9, self._keys, values, numbers[:, _RUNNING]))
+        if detection.factors is not None:
+            set_idle(values, detection.factors)
         self._last = last = _Last(mono_ns, unix_ns, self._keys, self._rows, values, detection)
         failures: list[Exception] = []
         wanted = _wanted(detection)
@@ -274,9 +290,10 @@ class CloudWhite:
             for name, value, learnt, expected in zip(SIGNALS, *numbers, strict=True)
             if not math.isnan(value)
         )
-        workers = last.keys[row].workers
-        if workers is not None:  # shown beside the signals, because one of them follows from it
-            signals += (SignalView("workers", workers, math.nan, math.nan),)
+        # Shown beside the signals, because one of them follows from it.
+        signals += tuple(
+            SignalView(name, value, math.nan, math.nan) for name, value in _workers_shown(last, row).items()
+        )
         return Reasoning(self.detector, verdict, signals, events)
 
     # --- events ---
@@ -377,6 +394,20 @@ class CloudWhite:
         detector = self._make(self._section)
         detector.restore(data, now_unix_ns / 1e9)
         self._detector = detector
+
+
+def _workers_shown(last: _Last, row: int) -> dict[str, float]:
+    """Return how many workers a VM has: as told; or as learnt, if it can be told, from how many looks how surely."""
+    told, found = last.keys[row].workers, last.detection.workers
+    if told is not None:
+        return {"workers": told}
+    # The operator's word or nobody's looks: nothing was learnt.
+    if found is None or not found.looks[row] > 0:
+        return {}
+    shown = {"workers": float(found.workers[row])} if found.workers[row] else {}
+    if not math.isnan(found.posterior[row]):
+        shown["workers_posterior"] = float(found.posterior[row])
+    return {**shown, "workers_looks": float(found.looks[row])}
 
 
 def _wanted(detection: Detection) -> list[int]:

@@ -43,7 +43,7 @@ LEARNING_TICKS = 40
 
 
 def host(vms: int, ticks: int, *, disturbed: bool) -> list[Tick]:
-    rng = np.random.default_rng(1)
+    rng, looks = np.random.default_rng(1), np.random.default_rng(2)
     keys = tuple(VmKey(f"00000000-0000-4000-8000-{number:012d}", "e", 8) for number in range(vms))
     usual = np.exp(rng.normal(size=(vms, len(SIGNALS))))
     usual[:, [INDEX[name] for name in ("guest_ratio", "memory_stall_ratio", "total_stall_ratio")]] = 0.2
@@ -54,7 +54,7 @@ def host(vms: int, ticks: int, *, disturbed: bool) -> list[Tick]:
             values[0, INDEX["gips"]] *= 5
             values[1:, INDEX["ipc"]] /= 1.3
         set_others(values)
-        result.append(Tick(float(at), keys, values))
+        result.append(Tick(float(at), keys, values, looks.binomial(8, 0.2, vms).astype(np.float64)))
     return result
 
 
@@ -80,8 +80,10 @@ def identity_of(key: VmKey) -> Any:
 def as_vms(tick: Tick) -> list[Any]:
     """Make what the daemon has of VMs, with these signals as their rates."""
     vms = []
-    for key, row in zip(tick.vms, tick.values.tolist(), strict=True):
+    assert tick.vcpus_running is not None  # `host` makes them
+    for key, row, looked in zip(tick.vms, tick.values.tolist(), tick.vcpus_running.tolist(), strict=True):
         known = {name: row[column] for name, column in INDEX.items() if name in VmRates._fields}
+        known["vcpus_running"] = int(looked)
         for name, parts in SUMS.items():
             known |= dict.fromkeys(parts, row[INDEX[name]] / 2)
         rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))

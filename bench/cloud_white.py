@@ -8,7 +8,7 @@ explains every number.
     python bench/cloud_white.py [--out FOLDER] [--quick] [--write-model FILE]
 
 Prints tables in Markdown; --out writes figures like the paper's 9 to 12 and results.json. Exits with 1 where a bar
-is missed.
+is missed by ours as it is (rows beside it, without the looks and told the workers, are no bars).
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ def main() -> int:
         text = json.dumps(without_nan(numbers), indent=1, allow_nan=False)
         (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
         figures.write_all(arguments.out, runs, PAPERS_STRESSORS[-1])
-    return 0 if all(bar["met"] for bar in numbers["bars"]) else 1
+    return 0 if all(bar["met"] or bar.get("beside") for bar in numbers["bars"]) else 1
 
 
 if __name__ == "__main__":

@@ -16,7 +16,17 @@ from agent.analysis.behaviour import AnyDetector, Behaviour
 from agent.analysis.degradation import Model
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
-from agent.analysis.signals import INDEX, OTHERS, SIGNALS, SUMS, Tick, VmKey, load_factors, set_others
+from agent.analysis.signals import (
+    INDEX,
+    OTHERS,
+    SIGNALS,
+    SUMS,
+    Tick,
+    VmKey,
+    load_factors,
+    set_idle,
+    set_others,
+)
 from central.degradation.scatter import percentile_with
 from collector.simulated.contention import workers_of
 from collector.simulated.profiles import PROFILES
@@ -43,6 +53,7 @@ PERCENTILE = 95.0
 #: What is compared: ours, the paper's plain rules, and what needs neither a detector nor a model, or no model.
 METHODS = (
     "ours",
+    "ours, without the looks",
     "ours, told the workers",
     "ours, estimates alone",
     "paper",
@@ -75,6 +86,8 @@ class Watched(NamedTuple):
     baseline: Floats  # (T, VMs, signals)
     baseline_ticks: NDArray[np.int64]  # (T, VMs)
     estimate: NDArray[np.bool_]  # (T, VMs), whose degradation is worth an estimate
+    factors: Floats  # (T, VMs), `load_factors` with what is learnt; 1 where nothing is
+    workers: NDArray[np.int64]  # (T, VMs), how many requests each is held to serve at once; 0: cannot tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +96,9 @@ class Run:
 
     `errors`: per method of `METHODS`. `roles`: per detector how often a role was told as which behaviour, after the
     quiet phase, and in it as `quiet <role>`. `covered`, `widths`: of the victim's estimates with intervals.
-    `*_told`: the same where it is told how many workers each VM has. `reasons`: why ours could not tell.
-    `series`: for figures.
+    `*_told`: the same where it is told how many workers each VM has. `*_blind`: where nobody looks and nobody tells.
+    `workers`: the victim's; as learnt by the end of the quiet phase, and of the run (0: cannot tell).
+    `reasons`: why ours could not tell. `series`: for figures.
     """
 
     name: str
@@ -95,6 +109,9 @@ class Run:
     widths: Floats
     covered_told: NDArray[np.bool_]
     widths_told: Floats
+    covered_blind: NDArray[np.bool_]
+    widths_blind: Floats
+    workers: tuple[int, int, int]
     reasons: Mapping[str, int]
     p95: Mapping[str, float]
     series: Mapping[str, Floats]
@@ -170,21 +187,31 @@ def detector_of(name: str) -> AnyDetector:
     return Detector(DetectorSettings()) if name == "ours" else PaperDetector(PaperSettings())
 
 
-def watch(detector: AnyDetector, keys: tuple[VmKey, ...], at_s: Floats, values: Floats) -> Watched:
-    """Let a detector see ticks, in order."""
+def watch(
+    detector: AnyDetector,
+    keys: tuple[VmKey, ...],
+    at_s: Floats,
+    values: Floats,
+    running: Floats | None = None,
+) -> Watched:
+    """Let a detector see ticks, in order; `running` has the looks at the vCPUs, (T, VMs), None: nobody looks."""
     count = (len(at_s), len(keys))
     behaviours = np.empty(count, dtype="<U10")
     baseline = np.empty(values.shape)
     ticks = np.zeros(count, dtype=np.int64)
     estimate = np.zeros(count, dtype=np.bool_)
+    factors = np.ones(count)
+    workers = np.zeros(count, dtype=np.int64)
     for t, now in enumerate(at_s.tolist()):
-        found = detector.step(Tick(now, keys, values[t]))
+        found = detector.step(Tick(now, keys, values[t], None if running is None else running[t]))
         behaviours[t] = [str(state.behaviour) for state in found.states]
         ticks[t] = [state.baseline_ticks for state in found.states]
         baseline[t] = found.baseline
         victim = behaviours[t] == str(Behaviour.VICTIM)
         estimate[t] = victim if found.estimate is None else found.estimate
-    return Watched(behaviours, baseline, ticks, estimate)
+        if found.factors is not None and found.workers is not None:
+            factors[t], workers[t] = found.factors, found.workers.workers
+    return Watched(behaviours, baseline, ticks, estimate, factors, workers)
 
 
 def keys_of(study: Study, *, told: bool = False) -> tuple[VmKey, ...]:
@@ -212,6 +239,10 @@ class Ours(NamedTuple):
 
 
 def ours_of(model: Model, watched: Watched, values: Floats, vm: int) -> Ours:
+    """Estimate a VM's degradation as the agent does, with the idle share of what the detector holds for its workers."""
+    values = values.copy()
+    for now, factors in zip(values, watched.factors, strict=True):
+        set_idle(now, factors)
     numbers, reasons = estimates_of(model, watched, values, vm)
     columns = [INDEX[name] for name in model.inputs]
     scatter = model.scatter(values[:, vm][:, columns], watched.baseline[:, vm][:, columns], numbers[0])
@@ -244,7 +275,9 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     """Run a study, and score its first VM's degradation and all VMs' roles."""
     block = _one_block(study)
     values, keys, vm = signals_of_block(block), keys_of(study), 0
-    watched = {name: watch(detector_of(name), keys, block.at_s, values) for name in DETECTORS}
+    running = block.metrics["vcpus_running"]
+    watched = {name: watch(detector_of(name), keys, block.at_s, values, running) for name in DETECTORS}
+    blind = ours_of(ours, watch(detector_of("ours"), keys, block.at_s, values), values, vm)
     quiet, stressed = (int((block.at_s <= end).sum()) for end in (study.quiet_s, study.stress_s))
     p95 = block.p95_latency_s[:, vm]
     measured = p95 / np.nanmean(p95[:quiet])
@@ -255,6 +288,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     stress = (np.arange(len(p95)) >= quiet) & (np.arange(len(p95)) < stressed)
     estimates = {
         "ours": found.estimates,
+        "ours, without the looks": blind.estimates,
         "ours, told the workers": told.estimates,
         "paper": np.where(np.isnan(papers[0]), 1.0, papers[0]),
         "constant 1": np.ones(len(p95)),
@@ -265,11 +299,18 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     }
     errors = {name: errors_of(measured, measured_5s, one, quiet, stressed) for name, one in estimates.items()}
     errors["ours, estimates alone"] = errors["ours"]
-    for name, one in (("ours", found), ("ours, told the workers", told)):
+    for name, one in (
+        ("ours", found),
+        ("ours, without the looks", blind),
+        ("ours, told the workers", told),
+    ):
         overall = overall_error(measured, one.estimates, one.scatter)
         errors[name] = errors[name]._replace(overall=overall)
     covered, widths = found.bounds(measured)
     covered_told, widths_told = told.bounds(measured)
+    covered_blind, widths_blind = blind.bounds(measured)
+    learnt = watched["ours"].workers[:, vm]
+    victim = study.vms[vm]
     return Run(
         name=study.name,
         repetition=study.repetition,
@@ -279,6 +320,13 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         widths=widths,
         covered_told=covered_told,
         widths_told=widths_told,
+        covered_blind=covered_blind,
+        widths_blind=widths_blind,
+        workers=(
+            workers_of(PROFILES[victim.profile], victim.vcpus),
+            int(learnt[quiet - 1]),
+            int(learnt[-1]),
+        ),
         reasons=Counter(found.reasons),
         p95={
             "measured": float(np.nanpercentile(measured, PERCENTILE)),
@@ -325,7 +373,8 @@ def quiet_day_of(study: Study, name: str) -> dict[str, int]:
     found: Counter[str] = Counter()
     before = np.zeros(len(keys), dtype=np.bool_)
     for block in blocks(study, requests=False):
-        watched = watch(detector, keys, block.at_s, signals_of_block(block))
+        running = block.metrics["vcpus_running"]
+        watched = watch(detector, keys, block.at_s, signals_of_block(block), running)
         victim = watched.behaviours == str(Behaviour.VICTIM)
         found["vm_ticks"] += victim.size
         found["victim_ticks"] += int(victim.sum())

@@ -22,6 +22,8 @@ GROUPS = {
     "known": "one VM, applications of the training",
 }
 CONSTANTS = ("constant 1", "constant")
+#: Under which ours stands beside ours as it is, with the suffix of a run's intervals.
+CONDITIONS = {"without the looks": "_blind", "told the workers": "_told"}
 _SINGLE = re.compile(r"^(?P<application>.+?)-(?P<load>\d+)-(?P<stressor>.+)$")
 _ACTIVE = ("victim", "inflicting")
 
@@ -70,11 +72,16 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
     # img-dnn is the victim of some ramps, but no application that the model has not seen.
     unseen = [run for application, some in victims.items() if application != "img-dnn" for run in some]
     per = {application: intervals_over(some) for application, some in victims.items()}
-    told = {
-        f"{name}, told the workers": intervals_over(some, "_told")
+    others = {
+        f"{name}, {words}": intervals_over(some, suffix)
+        for words, suffix in CONDITIONS.items()
         for name, some in (("all unseen", unseen), ("silo", victims["silo"]))
     }
-    return {"groups": groups, "intervals": {"all unseen": intervals_over(unseen), **per, **told}}
+    return {
+        "groups": groups,
+        "intervals": {"all unseen": intervals_over(unseen), **per, **others},
+        "workers": {application: workers_over(some) for application, some in victims.items()},
+    }
 
 
 class Named(Protocol):
@@ -157,7 +164,7 @@ def detection_over(runs: Iterable[Run], detector: str) -> dict[str, Any]:
 
 
 def intervals_over(runs: Sequence[Run], suffix: str = "") -> dict[str, float]:
-    """Return how often intervals cover, and their width; `suffix` "_told": told how many workers there are."""
+    """Return how often intervals cover, and their width; `suffix`: of `CONDITIONS`."""
     covered = np.concatenate([getattr(run, f"covered{suffix}") for run in runs]) if runs else np.zeros(0)
     widths = np.concatenate([getattr(run, f"widths{suffix}") for run in runs]) if runs else np.zeros(0)
     if not len(covered):
@@ -167,6 +174,17 @@ def intervals_over(runs: Sequence[Run], suffix: str = "") -> dict[str, float]:
         "covered": float(covered.mean()),
         "median_width": float(np.median(widths)),
     }
+
+
+def workers_over(runs: Sequence[Run]) -> dict[str, int]:
+    """Count runs by what was learnt of the victim's workers: at the end of the quiet phase, and of the run."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        true, quiet, end = run.workers
+        for when, learnt in (("quiet", quiet), ("end", end)):
+            found[f"{when} {'right' if learnt == true else 'wrong' if learnt else 'cannot tell'}"] += 1
+    words = [f"{when} {how}" for when in ("quiet", "end") for how in ("right", "wrong", "cannot tell")]
+    return {"runs": len(runs), **{word: found[word] for word in words}}
 
 
 def reasons_over(runs: Iterable[Run]) -> dict[str, int]:
@@ -182,8 +200,8 @@ def reasons_over(runs: Iterable[Run]) -> dict[str, int]:
 def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Hold the numbers against the bars: met, missed, or void where the better constant comes within twice the bar.
 
-    The bars are of ours as it is. Beside them stand rows of ours where an operator has told how many workers each VM
-    has: what is met there only is met under this condition.
+    The bars are of ours as it is: it learns how many workers each VM has from looks at its vCPUs. Beside them stand
+    rows of ours where nobody looks, and where an operator has told: what is met there only is met under this condition.
     """
     bars = []
     for group in ("single", "two", "three"):
@@ -193,7 +211,7 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
             beside = {"constant": constant, "void": constant <= 2 * most}
             beside |= {name: errors[name][field] for name in ("paper", "expected")}
             alone = errors["ours, estimates alone"][field]
-            for method, more in (("ours", {"alone": alone}), ("ours, told the workers", {})):
+            for method, more in (("ours", {"alone": alone}), *((f"ours, {one}", {}) for one in CONDITIONS)):
                 ours, condition = errors[method][field], method.removeprefix("ours")
                 bars.append({
                     "bar": f"{field} error, {GROUPS[group]}{condition}: at most {most:.0%}",
@@ -201,6 +219,7 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
                     **more,
                     **beside,
                     "met": ours <= most,
+                    "beside": bool(condition),
                 })  # fmt: skip
     for group in ("single", "two", "three"):
         found = numbers["groups"][group]["detection"]
@@ -219,12 +238,13 @@ def bars_of(numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
         "met": quiet["ours"]["false_victims"] == 0,
         "void": False,
     })  # fmt: skip
-    for condition, whose in (("", "intervals"), (", told the workers", "intervals, told the workers")):
+    for condition, whose in (("", "intervals"), *((f", {one}", f"intervals, {one}") for one in CONDITIONS)):
         covered = numbers["intervals"][f"all unseen{condition}"]["covered"]
         bars.append({
             "bar": f"{whose} (90 % nominal) cover {COVERED[0]:.0%} to {COVERED[1]:.0%}",
             "ours": covered,
             "met": COVERED[0] <= covered <= COVERED[1],
+            "beside": bool(condition),
             "void": False,
         })  # fmt: skip
     return bars
@@ -298,7 +318,8 @@ def print_errors(numbers: Mapping[str, Any]) -> None:
 def print_cells(numbers: Mapping[str, Any]) -> None:
     print("\nPer application and load: p95 of the run's degradation, then percent overall / dynamic.")
     names = (
-        "ours", "ours, told the workers", "ours, estimates alone", "paper", "constant", "constant 1", "expected"
+        "ours", *(f"ours, {one}" for one in CONDITIONS), "ours, estimates alone", "paper", "constant", "constant 1",
+        "expected",
     )  # fmt: skip
     head("run", "measured", "ours", *names, "std of a second", "told apart")
     for group in GROUPS:
@@ -333,6 +354,10 @@ def print_rest(numbers: Mapping[str, Any]) -> None:
     head("intervals of", "ticks", "covered", "median width")
     for name, one in numbers["intervals"].items():
         row(name, one["ticks"], percent(one["covered"]), percent(one["median_width"]))
+    head("workers learnt of", "runs", "by the end of quiet: right", "wrong", "cannot tell", "of the run: right",
+         "wrong", "cannot tell")  # fmt: skip
+    for application, one in numbers["workers"].items():
+        row(application, *one.values())
     head("Alita's example: called inflicting, percent of ticks", "VM", "alita", "ours", "paper", "truth")
     for phase, vms in numbers["alita"].items():
         for vm, shares in vms.items():

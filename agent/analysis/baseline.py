@@ -10,6 +10,8 @@ Per VM and column x, in quiet ticks:
 
 Where it is not quiet (someone inflicts), learning goes on with a far longer time constant: what never ends becomes
 normal at last. Chosen here, not in the paper, which takes the means of a first quiet phase.
+
+Beside them, in the same quiet ticks and aged likewise: in how many looks k of the VM's vCPU threads ran at the instant.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class Baselines:
         ticks: shape (VMs,): quiet ticks that each baseline is made of, as far as they still count.
         mean, count: shape (VMs, columns): the baselines, NaN where nothing is known; of how many ticks.
         first_seen_s, seen: shape (VMs,): clock of each VM's first tick, and number of its ticks.
+        looks: shape (VMs, most vCPUs + 1): in how many quiet looks k vCPU threads ran, as far as they still count.
 
     """
 
@@ -88,6 +91,8 @@ class Baselines:
         self.seen: NDArray[np.int64] = np.zeros(0, np.int64)
         self.mean: Floats = np.zeros((0, width))
         self.count: Floats = np.zeros((0, width))
+        self._vcpus: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.looks: Floats = np.zeros((0, 1))
         self._spread: Floats = np.zeros((0, width))
         self._short: Floats = np.zeros((0, noisy))
         self._long: Floats = np.zeros((0, noisy))
@@ -125,6 +130,8 @@ class Baselines:
         self.seen = taken(self.seen, source, 0)
         self.mean = taken(self.mean, source, _NAN)
         self.count = taken(self.count, source, 0.0)
+        self._vcpus = np.array([key.vcpus for key in keys], np.int64)
+        self.looks = _widened(taken(self.looks, source, 0.0), int(self._vcpus.max(initial=0)) + 1)
         self._spread = taken(self._spread, source, 0.0)
         self._short = taken(self._short, source, 0.0)
         self._long = taken(self._long, source, 0.0)
@@ -277,6 +284,24 @@ class Baselines:
             more[np.isnan(more)] = 0.0
             np.add(kept, more, out=kept)
 
+    def learn_looks(self, running: Floats, elapsed_s: float, *, quiet: Bools) -> None:
+        """Count a look at the VMs.
+
+        Args:
+            running: shape (VMs,): how many vCPU threads of each ran; NaN: nobody looked.
+            elapsed_s: since the tick before.
+            quiet: shape (VMs,): rows that learn, as of `learn`.
+
+        """
+        rows = np.flatnonzero(quiet & ~np.isnan(running))
+        if not len(rows):
+            return
+        self.looks[rows, np.clip(running[rows], 0, self._vcpus[rows]).astype(np.intp)] += 1.0
+        # As the means: exponentially aged once there are as many as the time constant has ticks.
+        total = self.looks[rows].sum(axis=1)
+        most = self._settings.quiet_time_constant_s / elapsed_s
+        self.looks[rows] *= np.minimum(1.0, most / total)[:, None]
+
     def learn_load(self, rows: Bools, shift: Floats, deviation: Floats, elapsed_s: float) -> None:
         """Learn what the VM's own load does to its noisy columns: least squares through the origin.
 
@@ -307,6 +332,7 @@ class Baselines:
     def relearn(self, rows: Bools) -> None:
         """Let the next ticks of these rows weigh far more: what was learnt turned out not to be their baseline."""
         self.count[rows] = np.minimum(self.count[rows], 1.0)
+        self.looks[rows] /= np.maximum(self.looks[rows].sum(axis=1, keepdims=True), 1.0)
         self._forget_noise()
 
     # --- on disk ---
@@ -332,6 +358,7 @@ class Baselines:
             "vcpus": key.vcpus,
             "ticks": float(self.ticks[row]),
             "columns": columns,
+            "looks": [float(f"{number:.7g}") for number in self.looks[row, : key.vcpus + 1]],
             "load": {
                 "weight": float(self._load_weight[row]),
                 "response": dict(zip(self.columns[start:], self._load_response[row].tolist(), strict=True)),
@@ -361,12 +388,15 @@ class Baselines:
                 if name in self.columns  # others are of another version of the agent
             }
             load = row["load"]
+            # Files of before there were looks have none.
+            looks = self._checked_looks(row.get("looks", ()), int(row["vcpus"]), weight)
             return {
                 "uuid": str(row["uuid"]),
                 "epoch": str(row["epoch"]),
                 "vcpus": int(row["vcpus"]),
                 "ticks": _finite(row["ticks"]) * weight,
                 "columns": columns,
+                "looks": looks,
                 "load": {
                     "weight": _finite(load["weight"]) * weight,
                     "response": {
@@ -376,6 +406,11 @@ class Baselines:
             }
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"baselines: row {place}: {error!r}") from error
+
+    def _checked_looks(self, looks: Sequence[Any], vcpus: int, weight: float) -> list[float]:
+        if len(looks) not in {0, vcpus + 1}:
+            raise ValueError(f"{len(looks)} numbers of looks at {vcpus} vCPUs")
+        return [_finite(number) * weight for number in looks]
 
     def _numbers(self, name: str, numbers: Sequence[Any], weight: float) -> list[float]:
         noisy = self.columns.index(name) >= self._noisy.start
@@ -389,6 +424,7 @@ class Baselines:
         start = self._noisy.start
         self._forget_noise()
         self.ticks[row] = held["ticks"]
+        self.looks[row, : len(held["looks"])] = held["looks"]
         self._load_weight[row] = held["load"]["weight"]
         for column, name in enumerate(self.columns[start:]):
             self._load_response[row, column] = held["load"]["response"].get(name, 0.0)
@@ -407,6 +443,14 @@ def taken(array: NDArray[Any], source: NDArray[np.int64], default: object) -> ND
     result = np.full((len(source), *array.shape[1:]), default, array.dtype)
     old = source >= 0
     result[old] = array[source[old]]
+    return result
+
+
+def _widened(array: Floats, columns: int) -> Floats:
+    """Return `array` with so many columns: more are 0, those that are cut off belong to VMs that are gone."""
+    result = np.zeros((len(array), columns))
+    kept = min(columns, array.shape[1])
+    result[:, :kept] = array[:, :kept]
     return result
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.analysis.signals import Tick, Values, VmKey
+from agent.analysis.workers import LearntWorkers
 
 __all__ = ["AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
 
@@ -75,10 +76,14 @@ class Detection:
         baseline: makes the attribute of this name; likewise.
         learnt: makes the attribute of this name; None: the load does not change this detector's baselines.
         estimate: as the attribute of this name.
+        workers: as the attribute of this name.
+        factors: as the attribute of this name.
 
     Attributes:
         estimate: shape (VMs,): whose degradation is worth an estimate now: with the paper's rules victims, and those
             that were one until the load is back at the baseline; None: victims.
+        workers: what is learnt of how many requests the VMs serve at once; None: this detector does not.
+        factors: shape (VMs,): `signals.load_factors` of the VMs with what is learnt; None: nothing is.
 
     """
 
@@ -90,10 +95,15 @@ class Detection:
         baseline: Callable[[], Values],
         estimate: NDArray[np.bool_] | None = None,
         learnt: Callable[[], Values] | None = None,
+        *,
+        workers: LearntWorkers | None = None,
+        factors: Values | None = None,
     ) -> None:
         self.behaviours = behaviours
         self.baseline_ticks = baseline_ticks
         self.estimate = estimate
+        self.workers = workers
+        self.factors = factors
         self._state = state
         self._make_baseline = baseline
         self._make_learnt = learnt

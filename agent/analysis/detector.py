@@ -31,6 +31,7 @@ from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence
 from agent.analysis.detector_words import Judged, Verdicts
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
 from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
+from agent.analysis.workers import WorkersRule
 
 __all__ = [
     "AnyDetector",
@@ -163,6 +164,7 @@ class Detector:
             np.array([*(s.floor_std for s in SYMPTOMS), *(0.01 for _ in ACTS), 0.003]),
         )
         self._rows = _Rows()
+        self._workers = WorkersRule()
         self._vcpus: Floats = np.zeros(0)
         self._factors: Floats = np.zeros(0)
         self._last_s = math.nan
@@ -176,6 +178,7 @@ class Detector:
         source = self._baselines.match(tick.vms, at_s)
         if source is not None:
             self._rows.match(source, at_s)
+            self._workers.match(source, tick.vms)
             self._vcpus = np.array([key.vcpus for key in tick.vms], np.float64)
             self._factors = load_factors(tick.vms)
         if not tick.vms:
@@ -183,10 +186,12 @@ class Detector:
             return Detection((), np.zeros(0, np.int64), nobody.__getitem__, lambda: tick.values)
         values = np.concatenate([tick.values, columns_of(tick.values, self._vcpus)], axis=1)
         self._baselines.observe(values)
+        guest_ratio = self._baselines.mean[:, INDEX["guest_ratio"]]
+        self._workers.judge(self._baselines.looks, guest_ratio, self._baselines.seen)
         judged = self._judge(tick.values[:, INDEX["guest_ratio"]])
         self._decide(judged, at_s)
         found = self._found(tick, judged)
-        self._learn(values, judged, elapsed_s)
+        self._learn(values, judged, elapsed_s, tick.vcpus_running)
         return found
 
     def dump(self, now_unix_s: float | None = None) -> dict[str, Any]:
@@ -330,8 +335,10 @@ class Detector:
         behaviours = tuple(map(_BEHAVIOURS.__getitem__, rows.behaviour.tolist()))
         since_s = rows.since_s.copy()
         verdicts = Verdicts(tick, judged, behaviours, rows.inflicts, since_s, ticks, settings.min_ticks)
-        mean, factors = baselines.mean[:, : _GROWN_GIPS + 1].copy(), self._factors
-        # What is kept on disk may be from before it was told how many workers there are.
+        learnt = self._workers.found
+        mean = baselines.mean[:, : _GROWN_GIPS + 1].copy()
+        factors = np.where(learnt.workers > 0, self._vcpus / np.maximum(learnt.workers, 1), self._factors)
+        # What was learnt may be from before it was known how many workers there are.
         mean[:, INDEX[IDLE]] = 1.0 - mean[:, INDEX["guest_ratio"]] * factors
         gips = baselines.window(settings.short_ticks)[:, _GROWN_GIPS - _FIRST_SYMPTOM]
         return Detection(
@@ -340,11 +347,13 @@ class Detector:
             verdicts.state,
             baseline=lambda: _baseline_at(mean, gips, judged.ready, factors),
             learnt=lambda: np.where(judged.ready[:, None], mean[:, : len(SIGNALS)], math.nan),
+            workers=learnt,
+            factors=factors,
         )
 
     # --- learning ---
 
-    def _learn(self, values: Floats, judged: Judged, elapsed_s: float) -> None:
+    def _learn(self, values: Floats, judged: Judged, elapsed_s: float, running: Floats | None) -> None:
         settings, rows, baselines = self._settings, self._rows, self._baselines
         grown = rows.grown.any(axis=1)
         suffering = rows.suffers.any(axis=1)
@@ -362,6 +371,8 @@ class Detector:
             if better is not None:
                 baselines.relearn(better)
         baselines.learn(values, elapsed_s, quiet=quiet, held=held)
+        if running is not None:
+            baselines.learn_looks(running, elapsed_s, quiet=quiet)
 
     def _better(self, judged: Judged) -> Bools | None:
         """Rows that do better or less than at their baseline for a while: it was learnt when it was not quiet."""

@@ -24,6 +24,7 @@ __all__ = [
     "Values",
     "VmKey",
     "load_factors",
+    "set_idle",
     "set_others",
     "signals_of",
 ]
@@ -71,7 +72,8 @@ OTHERS: Mapping[str, str] = {
     )
 }
 #: What a VM's vCPUs have left, 1 - `guest_ratio`: a queue's delay goes with its inverse, whatever else it does.
-#: Where it is told how many requests the VM serves at once, what these have left: 1 - `guest_ratio` * `load_factors`.
+#: Where it is told, or learnt, how many requests the VM serves at once, what these have left: 1 - `guest_ratio` *
+#: vCPUs / workers (`load_factors`).
 IDLE = "vcpu_idle_ratio"
 SIGNALS: tuple[str, ...] = (*_OWN, *SUMS, *_HOST, *OTHERS, IDLE)
 INDEX: Mapping[str, int] = {name: index for index, name in enumerate(SIGNALS)}
@@ -95,11 +97,14 @@ class Tick(NamedTuple):
     """One tick of one host.
 
     `values`: shape (VMs, SIGNALS), NaN where not known. `at_s` is a monotonic clock in seconds.
+    `vcpus_running`: shape (VMs,): how many vCPU threads ran at the tick's instant, NaN where nobody looked; None: at
+    none of them.
     """
 
     at_s: float
     vms: tuple[VmKey, ...]
     values: Values
+    vcpus_running: Values | None = None
 
 
 def load_factors(vms: Sequence[VmKey]) -> Values:
@@ -141,7 +146,7 @@ def set_others(values: Values, factors: Values | float = 1.0) -> None:
     The `others_` columns are the sum over the VMs less the VM's own; `IDLE` is what its workers have left, by their
     `load_factors`.
     """
-    values[:, INDEX[IDLE]] = 1.0 - values[:, INDEX["guest_ratio"]] * factors
+    set_idle(values, factors)
     own = values[:, [INDEX[name] for name in OTHERS.values()]]
     known = ~np.isnan(own)
     filled = np.where(known, own, 0.0)
@@ -149,3 +154,8 @@ def set_others(values: Values, factors: Values | float = 1.0) -> None:
     # A VM that is alone has no others: they do nothing. Where others are there and none of them is known, it is NaN.
     unknown = (known.sum(axis=0) - known == 0) & (len(values) > 1)
     values[:, [INDEX[name] for name in OTHERS]] = np.where(unknown, math.nan, others)
+
+
+def set_idle(values: Values, factors: Values | float) -> None:
+    """Fill `IDLE` of a tick's matrix in place, by the `load_factors` of its VMs."""
+    values[:, INDEX[IDLE]] = 1.0 - values[:, INDEX["guest_ratio"]] * factors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -78,9 +79,26 @@ def _cloud_white(answer: host_pb2.VmExplanation) -> None:
         _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
     state = "ready" if found.baseline_ready else "too young"
     _say(f"baseline of {found.baseline_ticks} ticks ({state}), detector {answer.detector}")
+    _workers({signal.name: signal.value for signal in answer.signals})
     _evidence(answer)
     for event in answer.events:
         _say(render.event_line(event), "dim")
+
+
+def _workers(shown: Mapping[str, float]) -> None:
+    """Say how many requests the VM serves at once, and who says so; nothing where nobody does and nobody looks."""
+    workers, looks = shown.get("workers"), shown.get("workers_looks")
+    if looks is None:
+        if workers is not None:
+            _say(f"workers: {workers:.0f}, told ([[jobs]] workers)")
+        return
+    posterior = shown.get("workers_posterior")
+    surely = "" if posterior is None else f", posterior {math.floor(posterior * 1000) / 1000:.3f}"
+    if workers is None:
+        word = "too few looks" if posterior is None else "cannot tell"
+        _say(f"workers: {word} ({looks:.0f} looks{surely}), one per vCPU is assumed", "dim")
+    else:
+        _say(f"workers: {workers:.0f}, learnt ({looks:.0f} looks at running vCPUs{surely})")
 
 
 def _evidence(answer: host_pb2.VmExplanation) -> None:

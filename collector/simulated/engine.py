@@ -30,6 +30,8 @@ _READ_SHARE = 0.4
 _RECEIVE_SHARE = 0.5
 _PACKET_BYTES = 1000
 _MAX_LOAD = 2.0
+#: Share of the looks in which something beside the workers runs in a VM: guest kernel, interrupts. Chosen.
+_BESIDE = 0.02
 # Normal variables per VM and step, and which is which.
 _NORMALS = 15
 _LOAD, _IPC, _ARRIVALS, _WORK, _GROUP, _BANDWIDTH, _OCCUPANCY, _WAIT, _DISK, _EVENTS = range(10)
@@ -103,6 +105,9 @@ class Block(NamedTuple):
     requests: Array  # that ended
     arriving: Array  # requests that arrive
     work: Array  # theirs on average, over what is expected
+    vcpus_running: (
+        Array  # vCPU threads that run at the end of the step; NaN: serves requests that are not simulated
+    )
 
 
 class Engine:
@@ -143,6 +148,8 @@ class Engine:
         count = len(self.guests)
         # Load and IPC of each VM, of variance 1; (2, VMs).
         self._ar1 = np.array([rng.standard_normal(2) for rng in self._rngs]).reshape(count, 2).T
+        # Looks have a stream of their own, so that all else is the same whether or not somebody looks.
+        self._looks = [np.random.default_rng([seed, 3, *guest.name.encode()]) for guest in guests]
         self._queues: list[RequestQueue | None] = [
             RequestQueue(
                 guest.applications[0],
@@ -175,9 +182,9 @@ class Engine:
         frequency = moments.frequency[:, None]
         rates = contend(self.machine, p, load, core_noise=1 / ipc_noise, frequency=frequency)
         counted = _count(self.machine, noise, p, rates, normals)
-        return Block(
-            moments, rates, counted, *self._serve(moments.at_s, arriving, rates, work), arriving, work
-        )
+        p95_s, p95_5s_s, ended, busy = self._serve(moments.at_s, arriving, rates, work)
+        running = self._look(moments.load, counted, busy)
+        return Block(moments, rates, counted, p95_s, p95_5s_s, ended, arriving, work, running)
 
     def expect(self, moments: Moments) -> Expected:
         """Tell what is expected of moments, independent of any noise and of the steps so far."""
@@ -258,9 +265,13 @@ class Engine:
         )
         return np.minimum(offered, _MAX_LOAD), work, arriving
 
-    def _serve(self, at_s: Array, arriving: Array, rates: Rates, work: Array) -> tuple[Array, Array, Array]:
+    def _serve(
+        self, at_s: Array, arriving: Array, rates: Rates, work: Array
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return both tails, how many requests ended, and how many workers are on a vCPU at the end of each step."""
         tails = np.full((3, *arriving.shape), math.nan)
         tails[2] = 0
+        busy = np.full(arriving.shape, math.nan)
         for vm, queue in enumerate(self._queues):
             if queue is None:
                 continue
@@ -273,7 +284,22 @@ class Engine:
                     float(service_s[t]),
                     float(rates.disk_op_s[t, 0]),
                 )
-        return tails[0], tails[1], tails[2]
+                busy[t, vm] = queue.running_at(begin_s + self._step_s)
+        return tails[0], tails[1], tails[2], busy
+
+    def _look(self, load: Array, counted: Counted, busy: Array) -> Array:
+        """Return how many vCPU threads run, or wait for a CPU, at the end of each step, (T, VMs).
+
+        Of a closed loop each thread does so for the share of the time that its counters tell, independently.
+        """
+        running = busy.copy()
+        runnable = counted.cpu_cores + counted.wait_cores
+        for vm, (guest, rng) in enumerate(zip(self.guests, self._looks, strict=True)):
+            drawn = rng.random((len(busy), 1 + guest.vcpus))
+            if not self.serves[vm]:
+                running[:, vm] = (drawn[:, 1:] < runnable[:, vm, None] / guest.vcpus).sum(axis=1)
+            running[:, vm] = np.minimum(running[:, vm] + (drawn[:, 0] < _BESIDE), guest.vcpus)
+        return np.where(load > 0, running, 0.0)
 
 
 def _count(machine: Machine, noise: Noise, p: Parameters, rates: Rates, normals: Array) -> Counted:

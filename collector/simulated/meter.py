@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from collector.base import (
@@ -95,6 +96,7 @@ class ProfileMeter:
                 start_ticks,
                 storage_read_bytes=int(sums[_AT["disk_read_bytes"]]),
                 storage_write_bytes=int(sums[_AT["disk_write_bytes"]]),
+                vcpus_running=self._running(),
             ),
             cgroup=CgroupCounters(self.opened, ns("cpu_pressure"), 0, 0, ns("io_pressure")),
             rdt=self._rdt(),
@@ -115,6 +117,11 @@ class ProfileMeter:
             "cpu_usage_cores": step.usage_cores,
         }
         return told if truth is None else {**told, **truth._asdict()}
+
+    def _running(self) -> int | None:
+        """Return how many vCPU threads ran at the end of the step that counted last."""
+        step = self._step
+        return None if step is None or math.isnan(step.vcpus_running) else int(step.vcpus_running)
 
     def _disk(self) -> DiskCounters:
         names = ("disk_read_bytes", "disk_write_bytes", "disk_read_ops", "disk_write_ops")

@@ -30,6 +30,7 @@ class VmStep(NamedTuple):
     llc_mib: float
     disk_bytes_per_s: float
     network_bytes_per_s: float
+    vcpus_running: float  # vCPU threads at the end of the step; NaN: its requests are not simulated
 
 
 class VmTruth(NamedTuple):
@@ -158,6 +159,7 @@ class ProfiledHost:
                 rates.llc_bytes / _MIB,
                 rates.disk_bytes_per_s,
                 rates.network_bytes_per_s,
+                block.vcpus_running,
             ),
             axis=-1,
         ).tolist()

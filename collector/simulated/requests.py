@@ -65,9 +65,23 @@ class RequestQueue:
         self._sigma = math.sqrt(math.log1p(application.service_cv**2))
         self._disk = application.disk_ops_per_request
         self._free_at_s = [0.0] * workers
+        self._workers = workers
         self._ends_s: Array = np.empty(0)
         self._latencies_s: Array = np.empty(0)
+        # Of those that have not ended: from when to when each is on a vCPU.
+        self._begins_s: Array = np.empty(0)
+        self._leaves_s: Array = np.empty(0)
         self._recent: deque[Array] = deque(maxlen=WINDOW_TICKS)
+
+    def running_at(self, at_s: float) -> int:
+        """Tell how many workers are on a vCPU at an instant, the end of the last tick.
+
+        A request is on a vCPU (or waits for a CPU, which its time there includes) first, then waits for the disk.
+        """
+        running = (self._begins_s <= at_s) & (at_s < self._leaves_s)
+        return min(
+            int(running.sum()), self._workers
+        )  # at the very instant of a change rounding may show both
 
     def serve(self, from_s: float, step_s: float, requests: int, service_s: float, disk_op_s: float) -> Tail:
         """Let requests arrive in a tick (Poisson: their number given, uniformly in it).
@@ -87,11 +101,17 @@ class RequestQueue:
         arrivals = from_s + step_s * np.sort(rng.random(requests))
         services = service_s * rng.lognormal(-(self._sigma**2) / 2, self._sigma, requests)
         slow = rng.random(requests) < self._disk
-        services[slow] += rng.exponential(disk_op_s, int(slow.sum()))
-        ends = np.concatenate([self._ends_s, self._ends(arrivals, services)])
-        latencies = np.concatenate([self._latencies_s, ends[len(self._ends_s) :] - arrivals])
+        disk = np.zeros(requests)
+        disk[slow] = rng.exponential(disk_op_s, int(slow.sum()))
+        services += disk
+        new = self._ends(arrivals, services)
+        ends = np.concatenate([self._ends_s, new])
+        latencies = np.concatenate([self._latencies_s, new - arrivals])
+        begins = np.concatenate([self._begins_s, new - services])
+        leaves = np.concatenate([self._leaves_s, new - disk])
         done = ends <= from_s + step_s
         self._ends_s, self._latencies_s = ends[~done], latencies[~done]
+        self._begins_s, self._leaves_s = begins[~done], leaves[~done]
         self._recent.append(latencies[done])
         return Tail(
             _percentile(self._recent[-1]), _percentile(np.concatenate(self._recent)), len(self._recent[-1])

@@ -157,7 +157,10 @@ def blocks(study: Study, *, requests: bool = True) -> Iterator[StudyBlock]:
         yield StudyBlock(
             study,
             moments.at_s + 1,
-            metrics(block.counted, np.array([vm.vcpus for vm in study.vms], dtype=np.float64)),
+            {
+                **metrics(block.counted, np.array([vm.vcpus for vm in study.vms], dtype=np.float64)),
+                "vcpus_running": block.vcpus_running,
+            },
             host_metrics(study.machine, block.counted),
             moments.load,
             block.p95_s,

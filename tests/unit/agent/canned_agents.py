@@ -164,7 +164,8 @@ class _Told:
     def explain(self, uuid):
         verdict = self.verdict(uuid)
         signals = (SignalView("gips", 3.412, 3.9, 4.1), SignalView("ipc", 0.61, 1.05, 1.05))
-        signals += (SignalView("workers", 2, math.nan, math.nan),)
+        shown = {"workers": 2, "workers_posterior": 0.9996, "workers_looks": 240}
+        signals += tuple(SignalView(name, value, math.nan, math.nan) for name, value in shown.items())
         event = VmEvent(
             uuid, "e1", "web", "web", True, NOW, "victim", "steady", 600 * S, "why", (), self._estimate
         )

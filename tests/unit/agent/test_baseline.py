@@ -105,6 +105,67 @@ def test_what_the_own_load_does_is_learnt():
     assert left[1] == 1
 
 
+def looked(made, running, times=1, *, quiet=YES):
+    for _ in range(times):
+        made.learn_looks(np.array(running, np.float64), 1.0, quiet=quiet)
+
+
+def test_looks_are_counted_in_quiet_and_where_somebody_looked():
+    made = baselines()
+    feed(made, [[1.0]])
+    looked(made, [0, 2], 3)
+    looked(made, [1, math.nan])
+    looked(made, [2, 1], quiet=np.array([False, True]))
+    looked(made, [5, -1])  # more than there are count as all
+    assert made.looks.tolist() == [[3, 1, 1], [1, 1, 3]]
+
+
+def test_looks_age_as_the_means_do_and_go_when_these_are_learnt_anew():
+    made = baselines(quiet_time_constant_s=20.0)
+    feed(made, [[1.0]])
+    looked(made, [1, 1], 20)
+    assert made.looks[0].tolist() == [0, 20, 0]
+    looked(made, [2, 1], 40)
+    assert made.looks.sum(axis=1) == pytest.approx([20, 20])
+    assert made.looks[0, 1] == pytest.approx(20 * (20 / 21) ** 40)
+    made.relearn(np.array([True, False]))
+    assert made.looks.sum(axis=1) == pytest.approx([1, 20])
+
+
+def test_looks_are_kept_on_disk_and_files_from_before_there_were_any_are_read():
+    made = baselines()
+    feed(made, [[1.0]] * 40)
+    looked(made, [1, 2], 30)
+    dumped = json.loads(json.dumps(made.dump(), allow_nan=False))
+    assert [row["looks"] for row in dumped] == [[0, 30, 0], [0, 0, 30]]
+    other = baselines()
+    other.restore(dumped, 86_400)
+    other.match(KEYS, 0.0)
+    assert other.looks.tolist() == [[0, 15, 0], [0, 0, 15]]
+    for row in dumped:
+        del row["looks"]
+    old = baselines()
+    old.restore(dumped, 0.0)
+    old.match(KEYS, 0.0)
+    assert (old.ticks.tolist(), old.looks.tolist()) == ([40, 40], [[0, 0, 0]] * 2)
+    for looks in ([1, 2], [1, -2, 0], [1, math.nan, 0], 7):
+        dumped[1]["looks"] = looks
+        with pytest.raises(ValueError, match="baselines: row 1"):
+            baselines().restore(dumped, 0.0)
+
+
+def test_looks_stay_with_their_vm_as_larger_ones_come_and_go():
+    made = baselines()
+    feed(made, [[1.0]])
+    looked(made, [1, 2])
+    large = VmKey("c", "e1", 4)
+    made.match((large, KEYS[1]), 1.0)
+    assert made.looks.tolist() == [[0] * 5, [0, 0, 1, 0, 0]]
+    looked(made, [4, 0])
+    made.match((KEYS[1],), 2.0)
+    assert made.looks.tolist() == [[1, 0, 1]]
+
+
 def test_age_takes_weight_and_a_week_takes_all():
     made = baselines()
     feed(made, [[1.0]] * 100)

@@ -161,6 +161,36 @@ def test_what_was_learnt_and_what_is_expected_at_the_present_load_are_told_apart
     assert told["ipc"] == pytest.approx((1.0, 1.0, 1.0), rel=0.02)
 
 
+def test_workers_that_are_learnt_are_shown_with_how_surely_and_what_is_left_is_theirs():
+    it = CloudWhite(CloudWhiteSection(), HostModels())
+    known = {"gips": 1.5, "guest_ratio": 0.3, "ipc": 1.0}
+    for second in range(50):
+        running = int(second % 5 < 3)  # one of two vCPUs in 60 % of looks, never both
+        vm = host_vm("web", rates=rates_of(**known, vcpus_running=running))
+        it.tick([vm, host_vm("blind", rates=rates_of(**known))], Reason.SOURCE_OFF, second * S + 1, UNIX0)
+    looked, blind = ({one.name: one for one in it.explain(vm).signals} for vm in ("web", "blind"))
+    assert looked["workers"].value == 1
+    assert looked["workers_posterior"].value > 0.95
+    assert 40 <= looked["workers_looks"].value <= 50
+    left = [(one.value, one.learnt, one.expected) for one in (f["vcpu_idle_ratio"] for f in (looked, blind))]
+    assert left == [pytest.approx((0.4, 0.4, 0.4)), pytest.approx((0.7, 0.7, 0.7))]
+    assert not {"workers", "workers_posterior", "workers_looks"} & set(blind)
+
+
+def test_workers_that_cannot_be_told_are_no_signal_but_the_looks_are_shown():
+    it = CloudWhite(CloudWhiteSection(), HostModels())
+    for second in range(45):
+        rates = rates_of(gips=1.5, guest_ratio=0.01, ipc=1.0, vcpus_running=0)
+        it.tick([host_vm("web", rates=rates)], Reason.SOURCE_OFF, second * S + 1, UNIX0)
+        shown = {one.name: one.value for one in it.explain("web").signals}
+        if second == 12:
+            assert shown["workers_looks"] == pytest.approx(9, abs=1)
+            assert "workers_posterior" not in shown
+    assert "workers" not in shown
+    assert 0.5 < shown["workers_posterior"] < 0.95  # as likely one as two
+    assert shown["vcpu_idle_ratio"] == pytest.approx(0.99)
+
+
 def test_workers_are_shown_where_somebody_said_and_what_is_left_is_theirs():
     def told(workers):
         it = CloudWhite(CloudWhiteSection(), HostModels())

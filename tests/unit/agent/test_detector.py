@@ -14,6 +14,7 @@ from agent.analysis.baseline import BaselineSettings
 from agent.analysis.behaviour import Behaviour
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, load_factors
+from agent.analysis.workers import running_shares
 from tests.unit.agent.interference import during, said, stressed, world
 
 STEADY, VICTIM, INFLICTING, UNKNOWN = "steady", "victim", "inflicting", "unknown"
@@ -226,6 +227,65 @@ def test_what_is_left_is_of_the_workers_where_these_are_told():
     np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], 1 - vcpus * guest)
     told = load_factors((tick.vms[0], tick.vms[0]._replace(workers=1), tick.vms[0]._replace(workers=99)))
     assert told.tolist() == [1.0, vcpus, 1.0]
+
+
+def with_looks(ticks, workers, seed=5):
+    """Let so many workers of each VM of `world` be busy at random, as M/M/w queues of its load are."""
+    rng = np.random.default_rng(seed)
+    vcpus = 4
+    shares = running_shares(np.array([0.2 * vcpus]), vcpus)[0, workers - 1]
+    for tick in ticks:
+        yield tick._replace(vcpus_running=rng.choice(vcpus + 1, len(tick.vms), p=shares).astype(float))
+
+
+def test_workers_are_learnt_from_looks_and_what_is_left_is_theirs():
+    detector = Detector(DetectorSettings())
+    told = []
+    for tick in with_looks(world(ticks=120), workers=1):
+        found = detector.step(tick)
+        told.append(found.workers.workers[0])
+    assert not any(told[:20])  # too few looks
+    assert found.workers.workers.tolist() == [1, 1, 1]
+    assert (found.workers.posterior > 0.99).all()
+    assert found.workers.looks.tolist() == pytest.approx([120, 120, 120], abs=11)
+    assert found.factors.tolist() == [4, 4, 4]
+    left = 1 - 4 * found.baseline[:, INDEX["guest_ratio"]]
+    np.testing.assert_allclose(found.baseline[:, INDEX["vcpu_idle_ratio"]], left)
+    np.testing.assert_allclose(
+        found.learnt[:, INDEX["vcpu_idle_ratio"]], 1 - 4 * found.learnt[:, INDEX["guest_ratio"]]
+    )
+    # Kept on disk: it is known from the first tick on.
+    again = Detector(DetectorSettings())
+    again.restore(json.loads(json.dumps(detector.dump(5000.0))), 5000.0)
+    assert again.step(tick).workers.workers.tolist() == [1, 1, 1]
+
+
+def test_what_the_operator_says_of_workers_stands_whatever_runs():
+    detector = Detector(DetectorSettings())
+    for tick in with_looks(world(ticks=60), workers=1):
+        found = detector.step(tick._replace(vms=(tick.vms[0]._replace(workers=2), *tick.vms[1:])))
+    assert found.workers.workers.tolist() == [0, 1, 1]
+    assert np.isnan([found.workers.posterior[0], found.workers.looks[0]]).all()
+    assert found.factors.tolist() == [2, 4, 4]
+
+
+def test_nobody_looks_and_nothing_is_learnt():
+    detector = Detector(DetectorSettings())
+    for tick in world(ticks=60):
+        found = detector.step(tick)
+    assert found.workers.workers.tolist() == [0, 0, 0]
+    assert found.factors.tolist() == [1, 1, 1]
+
+
+def test_looks_do_not_change_what_is_said_and_none_is_learnt_from_while_somebody_suffers():
+    plain, looking = Detector(DetectorSettings()), Detector(DetectorSettings())
+    ticks = list(stressed(60, 110))
+    looks = list(with_looks(ticks, workers=1))
+    # While the others suffer all vCPUs run.
+    looks[70:105] = [tick._replace(vcpus_running=np.full(3, 4.0)) for tick in looks[70:105]]
+    for tick, look in zip(ticks, looks, strict=True):
+        assert plain.step(tick).behaviours == (found := looking.step(look)).behaviours
+    assert found.workers.workers[1:].tolist() == [1, 1]
 
 
 def test_suffering_is_learnt_by_nobody():

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from agent.cli import _render as render
 from agent.cli import agent_status
+from agent.cli import explain as explain_module
 from collector.base import Reason
 from whitepanda.common import cli
 from whitepanda.v1 import host_pb2
@@ -514,19 +515,39 @@ def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
 
 def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agents):
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
-    assert "\n".join(out.splitlines()[5:13]) == (
+    assert "\n".join(out.splitlines()[5:16]) == (
         "victim for 95 s: ipc 0.61 is below 0.95\n"
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
-        "SIGNAL    NOW LEARNT EXPECTED THRESHOLD\n"
-        "ipc      0.61   1.05     1.02      0.95\n"
-        "gips    3.412    3.9      4.1         -\n"
-        "workers     2      -        -         -"
+        "workers: 2, learnt (240 looks at running vCPUs, posterior 0.999)\n"
+        "SIGNAL               NOW LEARNT EXPECTED THRESHOLD\n"
+        "ipc                 0.61   1.05     1.02      0.95\n"
+        "gips               3.412    3.9      4.1         -\n"
+        "workers                2      -        -         -\n"
+        "workers_posterior 0.9996      -        -         -\n"
+        "workers_looks        240      -        -         -"
     )
     assert "web: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
     assert "latency against undisturbed -: no_model: no model of degradation" in out
+
+
+@pytest.mark.parametrize(
+    ("shown", "line"),
+    [
+        ({"workers": 4.0}, "workers: 4, told ([[jobs]] workers)"),
+        ({"workers_looks": 12.0}, "workers: too few looks (12 looks), one per vCPU is assumed"),
+        (
+            {"workers_looks": 60.0, "workers_posterior": 0.9499},
+            "workers: cannot tell (60 looks, posterior 0.949), one per vCPU is assumed",
+        ),
+        ({"gips": 1.0}, ""),
+    ],
+)
+def test_explain_says_where_the_number_of_workers_is_from(shown, line, capsys):
+    explain_module._workers(shown)
+    assert capsys.readouterr().out.strip() == line
 
 
 def test_who_suffers_for_programs(run, agents):

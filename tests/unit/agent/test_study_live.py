@@ -31,7 +31,6 @@ UNTOLD = {
     "cpu_quota_cores",
     "memory_charged_bytes",
     "numa_remote_memory_ratio",
-    "vcpus_running",
 }
 
 

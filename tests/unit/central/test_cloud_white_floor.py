@@ -79,14 +79,17 @@ def test_the_workers_of_who_uses_more_than_one_vcpu_are_known():
     assert set(floor.by_prior) == {floor.number}
 
 
-def test_the_other_number_of_workers_changes_no_signal():
-    """What the floor rests on: everything that a host sees is the same."""
+def test_the_other_number_of_workers_changes_no_signal_but_how_many_vcpus_run():
+    """What the floor rests on: all else that a host sees is the same."""
     study = short("silo", 0.3)
     (silo,) = blocks(study)
     two = replace(APPLICATIONS["silo"], workers_per_vcpu=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules["collector.simulated.study"].PROFILES, "silo", two)
         (twin,) = blocks(study)
+    looks, of_twin = silo.metrics.pop("vcpus_running"), twin.metrics.pop("vcpus_running")
+    np.testing.assert_array_equal(looks[:, 1:], of_twin[:, 1:])
+    assert (looks[:, 0] != of_twin[:, 0]).any()
     for name, values in silo.metrics.items():
         np.testing.assert_array_equal(values, twin.metrics[name])
     for name, values in silo.host.items():

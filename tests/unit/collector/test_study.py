@@ -232,6 +232,85 @@ def test_the_queue_is_first_come_first_served_across_ticks(workers: int) -> None
     assert ended == sum(int((ends <= 5).sum()) for _, _, ends in seen)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_on_a_vcpu_are_those_of_requests_in_service_that_do_not_wait_for_the_disk(
+    workers: int,
+) -> None:
+    app = replace(APPLICATIONS["moses"], disk_ops_per_request=0.3)
+    queue, twin = (RequestQueue(app, workers, np.random.default_rng(9)) for _ in range(2))
+    free, spans, seen = [0.0] * workers, [], []
+    usual = queue._ends
+
+    def spy(arrivals, services):
+        seen.append((arrivals, services))
+        return usual(arrivals, services)
+
+    queue._ends = spy
+    sigma = queue._sigma
+    rng = np.random.default_rng(9)
+    counts = []
+    for second in range(40):
+        queue.serve(float(second), 1.0, 20 * workers, 0.03, 10e-3)
+        twin.serve(float(second), 1.0, 20 * workers, 0.03, 10e-3)
+        # The same numbers once more, to know what of each service is the disk's.
+        rng.random(20 * workers)
+        rng.lognormal(-(sigma**2) / 2, sigma, 20 * workers)
+        slow = rng.random(20 * workers) < 0.3
+        disk = np.zeros(20 * workers)
+        disk[slow] = rng.exponential(10e-3, int(slow.sum()))
+        for arrival, service, waits in zip(*seen[-1], disk, strict=True):
+            begin = max(arrival, free[0])
+            heapq.heapreplace(free, begin + service)
+            spans.append((begin, begin + service - waits))
+        now = second + 1.0
+        counts.append(queue.running_at(now))
+        assert counts[-1] == sum(begin <= now < leave for begin, leave in spans)
+        assert counts[-1] == twin.running_at(now)
+    assert set(counts) >= {0, workers}
+
+
+def test_looks_change_nothing_else_and_do_not_depend_on_how_many_steps_pass_at_once() -> None:
+    study = replace(single("moses", 0.4, "cache-memory-2"), duration_s=30)
+    (block,) = blocks(study)
+    engine = study_module._engine(study, requests=True)
+    looks, p95 = [], []
+    for at_s in range(study.duration_s):
+        one = engine.advance(study_module.moments_of(study, np.array([float(at_s)])))
+        looks.append(one.vcpus_running[0])
+        p95.append(one.p95_s[0])
+    np.testing.assert_array_equal(np.array(looks), block.metrics["vcpus_running"])
+    np.testing.assert_array_equal(np.array(p95), block.p95_latency_s)
+    vcpus = np.array([vm.vcpus for vm in study.vms])
+    assert ((block.metrics["vcpus_running"] >= 0) & (block.metrics["vcpus_running"] <= vcpus)).all()
+    (unserved,) = blocks(study, requests=False)
+    assert np.isnan(unserved.metrics["vcpus_running"][:, 0]).all()  # nobody knows without its requests
+    np.testing.assert_array_equal(
+        unserved.metrics["vcpus_running"][:, 1:], block.metrics["vcpus_running"][:, 1:]
+    )
+    for name in ("gips", "guest_ratio", "run_queue_wait_ratio", "ipc"):
+        np.testing.assert_array_equal(unserved.metrics[name], block.metrics[name])
+
+
+def test_one_worker_is_busy_as_often_as_it_is_used_and_two_run_only_with_something_beside() -> None:
+    study = replace(single("silo", 0.3, "no-interference"), duration_s=1000)
+    found = np.concatenate([block.metrics["vcpus_running"][:, 0] for block in blocks(study)])
+    used = np.concatenate([block.metrics["cpu_usage_cores"][:, 0] for block in blocks(study)]).mean()
+    shares = np.bincount(found.astype(int), minlength=3) / len(found)
+    assert found.mean() == pytest.approx(used + 0.02, abs=0.05)
+    assert 0.002 < shares[2] < 0.03
+
+
+def test_a_closed_loop_runs_as_many_threads_as_it_keeps_busy() -> None:
+    vms = (StudyVm("full", "cache-memory-2", vcpus=4, load=1.5), StudyVm("half", "disk-1", vcpus=4, load=0.5))
+    (block,) = blocks(Study("loops", vms, duration_s=400))
+    full, half = block.metrics["vcpus_running"].T
+    assert (full == 4).all()
+    assert half.mean() == pytest.approx(2.02, abs=0.25)
+    away = replace(vms[1], load=0.0)
+    (block,) = blocks(Study("away", (away,), duration_s=50))
+    assert not block.metrics["vcpus_running"].any()
+
+
 def test_the_tail_of_five_ticks_is_over_all_their_requests() -> None:
     app = replace(APPLICATIONS["masstree"], disk_ops_per_request=0.0)
     queue = RequestQueue(app, 2, np.random.default_rng(5))

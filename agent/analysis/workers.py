@@ -1,0 +1,168 @@
+"""How many requests a VM serves at once, learnt from how many of its vCPU threads run at one instant.
+
+A queue's delay follows what its workers have left, and a VM with fewer workers than vCPUs looks half idle where these
+are full. Nothing that is averaged over a second shows how many there are; looks at single instants do, as w workers
+never keep more than w threads busy, and keep all w busy the more often the fewer they are.
+
+The rule, decided in docs/studies/cloud-white.md before it was evaluated: of the numbers 1 to V (vCPUs) of busy workers
+of an M/M/w queue at the offered load a = guest time of all vCPUs at the baseline, the one whose posterior is at least
+`LEAST_POSTERIOR`, from at least `LEAST_LOOKS` looks; else it cannot be told. Something else (guest kernel, interrupts,
+KVM's polling) runs beside in an unknown share of the looks, one of `BESIDE`, with one thread more, up to V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.analysis.baseline import taken
+from agent.analysis.signals import VmKey
+
+__all__ = [
+    "BESIDE",
+    "EVERY_TICKS",
+    "LEAST_LOOKS",
+    "LEAST_POSTERIOR",
+    "LearntWorkers",
+    "WorkersRule",
+    "posteriors",
+    "running_shares",
+]
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LEAST_POSTERIOR = 0.95
+LEAST_LOOKS = 20.0
+#: Shares of the looks in which one thread more runs than workers are busy, each as likely as the other.
+BESIDE = (0.0, 0.02, 0.05, 0.1)
+#: A VM is judged anew so often: posteriors change little from look to look.
+EVERY_TICKS = 10
+# A look that a number of workers does not allow counts as this unlikely, so that its ageing forgets it again.
+_IMPOSSIBLE = 1e-300
+_LEAST_LOAD = 1e-9
+_TOGETHER = 32
+
+
+class LearntWorkers(NamedTuple):
+    """What the looks at the VMs of a host tell, each of shape (VMs,).
+
+    `workers`: how many requests each serves at once; 0: it cannot be told. `posterior`: of the likeliest number, NaN
+    before there are looks enough. `looks`: of how many, as far as they still count; NaN: not judged yet, or never, as
+    the operator said.
+    """
+
+    workers: NDArray[np.int64]
+    posterior: Floats
+    looks: Floats
+
+
+def running_shares(offered: Floats, vcpus: int) -> Floats:
+    """Return in what share of the looks k workers are busy: the stationary distribution of M/M/w queues.
+
+    Args:
+        offered: shape (n,): offered loads a, in workers.
+        vcpus: V, the highest number of workers.
+
+    Returns:
+        Shape (n, V, V + 1): by load, w - 1 and k = 0..V; at k = w the whole tail. 0 where a >= w: no such queue lasts.
+
+    """
+    # More than all of them is as impossible as all of them.
+    a = np.clip(offered, _LEAST_LOAD, vcpus)[:, None]
+    k = np.arange(vcpus + 1)
+    # a^k / k!, over the largest of them: high powers of large loads have no number of their own.
+    logs = k * np.log(a) - np.concatenate([[0.0], np.cumsum(np.log(k[1:]))])
+    terms = np.exp(logs - logs.max(axis=1, keepdims=True))
+    w = k[1:]
+    is_stable = a < w
+    tails = terms[:, 1:] * np.where(is_stable, w / np.where(is_stable, w - a, 1.0), 0.0)
+    totals = np.cumsum(terms, axis=1)[:, :-1] + tails
+    shares = np.where(k < w[:, None], terms[:, None, :], 0.0)
+    shares[:, w - 1, w] = tails
+    found: Floats = np.where(is_stable, 1.0 / totals, 0.0)[:, :, None] * shares
+    return found
+
+
+def posteriors(looks: Floats, offered: Floats) -> Floats:
+    """Return how likely each number of workers is, given the looks; all are as likely before.
+
+    Args:
+        looks: shape (n, V + 1): in how many looks k threads ran, fractions where they have aged.
+        offered: shape (n,): offered loads in workers; NaN: not known.
+
+    Returns:
+        Shape (n, V): of 1..V workers. All 0 where none is possible.
+
+    """
+    vcpus = looks.shape[1] - 1
+    shares = running_shares(np.nan_to_num(offered, nan=vcpus), vcpus)
+    beside = np.roll(shares, 1, axis=2)
+    beside[:, :, 0] = 0.0
+    beside[:, :, -1] += shares[:, :, -1]
+    seen = np.flatnonzero(looks.any(axis=0))
+    found, more, counted = shares[:, :, seen], beside[:, :, seen], looks[:, None, seen]
+    likelihoods = np.stack([
+        (counted * np.log(np.maximum((1 - b) * found + b * more, _IMPOSSIBLE))).sum(axis=2) for b in BESIDE
+    ])  # fmt: skip
+    is_possible = shares[:, :, 0] > 0
+    likelihoods[:, ~is_possible] = -np.inf
+    best = likelihoods.max(axis=(0, 2))
+    weights = np.exp(likelihoods - np.where(np.isfinite(best), best, 0.0)[None, :, None]).sum(axis=0)
+    total = weights.sum(axis=1, keepdims=True)
+    found_likely: Floats = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return found_likely
+
+
+class WorkersRule:
+    """What is held of each VM's workers. Rows are those of the baselines."""
+
+    def __init__(self) -> None:
+        self.found = LearntWorkers(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+        self._vcpus: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._asked: Bools = np.zeros(0, bool)
+        self._due: Bools = np.zeros(0, bool)
+        self._group: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def match(self, source: NDArray[np.int64], keys: Sequence[VmKey]) -> None:
+        """Take other VMs: `source` has the old row of each, -1 where it is new."""
+        workers, posterior, looks = self.found
+        self.found = LearntWorkers(
+            taken(workers, source, 0), taken(posterior, source, np.nan), taken(looks, source, np.nan)
+        )
+        self._vcpus = np.array([key.vcpus for key in keys], np.int64)
+        self._asked = np.array([key.workers is None for key in keys], np.bool_)
+        self._due = source < 0
+        # Many together are cheaper than each alone; all of a large host's in one tick would be seen.
+        self._group = np.arange(len(keys)) // _TOGETHER
+
+    def judge(self, looks: Floats, guest_ratio: Floats, seen: NDArray[np.int64]) -> None:
+        """Judge those VMs anew whose turn it is: new ones, and each once in `EVERY_TICKS` of its ticks.
+
+        Args:
+            looks: shape (VMs, most vCPUs + 1), as of `posteriors`.
+            guest_ratio: shape (VMs,): guest time per vCPU at the baseline; NaN: not known.
+            seen: shape (VMs,): for how many ticks each VM has been there.
+
+        """
+        turn = (self._due | ((seen + self._group) % EVERY_TICKS == 0)) & self._asked
+        if not turn.any():
+            return
+        self._due &= ~turn
+        workers, posterior, total = (
+            self.found.workers.copy(),
+            self.found.posterior.copy(),
+            self.found.looks.copy(),
+        )
+        total[turn] = looks[turn].sum(axis=1)
+        workers[turn], posterior[turn] = 0, np.nan
+        enough = turn & (total >= LEAST_LOOKS) & (self._vcpus > 0)
+        for vcpus in np.unique(self._vcpus[enough]).tolist():
+            rows = np.flatnonzero(enough & (self._vcpus == vcpus))
+            likely = posteriors(looks[rows, : vcpus + 1], guest_ratio[rows] * vcpus)
+            posterior[rows] = likely.max(axis=1)
+            workers[rows] = np.where(posterior[rows] >= LEAST_POSTERIOR, likely.argmax(axis=1) + 1, 0)
+        self.found = LearntWorkers(workers, posterior, total)
