@@ -27,7 +27,7 @@ from central.placement.pairs import (
 from central.placement.plots import plot_pairs, plot_profiles
 from central.placement.profiles import JobProfile, Profiles, read_profiles, write_loadings
 from central.placement.requests import HOST
-from central.placement.tables import Jobs, numbers_by_name, read_jobs, read_rows, units_of
+from central.placement.tables import Jobs, jobs_of, numbers_by_name, read_rows, units_of
 from central.placement.timeline import bars
 from central.placement.timeline import plot as write_plot
 from central.runtime.predict import write_table
@@ -95,7 +95,7 @@ def _jobs_of_one_machine(path: Path) -> Jobs:
             raise InputError(
                 f"{path}: has jobs of several hosts ({some}); give the rows of one, whose jobs share it"
             )
-    jobs = read_jobs(path, beside=(HOST,))
+    jobs = jobs_of(rows, beside=(HOST,))
     if jobs.start_s is not None and jobs.tau_s is None:
         raise InputError(f"{path}: has a column start_s but no tau_s, without which nothing ends; add it")
     return jobs

@@ -111,6 +111,10 @@ def draw(rows: Rows, options: DrawOptions, planned: Mapping[str, int] | None = N
     (names,), machine = group(rows.observed.machine)
     (jobs,), job = group(rows.observed.job)
     weight = rows.weights.weight[np.searchsorted(rows.weights.job, jobs)]
+    if len(names) <= _MIN_MACHINES:
+        raise InputError(
+            f"of a fleet of {len(names)} machines none can be drawn; at least {_MIN_MACHINES + 1}"
+        )
     if options.machines is not None and not _MIN_MACHINES <= options.machines < len(names):
         raise InputError(
             f"--machines: must be {_MIN_MACHINES} to {len(names) - 1}, the fleet less one (value {options.machines})"

@@ -77,6 +77,10 @@ def read_profiles(path: Path, *, rest: str = "", larger: str = "") -> Profiles:
         raise InputError(f"--larger {larger}: is for runs of several copies; {path} has no column {COPIES}")
     if not resources:
         raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
+    if kind == SHARES and TAU in resources:
+        raise InputError(
+            f"{path}: has a column {TAU}, as what `slowdown estimate` reads; leave it out of shares of time"
+        )
     if rest in resources:
         raise InputError(f"--rest {rest}: is measured already; name another resource")
     if kind == PROBES:

@@ -11,7 +11,7 @@ import numpy as np
 from central.models.groups import Floats
 from central.placement.fleet import Hosts, Request
 from central.placement.schedule import NOWHERE, Vm
-from central.placement.tables import Jobs, Rows, read_jobs, read_rows, units_of
+from central.placement.tables import Jobs, Rows, jobs_of, read_rows, units_of
 from whitepanda.common.errors import InputError
 
 __all__ = ["HOST", "Asked", "read_hosts", "read_vms"]
@@ -60,12 +60,12 @@ def read_vms(path: Path, amounts: Sequence[str] = ()) -> Asked:
     """Read VMs: columns job, one per resource, those of `amounts`; if known tau_s, start_s and host.
 
     Raises:
-        InputError: what `read_jobs` refuses, or an amount that is missing or below 0.
+        InputError: what `read_rows` and `jobs_of` refuse, or an amount that is missing or below 0.
 
     """
     rows = read_rows(path)
     rows.require(*amounts)
-    jobs = read_jobs(path, beside=(HOST, *amounts), can_fit=True)
+    jobs = jobs_of(rows, beside=(HOST, *amounts), can_fit=True)
     needed = (
         np.column_stack([rows.numbers(name) for name in amounts]) if amounts else np.zeros((len(rows), 0))
     )

@@ -14,7 +14,7 @@ from central.models.dfactor import SUM_TOLERANCE
 from central.models.groups import Floats
 from whitepanda.common.errors import InputError
 
-__all__ = ["JOB", "START", "TAU", "Jobs", "Rows", "numbers_by_name", "read_jobs", "read_rows", "units_of"]
+__all__ = ["JOB", "START", "TAU", "Jobs", "Rows", "jobs_of", "numbers_by_name", "read_rows", "units_of"]
 
 JOB, TAU, START = "job", "tau_s", "start_s"
 
@@ -135,25 +135,24 @@ def read_rows(path: Path) -> Rows:
     return Rows(path, header, tuple(row for _, row in read[1:]), tuple(line for line, _ in read[1:]))
 
 
-def read_jobs(path: Path, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
-    """Read jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
+def jobs_of(rows: Rows, *, beside: Iterable[str] = (), can_fit: bool = False) -> Jobs:
+    """Return jobs with their loading vectors: columns `job`, one per resource, if wanted `tau_s` and `start_s`.
 
     Args:
-        path: a CSV file.
+        rows: as `read_rows` reads them, once: what comes through a pipe is there only once.
         beside: columns that are no resources.
         can_fit: an amount that only has to fit can be told by `--fit`: the remedy of a share above 1.
 
     Raises:
-        InputError: what `read_rows` refuses; a share below 0 or above 1, shares of more than 1 in all, a time that is
+        InputError: there is no job or resource, a share is below 0 or above 1, shares are more than 1 in all, a time is
             not above 0.
 
     """
-    rows = read_rows(path)
     rows.require(JOB)
     others = {JOB, TAU, START, *beside}
     resources = tuple(name for name in rows.columns if name not in others)
     if not resources:
-        raise InputError(f"{path}: has no column of a resource beside {', '.join(rows.columns)}")
+        raise InputError(f"{rows.path}: has no column of a resource beside {', '.join(rows.columns)}")
     remedy = "if it is no share of time but has to fit, add --fit {}=ROOM" if can_fit else ""
     loadings = np.column_stack(
         [rows.numbers(name, high=1.0, remedy=remedy.format(name)) for name in resources]
@@ -163,7 +162,8 @@ def read_jobs(path: Path, *, beside: Iterable[str] = (), can_fit: bool = False) 
     worst = int(sums.argmax())
     if sums[worst] > 1.0 + SUM_TOLERANCE:
         raise InputError(
-            f"{path}:{rows.lines[worst]}: job {names[worst]}: the shares of its time sum to {sums[worst]:g}, above 1"
+            f"{rows.path}:{rows.lines[worst]}: job {names[worst]}: the shares of its time sum to {sums[worst]:g}, "
+            "above 1"
         )
     tau = rows.numbers(TAU, above=True) if TAU in rows.columns else None
     start = rows.numbers(START) if START in rows.columns else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from central.cli.slowdown import app
+from central.placement.requests import read_vms
 from central.placement.timeline import bars
 from whitepanda.common.errors import InputError
 
@@ -125,6 +128,24 @@ def test_a_column_host_of_one_machine_is_no_resource(written):
     path = written("job,cpu,host\na,1,m\nb,1,n\n")
     with pytest.raises(InputError, match=r"has jobs of several hosts \(m, n\); give the rows of one"):
         run("estimate", path)
+
+
+def piped(text):
+    """The name of a pipe with this text: what it has can be read once."""
+    reading, writing = os.pipe()
+    os.write(writing, text.encode())
+    os.close(writing)
+    return f"/dev/fd/{reading}", reading
+
+
+def test_jobs_may_come_through_a_pipe():
+    path, end = piped(MAPREDUCE)
+    assert estimated(path)["total_dilation"] == pytest.approx(6.0, rel=1e-14)
+    os.close(end)
+    path, end = piped("job,cpu,gib,host\na,0.5,3,\n")
+    asked = read_vms(Path(path), ["gib"])
+    os.close(end)
+    assert (asked.jobs.names, asked.resources, asked.amounts.tolist()) == (("a",), ("cpu",), [[3.0]])
 
 
 def test_arrivals_without_times_alone_are_refused(written):

@@ -226,6 +226,11 @@ def test_profiles_of_simulated_runs_come_back():
             ["--out", "/proc/no/file"],
             "/proc/no/file: cannot write: there is no folder /proc/no",
         ),
+        (
+            "job,cpu,tau_s\na,0.5,10\n",
+            [],
+            "FILE: has a column tau_s, as what `slowdown estimate` reads; leave it out of shares of time",
+        ),
     ],
 )
 def test_faults(written, text, words, line):

@@ -42,6 +42,9 @@ def test_machines_are_drawn_again_until_they_cover_and_balance(run, tmp_path) ->
     ):
         code, _, err = run("draw", fleet, *arguments)
         assert (code, message in err) == (3, True)
+    two = write(tmp_path / "two.csv", "machine,job,ipc\na,x,1\nb,x,2\n")
+    code, _, err = run("draw", two, "--machines", 2)
+    assert (code, "of a fleet of 2 machines none can be drawn; at least 3" in err) == (3, True)
 
 
 def test_a_plan_says_how_many_machines(run, tmp_path) -> None:
