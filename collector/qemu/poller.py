@@ -216,21 +216,25 @@ class Poller:
             stamp = self._clocks()  # a QEMU that was slow to answer has read them just now
         except ValueError as error:
             raise QmpError(f"{path}: {error}", Reason.INVALID_VALUE) from error
+        # vhost-user disks that another program serves: the block layer that answers us does not know them.
+        named = launch.command.disks
+        hidden = tuple(d for d in named if d.kind == "vhostuser" and d.target not in disks)
         old = vm.learned
         vm.learned = Learned(
             parse_state(answers.get("query-status")),
             old.name,
             old.facts,
             parse_tids(answers["query-cpus-fast"]) if "query-cpus-fast" in answers else old.vcpu_tids,
-            parse_devices(answers["query-block"]) if "query-block" in answers else old.disks,
+            (*parse_devices(answers["query-block"]), *hidden) if "query-block" in answers else old.disks,
         )
         if slow:
             vm.slow_due_ns = now.mono_ns + _SLOW_NS
-        vhost_user = any(disk.kind == "vhostuser" for disk in launch.command.disks)
-        if disks:
+        if hidden:  # a sum without them would look like a quieter VM
+            vm.reading, vm.reason = None, Reason.NOT_VISIBLE
+        elif disks:
             vm.reading, vm.reason = DiskReading(stamp, disks), Reason.UNSPECIFIED
         else:
-            vm.reading, vm.reason = None, Reason.NOT_VISIBLE if vhost_user else Reason.NOT_PRESENT
+            vm.reading, vm.reason = None, Reason.NOT_PRESENT
 
     def _fail(self, vm: _Vm, launch: Launch, error: QmpError, now: Stamp) -> None:
         vm.reason = error.reason

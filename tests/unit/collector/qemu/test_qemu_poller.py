@@ -190,6 +190,23 @@ def test_why_there_are_no_disks(qemu_host, asker, poller, run, answers, extra, r
     assert reading(poller, run(1)["one"]) is reason
 
 
+def test_beside_a_vhost_user_disk_the_others_are_not_the_vms_disks(qemu_host, asker, poller, run):
+    """A sum over those that QEMU counts would look like a quieter VM; the identity names both."""
+    bare(qemu_host, 500, "one", "-drive file=/a,id=scsi0 -device vhost-user-blk-pci,chardev=c,id=d")
+    asker.answers["/run/one"] = {"query-block": [{"qdev": "scsi0", "inserted": {"file": "/a"}}]}
+    vm = run(30)["one"]
+    assert reading(poller, vm) is Reason.NOT_VISIBLE
+    assert vm.disks == (DiskDevice("scsi0", "file"), DiskDevice("d", "vhostuser"))
+
+
+def test_a_vhost_user_disk_that_qemu_itself_drives_is_counted(qemu_host, asker, poller, run):
+    drive = (
+        "-blockdev driver=virtio-blk-vhost-user,node-name=n,path=/s -device virtio-blk-pci,drive=n,id=scsi0"
+    )
+    bare(qemu_host, 500, "one", drive)
+    assert isinstance(reading(poller, run(1)["one"]), DiskReading)
+
+
 def test_a_vm_without_a_socket(qemu_host, asker, poller, run, caplog):
     qemu_host.process(500, "kvm -name one")
     assert reading(poller, run(100)["one"]) is Reason.NOT_VISIBLE
