@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -31,12 +32,14 @@ class FakeBridge:
         self.asked_names = self.asked_stats = 0
         self.restart_before_names = False
         self.closed = False
+        self.wait = lambda: None
 
     def put(self, number, name, *counters, age_s=100):
         self.ports[number] = (name, PortStats(*counters, age_s * S))
 
     def stats(self, _):
         self.asked_stats += 1
+        self.wait()
         if self.error:
             raise self.error
         return {number: stats for number, (_, stats) in self.ports.items()}
@@ -187,6 +190,35 @@ def test_a_vm_on_two_bridges(host, source):
     }
     host.bridges["br1"].error = SourceError("gone")
     assert source.sample().vms[A].interfaces is None  # half of its traffic would look like a quieter VM
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "second_ms", "told"),
+    [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)],
+)
+def test_a_vm_on_two_bridges_is_read_from_the_first_question_to_the_last_answer(
+    host, source, monkeypatch, first_ms, second_ms, told
+):
+    """Its counters are a sum: of one moment only where all of it is short."""
+    now = SimpleNamespace(ns=1000 * S)
+    clock = SimpleNamespace(
+        monotonic=lambda: now.ns / S, monotonic_ns=lambda: now.ns, time_ns=lambda: now.ns + 7
+    )
+    monkeypatch.setattr(source_module, "time", clock)
+    host.vm(A, "tap1", "tap2")
+    host.vm(B, "tap3")
+    for bridge, device, number in (("br0", "tap1", 1), ("br1", "tap2", 1), ("br1", "tap3", 2)):
+        host.port(bridge, device, number, 1, 2, 3, 4, 5, 6)
+    for bridge, wait_ms in (("br0", first_ms), ("br1", second_ms)):
+        host.bridges[bridge].wait = lambda wait_ms=wait_ms: setattr(now, "ns", now.ns + wait_ms * 1_000_000)
+    vms = source.sample().vms
+    if told:
+        assert vms[A].stamps["interfaces"] == (now.ns, now.ns + 7)
+        assert vms[A].interfaces.keys() == {"tap1", "tap2"}
+    else:
+        assert dict(vms[A].absent) == {"interfaces": Reason.STALE}
+    # Who has no port on the slow bridge has lost nothing.
+    assert (vms[B].interfaces is None) == (second_ms > 200)
 
 
 @pytest.mark.parametrize(
