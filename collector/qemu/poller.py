@@ -241,7 +241,9 @@ class Poller:
         vm.fails += 1
         vm.due_ns = now.mono_ns + min(self._poll_ns << min(vm.fails, 16), max(_MAX_BACKOFF_NS, self._poll_ns))
         text = str(error)
-        if vm.said != text:
+        # Of what passes at a VM's start and end there is no second failure: the VM answers then, or is gone.
+        is_lasting = vm.fails > 1 or not launch.qmp or error.reason is Reason.NO_PERMISSION
+        if is_lasting and vm.said != text:
             vm.said = text
             _log.warning("VM %s (process %d): %s", vm.name, launch.pid, text)
 

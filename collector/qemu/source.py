@@ -40,6 +40,8 @@ _STALE_POLLS = 2.5
 _MIN_STALE_NS = 5_000_000_000
 _PROXMOX_TAP = re.compile(rb"tap(\d+)i\d+")
 _FIELDS = 16
+# QEMU names its vCPU threads some time after it started others, and when it ends they go before it.
+_UNNAMED_NS = 10_000_000_000
 
 _Lines = Mapping[bytes, bytes]
 
@@ -77,7 +79,8 @@ class QemuSource:
         self._finder = finder
         self._proc = finder.proc_root
         self._poller = poller or Poller(finder, ProxmoxConfig(config_dir), poll_ns)
-        self._untold: set[str] = set()
+        self._untold_ns: dict[str, int] = {}  # since when no vCPU thread is known, by epoch
+        self._warned: set[str] = set()
 
     def probe(self) -> Probe:
         """Say whether VMs can be found, and how many of ours there are now."""
@@ -112,7 +115,10 @@ class QemuSource:
         if mine:
             taps = _Taps(self._proc, self._clocks)
             vms = {vm.uuid: self._sample_vm(vm, now, taps) for vm in mine}
-        self._untold &= {vm.epoch for vm in mine}
+        self._warned &= {vm.epoch for vm in mine}
+        self._untold_ns = {
+            vm.epoch: self._untold_ns.get(vm.epoch, now.mono_ns) for vm in mine if not vm.vcpu_tids
+        }
         return SourceSample(self.name, now.mono_ns, now.unix_ns, vms, inventory=inventory)
 
     def close(self) -> None:
@@ -136,9 +142,10 @@ class QemuSource:
                 absent["interfaces"] = found
             else:
                 stamps["interfaces"], interfaces = found
-        if not vm.vcpu_tids and reading is not Reason.VM_STARTING:
+        untold_ns = now.mono_ns - self._untold_ns.get(vm.epoch, now.mono_ns)
+        if not vm.vcpu_tids and reading is not Reason.VM_STARTING and untold_ns >= _UNNAMED_NS:
             absent["threads"] = Reason.NOT_VISIBLE
-            self._tell_untold(vm)
+            self._warn_untold(vm)
         return VmSample(vm.epoch, disks=disks, interfaces=interfaces, absent=absent, stamps=stamps)
 
     def _interfaces(self, vm: VmIdentity, taps: _Taps) -> tuple[Stamp, dict[str, InterfaceCounters]] | Reason:
@@ -168,9 +175,9 @@ class QemuSource:
                 return Reason.INVALID_VALUE
         return taps.stamp_of(launch), found
 
-    def _tell_untold(self, vm: VmIdentity) -> None:
-        if vm.epoch not in self._untold:
-            self._untold.add(vm.epoch)
+    def _warn_untold(self, vm: VmIdentity) -> None:
+        if vm.epoch not in self._warned:
+            self._warned.add(vm.epoch)
             remedy = "start QEMU with -name NAME,debug-threads=on or with a QMP socket"
             _log.warning("VM %s (process %d): its vCPU threads are not known; %s", vm.name, vm.pid, remedy)
 

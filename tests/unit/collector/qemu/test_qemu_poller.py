@@ -158,6 +158,32 @@ def test_a_held_socket_costs_its_vm_alone_and_is_tried_less_and_less(qemu_host, 
     assert caplog.text.count("VM held: QMP answers again") == 1
 
 
+@pytest.mark.parametrize(
+    ("reason", "at_once"),
+    [(Reason.NOT_VISIBLE, False), (Reason.STUCK, False), (Reason.NO_PERMISSION, True)],
+)
+def test_what_starts_or_ends_is_not_warned_of(qemu_host, asker, run, caplog, reason, at_once):
+    """A socket that is not there yet or any more says nothing of the VM; the second failure is no such moment."""
+    caplog.set_level(logging.INFO)
+    bare(qemu_host, 500, "one")
+    run(3)
+    asker.errors["/run/one"] = QmpError("/run/one: gone", reason)
+    run(10)
+    assert len(asker.asked) == 2
+    assert caplog.text.count("VM one (process 500): /run/one: gone") == at_once
+    if at_once:
+        return
+    del asker.errors["/run/one"]
+    run(30)
+    assert caplog.text == ""  # nor that it answers again, as nobody heard that it did not
+    asker.errors["/run/one"] = QmpError("/run/one: gone", reason)
+    run(100)
+    assert caplog.text.count("VM one (process 500): /run/one: gone") == 1
+    qemu_host.end(500)
+    run(1000)
+    assert len(caplog.records) == 1
+
+
 def test_a_reading_is_handed_on_until_it_is_too_old(qemu_host, asker, poller, run):
     bare(qemu_host, 500, "one")
     vm = run(1)["one"]

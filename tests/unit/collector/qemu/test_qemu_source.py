@@ -218,11 +218,27 @@ def test_a_vm_whose_vcpus_nobody_tells(qemu_host, take, poller, caplog):
     qemu_host.process(500, "kvm -name one", start=33, threads=("q", "q", "q"))
     assert "threads" not in take()["one"].absent  # not asked yet
     poller.readings["111111112222-33"] = Reason.NOT_VISIBLE
+    take(10)
     for _ in range(2):
         assert take()["one"].absent["threads"] is Reason.NOT_VISIBLE
     assert (
         caplog.text.count("its vCPU threads are not known; start QEMU with -name NAME,debug-threads=on") == 1
     )
+
+
+def test_vcpus_that_are_not_named_yet_or_ended_first_are_no_fault(qemu_host, take, poller, caplog):
+    """QEMU has other threads before its vCPUs, and when they have ended; its socket answers in neither moment."""
+    threads = ("qemu", "call_rcu", "IO mon_iothread", "CPU 0/KVM")
+    qemu_host.process(500, "kvm -name one,debug-threads=on", start=33, threads=threads[:3])
+    poller.readings["111111112222-33"] = Reason.NOT_VISIBLE
+    assert "threads" not in take()["one"].absent
+    qemu_host.thread(500, 503, threads[3])
+    for _ in range(8):
+        assert "threads" not in take()["one"].absent
+    (qemu_host.proc / "500/task/503/comm").unlink()
+    (qemu_host.proc / "500/task/503").rmdir()
+    assert "threads" not in take()["one"].absent
+    assert caplog.text == ""
 
 
 def test_many_vms_cost_one_file(qemu_host, take, monkeypatch):
