@@ -248,7 +248,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # such VMs can be victims, others suspects
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
-    workers: int | None = None  # how many requests a VM serves at once, 1 to 4096; without = one per vCPU
+    workers: int | None = None  # how many requests a VM serves at once, 1 to 4096; without = learnt, or one per vCPU
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
