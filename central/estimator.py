@@ -8,13 +8,15 @@ in numpy (`merged_state`, `coefficients`): no row of task slots is read again. T
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -47,6 +49,7 @@ _DAY_NS = 86_400 * 10**9
 _DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
+_MAX_PLACES = 8_000_000  # of 17 bytes for pairs of jobs
 _NOTHING = np.empty(0, dtype=np.int64)
 # Of each kind of `PRODUCTS`: what its two keys number, and how many values count.
 _KINDS = {
@@ -151,9 +154,9 @@ def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
     known[""] = np.zeros(1, dtype=np.int64)
     widths = {name: len(each) for name, each in known.items()}
     totals = _Products(widths)
-    for number, folder in enumerate(used):
+    for number, table in enumerate(_read_ahead(folder / "products.parquet" for folder in used)):
         own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
-        totals.add(pq.read_table(folder / "products.parquet"), own | {"": known[""]})
+        totals.add(table, own | {"": known[""]}, are_distinct=True)
     return _state(widths["job"], totals), known["job"]
 
 
@@ -202,10 +205,16 @@ class _Products:
 
     def __init__(self, widths: dict[str, int]) -> None:
         self._widths = widths
-        self._totals = {kind: _Totals(values) for kind, (_, _, values) in _KINDS.items()}
+        self._totals = {
+            kind: _Totals(values, widths[first] * widths[second])
+            for kind, (first, second, values) in _KINDS.items()
+        }
 
-    def add(self, rows: pa.Table, numbers: dict[str, Ints]) -> None:
-        """Add rows; `numbers` has, per name of a key, the numbers that its own stand for."""
+    def add(self, rows: pa.Table, numbers: dict[str, Ints], *, are_distinct: bool = False) -> None:
+        """Add rows; `numbers` has, per name of a key, the numbers that its own stand for.
+
+        `are_distinct`: no two of the rows have one key.
+        """
         kinds, values = rows["kind"].to_numpy(), [rows[name].to_numpy() for name in _VALUES]
         a, b = rows["a"].to_numpy(), rows["b"].to_numpy()
         # Kinds come in runs.
@@ -215,7 +224,8 @@ class _Products:
                 kind, run = int(kinds[begin]), slice(begin, end)
                 first, second, _ = _KINDS[kind]
                 key = numbers[first][a[run]] * self._widths[second] + numbers[second][b[run]]
-                self._totals[kind].add(key, [each[run] for each in values])
+                totals = self._totals[kind]
+                (totals.add_distinct if are_distinct else totals.add)(key, [each[run] for each in values])
 
     def folded(self, kind: int) -> tuple[Ints, list[Floats]]:
         """Return the distinct keys, first * width of the second + second, ascending, and the sums."""
@@ -223,10 +233,13 @@ class _Products:
 
 
 class _Totals:
-    """Sums by key of what is added, folded now and then."""
+    """Sums by key of what is added, folded now and then. Keys are less than `size`."""
 
-    def __init__(self, values: int) -> None:
+    def __init__(self, values: int, size: int) -> None:
         self._values = values
+        self._size = size
+        self._seen: npt.NDArray[np.bool_] | None = None
+        self._sums: list[Floats] = []  # by key, where something was seen
         self._parts: list[tuple[Ints, list[Floats]]] = []
         self._rows = 0
 
@@ -238,13 +251,45 @@ class _Totals:
             self._parts = [self.folded()]
             self._rows = len(self._parts[0][0])
 
+    def add_distinct(self, key: Ints, values: list[Floats]) -> None:
+        """Add rows of distinct keys. Where all keys are few there is a place for each: nothing needs sorting."""
+        if self._size > _MAX_PLACES:
+            self.add(key, values)
+            return
+        if self._seen is None:
+            self._seen = np.zeros(self._size, dtype=np.bool_)
+            self._sums = [np.zeros(self._size) for _ in range(self._values)]
+        self._seen[key] = True
+        for total, column in zip(self._sums, values, strict=False):
+            total[key] += column
+
     def folded(self) -> tuple[Ints, list[Floats]]:
         """Return the distinct keys, ascending, and the sums."""
+        if self._seen is not None:
+            keys = np.flatnonzero(self._seen)
+            found = [total[keys] for total in self._sums]
+            if not self._parts:
+                return keys, found
+            self._seen = None
+            self._parts.append((keys, found))
         if not self._parts:
             return np.empty(0, dtype=np.int64), [np.empty(0)] * self._values
         (keys,), number = group(np.concatenate([key for key, _ in self._parts]))
         columns = zip(*(values for _, values in self._parts), strict=True)
         return keys, [sums(number, np.concatenate(column), len(keys)) for column in columns]
+
+
+def _read_ahead(paths: Iterable[Path]) -> Iterator[pa.Table]:
+    """Yield the files' rows; the next file is read while one is worked on."""
+    with ThreadPoolExecutor(1) as pool:
+        before = None
+        for path in paths:
+            ahead = pool.submit(pq.read_table, path)
+            if before is not None:
+                yield before.result()
+            before = ahead
+        if before is not None:
+            yield before.result()
 
 
 def _names(path: Path, name: str) -> Column:

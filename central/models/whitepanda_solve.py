@@ -138,10 +138,11 @@ def _weight(first: float, other: float) -> float:
 
 
 def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats:
-    gram = np.diag(ridge)
-    for weight, each in zip(weights, grams, strict=True):
+    gram = weights[0] * grams[0]
+    for weight, each in zip(weights[1:], grams[1:], strict=True):
         if weight:
             gram += weight * each
+    gram[np.diag_indices_from(gram)] += ridge
     return gram
 
 
