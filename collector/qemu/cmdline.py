@@ -23,7 +23,7 @@ _NIL = uuid.UUID(int=0)
 _TEXTS = {"append", "kernel", "initrd", "fw_cfg", "serial", "monitor", "dtb", "bios", "loadvm", "incoming"}
 _READ = {
     "name", "uuid", "smbios", "accel", "machine", "M", "qmp", "qmp-pretty", "chardev", "mon", "drive", "blockdev",
-    "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom",
+    "device", "netdev", "nic", "net", "pidfile", "hda", "hdb", "hdc", "hdd", "cdrom", "readconfig",
 }  # fmt: skip
 _NETWORK_DRIVERS = {
     "rbd",
@@ -41,6 +41,8 @@ _NETWORK_DRIVERS = {
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+._-]*):")
 # Network back-ends that are no interface of their own, or none at all.
 _NO_NETDEV = {"nic", "none", "hubport"}
+# With one of these QEMU adds no network of its own.
+_NO_DEFAULT_NETWORK = {"nodefaults", "netdev", "nic", "net"}
 # In libvirt's words, as `collector.base.InterfaceDevice` has them.
 _NETDEV_KINDS = {"tap": "ethernet", "bridge": "bridge", "vhost-user": "vhostuser", "vhost-vdpa": "vdpa"}
 
@@ -70,7 +72,8 @@ class CommandLine:
 
     `qmp` are the sockets on which QEMU itself listens for QMP; those by which it calls somebody (Proxmox'
     qmeventd) are not among them. `accelerator` None: not told. `passed` are the host's addresses of PCI devices that
-    were passed through.
+    were passed through. `networks_told`: `netdevs` are all; else QEMU's default network or a -readconfig file's may be
+    there too.
     """
 
     name: str = ""
@@ -84,6 +87,7 @@ class CommandLine:
     vfio: bool = False
     passed: tuple[str, ...] = ()
     libvirt: bool = False
+    networks_told: bool = True
 
 
 def is_qemu(text: bytes) -> bool:
@@ -100,11 +104,11 @@ def parse_command_line(text: bytes) -> CommandLine:
     """
     program, *arguments = text.decode("utf-8", "surrogateescape").rstrip("\0").split("\0")
     options: dict[str, list[str]] = {}
-    enable_kvm = False
+    flags: set[str] = set()
     index = 0
     while index < len(arguments):
         option = re.sub(r"^--?", "", arguments[index]) if arguments[index].startswith("-") else ""
-        enable_kvm = enable_kvm or option == "enable-kvm"
+        flags.add(option)
         if option in _READ and index + 1 < len(arguments):
             options.setdefault(option, []).append(arguments[index + 1])
         index += 2 if option in _READ or option in _TEXTS else 1
@@ -113,7 +117,7 @@ def parse_command_line(text: bytes) -> CommandLine:
     return CommandLine(
         name=_merged(options, "guest", "name").get("guest", ""),
         uuid=_uuid(options),
-        accelerator=_accelerator(program, options, machine, enable_kvm=enable_kvm),
+        accelerator=_accelerator(program, options, machine, enable_kvm="enable-kvm" in flags),
         machine=machine.get("type", ""),
         pidfile=options.get("pidfile", [""])[-1],
         qmp=tuple(_qmp_sockets(options)),
@@ -122,6 +126,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
         passed=tuple(_passed(devices)),
         libvirt=any(mark in text for mark in _LIBVIRT),
+        networks_told="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
     )
 
 

@@ -158,8 +158,8 @@ class QemuSource:
             names = taps.proxmox(lines, launch.vmid)
             if not names:
                 return Reason.NOT_VISIBLE if launch.command.netdevs else Reason.NOT_PRESENT
-        elif not launch.command.netdevs:
-            return Reason.NOT_PRESENT
+        elif not launch.command.netdevs or not launch.command.networks_told:
+            return Reason.NOT_PRESENT if launch.command.networks_told else Reason.NOT_VISIBLE
         else:
             names = [name.encode() for name in launch.taps]
         found = {}

@@ -132,6 +132,23 @@ def test_a_free_text_is_no_option():
     assert (found.name, found.uuid) == ("real", "")
 
 
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        ("", False),  # QEMU adds a network card with a user-mode network by itself
+        ("-nodefaults", True),
+        ("-nic none", True),
+        ("-net none", True),
+        ("-netdev tap,id=n", True),
+        ("-device virtio-net-pci", False),
+        ("-append -nodefaults", False),
+        ("-nodefaults -readconfig /etc/vm.cfg", False),  # which may have devices
+    ],
+)
+def test_whether_all_network_devices_are_told(options, whole):
+    assert parse(f"kvm {options}").networks_told is whole
+
+
 def test_a_uuid_that_is_none_is_left_out():
     assert parse("kvm -uuid nonsense -smbios type=0,uuid=57500000-0000-4000-8000-000000000001").uuid == ""
     assert parse("kvm -smbios file=x -smbios type=1").uuid == ""

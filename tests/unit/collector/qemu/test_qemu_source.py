@@ -127,8 +127,10 @@ def test_proxmoxs_taps_are_known_by_their_names_and_plugged_ones_too(qemu_host, 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("", Reason.NOT_PRESENT),
+        ("", Reason.NOT_VISIBLE),  # QEMU's own default: a user-mode network
+        ("-nodefaults", Reason.NOT_PRESENT),
         ("-nic none", Reason.NOT_PRESENT),
+        ("-netdev tap,id=a,ifname=tap7 -readconfig vm.cfg", Reason.NOT_VISIBLE),
         ("-netdev user,id=a", Reason.NOT_VISIBLE),
         ("-netdev vhost-user,id=a,chardev=c", Reason.NOT_VISIBLE),
         ("-netdev tap,id=a,ifname=elsewhere", Reason.NOT_VISIBLE),
