@@ -54,7 +54,7 @@ _REMEDIES = {
     Reason.NOT_SCHEDULED: "the counters did not run at all; fewer users of perf help",
     Reason.STALE: "the last value is too old; see `whitepanda doctor`",
     Reason.VM_STARTING: "just started; wait for the next tick",
-    Reason.NO_PERMISSION: "the kernel refused; run the agent by its unit",
+    Reason.NO_PERMISSION: "the agent may not read it; `whitepanda doctor` says what it lacks",
     Reason.SOURCE_OFF: "its source is off or cannot work here; see `whitepanda doctor`",
     Reason.SOURCE_FAILED: "its source failed; see the agent's log",
     Reason.STUCK: "its source does not answer; see the agent's log",
@@ -65,7 +65,10 @@ _REMEDIES = {
     Reason.NO_COEFFICIENTS: "central has not sent statistics or coefficients for the job; is it reachable?",
     Reason.INVALID_VALUE: "the source gave an impossible value; see the agent's log",
     Reason.NOT_IN_TRACE: "the recording has no such value",
-    Reason.NOT_VISIBLE: "the host's kernel does not see it (vhost-user, VFIO, librbd)",
+    Reason.NOT_VISIBLE: (
+        "the host does not see it (vhost-user, VFIO, librbd, user networking), "
+        "or QEMU without libvirt does not tell (no QMP socket, unnamed vCPU threads)"
+    ),
     Reason.TIME_SLICED: "counted in turns, and its turn has not come; wait a tick",
     Reason.NO_EVENT: "this CPU has no such event",
     Reason.NO_COUNTER: "no hardware counter is left beside the guests'; see sources.perf.reserve_counters",

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from collector.perf.encoding import Field, parse_field
 
-__all__ = ["CorePmu", "Cpu", "core_pmus", "parse_cpu_list", "parse_cpuinfo", "read_cpus"]
+__all__ = ["DEVICES", "CorePmu", "Cpu", "core_pmus", "parse_cpu_list", "parse_cpuinfo", "read_cpus"]
 
-_DEVICES = "bus/event_source/devices"
+#: The kernel's folder of PMUs, below /sys.
+DEVICES = "bus/event_source/devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def read_cpus(proc_root: str = "/proc") -> frozenset[Cpu]:
 def core_pmus(sys_root: str = "/sys") -> list[CorePmu]:
     """Return the PMUs of CPU cores: one, several on a hybrid CPU, none on a machine without."""
     try:
-        folders = sorted((Path(sys_root) / _DEVICES).iterdir())
+        folders = sorted((Path(sys_root) / DEVICES).iterdir())
     except OSError:
         return []
     found = []

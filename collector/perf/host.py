@@ -14,6 +14,7 @@ from typing import Literal
 
 from collector.base import Reason
 from collector.perf.binding import PerfError
+from collector.perf.cpu import DEVICES, core_pmus
 
 __all__ = ["REMEDIES", "PerfHost"]
 
@@ -98,8 +99,10 @@ class PerfHost:
         return bool(effective & (1 << _CAP_PERFMON | 1 << _CAP_SYS_ADMIN))
 
     def refine(self, error: PerfError) -> Reason:
-        """Tell a refusal by kernel.perf_event_paranoid from any other refusal."""
+        """Tell a refusal by kernel.perf_event_paranoid from any other refusal, and that nothing is there to count."""
         if error.reason is Reason.NO_PERMISSION:
+            if (self._sys / DEVICES).is_dir() and not core_pmus(str(self._sys)):
+                return Reason.NO_PMU
             paranoid = self.paranoid()
             if paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability():
                 return Reason.PARANOID

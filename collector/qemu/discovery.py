@@ -151,8 +151,10 @@ class QemuFinder:
             if self._run_dir.is_dir():
                 listed(self._run_dir)
         except OSError as error:
-            detail = f"{error.filename}: {error.strerror}; run the agent as root"
-            return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
+            is_there = not isinstance(error, FileNotFoundError | NotADirectoryError)
+            reason = Reason.NO_PERMISSION if is_there else Reason.NOT_PRESENT
+            remedy = "run the agent as root" if is_there else "see sources.procfs.root"
+            return Probe(False, f"{error.filename}: {error.strerror}; {remedy}", reason)
         proxmox = f", Proxmox' in {self._run_dir}" if self._run_dir.is_dir() else ""
         detail = f"QEMU processes without libvirt in {self._proc}{proxmox}"
         stuck = self._stuck()

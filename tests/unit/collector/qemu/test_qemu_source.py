@@ -292,7 +292,19 @@ def test_probe_counts_and_changes_nothing(qemu_host, source, poller):
 def test_probe_says_what_is_wrong(qemu_host, host):
     finder = QemuFinder(str(qemu_host.folder / "none"))
     probe = QemuSource(Inventory(str(host.state), str(host.proc), [finder])).probe()
+    assert (probe.available, probe.reason) == (False, Reason.NOT_PRESENT)
+    none = qemu_host.folder / "none"
+    assert probe.detail == f"{none}: No such file or directory; see sources.procfs.root"
+
+
+def test_probe_tells_what_may_not_be_read_from_what_is_not_there(inventory, source, monkeypatch):
+    def refused(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("collector.qemu.discovery.listed", refused)
+    probe = source.probe()
     assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
+    assert probe.detail.endswith("Permission denied; run the agent as root")
 
 
 def test_an_inventory_without_our_finder_is_a_defect():
