@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from whitepanda.common.errors import InputError
 
-__all__ = ["PICTURES", "TABLES", "check_output"]
+__all__ = ["PICTURES", "TABLES", "check_output", "is_standard_output"]
 
 #: Ends of names of tables, and of pictures; none at all is CSV, or PNG.
 TABLES = (".csv", ".parquet", ".pq")
 PICTURES = (".png",)
 _NONE: Mapping[str, Path | None] = {}
+
+
+def is_standard_output(path: Path) -> bool:
+    """Say whether a file to write is where results for people go too, as /dev/stdout is: these go elsewhere then."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # it is not there yet; or there is no standard output, or none of a file
+        return False
 
 
 def check_output(

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from central.cli._fleet import asking
-from central.cli._outputs import PICTURES, TABLES, check_output
+from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
 from central.fleet.asked import comparison_of, comparison_request, jobs_of_plan, plan_of, plan_request
 from central.fleet.draw import DrawOptions
 from central.fleet.draw import draw as draw_machines
@@ -294,7 +294,8 @@ def make_jobs(
         print_json({"out": str(out), "metric": seen.metric, "jobs": len(jobs.job), "without_spread": flat})
         return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
-    console.print(
+    told = errors if is_standard_output(out) else console
+    told.print(
         f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True, markup=False
     )
 

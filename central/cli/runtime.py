@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from central.cli._outputs import PICTURES, TABLES, check_output
+from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
 from central.lake import Lake
 from central.runtime.checkpoint import Checkpoint
 from central.runtime.embeddings import as_table, embed, groups_of, neighbours, project, read_groups
@@ -146,14 +146,13 @@ def predict(
             "rows_without_bound": dict(found.unbounded),
         })  # fmt: skip
         return
-    console.print(f"rows: {found.rows - found.unknown:,} predicted", markup=False)
+    told = errors if is_standard_output(out) else console
+    told.print(f"rows: {found.rows - found.unknown:,} predicted", markup=False)
     if found.unknown:
-        console.print(f"left empty, with names that the model has not: {found.unknown:,} rows", markup=False)
+        told.print(f"left empty, with names that the model has not: {found.unknown:,} rows", markup=False)
     for count, size in found.unbounded.items():
-        console.print(
-            f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False
-        )
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+        told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False)
+    told.print(f"written to {out}", soft_wrap=True, markup=False)
 
 
 @app.command()

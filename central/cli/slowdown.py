@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
 from rich.table import Table
 
-from central.cli._outputs import PICTURES, TABLES, check_output
+from central.cli._outputs import PICTURES, TABLES, check_output, is_standard_output
 from central.fleet.plots import bar
 from central.models import dfactor
 from central.models.dfactor_profile import Estimate
@@ -289,14 +290,15 @@ def pairs(
             "rows": None if asked is None else len(asked.slowdown),
         })  # fmt: skip
         return
-    _print_pairs(known, found)
+    told = errors if out is not None and is_standard_output(out) else console
+    _print_pairs(known, found, told)
     if asked is not None:
-        console.print(f"{len(asked.slowdown):,} rows written to {out}", soft_wrap=True, markup=False)
+        told.print(f"{len(asked.slowdown):,} rows written to {out}", soft_wrap=True, markup=False)
 
 
-def _print_pairs(known: Measured, found: HeldOut) -> None:
+def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
     left_out = f"{known.without_alone:,} have no run alone, {known.of_several:,} rows are beside several"
-    console.print(f"{len(known.same):,} pairs; left out: {left_out}", soft_wrap=True)
+    to.print(f"{len(known.same):,} pairs; left out: {left_out}", soft_wrap=True)
     table = Table(title="Mean error of held-out pairs, and its 95 % interval", title_justify="left")
     for name in ("slow-down", "n", "model", "error", "interval"):
         table.add_column(name, justify="left" if name == "model" else "right")
@@ -314,8 +316,8 @@ def _print_pairs(known: Measured, found: HeldOut) -> None:
             table.add_row(
                 *first, name, f"{100 * each.mean:.2f} %", told, bar(each.mean, largest, _SHARE_WIDTH)
             )
-    console.print(table)
-    console.print(
+    to.print(table)
+    to.print(
         f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", soft_wrap=True
     )
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from central.cli import runtime as command
+from central.cli._outputs import is_standard_output
 from central.runtime import show
 from central.runtime.model import read_model
 from central.runtime.predict import parse_epsilons
@@ -413,6 +415,29 @@ def test_a_share_twice_in_other_letters_is_refused():
         InputError, match=r"^--epsilon: 0\.1 is given twice, each only once \(value 0\.1,1e-1\)$"
     ):
         parse_epsilons("0.1,1e-1")
+
+
+def test_what_is_told_of_a_table_does_not_go_into_it(study, model, tmp_path, capsys, monkeypatch):
+    given = ("predict", study / "new.csv", "--model", model, "--epsilon", "0.1", "--out")
+    monkeypatch.setattr(command, "is_standard_output", lambda path: path == tmp_path / "o")
+    code, out, err = run(capsys, monkeypatch, *given, tmp_path / "o")
+    assert (code, out) == (0, "")
+    assert err.endswith(f"predicted written to {tmp_path / 'o'}")
+    code, out, err = run(capsys, monkeypatch, *given, tmp_path / "p")
+    assert (code, err) == (0, "")
+    assert out.endswith(f"written to {tmp_path / 'p'}\n")
+
+
+def test_standard_output_is_known_by_any_name(tmp_path, monkeypatch):
+    with (tmp_path / "redirected").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert is_standard_output(Path(f"/dev/fd/{file.fileno()}"))
+        assert is_standard_output(tmp_path / "redirected")
+        assert not is_standard_output(tmp_path / "another")
+        (tmp_path / "another").touch()
+        assert not is_standard_output(tmp_path / "another")
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        assert not is_standard_output(Path("/dev/stdout"))
 
 
 def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, model, capsys, monkeypatch):
