@@ -299,8 +299,8 @@ def pairs(
 def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
     left_out = f"{known.without_alone:,} have no run alone, {known.of_several:,} rows are beside several"
     to.print(f"{len(known.same):,} pairs; left out: {left_out}", soft_wrap=True)
-    table = Table(title="Mean error of held-out pairs, and its 95 % interval", title_justify="left")
-    for name in ("slow-down", "n", "model", "error", "interval"):
+    table = Table(title="Mean error of held-out pairs", title_justify="left")
+    for name in ("slow-down", "n", "model", "error, %", "95 % interval"):
         table.add_column(name, justify="left" if name == "model" else "right")
     table.add_column("", min_width=_SHARE_WIDTH)
     largest = max(each.mean or 0.0 for parts in found.errors.values() for each in parts.values())
@@ -311,11 +311,9 @@ def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:
                 continue
             told = "unknown"
             if each.low is not None and each.high is not None:
-                told = f"{100 * each.low:.2f} to {100 * each.high:.2f} %"
+                told = f"{100 * each.low:.2f} to {100 * each.high:.2f}"
             first = (part, f"{each.n:,}") if place == 0 else ("", "")
-            table.add_row(
-                *first, name, f"{100 * each.mean:.2f} %", told, bar(each.mean, largest, _SHARE_WIDTH)
-            )
+            table.add_row(*first, name, f"{100 * each.mean:.2f}", told, bar(each.mean, largest, _SHARE_WIDTH))
     to.print(table)
     to.print(
         f"extended: {found.resources} resources, penalty {found.penalty:g}, by validation", soft_wrap=True

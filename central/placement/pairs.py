@@ -48,7 +48,7 @@ _SLOWDOWN = "slowdown"
 _VALIDATION, _HELD_OUT = 0.2, 0.2
 #: With fewer a fifth of them says next to nothing.
 _LEAST_PAIRS = 100
-PLATFORM, DFACTOR, EXTENDED = "a constant per platform", "D-Factor, units and speeds", "extended"
+PLATFORM, DFACTOR, EXTENDED = "per platform", "D-Factor", "extended"
 #: More a pair of busy jobs cannot reach in D-Factor.
 _MOST = 2.0
 
