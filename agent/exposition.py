@@ -21,10 +21,9 @@ from agent.state import SourceView, UplinkView
 from agent.verdicts import BEHAVIOURS
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
+from whitepanda.common.texts import clean_name
 
 __all__ = ["family_name", "render"]
-
-_MAX_LABEL = 256  # characters
 
 _VM_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "vm")
 _PLACES = {
@@ -235,7 +234,7 @@ def _absences(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
 
 def _label(text: str) -> str:
     """Bound a text that others made. What is no UTF-8 would spoil the whole page."""
-    return text[:_MAX_LABEL].encode("utf-8", "replace").decode("utf-8")
+    return clean_name(text)
 
 
 def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:

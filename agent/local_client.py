@@ -15,6 +15,7 @@ import grpc
 from agent.config import AgentConfig, AgentSection, load
 from agent.local_api import MAX_MESSAGE_BYTES
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.texts import clean_name
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 
 __all__ = ["DEFAULT_CONFIG", "Client", "answers", "connect", "find_config", "find_socket"]
@@ -82,7 +83,7 @@ class Client:
 
         """
         try:
-            request = host_pb2.ExplainVmRequest(vm=vm)
+            request = host_pb2.ExplainVmRequest(vm=clean_name(vm))  # as the agent cleaned its name
             return cast("host_pb2.VmExplanation", self._stub.ExplainVm(request, timeout=_DEADLINE_S))
         except grpc.RpcError as error:
             _fail(error, self._path)

@@ -11,6 +11,7 @@ from agent.config import Mode
 from agent.state import SourceState, SourceView
 from collector.base import Probe, Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
+from whitepanda.common.texts import printable
 
 __all__ = ["REOPEN_AFTER_NS", "STOP_WAIT_S", "Slot", "Slots", "SourcePlan"]
 
@@ -135,6 +136,7 @@ class Slot:
 
     def _become(self, state: SourceState, reason: Reason, detail: str, failures: int = 0) -> None:
         """Change the state. Only a change is logged, so that a source that fails each second says so once."""
+        detail = printable(detail)  # it may have a path or a name in it, as whoever made that wrote it
         with self._lock:
             changed = (state, reason) != (self._state, self._reason) or not self._tried.is_set()
             self._state, self._reason, self._detail = state, reason, detail

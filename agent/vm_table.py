@@ -18,6 +18,7 @@ from agent.rates import Limits, VmRates, rates_of
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.registry import PART_SOURCES, why_absent
 from whitepanda.common import log
+from whitepanda.common.texts import clean_name
 
 __all__ = ["JobRules", "Placing", "Vm", "VmTable"]
 
@@ -51,7 +52,8 @@ class JobRules:
 
         Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name, and
         neither is latency-sensitive. Where no rule names the owner it is Nova's project, else "". A rule that makes
-        an empty job (of groups that took no part in the match) does not match.
+        an empty job (of groups that took no part in the match) does not match. Facts are as their tenant wrote them;
+        what is made of them here is clean (`whitepanda.common.texts`).
         """
         project, flavor = identity.facts.get("nova:project", ""), identity.facts.get("nova:flavor", "")
         for pattern, rule in self._rules:
@@ -60,8 +62,9 @@ class JobRules:
             job = match.expand(rule.job).strip() if match else ""
             if match and job:
                 owner = match.expand(rule.owner).strip() or project
-                return Placing(job, rule.latency_sensitive, owner, rule.workers)
-        return Placing(f"{project}/{flavor}" if project and flavor else identity.name, False, project)
+                return Placing(clean_name(job), rule.latency_sensitive, clean_name(owner), rule.workers)
+        job = f"{project}/{flavor}" if project and flavor else identity.name
+        return Placing(clean_name(job), False, clean_name(project))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What every source of the host says, and how.
 
 A source gives raw cumulative counters with both clocks; rates are made elsewhere (`agent.rates`). A value that is not
-known is absent and has a `Reason`, never a zero. Only the standard library is imported here: samples are also taken
+known is absent and has a `Reason`, never a zero. Only the standard library is needed here: samples are also taken
 inside bare guests.
 
 Counters and samples are not to be changed once made. Those of every VM and tick are not declared frozen, because that
@@ -14,6 +14,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from whitepanda.common.texts import clean_name
 
 __all__ = [
     "PERF_EVENTS",
@@ -55,6 +57,10 @@ PERF_EVENTS = (
 
 #: The parts of a VM's sample: the fields of `VmSample` that carry values, in this order everywhere.
 VM_PARTS = ("threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa")
+
+
+# The texts of a VM's identity that leave the collector.
+_SHOWN = ("uuid", "name", "epoch", "state", "accelerator", "manager")
 
 
 class Reason(enum.IntEnum):
@@ -145,6 +151,9 @@ class VmIdentity:
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
     `manager` is who runs it: libvirt, proxmox or qemu (nobody). `vfio` tells of devices passed through.
+
+    Whoever starts a VM names it, and this is where that comes in: the texts that are shown, logged and sent are made
+    valid, printable and of bounded length (`clean_name`), whichever source told them.
     """
 
     uuid: str
@@ -159,6 +168,14 @@ class VmIdentity:
     interfaces: tuple[InterfaceDevice, ...] = ()
     manager: str = "libvirt"
     vfio: bool = False
+
+    def __post_init__(self) -> None:
+        """Clean what others wrote. Done once per change of a VM, not per tick."""
+        for field_name in _SHOWN:
+            text = getattr(self, field_name)
+            clean = clean_name(text)
+            if clean is not text:
+                object.__setattr__(self, field_name, clean)
 
     @property
     def vcpus(self) -> int:
@@ -367,7 +384,9 @@ class HostCounters:
 
 @dataclass(frozen=True, slots=True)
 class SourceSample:
-    """One sampling of one source. `vms` is keyed by UUID. Both clocks are read at the start of the sampling.
+    """One sampling of one source. `vms` is keyed by UUID.
+
+    Both clocks are read right before the first VM's counters are, when the VMs are known: listing them may take long.
 
     `inventory` is set by sources that know which VMs there are, and is then complete.
     """

@@ -1,1 +1,1 @@
-"""What agent and central share and no source needs: errors, configuration, logging, TLS, sd_notify, the CLI."""
+"""What agent and central share: errors, configuration, logging, TLS, sd_notify, the CLI. Sources need `texts` only."""

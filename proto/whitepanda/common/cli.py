@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from whitepanda.common.errors import WhitepandaError
+from whitepanda.common.texts import printable
 
 __all__ = ["build", "console", "errors", "main", "print_json"]
 
@@ -99,7 +100,8 @@ def main() -> None:
     try:
         build()()
     except WhitepandaError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, markup=True)
+        text = escape(printable(str(error), keep="\n"))
+        errors.print(f"[bold red]error:[/] {text}", soft_wrap=True, markup=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(141)

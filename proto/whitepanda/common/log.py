@@ -9,6 +9,8 @@ import sys
 
 import structlog
 
+from whitepanda.common.texts import printable
+
 __all__ = ["configure", "get"]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -35,6 +37,7 @@ def configure(level: str) -> None:
     processors.append(
         structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
     )
+    processors.append(lambda _logger, _method, line: printable(str(line)))  # names and paths are others' words
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

@@ -1,7 +1,7 @@
 """Runs inside the arm64 guest, as its /app/main.py: the real perf source against a real kernel PMU.
 
 Every experiment prints one line, "RESULT" and a JSON object; test_arm64_perf.py asserts on them. Only the
-standard library is here, and the repository's `collector` package in /app.
+standard library is here, and in /app the repository's `collector` package and the module that it needs.
 """
 
 from __future__ import annotations

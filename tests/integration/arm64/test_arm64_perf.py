@@ -34,6 +34,9 @@ def results(tmp_path_factory):
         pytest.skip(f"the arm64 guest's packages are not to be had: {build.stderr.strip()[-300:]}")
     app = tmp_path_factory.mktemp("guest") / "app"
     shutil.copytree(ROOT / "collector", app / "collector", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("__init__.py", "common/__init__.py", "common/texts.py"):  # all that sources need beside it
+        (app / "whitepanda" / part).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "proto" / "whitepanda" / part, app / "whitepanda" / part)
     shutil.copy(HERE / "guest_perf.py", app / "main.py")
     # The guest's time is that of its instructions, so that it may be slow where others want the CPU too.
     run = subprocess.run(

@@ -322,6 +322,12 @@ def test_an_unknown_vm_is_one_line_with_near_names(run, agents):
     assert err == "error: no VM has the name or UUID 'batch-001': did you mean batch-0001, uuid-batch-0001?\n"
 
 
+def test_bytes_that_are_no_utf8_are_asked_for_as_the_agent_shows_them(run, agents):
+    code, out, err = run("explain", "bad\udcff\x1b", "--socket", str(agents / "full.sock"))
+    assert (code, out) == (3, "")
+    assert err.startswith(r"error: no VM has the name or UUID 'bad\\xff\\x1b': there are")
+
+
 def test_no_agent_is_one_line_with_the_remedy(run, tmp_path):
     path = tmp_path / "agent.sock"
     message = f"error: no agent answers at {path}: start it with `systemctl start whitepanda-agent`, or give --socket\n"

@@ -198,7 +198,8 @@ def test_hostile_labels_are_escaped_and_bounded():
     name = 'a"b\\c\nd{}#é' + "x" * 1000
     page = page_of(snapshot(VmSnapshot("u1", name, "j\udcff", RATES)))
     ((labels, value),) = page["whitepanda_vm_cpi"]
-    assert labels == {"vm": "u1", "name": name[:256], "job": "j?"}
+    shown = name.replace("\n", r"\n")[:255] + "…"
+    assert labels == {"vm": "u1", "name": shown, "job": r"j\xff"}
     assert value == VmRates._fields.index("cpi")
 
 

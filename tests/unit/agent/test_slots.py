@@ -170,6 +170,17 @@ def test_a_probe_that_raises_is_unavailable_not_a_crash(clock, started):
     assert "ZeroDivisionError" in slot.view().detail
 
 
+def test_what_a_source_tells_is_fit_to_be_shown_and_sent(clock, started):
+    def take():
+        raise SourceError("/run/\x1b[2J\udcff.sock: no such file")
+
+    slot = started(FakeSource("s", take), clock)
+    eventually(idle(slot))
+    slot.kick()
+    eventually(lambda: slot.view().state == "failed")
+    assert slot.view().detail == r"/run/\x1b[2J\xff.sock: no such file"
+
+
 def test_off_and_broken_sources_have_no_thread(clock):
     off = Slot(SourcePlan("perf", "off", None), clock)
     broken = Slot(

@@ -86,6 +86,16 @@ def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
     assert rules.job_of(replace(identity(name=name), facts=facts)) == (*expected, None)
 
 
+def test_what_a_tenant_wrote_is_clean_as_job_and_owner():
+    facts = {"nova:name": "\x9b2Jweb" + "x" * 500, "nova:project": "pro\x1bject", "nova:flavor": "tiny"}
+    vm = replace(identity(), facts=facts)
+    job, _, owner, _ = JobRules([JobRule("(.+)", r"\1", fact="nova:name")]).job_of(vm)
+    assert (len(job), job[:8], owner) == (256, r"\x9b2Jwe", r"pro\x1bject")
+    assert JobRules([]).job_of(vm)[:3] == (r"pro\x1bject/tiny", False, r"pro\x1bject")
+    owned = JobRules([JobRule("x", "mine", owner=r"\g<0>\n", fact="nova:name")]).job_of(vm)
+    assert owned.owner == "x"
+
+
 def test_a_rule_may_tell_how_many_requests_a_vm_serves_at_once():
     rules = JobRules([JobRule("^silo", "silo", workers=1), JobRule("(.+)", r"\1")])
     assert rules.job_of(identity(name="silo-1")).workers == 1

@@ -31,6 +31,17 @@ def test_warnings_of_the_standard_librarys_loggers_are_lines_like_ours(capsys, m
     ]
 
 
+def test_names_and_paths_of_others_drive_no_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    log.configure("info")
+    logging.getLogger("whitepanda.qemu").warning("%s: no such file", "/run/\x1b[2J\udcff.qmp")
+    log.get("vms").warning("odd", vm="a\x9b31m\nlevel=error")
+    assert capsys.readouterr().err.splitlines() == [
+        r'level=warning event="/run/\x1b[2J\xff.qmp: no such file" component=whitepanda.qemu',
+        r'level=warning event=odd component=vms vm="a\x9b31m\nlevel=error"',
+    ]
+
+
 def test_one_line_of_key_value_to_the_standard_error_of_the_moment() -> None:
     log.configure("info")
     logger = log.get("uplink")

@@ -52,6 +52,18 @@ def test_a_bare_qemu(qemu_host, found):
     assert vm.facts == {}
 
 
+def test_a_name_of_any_bytes_and_any_length_is_fit_to_be_shown_and_sent(qemu_host, found):
+    names = (b"bad\xff\xfename", b"\x1b[2Jcleared", b"\xc2\x9b31m", b"long" * 15_000)
+    for number, name in enumerate(names):
+        qemu_host.process(500 + 10 * number, "set below")
+        arguments = (b"qemu-system-x86_64", b"-name", name + b",debug-threads=on")
+        (qemu_host.proc / str(500 + 10 * number) / "cmdline").write_bytes(
+            b"".join(word + b"\0" for word in arguments)
+        )
+    cut = "long" * 63 + "lon…"
+    assert list(found()) == [r"bad\xff\xfename", r"\x1b[2Jcleared", r"\x9b31m", cut]
+
+
 def test_proxmox(qemu_host, found):
     qemu_host.proxmox(101, 500, f"-smbios type=1,uuid={ONE}")
     vm = found()["vm-101"]

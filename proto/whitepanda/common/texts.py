@@ -1,0 +1,42 @@
+"""Texts that others made, such as the name of a VM: made fit for a terminal, a log line, a label and a message.
+
+Whoever may start a VM chooses them: bytes that are no UTF-8, which no protobuf takes; control characters, which drive
+a terminal; marks that turn the reading direction; any length. The standard library is all that is needed here.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_NAME", "clean_name", "printable"]
+
+#: Characters of a name.
+MAX_NAME = 256
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Write every character that is not printable as Python does in a string: \x1b, \u202e, \xff for a stray byte.
+
+    What is printable already comes back as it is, so a second time changes nothing.
+
+    Args:
+        text: in which a byte that is no UTF-8 is a surrogate (`surrogateescape`).
+        keep: characters that stay all the same.
+
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
+
+
+def clean_name(text: str) -> str:
+    """Make a name `printable` and at most `MAX_NAME` characters long; the last of one that was cut is "…"."""
+    if len(text) <= MAX_NAME and text.isprintable():
+        return text
+    text = printable(text[: MAX_NAME + 1])
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # noqa: PLR2004 - what surrogateescape makes of the bytes 0x80 to 0xff
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode()
