@@ -28,6 +28,7 @@ from collector.base import (
 from collector.cgroup_tree import CgroupTree, VmGroups
 from collector.identity import Inventory
 from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
+from collector.moments import read_in_turn
 from collector.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 
@@ -187,15 +188,16 @@ class CgroupSource:
             SourceError: the VMs cannot be listed.
 
         """
-        stamp = Stamp(monotonic_ns(), time_ns())
         inventory = self._inventory.vms()
+        stamp = Stamp(monotonic_ns(), time_ns())
         if inventory is not self._listed:
             self._forget({vm.uuid: vm.epoch for vm in inventory})
             self._listed = inventory
         for identity in self._due(inventory, stamp.mono_ns):
             self._poll(self._vms[identity.uuid], identity, stamp)
-        vms = {identity.uuid: self._read_vm(self._vms[identity.uuid], identity) for identity in inventory}
-        return SourceSample(self.name, stamp.mono_ns, stamp.unix_ns, vms)
+        begun = Stamp(monotonic_ns(), time_ns())  # not before: the list and a close look take their time
+        vms = read_in_turn(inventory, self._read_vm, begun, monotonic_ns)
+        return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
     def close(self) -> None:
         """Close all files."""
@@ -302,8 +304,9 @@ class CgroupSource:
         except OSError:
             return None
 
-    def _read_vm(self, vm: _Vm, identity: VmIdentity) -> VmSample:
+    def _read_vm(self, identity: VmIdentity) -> VmSample:
         """Make a VM's sample, or give the last one again where all that it is made of is the same."""
+        vm = self._vms[identity.uuid]
         cgroup = self._counters_or_reason(vm)
         parts = (cgroup, vm.numa, vm.numa_stamp)
         if vm.sample is not None and parts == vm.parts:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from time import monotonic_ns, time_ns
 
@@ -24,6 +25,7 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     ThreadCounters,
     VmIdentity,
     VmSample,
@@ -31,6 +33,7 @@ from collector.base import (
 from collector.host_totals import HostTotals
 from collector.identity import Inventory
 from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
+from collector.moments import read_in_turn
 from collector.proc_parse import (
     NS_PER_TICK,
     TaskStat,
@@ -138,8 +141,8 @@ class ProcfsSource:
             SourceError: the VMs or the host's file cannot be read at all.
 
         """
-        mono_ns, unix_ns = monotonic_ns(), time_ns()
         inventory = self._inventory.vms()
+        begun = Stamp(monotonic_ns(), time_ns())  # not before: a new VM may have kept the list waiting
         if inventory != self._listed:
             self._forget({vm.uuid: vm for vm in inventory})
             self._listed = inventory
@@ -147,12 +150,14 @@ class ProcfsSource:
         turns = max(1, -(-self._may_run // _MOST_LOOKS))
         self._samplings += 1
         self._may_run = 0
-        vms = {
-            vm.uuid: self._read_vm(vm, look=(self._samplings + number) % turns == 0)
-            for number, vm in enumerate(inventory)
-        }
+        numbers = count(self._samplings)
+
+        def read(vm: VmIdentity) -> VmSample:
+            return self._read_vm(vm, look=next(numbers) % turns == 0)
+
+        vms = read_in_turn(inventory, read, begun, monotonic_ns)
         host = self._totals.add_to(self._read_host())
-        return SourceSample(self.name, mono_ns, unix_ns, vms, host, inventory)
+        return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms, host, inventory)
 
     def close(self) -> None:
         """Close all files."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from collector.base import (
@@ -14,10 +15,12 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     VmIdentity,
     VmSample,
 )
 from collector.kept_files import fd_share
+from collector.moments import read_in_turn
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
@@ -143,7 +146,6 @@ class PerfSource:
             SourceError: the inventory failed.
 
         """
-        mono_ns, unix_ns = time.monotonic_ns(), time.time_ns()
         try:
             inventory = self._inventory()
         except (OSError, LookupError, ValueError) as error:
@@ -157,8 +159,10 @@ class PerfSource:
         self._budget = self._opens_per_tick
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         self._scope.begin()
-        vms = {vm.uuid: self._sample_vm(vm, plan, open_new=not conflict) for vm in inventory}
-        return SourceSample(self.name, mono_ns, unix_ns, vms)
+        begun = Stamp(time.monotonic_ns(), time.time_ns())  # not before: all that may have taken long
+        read = partial(self._sample_vm, plan=plan, open_new=not conflict)
+        vms = read_in_turn(inventory, read, begun, time.monotonic_ns)
+        return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
     def close(self) -> None:
         """Close all groups."""

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from collector.base import (
@@ -17,11 +18,13 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     VmIdentity,
     VmSample,
 )
 from collector.identity import Inventory
 from collector.kept_files import KeptFiles, fd_share
+from collector.moments import read_in_turn
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
@@ -150,8 +153,8 @@ class ResctrlSource:
         """
         if not self._tree.is_current():
             self.open()
-        now_ns, unix_ns = self._clock(), time.time_ns()
         inventory = self._inventory.vms()
+        now_ns = self._clock()
         self._forget({vm.uuid: vm for vm in inventory})
         try:
             self._follow(inventory, now_ns)
@@ -160,8 +163,10 @@ class ResctrlSource:
         except OSError as error:
             message = f"{error.filename or self._tree.root}: {error.strerror}"
             raise SourceError(message, _reason(error)) from error
-        vms = {identity.uuid: self._tell(identity, domains, now_ns) for identity in inventory}
-        return SourceSample(self.name, now_ns, unix_ns, vms)
+        begun = Stamp(self._clock(), time.time_ns())  # not before: the list, locks and moves take their time
+        read = partial(self._tell, domains=domains, now_ns=begun.mono_ns)
+        vms = read_in_turn(inventory, read, begun, self._clock)
+        return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
     def close(self) -> None:
         """Remove our groups and close everything."""

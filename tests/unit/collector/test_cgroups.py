@@ -16,6 +16,8 @@ from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, S
 from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
 from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
 from collector.identity import Inventory
+from collector.kept_files import KeptFile
+from tests.support.reading_times import ReadingTimes
 
 PRESSURE = (
     "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
@@ -355,6 +357,31 @@ def test_a_group_whose_files_say_the_same_gives_the_same_sample(host, tree, make
     clock[0] += 10 * 10**9  # another look at its placement: the counters are the same, the moment is not
     third = vm_of(source, host)
     assert third.stamps["numa"].mono_ns == second.stamps["numa"].mono_ns + 10 * 10**9
+
+
+def test_counters_have_the_moment_at_which_they_were_read(host, tree, make, monkeypatch):
+    for number, name in enumerate("ab", 1):
+        host.vm(name, 10 * number, [10 * number + 1])
+        tree.add(10 * number, f"machine/qemu-{number}-{name}.libvirt-qemu")
+        status(host, 10 * number)
+    source = make(numa_poll_s=0.0)
+    source.sample()
+    times = ReadingTimes(host.uuid_of("a"))
+    # Both come before it, and either may take long.
+    monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
+    monkeypatch.setattr(source, "_poll", times.before(source._poll))
+    plain = KeptFile.read
+
+    def noted(self, *arguments):
+        if self.path.endswith("/cpu.pressure"):
+            times.note(host.uuid_of("a" if "qemu-1-a" in self.path else "b"))
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", noted)
+    for _ in range(2):
+        sample = source.sample()
+        times.check(sample, host.uuid_of("b"), "cgroup")
+        assert sample.vms[host.uuid_of("b")].stamps["numa"].mono_ns < sample.mono_ns  # its own
 
 
 def test_a_removed_group_is_looked_for_anew(host, tree, make, clock, monkeypatch):

@@ -23,6 +23,7 @@ from collector.kept_files import KeptFile, KeptFiles
 from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes, devices_below
+from tests.support.reading_times import ReadingTimes
 from tests.unit.collector.conftest import HostTree
 
 
@@ -128,6 +129,26 @@ def test_the_host_and_the_inventory_come_with_every_sample(host, make):
     assert [vm.name for vm in sample.inventory] == ["a"]
     assert sample.mono_ns > 0
     assert sample.unix_ns > 0
+
+
+def test_counters_have_the_moment_at_which_they_were_read(host, make, monkeypatch):
+    """Listing the VMs may wait for a new one, and reading one VM keeps the next ones waiting."""
+    host.vm("a", 10, [11])
+    host.vm("b", 20, [21])
+    source = make()
+    source.sample()
+    times = ReadingTimes(host.uuid_of("a"))
+    monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
+    plain = KeptFile.read
+
+    def noted(self, *arguments):
+        if self.path.endswith("/schedstat"):
+            times.note(host.uuid_of("a" if "/11/" in self.path else "b"))
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", noted)
+    for _ in range(2):  # of VMs that sleep, whose samples are handed on
+        times.check(source.sample(), host.uuid_of("b"), "threads", "process")
 
 
 def test_a_vm_without_threads_yet_is_starting(host, make):

@@ -15,6 +15,7 @@ from collector.base import PerfGroup, Reason, Source, SourceError, VmIdentity
 from collector.perf.binding import EventAttr, Kernel
 from collector.perf.events import CONTEXT_SWITCHES, TASK_CLOCK_NS
 from collector.perf.source import PerfSource
+from tests.support.reading_times import ReadingTimes
 
 
 class MemoryKernel(Kernel):
@@ -240,6 +241,23 @@ def test_counts_are_raw_and_per_thread(host):
     again = host.sample()["a"]
     assert again.perf == vm.perf
     assert len(host.kernel.attempts) == 4  # nothing was opened anew
+
+
+def test_counters_have_the_moment_at_which_they_were_read(host, monkeypatch):
+    host.vm("a", 10, [11])
+    host.vm("b", 20, [21])
+    host.sample()
+    times = ReadingTimes("a")
+    monkeypatch.setattr(host.source, "_inventory", times.before(host.source._inventory))
+    monkeypatch.setattr(host.source._scope, "begin", times.before(host.source._scope.begin))
+    plain = host.kernel.read
+
+    def noted(fd, size_bytes):
+        times.note("a" if host.kernel.events[fd][0] == 11 else "b")
+        return plain(fd, size_bytes)
+
+    monkeypatch.setattr(host.kernel, "read", noted)
+    times.check(host.source.sample(), "b", "perf")
 
 
 def test_opens_are_spread_over_ticks(tmp_path):

@@ -5,14 +5,17 @@ import errno
 import fcntl
 import itertools
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 import collector.resctrl.tree
 from collector.base import RdtDomain, Reason, Source, SourceError
+from collector.kept_files import KeptFile
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import PREFIX, Place
+from tests.support.reading_times import ReadingTimes
 
 ROOT = Place("")
 
@@ -43,6 +46,27 @@ def test_a_vm_gets_a_group_with_all_its_threads(machine, tells):
     assert dict(second.domains) == {"00": RdtDomain(65536, 2000, 1500), "01": RdtDomain(65536, 2000, 1500)}
     assert second.opened == first.opened
     assert m.kernel.log.count("task 11 " + own(uuid).name) == 1  # nothing is written twice
+
+
+def test_counters_have_the_moment_at_which_they_were_read(machine, monkeypatch):
+    """Listing the VMs, waiting for the tree's lock and moving threads take their time."""
+    m = machine()
+    a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
+    source = m.source()
+    monkeypatch.setattr(source, "_clock", time.monotonic_ns)
+    source.sample()
+    times = ReadingTimes(a)
+    monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
+    monkeypatch.setattr(source, "_change", times.before(source._change))
+    plain = KeptFile.read
+
+    def noted(self, *arguments):
+        if self.path.endswith("00/mbm_total_bytes"):
+            times.note(a if own(a).name in self.path else b)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", noted)
+    times.check(source.sample(), b, "rdt")
 
 
 def test_new_threads_are_added_and_ended_ones_are_no_harm(machine, tells):
