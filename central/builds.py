@@ -40,6 +40,7 @@ from whitepanda.common import log
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
@@ -320,14 +321,15 @@ class Builder:
             return None
         self._state.mkdir(parents=True, exist_ok=True)
         stale = [day for day in days if not day.folder.is_dir()]
-        if stale:
-            with self._running_engines(len(stale)) as (running, scratch):
-                in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
+        folders = [day.folder for day in days]
+        with self._running_engines(len(stale)) as (running, scratch):
+            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
+            found = self._solved(running[0], folders) if len(running) == 1 else None
+        if found is None:  # one engine now, with all of the memory
+            with self._running_engines(1) as ((one,), _):
+                found = self._solved(one, folders)
         self.last_days_computed = len(stale)
-        with self._running_engines(1) as ((one,), _):
-            self._check_stopping()
-            folders = [day.folder for day in days]
-            statistics, coefficients = day_states.solved(self._section.method, one, folders)
+        statistics, coefficients = found
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
@@ -437,6 +439,10 @@ class Builder:
             if not day.folder.is_dir():  # else another builder was quicker, with the very same state
                 raise
         slots_file.unlink()
+
+    def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+        self._check_stopping()
+        return day_states.solved(self._section.method, running, folders)
 
     def _forget(self, used: set[Path]) -> None:
         """Delete state of days' earlier segments, and of days that no longer count."""

@@ -65,16 +65,11 @@ def solved(
         `engine.coefficients`.
 
     """
-
-    def parts(name: str) -> ir.Table:
-        return running.read([folder / f"{name}.parquet" for folder in folders])
-
+    moments = engine.merged_moments(running.read([folder / "cpi.parquet" for folder in folders]))
+    statistics = running.collect(engine.job_statistics(moments))
     if method == "panda":
-        merged = engine.merged_state({name: parts(name) for name in engine.STATE})
-        statistics = engine.job_statistics(merged["cpi"])
         days = {name: _by_day(running, name, folders) for name in ("pairs", "usage")}
-        return running.collect(statistics), running.collect(engine.coefficients(merged, days))
-    statistics = running.collect(engine.job_statistics(engine.merged_moments(parts("cpi"))))
+        return statistics, running.collect(engine.coefficients({"cpi": moments}, days))
     statistics = _with_robust_scales(statistics, estimator.scales(folders))
     return statistics, estimator.as_table(estimator.coefficients(folders), pa.string())
 

@@ -365,24 +365,59 @@ def coefficients(state: Mapping[str, ir.Table], days: Mapping[str, ir.Table] | N
 
     Args:
         state: the whole, as `merged_state` returns it.
-        days: its `pairs` and `usage` before they were merged, with a column `part`, the day; standard errors are then
-            by days, with nothing assumed of the slots of one: sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) / sum_d U_d
-            over the job's D days, at least two, with P = sum of usage * mnCPI and U = sum of usage^2.
+        days: its `pairs` and `usage` before they were merged, with a column `part`, the day. Coefficients are then the
+            same, made of these, and standard errors are by days, with nothing assumed of the slots of one:
+            sqrt(D / (D - 1) * sum_d (P_d - A U_d)^2) / sum_d U_d over the job's D days, at least two, with P = sum of
+            usage * mnCPI and U = sum of usage^2.
 
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
     statistics = job_statistics(state["cpi"]).drop("samples").rename(sensitive_job="job")
+    if days is not None:
+        return _coefficients_by_days(days, statistics)
     usage = state["usage"].filter(state["usage"].sum_usage_squared > 0)
     both = usage.join(_products(state["pairs"], statistics, ["job"]), "job")
     found = both.select(
         "job", "samples", "sum_usage_squared", coefficient=both["_product"] / both.sum_usage_squared
     )
-    if days is None:
-        return found.mutate(standard_error=ibis.null("float64"))
-    off = _off_by_days(days, statistics, found)
-    joined = found.left_join(off, "job").drop("job_right")
-    return joined.mutate(standard_error=joined["_off"].sqrt() / joined.sum_usage_squared).drop("_off")
+    return found.mutate(standard_error=ibis.null("float64"))
+
+
+def _coefficients_by_days(days: Mapping[str, ir.Table], statistics: ir.Table) -> ir.Table:
+    """Pairs are read once: products per job and day are few, and give coefficients and errors."""
+    import ibis  # noqa: PLC0415 - as above
+
+    keys = ["job", "part"]
+    usage = days["usage"].select(*keys, "samples", squared="sum_usage_squared")
+    rows = usage.left_join(_products(days["pairs"], statistics, keys), keys)
+    rows = rows.select(
+        *keys,
+        "samples",
+        "squared",
+        _known=rows["_product"].notnull(),
+        _product=rows["_product"].fill_null(0.0),
+    )
+    of_job = ibis.window(group_by="job")
+    value = rows["_product"].sum().over(of_job) / rows.squared.sum().over(of_job).nullif(0.0)
+    rows = rows.mutate(_off=rows["_product"] - value * rows.squared)
+    sums = rows.group_by("job").aggregate(
+        samples=rows.samples.sum().cast("int64"),
+        sum_usage_squared=rows.squared.sum(),
+        _total=rows["_product"].sum(),
+        _off=(rows["_off"] * rows["_off"]).sum(),
+        _days=(rows.squared > 0).sum(),
+        _known=rows["_known"].sum(),
+    )
+    sums = sums.filter((sums.sum_usage_squared > 0) & (sums["_known"] > 0))
+    factor = sums["_days"] / (sums["_days"] - 1).nullif(0)
+    return sums.select(
+        "job",
+        "samples",
+        "sum_usage_squared",
+        coefficient=sums["_total"] / sums.sum_usage_squared,
+        standard_error=(sums["_off"] * factor).sqrt() / sums.sum_usage_squared,
+    )
 
 
 def _products(pairs: ir.Table, statistics: ir.Table, keys: list[str]) -> ir.Table:
@@ -393,21 +428,6 @@ def _products(pairs: ir.Table, statistics: ir.Table, keys: list[str]) -> ir.Tabl
     deviation = (rows.usage_cpi - rows.mean_cpi * rows.usage) / rows.std_cpi.nullif(0.0)
     rows = rows.mutate(_one=ibis.coalesce(deviation, ibis.literal(0.0)))
     return rows.group_by(keys).aggregate(_product=rows["_one"].sum())
-
-
-def _off_by_days(days: Mapping[str, ir.Table], statistics: ir.Table, found: ir.Table) -> ir.Table:
-    """Return per job `_off`, D / (D - 1) * sum_d (P_d - A U_d)^2; null with one day."""
-    keys = ["job", "part"]
-    usage = (
-        days["usage"].filter(days["usage"].sum_usage_squared > 0).select(*keys, squared="sum_usage_squared")
-    )
-    rows = usage.left_join(_products(days["pairs"], statistics, keys), keys)
-    rows = rows.select(*keys, "squared", _product=rows["_product"].fill_null(0.0))
-    rows = rows.join(found.select("job", "coefficient"), "job")
-    rows = rows.mutate(_off=rows["_product"] - rows.coefficient * rows.squared)
-    sums = rows.group_by("job").aggregate(_sum=(rows["_off"] * rows["_off"]).sum(), _days=rows.count())
-    factor = sums["_days"] / (sums["_days"] - 1).nullif(0)
-    return sums.select("job", _off=sums["_sum"] * factor)
 
 
 def write_parquet(table: ir.Table, path: Path, schema: pa.Schema | None = None) -> int:
