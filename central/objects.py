@@ -7,12 +7,14 @@ folder by a hard link, in S3 by a conditional PUT (If-None-Match: *).
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -175,6 +177,8 @@ class Bucket:
         with self._told("list", prefix):
             found = self._store.find(f"{self._prefix}/{prefix}", detail=True)
         for path, facts in found.items():
+            if facts["type"] != "file":
+                continue  # nothing was listed, then s3fs looked for the prefix itself: another had begun to write below
             modified = facts["LastModified"].timestamp()
             yield Entry(path[len(self._prefix) + 1 :], int(facts["size"]), modified)
 
@@ -203,7 +207,13 @@ class Bucket:
     def create(self, name: str, data: bytes) -> None:
         """PUT with If-None-Match: *."""
         with self._told("create", name):
-            self._store.pipe_file(self._path(name), data, mode="create")
+            try:
+                self._store.pipe_file(self._path(name), data, mode="create")
+            except OSError as error:
+                # s3fs knows it only where the answer names the condition, as Amazon's does and Ceph's does not.
+                if _answer(error, "ResponseMetadata", "HTTPStatusCode") == HTTPStatus.PRECONDITION_FAILED:
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+                raise
 
     def remove(self, name: str) -> None:
         """DELETE."""
@@ -239,7 +249,16 @@ class Bucket:
             if isinstance(error, FileNotFoundError) and what in {"read", "open", "delete"}:
                 raise  # else there is no such bucket
             line = (str(error).splitlines() or [type(error).__name__])[0]
+            code = _answer(error, "Error", "Code")  # Ceph sends no text with it
+            if isinstance(code, str) and not _answer(error, "Error", "Message"):
+                line = f"the store says {code}"
             raise OSError(f"cannot {what} {self.root}/{name}: {line}") from error
+
+
+def _answer(error: Exception, part: str, name: str) -> object:
+    """What the store's answer says, of which the client made this error; None where there was none or not that."""
+    answer = getattr(error.__cause__, "response", None)
+    return answer.get(part, {}).get(name) if isinstance(answer, dict) else None
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -1,8 +1,8 @@
 """A lake in S3: one version per number, one holder of the lease, every window once.
 
 The server is moto, a fake in this process: it answers If-None-Match as S3 does, one request after another, but says
-nothing of a real store's races. WHITEPANDA_TEST_S3_URL (s3://bucket/prefix, credentials and AWS_ENDPOINT_URL in the
-environment) runs the same on a real one.
+nothing of a real store's races. test_lake_ceph.py runs the same on Ceph, and WHITEPANDA_TEST_S3_URL
+(s3://bucket/prefix, credentials and AWS_ENDPOINT_URL in the environment) on any other.
 """
 
 from __future__ import annotations
@@ -129,6 +129,48 @@ def test_what_the_store_refuses_is_one_line(tmp_path, store):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_that_another_makes_meanwhile_is_no_object(url, tmp_path, monkeypatch):
+    async def before(*_: object, **__: object) -> list[object]:
+        return []
+
+    bucket = Bucket(url, tmp_path)
+    bucket.create("lease/1", b"")
+    monkeypatch.setattr(
+        bucket._store, "_lsdir", before
+    )  # then s3fs asks whether there is anything below "lease"
+    assert list(bucket.entries("lease")) == []
+
+
+class _Answer(Exception):  # noqa: N818 - what botocore raises, of a store that says no more than Ceph
+    def __init__(self, status: int, code: str) -> None:
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        super().__init__(f"An error occurred ({code}) when calling the PutObject operation: None")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error", "line"),
+    [
+        (412, "PreconditionFailed", FileExistsError, "File exists: 'versions/1'$"),
+        (
+            409,
+            "ConditionalRequestConflict",
+            OSError,
+            "^cannot create s3://.*/versions/1: the store says Condit",
+        ),
+        (501, "NotImplemented", OSError, "^cannot create s3://.*/versions/1: the store says NotImplemented$"),
+    ],
+)
+def test_refusals_of_a_store_of_few_words(url, tmp_path, monkeypatch, status, code, error, line):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(22, None) from _Answer(status, code)
+
+    bucket = Bucket(url, tmp_path)
+    monkeypatch.setattr(bucket._store, "pipe_file", refuse)
+    with pytest.raises(OSError, match=line) as raised:
+        bucket.create("versions/1", b"one")
+    assert type(raised.value) is error
+
+
 def test_segments_of_two_replicas_are_read_once(lake):
     for number in (1, 2, 3, 4):
         write(lake, number)
@@ -176,7 +218,8 @@ def test_one_holds_the_lease_and_a_stalled_one_is_fenced(url, tmp_path):
     assert one.token == 3
 
 
-def _tables():
+def empty_tables() -> list[pa.Table]:
+    """Job statistics and coefficients of nobody."""
     return [
         pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in (JOB_STATISTICS, COEFFICIENTS)
     ]
@@ -192,9 +235,9 @@ def _numbers_of_two_builders(url: str, folder: Path) -> list[int]:
 
     def in_between() -> None:
         if not inner:
-            inner.append(other.write(manifest, *_tables()).version)
+            inner.append(other.write(manifest, *empty_tables()).version)
 
-    last = one.write(manifest, *_tables(), check=in_between).version
+    last = one.write(manifest, *empty_tables(), check=in_between).version
     return [*inner, last, *one.numbers()]
 
 
