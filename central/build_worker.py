@@ -33,6 +33,8 @@ __all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "main"]
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build_worker"]
 
+#: Days are computed beside each other, each of small matrices.
+_ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself
 _BUILD, _CARE = b"build", b"care"  # what the process is asked
@@ -101,7 +103,10 @@ class BuildProcess(Builder):
             return
         self.close()
         self._process = subprocess.Popen(
-            [*COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*COMMAND, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_ONE_BLAS_THREAD | os.environ,
         )
         _tell(self._process, msgspec.json.encode(self._config))
 
