@@ -12,13 +12,14 @@ import shutil
 import socket
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 from urllib.parse import parse_qs, urlsplit
 
 from agent.config import AgentConfig, LibvirtSection, OvsSection, ResctrlSection, UplinkSection
+from agent.doctor_vms import examine_vms
+from agent.findings import Check, State
 from collector.base import Reason
+from collector.identity import Inventory
 from collector.registry import SOURCES, SourceSpec, make_inventory
 from whitepanda.common.tls import TlsFiles, problems, warnings
 
@@ -29,19 +30,6 @@ _WITHOUT_CENTRAL = "the agent starts and spools, but reaches no central"
 _CAP_PERFMON = 38
 _CAP_SYS_ADMIN = 21
 _PARANOID_MAX = 2  # above it (some distributions' patch) even own processes are closed
-
-State = Literal["ok", "missing", "off", "info"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. `detail` says what is missing and the remedy; without a `required` one no agent starts."""
-
-    name: str
-    state: State
-    detail: str
-    required: bool = False
-    reason: Reason = Reason.UNSPECIFIED
 
 
 def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> Iterator[Check]:
@@ -57,7 +45,9 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
         "host", "info", f"Linux {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     )
     yield Check("configuration", "info", str(file) if file else "none, these are the defaults")
-    yield from _sources(config)
+    inventory = make_inventory(config.sources)
+    yield from _sources(config, inventory)
+    yield from examine_vms(config.sources, inventory)
     yield _paranoid(root)
     yield _pmu(root)
     yield _kvm(root)
@@ -71,8 +61,7 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
 # --- sources ---
 
 
-def _sources(config: AgentConfig) -> Iterator[Check]:
-    inventory = make_inventory(config.sources)
+def _sources(config: AgentConfig, inventory: Inventory) -> Iterator[Check]:
     for spec in SOURCES:
         section = getattr(config.sources, spec.name)
         name = f"source {spec.name}"

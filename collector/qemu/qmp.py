@@ -25,6 +25,7 @@ __all__ = [
     "QmpError",
     "ask",
     "block_name",
+    "check_socket",
     "parse_blockstats",
     "parse_devices",
     "parse_state",
@@ -94,6 +95,23 @@ def ask(path: str, commands: Iterable[str], *, pid: int, uid: int, deadline_s: f
         raise _explain(error, shown) from error
     except _GarbageError as error:
         raise QmpError(f"{shown}: {error}; is it a QMP socket?", Reason.INVALID_VALUE) from error
+
+
+def check_socket(path: str, uid: int) -> None:
+    """Look whether `ask` may connect to a socket, as far as the file tells; nobody is connected to.
+
+    Raises:
+        QmpError: why not, as `ask` would say it.
+
+    """
+    if path.startswith("\0"):
+        return  # no file
+    try:
+        _check_file(os.lstat(path), path, uid)
+        if not os.access(path, os.W_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _explain(error, path) from error
 
 
 class _GarbageError(Exception):
