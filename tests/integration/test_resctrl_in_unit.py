@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -24,25 +26,30 @@ RESERVED = 4
 AGENT = "whitepanda-agent"
 ROOT = "/sys/fs/resctrl"
 MINE = "whitepanda-"
+# Groups of somebody else: one has the threads of the second VM, one is empty and called nearly as ours are.
+THEIRS, EMPTY = "theirs", "whitepanda.empty"
+L3_BYTES = 4 << 20  # of each of the two domains, so that who works has soon filled them
+# Two threads with 10 ms of CPU time and a pause of 100 ms each, and 0.5 bytes per nanosecond of CPU time.
+MOST_BYTES_PER_S = 2 * 0.01 / 0.11 * 0.5e9
 UUIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(VMS)]
 CAPABILITIES = "DAC_OVERRIDE DAC_READ_SEARCH FOWNER KILL PERFMON SETUID SYS_ADMIN SYS_NICE SYS_PTRACE"
 
-# A parent with all UUIDs in its arguments, and so in those of the children that it forks: one per VM. The first VM
-# is the only one that works.
+# A parent with all UUIDs in its arguments, and so in those of the children that it forks: one per VM. The first two
+# VMs are the only ones that work.
 STAND_INS = """
 import json, os, pathlib, sys, threading, time
 def idle():
     while True: time.sleep(3600)
 def work():
     while True:
-        end = time.thread_time() + 0.02
+        end = time.thread_time() + 0.01
         while time.thread_time() < end: pass
         time.sleep(0.1)
 parent = os.getpid()
 for number, uuid in enumerate(sys.argv[1:]):
     if os.fork() == 0:
         for _ in range(2):
-            threading.Thread(target=idle if number else work).start()
+            threading.Thread(target=idle if number > 1 else work).start()
         tids = sorted(int(tid) for tid in os.listdir("/proc/self/task"))[1:]
         path = pathlib.Path("/run/stand-ins", uuid)
         path.with_suffix(".new").write_text(json.dumps([os.getpid(), tids]))
@@ -71,26 +78,29 @@ mode = "off"
 mode = "off"
 """
 
-# Asks the agent until `seconds` are over or `wanted` VMs were seen with a value; prints the reasons of the others, too.
+# Asks the agent until `seconds` are over or `wanted` VMs were seen with a value; prints the reasons of the others, too,
+# and every bandwidth and occupancy that it was told.
 WATCH = """
 import collections, json, math, pathlib, sys, time
 from agent.local_client import connect
 from collector.base import Reason
 seconds, wanted = float(sys.argv[1]), int(sys.argv[2])
-seen, reasons, bandwidth = set(), collections.Counter(), {}
+seen, reasons = set(), collections.Counter()
+told = {"memory_bandwidth_bytes_per_s": {}, "llc_occupancy_bytes": {}}
 end = time.monotonic() + seconds
 with connect(pathlib.Path("/run/whitepanda/agent.sock")) as client:
     while time.monotonic() < end and len(seen) < wanted:
         for vm in client.vms().vms:
             for metric in vm.metrics:
+                if metric.name in told and not math.isnan(metric.value):
+                    told[metric.name].setdefault(vm.name, []).append(metric.value)
                 if metric.name == "memory_bandwidth_bytes_per_s":
                     if math.isnan(metric.value):
                         reasons[Reason(metric.reason).code] += 1
                     else:
                         seen.add(vm.name)
-                        bandwidth[vm.name] = max(bandwidth.get(vm.name, 0), metric.value)
         time.sleep(0.3)
-print(json.dumps([sorted(seen), reasons, bandwidth]))
+print(json.dumps([sorted(seen), reasons, *told.values()]))
 """
 
 
@@ -108,6 +118,14 @@ class Resctrl:
 
     def tasks(self, group):
         return sorted(int(tid) for tid in self.machine.run("cat", f"{ROOT}/mon_groups/{group}/tasks").split())
+
+    def counted(self, group, event):
+        """What the kernel counts in a group, all domains."""
+        files = f"{ROOT}/mon_groups/{group}/mon_data"
+        return sum(map(int, self.machine.run("sh", "-c", f"cat {files}/mon_L3_*/{event}").split()))
+
+    def inode(self, group):
+        return self.machine.run("stat", "-c", "%i", f"{ROOT}/mon_groups/{group}")
 
     def knob(self, name, value):
         code = f"import os; os.setxattr('{ROOT}', 'user.{name}', b'{value}')"
@@ -136,12 +154,13 @@ def install(folder):
     )
     pqos += '[sources.resctrl]\nmode = "off"\n'
     (root / "etc/whitepanda/pqos.toml").write_text(pqos)
+    (root / "etc/whitepanda/held.toml").write_text(CONFIGURATION.replace("hold_s = 1.0", "hold_s = 600.0"))
     (root / "opt/stand-ins.py").write_text(STAND_INS)
     (root / "opt/watch.py").write_text(WATCH)
     units = root / "etc/systemd/system"
     (units / "lookalike.service").write_text(
         "[Service]\nExecStart=/usr/bin/python3 /opt/whitepanda-source/tests/lab/resctrl_fuse.py"
-        f" --rmids {RMIDS} --domains 00,02 {ROOT}\n"
+        f" --rmids {RMIDS} --domains 00,02 --l3-bytes {L3_BYTES} {ROOT}\n"
     )
     (units / "stand-ins.service").write_text(
         "[Service]\nUser=nobody\nRuntimeDirectory=stand-ins\nTasksMax=infinity\n"
@@ -179,9 +198,12 @@ def machine(tmp_path_factory):
         machine.processes = write_status_files(machine)
         eventually(lambda: "info" in machine.run("ls", ROOT), lambda: machine.journal("lookalike"))
         # The second VM is measured by somebody else.
-        machine.run("mkdir", f"{ROOT}/mon_groups/theirs")
+        tree = Resctrl(machine)
+        for name in (THEIRS, EMPTY):
+            machine.run("mkdir", f"{ROOT}/mon_groups/{name}")
         for tid in threads_of(machine, UUIDS[1]):
-            machine.run("tee", f"{ROOT}/mon_groups/theirs/tasks", stdin=str(tid))
+            machine.run("tee", f"{ROOT}/mon_groups/{THEIRS}/tasks", stdin=str(tid))
+        machine.theirs = {name: tree.inode(name) for name in (THEIRS, EMPTY)}
         machine.start(AGENT)
         yield machine
 
@@ -200,23 +222,51 @@ def watch(machine, seconds, wanted=VMS):
     text = machine.run(
         "/opt/whitepanda/bin/python", "/opt/watch.py", str(seconds), str(wanted), timeout_s=seconds + 20
     )
-    seen, reasons, bandwidth = json.loads(text)
-    return set(seen), reasons, bandwidth
+    seen, *rest = json.loads(text)
+    return set(seen), *rest
+
+
+def watch_beside_the_tree(machine, tree, group, *arguments):
+    """Watch; also returns the bytes per second that the tree itself counts in a group meanwhile."""
+    before, start = tree.counted(group, "mbm_total_bytes"), time.monotonic()
+    found = watch(machine, *arguments)
+    after, end = tree.counted(group, "mbm_total_bytes"), time.monotonic()
+    return found, (after - before) / (end - start)
 
 
 def theirs_is_untouched(machine, tree):
-    assert tree.tasks("theirs") == sorted(threads_of(machine, UUIDS[1]))
+    assert tree.tasks(THEIRS) == sorted(threads_of(machine, UUIDS[1]))
+    assert tree.tasks(EMPTY) == []
+    assert {name: tree.inode(name) for name in machine.theirs} == machine.theirs  # and not made anew
+
+
+def occupancy_is_the_trees(machine, tree, group, name, told):
+    """Check that the agent tells what a VM's group occupies, all domains, as soon as they are full."""
+
+    def compare():
+        last = told.pop() if told else watch(machine, 0.1, VMS + 1)[3].get(name, [None])[-1]
+        pairs.append((last, tree.counted(group, "llc_occupancy")))
+        return pairs[-1][0] == pairs[-1][1] > L3_BYTES // 2
+
+    pairs = []
+    eventually(compare, lambda: f"told, in the tree: {pairs}\n{machine.journal(AGENT)}", 40)
 
 
 def test_every_vm_gets_its_turn(machine, tree):
-    seen, reasons, bandwidth = watch(machine, 120)
+    (seen, reasons, bandwidth, occupancy), truly = watch_beside_the_tree(machine, tree, THEIRS, 120, VMS)
     assert len(seen) == VMS, (sorted(seen), reasons, machine.sources(), machine.journal(AGENT))
     # Less the root's and theirs; where a turn changes hands the new group is made before the old one goes.
-    assert len(tree.mine()) <= RMIDS - RESERVED - 2 + 1
+    assert len(tree.mine()) <= RMIDS - RESERVED - 3 + 1
     assert tree.mine() <= {MINE + uuid for uuid in UUIDS} - {MINE + UUIDS[1]}
-    assert bandwidth["vm000"] > 1_000_000  # 0.5 bytes per nanosecond of its CPU time
+    assert mean(bandwidth["vm001"]) == pytest.approx(truly, rel=0.3)
+    # Of single ticks, which the look-alike answers sooner or later.
+    assert 1_000_000 < max(bandwidth["vm000"]) < 2.5 * MOST_BYTES_PER_S
+    others = {name: max(values) for name, values in bandwidth.items() if name not in ("vm000", "vm001")}
+    assert max(others.values()) < 100_000, others  # they sleep
+    assert occupancy.keys() == {"vm001"}  # no turn is as long as what was moved needs to settle
     assert machine.show(AGENT, "NRestarts") == "0"
     theirs_is_untouched(machine, tree)
+    occupancy_is_the_trees(machine, tree, THEIRS, "vm001", occupancy["vm001"][-1:])
 
 
 def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
@@ -231,13 +281,13 @@ def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
 
 
 def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
-    tree.knob("limbo_s", 1.5)
     machine.run(
         "bash", "-c", f"for i in $(seq {RMIDS}); do mkdir {ROOT}/mon_groups/x$i || exit 0; done 2>/dev/null"
     )
     taken = {name for name in tree.groups() if name.startswith("x")}
     assert taken  # the last mkdir said ENOSPC
-    seen, reasons, _ = watch(machine, 3)
+    tree.knob("limbo_s", 1.5)
+    seen, reasons, *_ = watch(machine, 3)
     assert 0 < len(seen) < VMS
     assert reasons["no_rmid"]
     assert tree.groups() >= taken
@@ -245,7 +295,7 @@ def test_ids_in_limbo_and_ids_taken_by_others_are_waited_for(machine, tree):
     machine.run("bash", "-c", f"rmdir {ROOT}/mon_groups/x*")
     tree.knob("limbo_s", 0)
     waited = {f"vm{number:03}" for number in range(VMS)} - seen
-    seen, reasons, _ = watch(machine, 60, RMIDS)
+    seen, reasons, *_ = watch(machine, 60, RMIDS)
     assert seen & waited, (reasons, machine.journal(AGENT))
     assert machine.show(AGENT, "NRestarts") == "0"
     theirs_is_untouched(machine, tree)
@@ -261,14 +311,14 @@ def test_killed_and_started_again(machine, tree):
     eventually(lambda: stale not in tree.groups(), lambda: machine.journal(AGENT))
     assert len(left) > 1
     assert machine.show(AGENT, "MainPID") not in {pid, "0"}
-    seen, reasons, _ = watch(machine, 120, RMIDS + 1)  # more than have groups at once
+    seen, reasons, *_ = watch(machine, 120, RMIDS + 1)  # more than have groups at once
     assert len(seen) > RMIDS, (reasons, machine.journal(AGENT))
     theirs_is_untouched(machine, tree)
 
 
 def test_a_stopped_agent_leaves_nothing(machine, tree):
     machine.run("systemctl", "stop", AGENT)
-    assert tree.groups() == {"theirs"}
+    assert tree.groups() == {THEIRS, EMPTY}
     theirs_is_untouched(machine, tree)
     assert "Traceback" not in machine.journal(AGENT)
 
@@ -306,7 +356,7 @@ def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
         f"User=daemon\nCapabilityBoundingSet={names}\nAmbientCapabilities={names}\nExecStart=\n"
         f'ExecStart=/opt/whitepanda/bin/python -c "{program}" agent run --config /etc/whitepanda/agent.toml',
     )
-    seen, reasons, _ = sampled(machine)
+    seen, reasons, *_ = sampled(machine)
     status = machine.run("cat", f"/proc/{machine.show(AGENT, 'MainPID')}/status")
     assert f"CapEff:\t{0:016x}" not in status
     assert "no_permission" in reasons, (reasons, machine.journal(AGENT))
@@ -316,11 +366,11 @@ def test_another_user_with_capabilities_moves_no_task(machine, tree, drop_in):
 
 def test_without_its_write_access_the_agent_only_reads_others_groups(machine, tree, drop_in):
     drop_in("ReadWritePaths=")
-    seen, reasons, _ = sampled(machine)
+    seen, reasons, *_ = sampled(machine)
     assert "read-only here" in machine.sources()["resctrl"][1]
     assert "no_permission" in reasons
     assert seen <= {"vm001"}
-    assert tree.groups() == {"theirs"}
+    assert tree.groups() == {THEIRS, EMPTY}
     assert "cannot be removed" not in machine.journal(AGENT)  # nothing was made
 
 
@@ -341,15 +391,32 @@ def test_pqos_needs_more_of_the_unit_and_then_works_in_the_sandbox(machine, tree
     drop_in(f"{text}\nReadWritePaths=/run/lock\nCapabilityBoundingSet=CAP_DAC_OVERRIDE CAP_KILL")
     sampled(machine)
     # Until it has started a group for each that can have one.
-    seen, reasons, _ = eventually(
+    seen, reasons, *_ = eventually(
         lambda: (found := watch(machine, 3, VMS))[0] and found, lambda: machine.journal(AGENT)
     )
     assert reasons["no_rmid"]
     assert "vm001" not in seen
     theirs_is_untouched(machine, tree)
     machine.run("systemctl", "stop", AGENT)
-    assert tree.groups() == {"theirs"}, machine.journal(AGENT)
+    assert tree.groups() == {THEIRS, EMPTY}, machine.journal(AGENT)
     assert "COS" not in machine.run("ls", ROOT)
+
+
+@pytest.mark.long
+def test_the_occupancy_of_a_vm_in_a_group_of_ours(machine, tree, drop_in):
+    """Told from its turn's sixth second on, so with turns that are longer."""
+    drop_in(
+        "ExecStart=\nExecStart=/opt/whitepanda/bin/whitepanda agent run --config /etc/whitepanda/held.toml"
+    )
+    machine.start(AGENT)
+    eventually(lambda: MINE + UUIDS[0] in tree.groups(), lambda: machine.journal(AGENT))
+    group = MINE + UUIDS[0]
+    occupancy_is_the_trees(machine, tree, group, "vm000", [])
+    (_, _, bandwidth, occupancy), truly = watch_beside_the_tree(machine, tree, group, 10, VMS + 1)
+    assert mean(bandwidth["vm000"]) == pytest.approx(truly, rel=0.3)
+    assert len(occupancy) == len(tree.mine()) + 1
+    assert {name for name, values in occupancy.items() if max(values)} == {"vm000", "vm001"}
+    theirs_is_untouched(machine, tree)
 
 
 def test_with_the_shipped_unit_it_works_again(machine, tree):
