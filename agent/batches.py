@@ -17,6 +17,7 @@ __all__ = [
     "Report",
     "behaviour_number",
     "degradation_message",
+    "encodable",
     "encode",
     "event_message",
     "evidence_message",
@@ -89,6 +90,31 @@ def encode(
     batch.events.extend(event_message(event) for event in events if isinstance(event, VmEvent))
     batch.triggers.extend(trigger_message(event) for event in events if isinstance(event, Trigger))
     return batch
+
+
+def encodable(
+    windows: Sequence[CpiWindow], events: Sequence[Report]
+) -> tuple[list[CpiWindow], list[Report], str]:
+    """Leave out what no batch can hold, such as a text that is no Unicode or a number out of its column's range.
+
+    Returns:
+        The windows and events that can be encoded, and why the first other one cannot; "": all can.
+
+    """
+    reasons: list[str] = []
+
+    def fits(item: CpiWindow | Report) -> bool:
+        rows, reports = ([item], []) if isinstance(item, CpiWindow) else ([], [item])
+        try:
+            encode(rows, spool_id="", sequence=1, events=reports)
+        except Exception as error:  # noqa: BLE001 - to find out is what this is for
+            whose = "" if isinstance(item, Trigger) else f"VM {item.vm}: "
+            reasons.append(f"{whose}{type(error).__name__}: {error}")
+            return False
+        return True
+
+    kept, told = [window for window in windows if fits(window)], [event for event in events if fits(event)]
+    return kept, told, reasons[0] if reasons else ""
 
 
 def event_message(event: VmEvent) -> agent_pb2.VmEvent:

@@ -60,11 +60,14 @@ class MemoryQueue:
         self, chunks: Iterable[Sequence[CpiWindow]], max_payload: int, events: Sequence[Report] = ()
     ) -> list[Waiting]:
         """Queue windows and events. Returns the batches that had to go: the oldest."""
-        for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload, events):
-            sequence = self._next_sequence - 1
-            self._batches[sequence] = Waiting(sequence, rows, payload)
-            self.rows += rows
-            self.bytes += len(payload)
+        new = [
+            Waiting(self._next_sequence - 1, rows, payload)
+            for rows, payload in pieces(chunks, self.spool_id, self._number, max_payload, events)
+        ]  # all or nothing, as on the disk: one of them may not be to be encoded
+        for batch in new:
+            self._batches[batch.sequence] = batch
+            self.rows += batch.rows
+            self.bytes += len(batch.payload)
         dropped = []
         for sequence in list(self._batches):
             if self.bytes <= self._max_bytes:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import grpc
 
 from agent.batch_queue import BatchQueue
-from agent.batches import Report
+from agent.batches import Report, encodable
 from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.state import UplinkView
@@ -82,6 +82,7 @@ class Uplink:
         self._limits = (MAX_BATCH_ROWS, MAX_MESSAGE_BYTES)
         self._last_error = ""
         self._overflows = 0
+        self._unsendable, self._told_unsendable = 0, ""
         #: What central said of our batches since the start.
         self.totals = AckTotals()
         #: Streams that central answered on.
@@ -109,7 +110,7 @@ class Uplink:
             acknowledged_batches=self.totals.acknowledged_batches,
             acknowledged_windows=self.totals.acknowledged_rows,
             dropped_batches=counts.dropped_batches + self._overflows,
-            rejected_rows=sum(self.totals.rejected_rows.values()),
+            rejected_rows=sum(self.totals.rejected_rows.values()) + self._unsendable,
             last_error=self._last_error,
         )
 
@@ -160,10 +161,29 @@ class Uplink:
                 self._stream.wake()
 
     def _append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> None:
+        """Queue what can be sent. Never raises: the rest is dropped and counted, and holds up nothing else."""
+        why = self._try_append(windows, events)
+        if not why:
+            return
+        kept, told, first = encodable(windows, events)
+        again = self._try_append(kept, told) if first else why
+        dropped = len(windows) + len(events) - (0 if again else len(kept) + len(told))
+        self._unsendable += dropped
+        why = again or first
+        if why != self._told_unsendable:
+            self._told_unsendable = why
+            _LOG.warning("what cannot be sent is dropped; please report this", rows=dropped, error=why)
+
+    def _try_append(self, windows: Sequence[CpiWindow], events: Sequence[Report]) -> str:
+        """Append all or nothing; return why it cannot be done, "" where it was."""
         assert isinstance(self._queue, Spool)  # noqa: S101 - tools that bring their own queue submit nothing
         rows, size = self._limits
         most = min(self._section.batch_rows, rows)
-        self._queue.append(windows, max_rows=most, max_batch_bytes=size, events=events)
+        try:
+            self._queue.append(windows, max_rows=most, max_batch_bytes=size, events=events)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next submission is another one
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     # -- streams ---------------------------------------------------------------------------------
 

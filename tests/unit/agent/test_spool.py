@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -398,6 +399,20 @@ def test_what_waits_in_memory_moves_to_the_disk_under_its_number(tmp_path):
     assert len(content(spool)) == 6
     spool.close()
     assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_cannot_be_encoded_leaves_nothing_of_its_submission_behind(tmp_path, is_full):
+    spool = opened(tmp_path, warnings=[])
+    if is_full:
+        full(spool, 1)
+    good, bad = windows(1, 2), [replace(windows(1)[0], name="\udcff")]
+    with pytest.raises(UnicodeEncodeError):
+        spool.append([*good, *bad], max_rows=2)
+    assert spool.counts().batches == 0
+    spool.append(good, max_rows=2)
+    assert [list(batch.message.start_unix_ns) for batch in everything(spool)] == [[1, 1]]
+    spool.close()
 
 
 def test_memory_keeps_the_newest_and_counts_the_rest(tmp_path):

@@ -15,6 +15,7 @@ from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing, explain
+from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until
@@ -670,6 +671,54 @@ async def test_windows_that_wait_for_the_thread_are_not_lost_when_the_agent_stop
         agent.uplink.submit(windows(1))
         await until(lambda: agent.uplink._appending is not None)
     assert agent.spool.counts().batches == 1
+
+
+BAD = (
+    CpiWindow("vm-bad", "e", "bad\udcff", "job", False, 7, 10**10, 0.5, cpi=1.5),
+    CpiWindow("vm-bad", "e", "n", "job", False, 2**70, 10**10, 0.5),
+    CpiWindow("vm-bad", "e", "n", "job", False, 7, 10**10, "half a core"),
+)
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_window_that_cannot_be_sent_costs_itself_and_is_told_once(tmp_path, central, logs, bad):
+    event = VmEvent("vm-bad", "e", "bad\udcff", "job", False, 7, "victim", "steady", 0, "why", (), None, ())
+    agent = Agent(tmp_path, central, address="")
+    async with agent:
+        agent.uplink.submit([*windows(1), bad, *windows(2)], [event])
+        agent.uplink.submit([bad])
+        agent.uplink.submit(windows(3))
+        await until(lambda: not agent.uplink._pending and agent.appended)
+        assert (agent.view.spooled_batches, agent.view.rejected_rows) == (2, 3)
+        agent.task.cancel()  # at stop
+        agent.uplink.submit([bad])
+        agent.uplink.submit(windows(4))
+    assert agent.view.rejected_rows == 4
+    [told] = [row for row in logs if row["event"].startswith("what cannot be sent")]
+    assert told["rows"] == 2
+    assert told["error"].startswith("VM vm-bad: ")
+    spool = Spool(tmp_path / "spool.db", max_bytes=1 << 20, boot_id="b")
+    spool.begin_stream()
+    assert [list(b.message.start_unix_ns) for b in spool.fetch(9)] == [[1, 2], [3], [4]]
+    spool.close()
+
+
+async def test_a_defect_of_the_spool_costs_the_submission_and_not_the_next(tmp_path, central, logs):
+    agent = Agent(tmp_path, central, address="")
+    append = agent.spool.append
+
+    def failing(rows, **options):
+        if rows[0].start_unix_ns == 1:
+            raise AssertionError("a defect")
+        return append(rows, **options)
+
+    agent.spool.append = failing
+    async with agent:
+        agent.uplink.submit(windows(1, 5))
+        agent.uplink.submit(windows(2))
+        await until(lambda: agent.view.spooled_batches == 1)
+    assert agent.view.rejected_rows == 5
+    assert [(row["rows"], row["error"]) for row in logs] == [(5, "AssertionError: a defect")]
 
 
 async def test_a_stuck_disk_drops_the_oldest_submissions_and_holds_up_nobody(tmp_path, central):
