@@ -10,6 +10,7 @@ PACKAGES=(
     systemd-container                                                    # the units under a real systemd
     python3-fusepy libfuse2 intel-cmt-cat                                # a look-alike of resctrl; libpqos
     postgresql-15                                                        # incident history of several replicas
+    radosgw ceph-mon ceph-osd                                            # a real S3 server for the lake
     openjdk-17-jre-headless                                              # what Spark runs on
     strace                                                               # what central does before it acknowledges
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
