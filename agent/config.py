@@ -248,7 +248,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # such VMs can be victims, others suspects
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
-    workers: int | None = None  # how many requests a VM serves at once, 1 to 4096; without = learnt, or one per vCPU
+    workers: int | None = None  # requests served at once, 1 to 4096; without = learnt, or one per vCPU
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -329,6 +329,17 @@ def _source_problems(sources: Sources) -> Iterator[str]:
         folder = getattr(getattr(sources, section), name)
         if not folder.startswith("/") or "\0" in folder:
             yield f"sources.{key} must be an absolute path (value {folder!r})"
+    if all(getattr(sources, name).mode == "off" for name in sources.__struct_fields__):
+        remedy = 'set mode = "auto" for one, such as [sources.procfs]'
+        yield f"all sources are off, so nothing would be measured; {remedy}"
+    if sources.pqos.mode == sources.resctrl.mode == "required":
+        remedy = (
+            'set [sources.resctrl] mode = "off" where the kernel has no resctrl, else that of [sources.pqos]'
+        )
+        yield f"sources.pqos.mode and sources.resctrl.mode must not both be 'required'; {remedy}"
+    for user in sources.qemu.users:
+        if not user or user != user.strip() or not user.isprintable():
+            yield f"sources.qemu.users must be names or numbers of users (value {user!r})"
     if sources.libvirt.mode != "off" and not _is_local_libvirt(sources.libvirt.uri):
         uri = sources.libvirt.uri
         yield f'sources.libvirt.uri must be of this host, such as "qemu:///system" (value {uri!r})'

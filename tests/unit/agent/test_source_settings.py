@@ -1,8 +1,10 @@
 """Settings of sources that cannot work are refused by one line that names key, value and remedy."""
 
+import json
+
 import pytest
 
-from agent.config import load
+from agent.config import Sources, load
 from tests.unit.agent.test_agent_config import MINIMAL, written
 from whitepanda.common.errors import ConfigError
 
@@ -88,3 +90,39 @@ def test_a_database_of_this_host_is_taken(tmp_path, address):
         load(written(tmp_path, f"{MINIMAL}[sources.ovs]\ndatabase = '{address}'")).sources.ovs.database
         == address
     )
+
+
+def test_an_agent_that_would_measure_nothing_is_refused(tmp_path):
+    names = [name for name in Sources.__struct_fields__ if name not in {"pqos", "simulated", "recorded"}]
+    off = "".join(f"[sources.{name}]\nmode = 'off'\n" for name in names)
+    path = written(tmp_path, MINIMAL + off)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    remedy = 'set mode = "auto" for one, such as [sources.procfs]'
+    assert str(error.value) == f"{path}: all sources are off, so nothing would be measured; {remedy}"
+    one = off.replace("[sources.procfs]\nmode = 'off'", "[sources.procfs]\nmode = 'auto'")
+    assert load(written(tmp_path, MINIMAL + one)).sources.procfs.mode == "auto"
+
+
+def test_resctrl_and_pqos_exclude_each_other(tmp_path):
+    both = "[sources.pqos]\nmode = 'required'\n[sources.resctrl]\nmode = 'required'\n"
+    path = written(tmp_path, MINIMAL + both)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(error.value) == (
+        f"{path}: sources.pqos.mode and sources.resctrl.mode must not both be 'required'; "
+        'set [sources.resctrl] mode = "off" where the kernel has no resctrl, else that of [sources.pqos]'
+    )
+    load(written(tmp_path, MINIMAL + both.replace("required", "off", 1)))
+
+
+@pytest.mark.parametrize("user", ["", " ", "qemu ", "a\nb", "\x1b[31m"])
+def test_users_that_are_none_are_refused(tmp_path, user):
+    path = written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = ['libvirt-qemu', {json.dumps(user)}]\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert (
+        str(error.value) == f"{path}: sources.qemu.users must be names or numbers of users (value {user!r})"
+    )
+    load(written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = ['42436', 'DOMAIN\\x user']\n"))
+    load(written(tmp_path, f"{MINIMAL}[sources.qemu]\nusers = []\n"))
