@@ -51,10 +51,8 @@ _TASK_BYTES = 1024  # a stat line has at most some 350 bytes
 _STATE_BYTES = 128  # of which the thread's number, its name and its state have at most 80
 _MOST_LOOKS = 400  # at threads, per sampling, of 5 to 7 us each: 0.2 to 0.3 % of a core at one a second
 _HOST_CHUNK_BYTES = 64 * 1024
-_PASSING = {
-    Reason.FD_LIMIT,
-    Reason.NOT_PRESENT,
-}  # why storage bytes may not be known that are at the next reading
+# Why storage bytes may not be known that are at the next reading.
+_PASSING = {Reason.FD_LIMIT, Reason.NOT_PRESENT, Reason.VM_STARTING}
 
 
 @dataclass(slots=True)

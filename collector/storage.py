@@ -3,10 +3,15 @@
 From /proc/PID/io where this process may read it (that takes CAP_SYS_PTRACE, even as root), else from the v2 control
 group's io.stat. Reads are those that reached a device (the page cache's hits are not in them). Writes are, in
 /proc/PID/io, those past the page cache and pages made dirty in it; in io.stat, what was written back to devices.
+
+A process stays itself, but its group may be another one later, and others may come into it: that is looked at now and
+then. Between the bytes of one group and those of the next there is a reading without any, so that no rate is made of
+the two.
 """
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
@@ -17,7 +22,11 @@ from collector.proc_parse import parse_io_stat, parse_process_io
 __all__ = ["StorageBytes", "devices_below", "seen_by_kernel"]
 
 _KINDS = {"file", "block", ""}
+_NO_FD = {errno.EMFILE, errno.ENFILE}
 _READ_BYTES = 64 * 1024
+# In readings, of which there is mostly one a second: how often it is looked whether the process is in another group,
+# and who else is in it.
+_LOOK_EACH, _FIND_EACH = 10, 60
 
 
 def seen_by_kernel(identity: VmIdentity) -> bool:
@@ -34,6 +43,8 @@ def seen_by_kernel(identity: VmIdentity) -> bool:
 class StorageBytes:
     """One VM's storage bytes, in one of its epochs. Which way works is found out at the first reading.
 
+    Without a descriptor to find that out with it is tried again at each reading.
+
     Args:
         proc_root: where /proc is.
         files: keeps the file open.
@@ -48,14 +59,17 @@ class StorageBytes:
         self._proc_root = proc_root
         self._sys_block = sys_block
         self._files = files
-        self._file: KeptFile | None = None
         self._of_group = False
         self._reason = Reason.UNSPECIFIED
         self._text = b""
         self._bytes = (0, 0)
         self._below: dict[str, frozenset[str]] = {}
         self._seen: tuple[VmIdentity, bool] | None = None
-        self._find(identity.pid)
+        self._tree = CgroupTree(proc_root, "/")
+        self._membership = b""
+        self._readings = identity.pid % _FIND_EACH  # not all VMs are looked for at the same reading
+        self._again = False  # at the next reading
+        self._file = self._find(identity.pid)
 
     @property
     def moves_alone(self) -> bool:
@@ -73,6 +87,8 @@ class StorageBytes:
             self._seen = identity, seen_by_kernel(identity)
         if not self._seen[1]:
             return None, None, Reason.NOT_VISIBLE
+        if (self._of_group or self._file is None) and self._follow(identity.pid):
+            return None, None, Reason.VM_STARTING
         if self._file is None:
             return None, None, self._reason
         try:
@@ -81,6 +97,9 @@ class StorageBytes:
             return None, None, Reason.FD_LIMIT
         except OSError:
             # The process has ended, or its group: what stood there before is no answer.
+            if self._of_group:
+                self.close()
+                self._of_group, self._reason, self._again = False, Reason.NOT_PRESENT, True
             return None, None, Reason.NOT_PRESENT
         if text != self._text:
             self._bytes = self._sum(parse_io_stat(text)) if self._of_group else parse_process_io(text)
@@ -92,10 +111,36 @@ class StorageBytes:
         self._files.close(self._file)
         self._file = None
 
-    def _find(self, pid: int) -> None:
+    def _follow(self, pid: int) -> bool:
+        """Look for the group anew where that is due; True: the bytes from now on are another one's."""
+        self._readings += 1
+        if not self._again and self._readings % _FIND_EACH:
+            if self._readings % _LOOK_EACH:
+                return False
+            try:
+                if self._tree.membership(pid) == self._membership:
+                    return False
+            except (OSError, NoFdError):
+                return False  # it has ended, or there is no descriptor now
+        former, found = self._file, self._find(pid)
+        if former is not None and found is not None and former.path == found.path:
+            # The former is of the group itself, and not of another one that was made by its name.
+            self._files.close(found)
+            return False
+        if former is not None and self._again:  # no descriptor is left to look with: what is open stays
+            self._of_group = True
+            return False
+        self.close()
+        self._file = found
+        return former is not None and found is not None
+
+    def _find(self, pid: int) -> KeptFile | None:
+        """Open the file to be read from now on; None: there is none, and the reason is noted."""
+        self._again = self._of_group = False
+        file = None
         try:
-            self._file = self._files.open(f"{self._proc_root}/{pid}/io")
-            self._file.read()  # a process of our own user can be opened and not be read
+            file = self._files.open(f"{self._proc_root}/{pid}/io")
+            file.read()  # a process of our own user can be opened and not be read
         except NoFdError:
             self._reason = Reason.FD_LIMIT
         except PermissionError:
@@ -103,15 +148,21 @@ class StorageBytes:
         except OSError:
             self._reason = Reason.NOT_PRESENT  # a kernel without CONFIG_TASK_IO_ACCOUNTING
         else:
-            return
-        self.close()
+            return file
+        self._files.close(file)
         try:
-            group = CgroupTree(self._proc_root, "/").find(pid)
+            self._membership = self._tree.membership(pid)
+            group = self._tree.find(pid, self._membership)
             if group.v2 is not None:
-                self._file = self._files.open(f"{group.v2}/io.stat")
+                file = self._files.open(f"{group.v2}/io.stat")
                 self._of_group = True
-        except (OSError, ValueError, NoFdError):
-            pass  # no io controller: the reason stands
+                return file
+        except (OSError, ValueError, NoFdError) as error:
+            # Else there is no io controller: the reason stands.
+            if isinstance(error, NoFdError) or getattr(error, "errno", 0) in _NO_FD:
+                self._reason = Reason.FD_LIMIT
+        self._again = self._reason is Reason.FD_LIMIT
+        return None
 
     def _sum(self, devices: dict[str, tuple[int, int]]) -> tuple[int, int]:
         """Sum over devices. What a device-mapper or RAID device moved, those below it moved too: once is enough."""

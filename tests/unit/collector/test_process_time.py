@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -228,10 +229,27 @@ def test_a_vm_that_changed_is_read_though_it_slept(worker, vm, read):
 def test_what_could_not_be_read_is_tried_again_though_it_slept(worker, vm, monkeypatch):
     source = ProcfsSource(Listed(vm))
     asleep(worker)
-    plain = StorageBytes.read
-    monkeypatch.setattr(StorageBytes, "read", lambda *_: (None, None, Reason.FD_LIMIT))
+    plain = os.open
+
+    def full(path, *arguments):
+        if str(path).endswith(("/io", "/io.stat")):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(path, *arguments)
+
+    monkeypatch.setattr(os, "open", full)
     assert source.sample().vms["u"].process.storage_reason is Reason.FD_LIMIT
-    monkeypatch.setattr(StorageBytes, "read", plain)
+    monkeypatch.undo()
+    assert source.sample().vms["u"].process.storage_reason is Reason.UNSPECIFIED
+    source.close()
+
+
+@pytest.mark.parametrize("passing", [Reason.NOT_PRESENT, Reason.VM_STARTING])
+def test_storage_that_was_not_known_is_read_again_though_it_slept(worker, vm, monkeypatch, passing):
+    source = ProcfsSource(Listed(vm))
+    asleep(worker)
+    with monkeypatch.context() as gap:
+        gap.setattr(StorageBytes, "read", lambda *_: (None, None, passing))
+        assert source.sample().vms["u"].process.storage_reason is passing
     assert source.sample().vms["u"].process.storage_reason is Reason.UNSPECIFIED
     source.close()
 

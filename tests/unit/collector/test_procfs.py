@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
+from collector.cgroup_tree import CgroupTree
 from collector.identity import Inventory
 from collector.kept_files import KeptFile, KeptFiles
 from collector.proc_parse import NS_PER_TICK
@@ -509,18 +510,25 @@ def mount_v2(host):
     mount = host.proc.parent / "cgroup"
     (host.proc / "self").mkdir()
     (host.proc / "self/mountinfo").write_text(f"41 31 0:38 / {mount} rw,relatime - cgroup2 cgroup2 rw\n")
-    group = mount / "machine.slice/machine-qemu\\x2d1\\x2da.scope"
-    (group / "libvirt/emulator").mkdir(parents=True)
-    path = str(group).removeprefix(str(mount))
-    (host.proc / "10/cgroup").write_text(f"0::{path}/libvirt/emulator\n")
+    return move_to(host, "machine.slice/machine-qemu\\x2d1\\x2da.scope")
+
+
+def move_to(host, name, *pids, amount=None):
+    """Put the VM's process into a group, perhaps beside others, that has read and written that many bytes."""
+    group = host.proc.parent / "cgroup" / name
+    (group / "libvirt/emulator").mkdir(parents=True, exist_ok=True)
+    (host.proc / "10/cgroup").write_text(f"0::/{name}/libvirt/emulator\n")
+    (group / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in (10, *pids)))
+    if amount is not None:
+        (group / "io.stat").write_text(f"8:0 rbytes={amount} wbytes={amount} rios=3 wios=4\n")
     return group
 
 
-def deny_io(monkeypatch, error):
+def deny_io(monkeypatch, error, file="10/io"):
     opened = os.open
 
     def fail(path, *arguments):
-        if str(path).endswith("10/io"):
+        if str(path).endswith(file):
             raise error
         return opened(path, *arguments)
 
@@ -548,6 +556,133 @@ def test_storage_without_the_processs_file_is_the_groups(host, make, monkeypatch
     assert storage(source.sample().vms[host.uuid_of("a")].process) == (1000, 200, Reason.UNSPECIFIED)
     (group / "io.stat").write_text("8:0 rbytes=1500 wbytes=200 rios=3 wios=4 dbytes=0 dios=0\n")
     assert storage(source.sample().vms[host.uuid_of("a")].process) == (1500, 200, Reason.UNSPECIFIED)
+
+
+@pytest.mark.parametrize("refused", [None, "io.stat", "10/cgroup", "self/mountinfo"])
+def test_storage_is_told_as_soon_as_descriptors_are_free(host, make, monkeypatch, refused):
+    host.vm("a", 10, [11])
+    source = make()
+    full = OSError(errno.EMFILE, "Too many open files")
+    deny_io(monkeypatch, full)
+    if refused:
+        move_to(host, mount_v2(host).name, amount=1000)
+        deny_io(monkeypatch, PermissionError(errno.EACCES, "Permission denied"))
+        deny_io(monkeypatch, full, refused)
+    if refused == "self/mountinfo":
+
+        def unread(*_):
+            raise full
+
+        monkeypatch.setattr(CgroupTree, "mounts", unread)
+    for _ in range(2):
+        assert storage(source.sample().vms[host.uuid_of("a")].process) == (None, None, Reason.FD_LIMIT)
+    monkeypatch.undo()
+    expected = (4096, 512, Reason.UNSPECIFIED)
+    if refused:
+        deny_io(monkeypatch, PermissionError(errno.EACCES, "Permission denied"))
+        expected = (1000, 1000, Reason.UNSPECIFIED)
+    assert storage(source.sample().vms[host.uuid_of("a")].process) == expected
+
+
+def taken(host, source, count):
+    """The storage of that many samples."""
+    return [storage(source.sample().vms[host.uuid_of("a")].process) for _ in range(count)]
+
+
+@pytest.fixture
+def of_group(host, make, monkeypatch):
+    """A source of the VM "a" that may read its group's storage only, and has read 1000 bytes there."""
+    host.vm("a", 10, [11])
+    deny_io(monkeypatch, PermissionError(errno.EACCES, "Permission denied"))
+    mount_v2(host)
+    move_to(host, "qemu-1-a.libvirt-qemu", amount=1000)
+    source = make()
+    assert taken(host, source, 2) == [(1000, 1000, Reason.UNSPECIFIED)] * 2
+    return source
+
+
+STARTING, DENIED = (None, None, Reason.VM_STARTING), (None, None, Reason.NO_PERMISSION)
+
+
+def test_storage_follows_a_process_into_another_group(host, of_group):
+    """The new group's bytes are no continuation of the former's: between them there is a gap, and no rate."""
+    move_to(host, "qemu-2-a.libvirt-qemu", amount=3 * 10**9)
+    found = taken(host, of_group, 12)
+    before, after = found[: found.index(STARTING)], found[found.index(STARTING) + 1 :]
+    assert len(before) < 10
+    assert set(before) <= {(1000, 1000, Reason.UNSPECIFIED)}
+    assert set(after) == {(3 * 10**9, 3 * 10**9, Reason.UNSPECIFIED)}
+    move_to(host, "qemu-3-a.libvirt-qemu")
+    (host.proc.parent / "cgroup/qemu-3-a.libvirt-qemu/io.stat").write_text("")  # has moved nothing yet
+    assert taken(host, of_group, 12)[-1] == (0, 0, Reason.UNSPECIFIED)
+    assert open_files(host) == 2  # io.stat is elsewhere
+    assert of_group._files.count == 3
+
+
+def test_storage_of_a_group_that_was_removed_is_looked_for_at_the_next_reading(host, of_group, monkeypatch):
+    moved = move_to(host, "qemu-2-a.libvirt-qemu", amount=7)
+    plain = KeptFile.read
+
+    def removed(self, *arguments):
+        if "qemu-1-a" in self.path:
+            raise OSError(errno.ENODEV, "No such device")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(KeptFile, "read", removed)
+    assert taken(host, of_group, 2) == [(None, None, Reason.NOT_PRESENT), (7, 7, Reason.UNSPECIFIED)]
+    assert moved.exists()
+
+
+def test_storage_of_a_group_made_anew_by_the_same_name_is_no_continuation(host, of_group, monkeypatch):
+    """Also where it is made anew right before the look who else is in it."""
+    path = host.proc.parent / "cgroup/qemu-1-a.libvirt-qemu/io.stat"
+    of_group._vms[host.uuid_of("a")].storage._readings = 59
+    path.unlink()
+    path.write_text("8:0 rbytes=1500 wbytes=1500 rios=3 wios=4\n")
+    plain = os.pread
+
+    def bound(fd, *arguments):  # a removed group's files answer so, where those of a folder go on
+        if os.fstat(fd).st_nlink == 0:
+            raise OSError(errno.ENODEV, "No such device")
+        return plain(fd, *arguments)
+
+    monkeypatch.setattr(os, "pread", bound)
+    assert taken(host, of_group, 2) == [(None, None, Reason.NOT_PRESENT), (1500, 1500, Reason.UNSPECIFIED)]
+
+
+def test_who_else_is_in_the_group_of_storage_is_looked_at_now_and_then(host, of_group):
+    move_to(host, "foo.service", 20, amount=50)
+    assert taken(host, of_group, 60)[-1] == DENIED  # not the VM's alone
+    move_to(host, "foo.service", amount=60)
+    assert taken(host, of_group, 60)[-1] == (60, 60, Reason.UNSPECIFIED)
+    move_to(host, "foo.service", 20, amount=70)
+    assert taken(host, of_group, 60)[-1] == DENIED
+    assert of_group._files.count == 2
+
+
+def test_storage_that_is_told_needs_no_descriptor_to_look_with(host, of_group, monkeypatch):
+    told = (1000, 1000, Reason.UNSPECIFIED)
+    with monkeypatch.context() as full:
+        for file in ("10/io", "io.stat", "10/cgroup"):
+            deny_io(full, OSError(errno.EMFILE, "Too many open files"), file)
+        assert taken(host, of_group, 120) == [told] * 120
+    move_to(host, "foo.service", 20, amount=50)
+    assert taken(host, of_group, 60)[-1] == DENIED
+
+
+def test_a_group_that_stays_is_seldom_looked_for(host, of_group, monkeypatch):
+    read = []
+    plain = os.open
+
+    def noted(path, *arguments):
+        read.append(str(path))
+        return plain(path, *arguments)
+
+    monkeypatch.setattr(os, "open", noted)
+    assert set(taken(host, of_group, 60)) == {(1000, 1000, Reason.UNSPECIFIED)}
+    assert sum(path.endswith("10/cgroup") for path in read) == 6
+    assert sum(path.endswith("io.stat") for path in read) == 1
+    assert of_group._files.count == 3
 
 
 def test_stacked_devices_are_counted_once(tmp_path):
