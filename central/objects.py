@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from whitepanda.common.errors import UnavailableError
 from whitepanda.common.private_files import create_beside
 
 __all__ = ["Bucket", "Entry", "Folder", "Objects", "open_objects"]
+
+_CALL = "whitepanda-call"  # metadata of objects that `create` makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +208,22 @@ class Bucket:
         draft.unlink()
 
     def create(self, name: str, data: bytes) -> None:
-        """PUT with If-None-Match: *."""
+        """PUT with If-None-Match: *.
+
+        The client sends it again where the answer was lost, and is then refused for the object that it has made: one
+        says of which call it is.
+        """
+        call = secrets.token_hex(8)
         with self._told("create", name):
             try:
-                self._store.pipe_file(self._path(name), data, mode="create")
+                self._store.pipe_file(self._path(name), data, mode="create", Metadata={_CALL: call})
             except OSError as error:
                 # s3fs knows it only where the answer names the condition, as Amazon's does and Ceph's does not.
-                if _answer(error, "ResponseMetadata", "HTTPStatusCode") == HTTPStatus.PRECONDITION_FAILED:
+                status = _answer(error, "ResponseMetadata", "HTTPStatusCode")
+                if not isinstance(error, FileExistsError) and status != HTTPStatus.PRECONDITION_FAILED:
+                    raise
+                if not self._is_of(name, call):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
-                raise
 
     def remove(self, name: str) -> None:
         """DELETE."""
@@ -234,6 +244,12 @@ class Bucket:
     def drop_copies(self) -> None:
         """Delete them all."""
         shutil.rmtree(self._copies / "copies", ignore_errors=True)
+
+    def _is_of(self, name: str, call: str) -> bool:
+        """HEAD: whether it is this call of `create` that made the object."""
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            return bool(self._store.metadata(self._path(name)).get(_CALL) == call)
+        return False
 
     def _path(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -23,6 +23,7 @@ from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on 
     SECTION,
     empty_tables,
     lake,
+    test_a_create_whose_answer_was_lost_is_known_for_its_own,
     test_an_object_is_created_once_whoever_comes_second,
     test_one_holds_the_lease_and_a_stalled_one_is_fenced,
     test_replicas_build_from_one_bucket,

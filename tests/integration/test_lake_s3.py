@@ -29,6 +29,7 @@ from central.objects import Bucket
 from central.schema import SAMPLES
 from central.slots import SlotStore
 from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
+from tests.support.losing_proxy import losing_proxy
 
 pytestmark = pytest.mark.integration
 
@@ -169,6 +170,22 @@ def test_refusals_of_a_store_of_few_words(url, tmp_path, monkeypatch, status, co
     with pytest.raises(OSError, match=line) as raised:
         bucket.create("versions/1", b"one")
     assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_create_whose_answer_was_lost_is_known_for_its_own(url, tmp_path, is_taken):
+    with losing_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
+        bucket = Bucket(url, tmp_path, {"endpoint_url": proxy.url})
+        if is_taken:
+            Bucket(url, tmp_path).create("versions/1", b"one")
+            with pytest.raises(FileExistsError):
+                bucket.create("versions/1", b"one")
+        else:
+            bucket.create("versions/1", b"one")
+        assert proxy.conditional_puts == [412 if is_taken else 200, 412]
+        assert bucket.read("versions/1") == b"one"
+        with pytest.raises(FileExistsError):
+            bucket.create("versions/1", b"one")
 
 
 def test_segments_of_two_replicas_are_read_once(lake):
