@@ -11,12 +11,22 @@ from typing import Any
 
 from collector.base import DiskDevice
 
-__all__ = ["CommandLine", "Netdev", "disk_kind", "is_qemu", "parse_command_line", "parse_options"]
+__all__ = [
+    "CommandLine",
+    "Netdev",
+    "disk_kind",
+    "is_libvirts",
+    "is_qemu",
+    "parse_command_line",
+    "parse_options",
+]
 
 _PROGRAM = re.compile(rb"(?:.*/)?(?:qemu-system-[\w.-]+|qemu-kvm|kvm)")
 # Only libvirt starts QEMU with these: a VM's secret, its folder, the socket of a look at QEMU's capabilities.
 _LIBVIRT = (b"/master-key.aes", b"/libvirt/qemu/domain-", b"/libvirt/qemu/qmp-")
 _YES = {"on", "yes", "true", "y"}
+# Of JSON, which anybody wrote: characters, the depth of nesting, characters of a nested key. QEMU's own has far less.
+_MAX_JSON, _MAX_DEPTH, _MAX_KEY = 1 << 16, 32, 256
 _NIL = uuid.UUID(int=0)
 
 # Options with a free text behind them, which must not be taken for an option itself.
@@ -95,6 +105,11 @@ def is_qemu(text: bytes) -> bool:
     return _PROGRAM.fullmatch(text[: text.find(b"\0")] if b"\0" in text else text) is not None
 
 
+def is_libvirts(text: bytes) -> bool:
+    """Whether a /proc/PID/cmdline, or its beginning, is of a QEMU that some libvirt started."""
+    return any(mark in text for mark in _LIBVIRT)
+
+
 def parse_command_line(text: bytes) -> CommandLine:
     """Parse /proc/PID/cmdline. Whatever is not understood is left out: QEMU itself accepted it.
 
@@ -125,7 +140,7 @@ def parse_command_line(text: bytes) -> CommandLine:
         netdevs=tuple(_netdevs(options, devices)),
         vfio=any(device.get("driver", "").startswith("vfio-") for device in devices),
         passed=tuple(_passed(devices)),
-        libvirt=any(mark in text for mark in _LIBVIRT),
+        libvirt=is_libvirts(text),
         networks_told="readconfig" not in options and not flags.isdisjoint(_NO_DEFAULT_NETWORK),
     )
 
@@ -139,10 +154,7 @@ def parse_options(text: str, implied: str = "") -> dict[str, str]:
 
     """
     if text.startswith("{"):
-        try:
-            return dict(_flat(json.loads(text)))
-        except ValueError:
-            return {}
+        return _json_options(text)
     found: dict[str, str] = {}
     # A zero byte cannot be in an argument.
     for index, escaped in enumerate(text.replace(",,", "\0").split(",")):
@@ -162,11 +174,7 @@ def parse_options(text: str, implied: str = "") -> dict[str, str]:
 def disk_kind(filename: str) -> str:
     """Tell libvirt's kind of a disk by its file name as QEMU prints it: a path, `rbd:...`, `json:{...}`; "" unknown."""
     if filename.startswith("json:"):
-        try:
-            options = dict(_flat(json.loads(filename[5:])))
-        except ValueError:
-            return ""
-        return _driver_kind(options, {})
+        return _driver_kind(_json_options(filename[5:]), {})
     if not filename:
         return ""
     protocol = _PROTOCOL.match(filename)
@@ -176,15 +184,29 @@ def disk_kind(filename: str) -> str:
     return "nvme" if protocol[1] == "nvme" else "network"
 
 
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _json_options(text: str) -> dict[str, str]:
+    """Flatten a JSON object; nothing where it is none, or not one that QEMU is started with."""
+    try:
+        found = json.loads(text) if len(text) <= _MAX_JSON else None
+        return dict(_flat(found)) if isinstance(found, dict) else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _flat(value: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
     items: Any = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, item in items:
+        path = f"{prefix}{key}"
+        if len(path) > _MAX_KEY:
+            continue
         if isinstance(item, Mapping | list):
-            yield from _flat(item, f"{prefix}{key}.")
+            yield from _flat(item, f"{path}.", depth + 1)
         elif isinstance(item, bool):
-            yield f"{prefix}{key}", "on" if item else "off"
+            yield path, "on" if item else "off"
         elif item is not None:
-            yield f"{prefix}{key}", str(item)
+            yield path, str(item)
 
 
 def _merged(options: Mapping[str, list[str]], implied: str, *names: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ each start is a VM of its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -32,7 +33,7 @@ from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentit
 from collector.identity import boot_of, epoch_of
 from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
-from collector.qemu.cmdline import CommandLine, is_qemu, parse_command_line
+from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
 from collector.qemu.owners import Owners, real_uid
 
@@ -57,6 +58,8 @@ _FIRST_S = 0.5
 _CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
 _MAX_CMDLINE_BYTES = 1 << 20
 _VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
+# What the agent lacks itself: then the next process cannot be looked at either.
+_SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _NAMESPACE = uuid.UUID("5f0c2f4e-7b0b-5d52-9b0e-3b1d5c0f6a11")  # of the UUIDs that we make
 
 
@@ -140,6 +143,7 @@ class QemuFinder:
         self._processes: dict[int, _Process] = {}
         self._told_ns: dict[int, int] = {}  # when libvirt told of a process last
         self._untold_ns: dict[int, int] = {}  # since when a libvirt's QEMU is known that it has not told
+        self._failed: dict[int, int] = {}  # where looking failed and it was told
         self._scanned_ns = self._checked_ns = -_SCAN_NS
         self._run_dir_mtime_ns = -1
         self._warned = ""
@@ -310,7 +314,7 @@ class QemuFinder:
             return
         pids = {int(name) for name in listed(self._proc) if name.isdecimal()}
         with self._lock:
-            for seen in (self._looked, self._told_ns, self._untold_ns):
+            for seen in (self._looked, self._told_ns, self._untold_ns, self._failed):
                 for pid in seen.keys() - pids:
                     del seen[pid]
             due = len(self._looked) // _SCANS_PER_ROUND + 1
@@ -322,7 +326,8 @@ class QemuFinder:
         self._look_at(look, sorted(wanted))
         for process in known:
             self._enter(look, process.launch.pid)
-            self._find_vcpus(process)
+            with self._alone(process.launch.pid):
+                self._find_vcpus(process)
 
     def _enter(self, look: _Look, pid: int) -> None:
         """Say where this look is now, and end it if it was given up."""
@@ -353,9 +358,27 @@ class QemuFinder:
                 if left <= 0 or pid in self._processes or pid in self._hung:
                     continue
                 self._looked[pid] = left - 1
-            # It may end meanwhile, or be hidden from us.
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+            with self._alone(pid):
                 self._examine(look, pid)
+
+    @contextlib.contextmanager
+    def _alone(self, pid: int) -> Iterator[None]:
+        """What goes wrong with a process costs only that one: anybody may have started it, in any way."""
+        try:
+            yield
+        except _GivenUpError:
+            raise
+        except (FileNotFoundError, ProcessLookupError, PermissionError, ValueError):
+            pass  # it ended meanwhile, or is hidden from us
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _SHORTAGES:
+                raise
+            if pid not in self._failed:
+                self._failed[pid] = 1
+                why = f"{type(error).__name__}: {error}"
+                _log.warning(
+                    "process %d: looking at it failed: %s; if it is a VM, please report this", pid, why
+                )
 
     def _examine(self, look: _Look, pid: int) -> None:
         folder = f"{self._proc}/{pid}"
@@ -363,19 +386,22 @@ class QemuFinder:
         self._enter(look, pid)
         if not text or not is_qemu(text):
             return
-        if len(text) == _CMDLINE_BYTES:
-            text = read_start(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
-        command = parse_command_line(text)
         stat = parse_task_stat(read_start(f"{folder}/stat", 1024))
-        if command.machine == "none" or not stat.alive:
+        if not stat.alive:
             return
         is_starting = len(listed(f"{folder}/task")) < _MIN_THREADS
-        if is_starting or (command.libvirt and self._may_be_told(pid, look.since_ns)):
+        if is_starting or (is_libvirts(text) and self._may_be_told(pid, look.since_ns)):
             with self._lock:
                 self._looked[pid] = _LOOKS
             return
         uid = real_uid(read_start(f"{folder}/status", 4096))
         if not self._owners.trusts(uid, pid):
+            return
+        # Only now: the arguments of anybody else are not parsed.
+        if len(text) == _CMDLINE_BYTES:
+            text = read_start(f"{folder}/cmdline", _MAX_CMDLINE_BYTES)
+        command = parse_command_line(text)
+        if command.machine == "none":
             return
         launch = self._launch(pid, stat.start_ticks, uid, command)
         process = _Process(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import uuid
@@ -13,6 +14,7 @@ import pytest
 from collector.base import DiskDevice, InterfaceDevice, Reason
 from collector.identity import Inventory
 from collector.qemu import discovery
+from collector.qemu.cmdline import disk_kind, parse_options
 from collector.qemu.discovery import Learned, QemuFinder
 from tests.support.waiting import wait_until
 
@@ -459,11 +461,97 @@ def test_without_a_thread_left_known_vms_stay(qemu_host, caplog):
 def test_a_defect_while_looking_is_told_once_and_costs_no_known_vm(qemu_host, found, monkeypatch, caplog):
     qemu_host.process(500, "kvm -name one")
     assert list(found()) == ["one"]
-    monkeypatch.setattr(discovery, "is_qemu", lambda _text: 1 // 0)
+    monkeypatch.setattr(discovery, "listed", lambda _folder: 1 // 0)
     qemu_host.process(510, "kvm -name two")
     for _ in range(2):
         assert list(found()) == ["one"]
     assert caplog.text.count("looking for new VMs failed: ZeroDivisionError") == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), OSError(errno.EIO, "Input/output error")])
+@pytest.mark.parametrize("failing", ["parse_task_stat", "parse_command_line", "taps_of"])
+def test_whatever_goes_wrong_with_one_process_costs_only_that_one(
+    qemu_host, found, monkeypatch, caplog, failing, error
+):
+    real, first = getattr(discovery, failing), []
+
+    def fails_at_the_first(*arguments):
+        first[:] = first or arguments[:1]
+        if arguments[0] == first[0]:
+            raise error
+        return real(*arguments)
+
+    monkeypatch.setattr(discovery, failing, fails_at_the_first)
+    qemu_host.process(490, "kvm -name first", start=1)
+    qemu_host.process(500, "kvm -name second", start=2)
+    for _ in range(2):
+        assert list(found()) == ["second"]
+    told = f"process 490: looking at it failed: {type(error).__name__}"
+    assert caplog.text.count(told) == caplog.text.count("failed") == 1
+
+
+def test_a_known_vm_whose_threads_cannot_be_listed_costs_no_other(qemu_host, found, monkeypatch):
+    qemu_host.process(490, "kvm -name one")
+    qemu_host.process(500, "kvm -name two")
+    assert list(found()) == ["one", "two"]
+    real = discovery.listed
+
+    def failing(folder):
+        if str(folder).endswith("/490/task"):
+            raise OSError(errno.EIO, "Input/output error", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(discovery, "listed", failing)
+    qemu_host.thread(500, 503, "CPU 1/KVM")
+    assert {name: vm.vcpus for name, vm in found().items()} == {"one": 1, "two": 2}
+
+
+def deep(opened, closed, depth=3000):
+    """A program called as QEMU is, with arguments that nothing can parse."""
+    value = '{"a":' + opened * depth + closed * depth + "}"
+    return b"\0".join(
+        [b"kvm", b"-name", b"deep", b"-device", value.encode(), b"-blockdev", value.encode(), b""]
+    )
+
+
+@pytest.mark.parametrize("uid", [0, 65500])
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+def test_arguments_that_nothing_can_parse_hide_no_vm(qemu_host, found, caplog, uid, opened, closed):
+    qemu_host.process(400, "set below", uid=uid)
+    (qemu_host.proc / "400/cmdline").write_bytes(deep(opened, closed))
+    qemu_host.process(500, "kvm -name one")
+    vms = found()
+    assert list(vms) == (["deep", "one"] if uid == 0 else ["one"])
+    assert "failed" not in caplog.text
+
+
+def test_json_of_any_size_costs_little():
+    nested = '{"a":' * 40 + "1" + "}" * 40
+    long_key = json.dumps({"k" * 300: {"a": 1}, "b": {"c" * 300: 1, "d": 2}})
+    too_long = json.dumps({"driver": "x" * (1 << 16)})
+    assert [parse_options(text) for text in (nested, long_key, too_long)] == [{}, {"b.d": "2"}, {}]
+    assert disk_kind("json:" + "[" * 5000) == disk_kind("json:[1]") == ""
+
+
+def test_the_arguments_of_somebody_who_is_not_trusted_are_not_parsed(qemu_host, found, monkeypatch):
+    qemu_host.process(400, "kvm -name theirs", uid=65500)
+    qemu_host.process(410, LIBVIRTS.format(name="session", uuid=ONE), uid=65500)
+    qemu_host.process(500, "kvm -name one")
+    parsed, real = [], discovery.parse_command_line
+    monkeypatch.setattr(discovery, "parse_command_line", lambda text: parsed.append(text) or real(text))
+    for _ in range(40):
+        assert list(found()) == ["one"]
+    assert [text.split(b"\0")[2] for text in parsed] == [b"one"]
+
+
+def test_a_libvirts_of_another_user_is_not_told_as_left_out_while_libvirt_may_tell_of_it(
+    qemu_host, found, caplog
+):
+    qemu_host.process(500, LIBVIRTS.format(name="theirs", uuid=ONE), uid=65500)
+    assert list(found()) == list(found()) == []
+    assert caplog.text == ""
+    assert list(found(10)) == []
+    assert "process 500: a QEMU of user 65500 is not measured" in caplog.text
 
 
 def test_probe(qemu_host, finder, monkeypatch):
@@ -471,7 +559,7 @@ def test_probe(qemu_host, finder, monkeypatch):
     qemu_host.run_dir.mkdir()
     assert f"Proxmox' in {qemu_host.run_dir}" in finder.probe().detail
     missing = QemuFinder(str(qemu_host.folder / "none")).probe()
-    assert (missing.available, missing.reason) == (False, Reason.NO_PERMISSION)
+    assert (missing.available, missing.reason) == (False, Reason.NOT_PRESENT)
 
 
 def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host):
@@ -489,8 +577,8 @@ def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host):
 def test_the_inventory_says_which_finder_has_trouble(qemu_host, host):
     dark = QemuFinder(str(qemu_host.folder / "none"))
     probe = Inventory(str(host.state), str(host.proc), [dark]).probe()
-    assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
-    assert probe.detail == f"{qemu_host.folder / 'none'}: No such file or directory; run the agent as root"
+    assert (probe.available, probe.reason) == (False, Reason.NOT_PRESENT)
+    assert probe.detail == f"{qemu_host.folder / 'none'}: No such file or directory; see sources.procfs.root"
 
 
 def _key(vm):
