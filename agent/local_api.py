@@ -286,7 +286,7 @@ def _vm(vm: VmView, verdict: Verdict) -> host_pb2.VmSummary:
         degradation=_number(verdict.degradation),
         top_suspect=verdict.top_suspect,
         owner=vm.owner,
-        quota_cores=vm.quota_cores,
+        quota_cores=_number(vm.quota_cores),
     )
 
 

@@ -64,7 +64,7 @@ class UplinkView:
 class VmView:
     """One VM that is on the host now, with its rates over the last tick.
 
-    `owner` "" is not known; `quota_cores` is its CPU quota, else the number of its vCPUs.
+    `owner` "" is not known; `quota_cores` is its CPU quota, of one without the number of its vCPUs; None is not known.
     """
 
     uuid: str
@@ -76,7 +76,7 @@ class VmView:
     vcpus: int
     metrics: tuple[MetricView, ...]
     owner: str = ""
-    quota_cores: float = 0.0
+    quota_cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,10 +91,15 @@ class Vm:
     still: int = 0
 
     @property
-    def quota_cores(self) -> float:
-        """How many cores the VM may use: its control group's CPU quota, else the number of its vCPUs."""
+    def quota_cores(self) -> float | None:
+        """How many cores the VM may use: its control group's CPU quota, where it has none the number of its vCPUs.
+
+        None: nobody tells whether there is a quota.
+        """
         cgroup = self.now.cgroup
-        quota = None if isinstance(cgroup, Reason) else cgroup.value.quota_cores
+        if isinstance(cgroup, Reason):
+            return None
+        quota = cgroup.value.quota_cores
         return float(self.identity.vcpus) if quota is None else quota
 
 

@@ -62,9 +62,8 @@ def metrics(*, guest, gips, cpi, wait, disk, net, perf=None):
 
 
 def vm(name, job, found, *, ls=True, state="running"):
-    return VmView(
-        f"uuid-{name}", name, job, ls, "e1", state, 4, found, owner="shop" if ls else "", quota_cores=2.5
-    )
+    owner, quota = ("shop", 2.5) if ls else ("", None)
+    return VmView(f"uuid-{name}", name, job, ls, "e1", state, 4, found, owner=owner, quota_cores=quota)
 
 
 HOST = HostView(

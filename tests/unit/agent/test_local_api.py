@@ -74,6 +74,7 @@ async def test_vms_with_verdicts_and_unknown_values_as_nan_with_reason(short, st
     assert (victim.owner, victim.quota_cores) == ("shop", 2.5)
     assert victim.degradation == pytest.approx(3.1 / 1.2)
     assert math.isnan(by_name["new-1"].degradation)
+    assert math.isnan(by_name["new-1"].quota_cores)
     assert math.isnan({m.name: m.value for m in by_name["new-1"].metrics}["cpi"])
     async with Served(states["no_pmu"], short / "b.sock") as served:
         answer = await served.stub.ListVms(host_pb2.ListVmsRequest())

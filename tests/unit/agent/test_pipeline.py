@@ -136,7 +136,7 @@ def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
         2,
         "running",
     )
-    assert (vm.owner, vm.quota_cores) == ("", 2.0)
+    assert (vm.owner, vm.quota_cores) == ("", None)
     assert [metric.name for metric in vm.metrics] == list(VmRates._fields)
     cpi = next(metric for metric in vm.metrics if metric.name == "cpi")
     assert (cpi.value, cpi.reason, cpi.source, cpi.age_ns) == (

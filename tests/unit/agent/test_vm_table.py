@@ -373,16 +373,22 @@ def test_counters_in_turns_keep_their_last_value_and_its_age():
     assert vm.rates.l2_mpki is Reason.TIME_SLICED
 
 
-def test_the_quota_is_the_control_groups_else_the_number_of_vcpus():
+def test_the_quota_is_the_control_groups_and_the_number_of_vcpus_only_where_it_has_none():
     host = Host()
-    quotas = {"u1": 0.5, "u2": None, "u3": None}
+    quotas = {"u1": 0.5, "u2": None, "u3": None, "u4": None}
     vms = {
         uuid: replace(vm_sample(10), cgroup=CgroupCounters(opened=1, quota_cores=quota))
         for uuid, quota in quotas.items()
     }
     vms["u3"] = vm_sample(10)
+    vms["u4"] = replace(vm_sample(10), absent={"cgroup": Reason.SHARED})
     host.at(10, sample(10, vms, *(identity(uuid, vcpus=4) for uuid in vms)))
-    assert {uuid: vm.quota_cores for uuid, vm in host.vms.items()} == {"u1": 0.5, "u2": 4.0, "u3": 4.0}
+    assert {uuid: vm.quota_cores for uuid, vm in host.vms.items()} == {
+        "u1": 0.5,
+        "u2": 4.0,
+        "u3": None,  # nobody told whether there is one
+        "u4": None,
+    }
 
 
 def test_a_source_that_says_that_a_part_is_starting_is_believed():
