@@ -39,7 +39,8 @@ __all__ = [
 T = TypeVar("T")
 
 #: A thread cannot use more CPU time than passes. A sampling under load reads its threads up to this long after
-#: its time stamp, once more, once less.
+#: its time stamp, once more, once less. Beside that twice the time is let pass: of a thread that runs alone on its CPU
+#: (nohz_full) the kernel brings the times up to date once a second only, and may tell of two at once.
 MAX_READ_JITTER_NS = 1_000_000_000 // 2
 
 

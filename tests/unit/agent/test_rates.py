@@ -338,6 +338,37 @@ def with_part(name, new, old, seconds=2):
     )
 
 
+MOST_NS = 2 * 2 * S + S // 2  # twice the two seconds between, and half a second that readings may be off
+
+
+@pytest.mark.parametrize("over_ns", [0, 1])
+@pytest.mark.parametrize("field", ["guest_ns", "cpu_ns", "run_queue_wait_ns"])
+def test_no_thread_has_much_more_time_than_passed(field, over_ns):
+    old = {tid: ThreadCounters(0, 0, 0, 7) for tid in (101, 102)}
+    new = old | {101: replace(old[101], **{field: MOST_NS + over_ns})}
+    rates = with_part("threads", new, old)
+    found = {"guest_ns": rates.guest_ratio, "cpu_ns": rates.cpu_usage_cores}.get(
+        field, rates.run_queue_wait_ratio
+    )
+    cores = MOST_NS / (2 * S)
+    allowed = cores if field == "cpu_ns" else cores / 2  # ratios are per vCPU, of which there are two
+    assert found == (Reason.INVALID_VALUE if over_ns else pytest.approx(allowed))
+
+
+@pytest.mark.parametrize("over_ns", [0, 1])
+def test_no_counters_run_much_longer_than_time_passed(over_ns):
+    old = perf_of({tid: PerfGroup(1, 0, 0, (0, 0)) for tid in (101, 102)})
+    group = PerfGroup(1, MOST_NS + over_ns, MOST_NS + over_ns, (S, S))
+    rates = with_part("perf", perf_of({101: group, 102: old.groups[102][0]}), old)
+    assert rates.gips == (Reason.INVALID_VALUE if over_ns else 0.5)
+
+
+@pytest.mark.parametrize("over_ns", [0, 1])
+def test_no_pressure_lasts_much_longer_than_time_passed(over_ns):
+    old, new = CgroupCounters(3, *(0,) * 5), CgroupCounters(3, *(MOST_NS + over_ns,) * 5)
+    assert set(with_part("cgroup", new, old)[27:32]) == {Reason.INVALID_VALUE if over_ns else 1.0}
+
+
 def test_the_process_tells_guest_time_storage_and_the_emulators_share():
     old = ProcessCounters(10 * S, 7, 4 * S, 1000, 2000)
     new = ProcessCounters(13 * S, 7, 5 * S, 1500, 4000)
@@ -503,7 +534,7 @@ def test_no_rate_is_ever_negative_or_absurd(now, last):
         assert rates.running_ratio <= 1 + 1e-9
     change = delta(now, last)
     if isinstance(change.cpu, CpuDelta):
-        assert change.cpu.cpu_ns <= change.cpu.threads * (2 * change.cpu.dt_ns + S)
+        assert change.cpu.cpu_ns <= change.cpu.threads * (2 * change.cpu.dt_ns + S // 2)
     if isinstance(change.perf, PerfDelta) and change.perf.running_ns:
         assert change.perf.cycles <= 3 * 20e9 * (2 * change.perf.dt_ns + S / 2) / S
     if now.epoch != last.epoch:
