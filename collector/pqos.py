@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -30,10 +31,12 @@ from collector.base import (
     Reason,
     SourceError,
     SourceSample,
+    Stamp,
     VmIdentity,
     VmSample,
 )
 from collector.identity import Inventory
+from collector.moments import read_in_turn
 from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
@@ -172,12 +175,14 @@ class PqosSource:
         """
         if self._library is None:
             self.open()
-        now_ns, unix_ns = self._clock(), time.time_ns()
         inventory = self._inventory.vms()
+        now_ns = self._clock()
         self._forget({vm.uuid: vm.epoch for vm in inventory})
         absent = self._follow(inventory, now_ns)
-        vms = {identity.uuid: self._tell(identity, absent, now_ns) for identity in inventory}
-        return SourceSample(self.name, now_ns, unix_ns, vms)
+        begun = Stamp(self._clock(), time.time_ns())  # not before: the list and new groups take their time
+        read = partial(self._tell, absent=absent, now_ns=begun.mono_ns)
+        vms = read_in_turn(inventory, read, begun, self._clock)
+        return SourceSample(self.name, begun.mono_ns, begun.unix_ns, vms)
 
     def close(self) -> None:
         """Give up all groups and end the library."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import types
 
 import pytest
@@ -13,6 +14,7 @@ from agent.config import load
 from collector.base import Reason, SourceError, VmIdentity
 from collector.pqos import PqosSource
 from collector.registry import SOURCES, build_sources
+from tests.support.reading_times import ReadingTimes
 from whitepanda.common.errors import ConfigError
 
 S = 1_000_000_000
@@ -214,6 +216,24 @@ def tell(source):
 
 def values(llc, total, local):
     return {"llc": llc, "mbm_total": total, "mbm_local": local}
+
+
+def test_counters_have_the_moment_at_which_they_were_read(fake, tree, make, monkeypatch):
+    source = make(FakeInventory([vm(tree, 1), vm(tree, 2)]))
+    monkeypatch.setattr(source, "_clock", time.monotonic_ns)
+    source.sample()
+    times = ReadingTimes("uuid-1")
+    monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
+    monkeypatch.setattr(source, "_follow", times.before(source._follow))
+    plain = source._library.monitor.poll
+
+    def noted(groups):
+        times.note(f"uuid-{groups[0].number + 1}")
+        plain(groups)
+
+    monkeypatch.setattr(source._library.monitor, "poll", noted)
+    fake.read = {0: values(7, 300, 200), 1: values(0, 1, 0)}
+    times.check(source.sample(), "uuid-2", "rdt")
 
 
 def test_samples_are_cumulative_and_the_first_occupancy_is_left_out(fake, tree, make, now):
