@@ -52,12 +52,13 @@ def beside_agent(config: AgentConfig) -> tuple[AgentConfig, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class Recorded:
-    """What was recorded. `samples` are per source."""
+    """What was recorded. `samples` are per source; `trouble`: why the file could not be written on, "" it could."""
 
     seconds: float = 0.0
     ticks: int = 0
     missed_ticks: int = 0
     ended_early: bool = False
+    trouble: str = ""
     samples: dict[str, int] = field(default_factory=dict)
     vms: set[str] = field(default_factory=set)
     sources: tuple[SourceView, ...] = ()
@@ -81,7 +82,7 @@ class Recording:
     async def run(
         self, recorder: Recorder, seconds: float, on_progress: Callable[[float], None] = lambda _seconds: None
     ) -> Recorded:
-        """Record until the end, or until SIGINT or SIGTERM.
+        """Record until the end, until SIGINT or SIGTERM, or until the file cannot be written on.
 
         Args:
             recorder: is not closed.
@@ -90,7 +91,7 @@ class Recording:
 
         Raises:
             UnavailableError: a required source, or every source, is not available.
-            OSError: the file cannot be written.
+            OSError: the file cannot be written, and not one sample is in it.
 
         """
         loop = asyncio.get_running_loop()
@@ -101,10 +102,15 @@ class Recording:
         started_ns = self._clock.mono_ns()
         result = self._result
         try:
-            await task
-        except asyncio.CancelledError:
-            result.ended_early = True
-            self._write(recorder, self._closing())
+            try:
+                await task
+            except asyncio.CancelledError:
+                result.ended_early = True
+                self._write(recorder, self._closing())
+        except OSError as error:
+            if not result.samples:
+                raise
+            result.ended_early, result.trouble = True, error.strerror or str(error)
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)

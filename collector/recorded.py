@@ -14,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self, cast
 
 import msgspec
 
@@ -36,6 +37,9 @@ from collector.base import (
 from collector.registry import PART_SOURCES, why_absent
 from whitepanda.common.private_files import create_beside
 
+if TYPE_CHECKING:
+    import io
+
 __all__ = [
     "FORMAT",
     "MAX_LINE_BYTES",
@@ -45,6 +49,7 @@ __all__ = [
     "RecordedSource",
     "RecordedTick",
     "Recorder",
+    "unfinished",
 ]
 
 FORMAT = "whitepanda-recording"
@@ -100,7 +105,8 @@ class Recorder:
     """Writes ticks to a file. A context manager, which ends the recording by `close`.
 
     The file comes into being only then, whole: until `close` it has another name beside it. Only its owner may read
-    it: there are names of VMs and users in it. What ends the `with` block by an error drops the recording.
+    it: there are names of VMs and users in it. What ends the `with` block by an error drops the recording. A tick is in
+    it whole or not at all, so that after an error it can still be closed with what came before.
 
     Args:
         file: the recording.
@@ -121,26 +127,29 @@ class Recorder:
         self._replace = replace
         self._written: dict[str, SourceSample] = {}
         #: Where the samples are until `close`; stays where `close` fails.
-        self.part, self._stream = create_beside(file)
-        self._write(header)
-        self._stream.flush()
+        self.part, stream = create_beside(file)
+        self._stream = cast("io.BufferedWriter", stream).detach()
+        self._size = 0
+        try:
+            self._append(_encoded(header))
+        except OSError:
+            self.discard()
+            raise
 
     def write(self, tick: RecordedTick) -> list[SourceSample]:
         """Append a tick and those of its samples that no tick before had. Returns these."""
         new = [sample for sample in tick.samples if self._written.get(sample.source) is not sample]
-        for sample in new:
-            self._write(_Line(sample=sample))
-            self._written[sample.source] = sample
         names = tuple(sample.source for sample in tick.samples)
-        self._write(_Line(tick=_Tick(tick.mono_ns, tick.unix_ns, names, dict(tick.sources))))
-        self._stream.flush()
+        lines = [_Line(sample=sample) for sample in new]
+        lines.append(_Line(tick=_Tick(tick.mono_ns, tick.unix_ns, names, dict(tick.sources))))
+        self._append(b"".join(map(_encoded, lines)))
+        self._written.update((sample.source, sample) for sample in new)
         return new
 
     def close(self) -> None:
         """Make the recording last and give it its name. A second time does nothing."""
         if self._stream.closed:
             return
-        self._stream.flush()
         os.fsync(self._stream.fileno())
         self._stream.close()
         if self._replace:
@@ -155,14 +164,17 @@ class Recorder:
             self._stream.close()
         self.part.unlink(missing_ok=True)
 
-    def _write(self, line: Header | _Line) -> None:
+    def _append(self, data: bytes) -> None:
+        left = memoryview(data)
         try:
-            data = _encoder.encode(line) + b"\n"
-        except UnicodeEncodeError:  # one VM's odd name must not cost the recording
-            data = _encoder.encode(_readable(msgspec.to_builtins(line))) + b"\n"
-        if len(data) > MAX_LINE_BYTES:
-            raise OSError(errno.EFBIG, f"a sample of {len(data)} bytes is longer than a line may be")
-        self._stream.write(data)
+            while left:
+                left = left[self._stream.write(left) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._stream.seek(self._size)
+                self._stream.truncate()
+            raise
+        self._size += len(data)
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +186,25 @@ class Recorder:
             self.close()
         else:
             self.discard()
+
+
+def unfinished(file: Path) -> list[Path]:
+    """Return recordings that were to become `file` and have not: still running ones, and those of killed programs."""
+    pattern = re.compile(rf"\.{re.escape(file.name)}\.\w{{8}}\.part")
+    try:
+        return sorted(path for path in file.parent.iterdir() if pattern.fullmatch(path.name))
+    except OSError:
+        return []
+
+
+def _encoded(line: Header | _Line) -> bytes:
+    try:
+        data = _encoder.encode(line) + b"\n"
+    except UnicodeEncodeError:  # one VM's odd name must not cost the recording
+        data = _encoder.encode(_readable(msgspec.to_builtins(line))) + b"\n"
+    if len(data) > MAX_LINE_BYTES:
+        raise OSError(errno.EFBIG, f"a sample of {len(data)} bytes is longer than a line may be")
+    return data
 
 
 def _readable(value: Any) -> Any:

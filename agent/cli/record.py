@@ -15,7 +15,7 @@ from agent.local_client import find_config
 from agent.playback import header_of
 from agent.recording import Recorded, Recording, beside_agent
 from agent.state import SourceView
-from collector.recorded import Recorder
+from collector.recorded import Header, Recorder, unfinished
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -23,6 +23,7 @@ from whitepanda.common.errors import InputError, UnavailableError
 __all__ = ["record"]
 
 _BAR_FROM_S = 2.0
+_MAX_S = 366 * 86_400
 
 
 def record(
@@ -38,16 +39,13 @@ def record(
     """Record what this host's sources say, each `agent.tick_s`, beside a running agent or without.
 
     `whitepanda replay` reads the file, and an agent with the source `recorded` measures that host.
-    The file comes into being at the end; Ctrl-C ends early and keeps what there is.
+    The file comes into being at the end; Ctrl-C and a full disk end early and keep what there is.
     """
+    if not seconds <= _MAX_S:  # nor is NaN
+        raise InputError(f"--seconds {seconds:g}: at most {_MAX_S} (a year)")
     log.configure("error")  # the summary tells of the sources
     settings, left = beside_agent(find_config(config)[0])
-    try:
-        recorder = Recorder(file, header_of(settings), replace=force)
-    except FileExistsError as error:
-        raise InputError(f"{file}: exists already; give another name, or --force to replace it") from error
-    except OSError as error:
-        raise UnavailableError(f"{file}: cannot write: {error.strerror}") from error
+    recorder = _make(file, header_of(settings), replace=force)
     try:
         with _Bar(seconds) as bar:
             result = asyncio.run(Recording(settings).run(recorder, seconds, bar.update))
@@ -69,6 +67,23 @@ def record(
         _show(file, size_bytes, result)
         for name in left:
             console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)
+    if result.trouble:
+        raise UnavailableError(f"{file}: {result.trouble}; it ends there, what was recorded before is kept")
+
+
+def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
+    """Begin the file, and tell of others that were to become the same."""
+    try:
+        recorder = Recorder(file, header, replace=replace)
+    except FileExistsError as error:
+        raise InputError(f"{file}: exists already; give another name, or --force to replace it") from error
+    except OSError as error:
+        raise UnavailableError(f"{file}: cannot write: {error.strerror}") from error
+    for other in unfinished(file):
+        if other != recorder.part:
+            what = "a recording that was killed, or still runs; `replay` reads it, remove it if it was killed"
+            errors.print(f"{escape(str(other))}: {what}", soft_wrap=True)
+    return recorder
 
 
 class _Bar:

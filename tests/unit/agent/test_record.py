@@ -213,23 +213,67 @@ def test_a_file_that_cannot_be_written(plans, config, tmp_path, name, why):
     assert plans[0].source.probed == 0
 
 
-def test_no_space_left_is_one_line_and_leaves_nothing(plans, config, file, monkeypatch):
-    written = []
+@pytest.fixture
+def full_at(monkeypatch):
+    """Let the disk be full from the write with that number on."""
 
-    def write(recorder, tick):
-        written.append(tick)
-        if len(written) == 5:
-            recorder._stream.write(b'{"half a line')
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return []
+    def full_at(number):
+        writes, real = [], Recorder._append
 
-    monkeypatch.setattr(Recorder, "write", write)
-    message = r"host\.jsonl: No space left on device; the recording was dropped$"
+        def append(recorder, data):
+            writes.append(data)
+            if len(writes) >= number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(recorder, data)
+
+        monkeypatch.setattr(Recorder, "_append", append)
+
+    return full_at
+
+
+def test_no_space_left_is_one_line_and_keeps_what_there_is(plans, config, file, full_at, capsys):
+    full_at(6)  # the header is the first
+    message = r"host\.jsonl: No space left on device; it ends there, what was recorded before is kept$"
     with pytest.raises(UnavailableError, match=message):
-        record(file, seconds=5, config=config)
-    assert len(written) == 5
+        record(file, seconds=600, config=config, json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ended_early"], told["ticks"], told["bytes"]) == (True, 4, file.stat().st_size)
+    assert len(samples_of(file)) == told["samples"] >= 1
+    assert len(ticks_of(file)) == 4
+    assert list(file.parent.iterdir()) == [file]
+    assert plans[0].source.closed
+
+
+def test_no_space_left_as_it_is_interrupted_keeps_what_there_is(plans, config, file, full_at, at_tick):
+    full_at(6)
+    at_tick(4, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(UnavailableError, match="what was recorded before is kept"):
+        record(file, seconds=600, config=config)
+    assert len(ticks_of(file)) == 4
+
+
+def test_no_space_left_before_the_first_sample_leaves_nothing(plans, config, file, full_at):
+    full_at(2)
+    with pytest.raises(UnavailableError, match=r"No space left on device; the recording was dropped$"):
+        record(file, seconds=600, config=config)
     assert list(file.parent.iterdir()) == []
     assert plans[0].source.closed
+
+
+def test_what_a_killed_recording_left_is_told_and_kept(plans, config, file, capsys):
+    left = file.parent / ".host.jsonl.abcd_fg1.part"
+    left.write_text("")
+    record(file, seconds=0.1, config=config, json=True)
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in told] == [str(left)]
+    assert left.exists()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300])
+def test_no_recording_lasts_for_ever(plans, config, file, seconds):
+    with pytest.raises(InputError, match=r"^--seconds (inf|nan|1e\+300): at most 31622400 \(a year\)$"):
+        record(file, seconds=seconds, config=config)
+    assert list(file.parent.iterdir()) == []
 
 
 def test_a_required_source_must_work(plans, config, file):

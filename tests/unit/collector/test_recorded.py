@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -30,7 +31,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.recorded import Header, Reader, RecordedSource, RecordedTick, Recorder
+from collector.recorded import Header, Reader, RecordedSource, RecordedTick, Recorder, unfinished
 
 S = 1_000_000_000
 count = st.integers(0, 2**63 - 1)
@@ -471,6 +472,64 @@ def test_a_recording_that_an_error_ended_is_dropped(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
     recorder.__exit__(RuntimeError, RuntimeError(), None)
     assert list(tmp_path.iterdir()) == []
+
+
+class Full:
+    """A file on a disk that has room for so many bytes more."""
+
+    def __init__(self, stream, room):
+        self.stream, self.room = stream, room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.stream.write(data[: self.room])
+        self.room -= written
+        return written
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+@pytest.mark.parametrize("room", [0, 1, 200])
+def test_on_a_full_disk_a_recording_ends_at_its_last_whole_tick(tmp_path, room):
+    file = tmp_path / "host.jsonl"
+    recorder = Recorder(file, HEADER)
+    recorder.write(ONE)
+    recorder._stream = Full(recorder._stream, room)
+    size = recorder.part.stat().st_size
+    two = tick(12, procfs={"threads": threads(2)})
+    with pytest.raises(OSError, match="No space left"):
+        recorder.write(two)
+    assert recorder.part.stat().st_size == size
+    recorder._stream.room = 1 << 20
+    recorder.write(two)  # there is room again: the sample that was not written before is
+    recorder.close()
+    assert read(file) == [ONE, two]
+
+
+def test_a_header_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("collector.recorded.MAX_LINE_BYTES", 5)
+    with pytest.raises(OSError, match="longer than a line may be"):
+        Recorder(tmp_path / "host.jsonl", HEADER)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unfinished_recordings_of_a_file_are_found(tmp_path):
+    file = tmp_path / "a[b].jsonl"
+    recorder = Recorder(file, HEADER)
+    for name in (
+        ".a[b].jsonl.part",
+        ".other.jsonl.abcdefgh.part",
+        ".a[b].jsonl.abcdefgh.partly",
+        "a[b].jsonl",
+    ):
+        (tmp_path / name).write_text("")
+    killed = tmp_path / ".a[b].jsonl.abcd_fg1.part"
+    killed.write_text("")
+    assert unfinished(file) == sorted([killed, recorder.part])
+    assert unfinished(tmp_path / "none" / "file") == []
+    recorder.discard()
 
 
 def test_a_recording_replaces_only_what_it_may(tmp_path):
