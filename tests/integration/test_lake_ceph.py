@@ -28,6 +28,7 @@ from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on 
     test_one_holds_the_lease_and_a_stalled_one_is_fenced,
     test_replicas_build_from_one_bucket,
     test_segments_of_two_replicas_are_read_once,
+    test_slots_stay_whole_where_the_answer_to_their_manifest_was_lost,
     test_that_notices_manifests_that_are_not_exclusive,
     test_versions_have_one_builder_each,
     test_what_the_store_refuses_is_one_line,

@@ -212,6 +212,15 @@ def test_segments_of_two_replicas_are_read_once(lake):
         assert slots.roll_up(DAY, connection).samples == 5 * 48
 
 
+def test_slots_stay_whole_where_the_answer_to_their_manifest_was_lost(lake, url, tmp_path, monkeypatch):
+    write(lake, 1)
+    with duckdb.connect() as connection, losing_proxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        assert SlotStore(Lake(url, tmp_path / "late"), SLOT_NS).roll_up(DAY, connection).samples == 48
+        assert proxy.conditional_puts == [200, 412]
+        assert list(problems(lake, connection)) == []
+
+
 def test_one_holds_the_lease_and_a_stalled_one_is_fenced(url, tmp_path):
     now_s = 0.0
     one, other = (
