@@ -384,8 +384,10 @@ def _record(config: AgentConfig, folder: Path, seconds: float, notes: list[str])
     file = folder / "true.jsonl"
     recorder = Recorder(file, header_of(settings))
     try:
-        asyncio.run(Recording(settings).run(recorder, seconds))
+        result = asyncio.run(Recording(settings).run(recorder, seconds))
         recorder.close()
+        if result.trouble:
+            notes.append(f"recording: {result.trouble}; it ends after {result.seconds:.0f} s")
     except (WhitepandaError, OSError) as error:
         recorder.discard()
         notes.append(f"recording: {error}")

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -127,6 +127,7 @@ class Inventory:
         self._folder_mtime_ns: int | None = None
         self._boot = ""
         self._warned: dict[str, str] = {}
+        self._twins: set[int] = set()  # processes left out because libvirt's VM has their UUID
         #: VMs whose interfaces Open vSwitch tells, so that libvirt is not asked for them.
         self.interfaces_told = Coverage()
 
@@ -178,10 +179,24 @@ class Inventory:
         found = (self._identify(name, entry) for name, entry in sorted(self._entries.items()))
         vms = [identity for identity in found if identity is not None]
         pids = {vm.pid for vm in vms}
-        taken = {vm.uuid for vm in vms}
-        for finder in self.finders:
-            vms.extend(vm for vm in finder.vms(pids) if vm.uuid not in taken)
-        return tuple(vms)
+        taken = {vm.uuid: vm for vm in vms}
+        others = [vm for finder in self.finders for vm in finder.vms(pids)]
+        twins = {vm.pid for vm in others if vm.uuid in taken}
+        if twins != self._twins:
+            self._tell_twins([vm for vm in others if vm.pid in twins - self._twins], taken)
+            self._twins = twins
+        return (*vms, *(vm for vm in others if vm.pid not in twins))
+
+    @staticmethod
+    def _tell_twins(twins: Sequence[VmIdentity], taken: Mapping[str, VmIdentity]) -> None:
+        for vm in twins:
+            _log.warning(
+                "process %d: QEMU %s has the UUID %s of libvirt's VM %s and is not measured; give it its own -uuid",
+                vm.pid,
+                vm.name,
+                vm.uuid,
+                taken[vm.uuid].name,
+            )
 
     def _is_unchanged(self, now_ns: int) -> bool:
         """Whether no status file came, went or was replaced since the last scan: each changes the folder's mtime.

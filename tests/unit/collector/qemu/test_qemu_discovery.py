@@ -562,12 +562,16 @@ def test_probe(qemu_host, finder, monkeypatch):
     assert (missing.available, missing.reason) == (False, Reason.NOT_PRESENT)
 
 
-def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host):
+def test_the_inventory_tells_libvirts_and_ours(qemu_host, finder, host, caplog):
     host.vm("lib", 800, [801])
     qemu_host.process(500, f"kvm -name bare -uuid {TWO}")
     qemu_host.process(600, f"kvm -name twin -uuid {host.uuid_of('lib')}")
     inventory = Inventory(str(host.state), str(host.proc), [finder])
-    assert [(vm.name, vm.manager) for vm in inventory.vms()] == [("lib", "libvirt"), ("bare", "qemu")]
+    for _ in range(2):
+        assert [(vm.name, vm.manager) for vm in inventory.vms()] == [("lib", "libvirt"), ("bare", "qemu")]
+    twin = f"process 600: QEMU twin has the UUID {host.uuid_of('lib')} of libvirt's VM lib"
+    told = f"{twin} and is not measured; give it its own -uuid"
+    assert [record.getMessage() for record in caplog.records] == [told]
     probe = inventory.probe()
     assert probe.available
     assert "status files" in probe.detail
