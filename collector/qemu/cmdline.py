@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collector.base import DiskDevice
+from whitepanda.common.texts import clean_name
 
 __all__ = [
     "CommandLine",
@@ -322,7 +323,7 @@ def _netdevs(options: Mapping[str, list[str]], devices: list[dict[str, str]]) ->
             yield Netdev(
                 id=told.get("id", ""),
                 kind=_NETDEV_KINDS.get(kind, kind),
-                ifname=told.get("ifname", ""),
+                ifname=clean_name(told.get("ifname", "")),
                 fds=tuple(int(number) for number in numbers.split(":") if number.isdecimal()),
                 mac=(told.get("mac") or macs.get(told.get("id", ""), "")).lower(),
             )

@@ -289,6 +289,17 @@ def test_probe_counts_and_changes_nothing(qemu_host, source, poller):
     assert not poller.started
 
 
+def test_a_tap_of_any_bytes_costs_no_other_vm_its_network(qemu_host, take):
+    qemu_host.process(490, "set below")
+    arguments = (b"kvm", b"-name", b"odd", b"-netdev", b"tap,id=n,ifname=tap\xff")
+    (qemu_host.proc / "490/cmdline").write_bytes(b"".join(word + b"\0" for word in arguments))
+    qemu_host.process(500, "kvm -name one -netdev tap,id=n,ifname=tap1")
+    qemu_host.devices({"tap1": (100, 50)})
+    vms = take()
+    assert vms["odd"].absent["interfaces"] is Reason.NOT_VISIBLE
+    assert list(vms["one"].interfaces) == ["tap1"]
+
+
 def test_probe_says_what_is_wrong(qemu_host, host):
     finder = QemuFinder(str(qemu_host.folder / "none"))
     probe = QemuSource(Inventory(str(host.state), str(host.proc), [finder])).probe()
