@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -39,6 +40,8 @@ fact = "nova:flavor"
 pattern = '^lab\\.(.+)$'
 job = '\\1'
 """
+
+NETWORK = ("network_receive_bytes_per_s", "network_transmit_bytes_per_s")
 
 
 class Agent:
@@ -121,11 +124,10 @@ def measured(vms, name, *metrics, age_s=3):
 
 
 def test_three_real_vms_and_their_life_cycle_as_the_agent_tells_them(lab, agent):
-    network = ("network_receive_bytes_per_s", "network_transmit_bytes_per_s")
     disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
     agent.wait(
         lambda vms: all(
-            measured(vms, name, "guest_ratio", "run_queue_wait_ratio", *disk, *network)
+            measured(vms, name, "guest_ratio", "run_queue_wait_ratio", *disk, *NETWORK)
             for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3")
         )
     )
@@ -163,6 +165,7 @@ def test_the_agent_goes_on_while_libvirtd_is_dead_and_again_with_it(lab, agent):
         gone = agent.wait(lambda vms: not measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
         for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"):
             assert measured(gone, name, "guest_ratio", "run_queue_wait_ratio")
+        agent.wait(lambda vms: measured(vms, "wplab-mixed-1", *NETWORK))  # Open vSwitch tells them
         source = agent.source("libvirt")
         assert source.state == "failed"
         assert "is libvirtd (or virtqemud) running?" in source.detail
@@ -186,6 +189,7 @@ def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
         vms = agent.wait(lambda vms: not measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s"))
         for name in ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3"):
             assert measured(vms, name, "guest_ratio", "run_queue_wait_ratio")
+        agent.wait(lambda vms: measured(vms, "wplab-mixed-1", *NETWORK))
     finally:
         os.kill(lab.libvirtd_pid, signal.SIGCONT)
     agent.wait(lambda vms: measured(vms, "wplab-mixed-1", "disk_read_bytes_per_s", "guest_ratio"))
@@ -195,16 +199,23 @@ def test_a_stopped_libvirtd_makes_its_source_stuck_and_no_tick_late(lab, agent):
 def test_a_minute_without_libvirtd_costs_only_what_it_alone_tells(lab, tmp_path):
     names = ("wplab-mixed-1", "wplab-idle-2", "wplab-busy-3")
     disk = ("disk_read_bytes_per_s", "disk_write_bytes_per_s")
+    others = ("guest_ratio", "run_queue_wait_ratio", *NETWORK)
     with running(tmp_path, disk_poll_s=10.0) as agent:
-        agent.wait(lambda vms: all(measured(vms, name, "guest_ratio", *disk, age_s=11) for name in names))
+        agent.wait(lambda vms: all(measured(vms, name, *others, *disk, age_s=11) for name in names))
         os.kill(lab.libvirtd_pid, signal.SIGSTOP)
         try:
             before, stopped = agent.status(), time.monotonic()
-            seen = []
+            seen, looks, moments = [], 0, {(name, metric): [] for name in names for metric in others}
+            sent = []
             while time.monotonic() - stopped < 60:
                 time.sleep(1)
                 vms = agent.quick_vms()
                 assert all(measured(vms, name, "guest_ratio", "run_queue_wait_ratio") for name in names)
+                looks += 1
+                for (name, metric), found in moments.items():
+                    if measured(vms, name, metric):
+                        found.append(time.monotonic() - vms[name]["metrics"][metric]["age_s"])
+                sent.append(vms["wplab-mixed-1"]["metrics"]["network_transmit_bytes_per_s"]["value"] or 0)
                 if time.monotonic() - stopped > 10:
                     seen += [vms[name]["metrics"][metric]["reason"] for name in names for metric in disk]
             after, elapsed_s = agent.status(), time.monotonic() - stopped
@@ -213,6 +224,14 @@ def test_a_minute_without_libvirtd_costs_only_what_it_alone_tells(lab, tmp_path)
             os.kill(lab.libvirtd_pid, signal.SIGCONT)
         assert set(seen) <= {"stale", "stuck"}
         assert after.ticks - before.ticks > 0.9 * elapsed_s / 0.5
+        for name in ("procfs", "ovs"):
+            new, old = (next(s for s in status.sources if s.name == name) for status in (after, before))
+            assert new.samples - old.samples > 0.9 * elapsed_s / 0.5, name
+        # Every look, a second after the one before, finds a newer value.
+        for key, found in moments.items():
+            newer = [now for last, now in itertools.pairwise(found) if now - last > 0.25]
+            assert len(newer) > 0.9 * (looks - 1), (key, found)
+        assert sum(value > 0 for value in sent) > looks / 2  # it pings all the time
         back = time.monotonic() + 5
         while not all(measured(agent.quick_vms(), name, *disk, age_s=5) for name in names):
             assert time.monotonic() < back, agent.quick_vms()["wplab-mixed-1"]
