@@ -18,6 +18,7 @@ from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
 from collector.identity import Inventory
 from collector.kept_files import KeptFile
 from tests.support.reading_times import ReadingTimes
+from tests.support.waiting import wait_until
 
 PRESSURE = (
     "some avg10=0.00 avg60=0.00 avg300=0.00 total={}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total={}\n"
@@ -365,7 +366,7 @@ def test_counters_have_the_moment_at_which_they_were_read(host, tree, make, monk
         tree.add(10 * number, f"machine/qemu-{number}-{name}.libvirt-qemu")
         status(host, 10 * number)
     source = make(numa_poll_s=0.0)
-    source.sample()
+    wait_until(lambda: len(source.sample().vms) == 2)  # of a busy machine the list may lack a new VM at first
     times = ReadingTimes(host.uuid_of("a"))
     # Both come before it, and either may take long.
     monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))

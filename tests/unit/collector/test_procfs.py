@@ -25,6 +25,7 @@ from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes, devices_below
 from tests.support.reading_times import ReadingTimes
+from tests.support.waiting import wait_until
 from tests.unit.collector.conftest import HostTree
 
 
@@ -137,7 +138,7 @@ def test_counters_have_the_moment_at_which_they_were_read(host, make, monkeypatc
     host.vm("a", 10, [11])
     host.vm("b", 20, [21])
     source = make()
-    source.sample()
+    wait_until(lambda: len(source.sample().vms) == 2)  # of a busy machine the list may lack a new VM at first
     times = ReadingTimes(host.uuid_of("a"))
     monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
     plain = KeptFile.read

@@ -16,6 +16,7 @@ from collector.kept_files import KeptFile
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import PREFIX, Place
 from tests.support.reading_times import ReadingTimes
+from tests.support.waiting import wait_until
 
 ROOT = Place("")
 
@@ -54,7 +55,7 @@ def test_counters_have_the_moment_at_which_they_were_read(machine, monkeypatch):
     a, b = m.vm("a", 10, [11]), m.vm("b", 20, [21])
     source = m.source()
     monkeypatch.setattr(source, "_clock", time.monotonic_ns)
-    source.sample()
+    wait_until(lambda: len(source.sample().vms) == 2)  # of a busy machine the list may lack a new VM at first
     times = ReadingTimes(a)
     monkeypatch.setattr(source._inventory, "vms", times.before(source._inventory.vms))
     monkeypatch.setattr(source, "_change", times.before(source._change))
