@@ -338,7 +338,7 @@ def test_vms_come_and_go_and_nothing_is_left_of_them(lab, agent):
     print({name: len(uuids) for name, uuids in watch.measured.items()})
     check_watch(watch)
     # The bytes of those that stay are theirs, neither more nor less.
-    assert told == pytest.approx(truly, rel=0.15)
+    assert told == pytest.approx(truly, rel=0.25)
     assert (
         0.1 < truly[KEPT[1], RECEIVED] / (WIRE_SHARE * RATE_BYTES_PER_S) < 1.1
     )  # a busy machine sends slowly
