@@ -289,5 +289,11 @@ METRICS: tuple[Metric, ...] = (
     _own("uplink", "uplink_acknowledged_batches_total", "counter", "1", "Batches that central acknowledged."),
     _own("uplink", "uplink_acknowledged_windows_total", "counter", "1", "Windows that central acknowledged."),
     _own("uplink", "uplink_dropped_batches_total", "counter", "1", "Batches dropped at the spool's cap."),
-    _own("uplink", "uplink_rejected_rows_total", "counter", "1", "Windows refused by central or unfit to be sent."),
+    _own(
+        "uplink",
+        "uplink_rejected_rows_total",
+        "counter",
+        "1",
+        "Windows refused by central or unfit to be sent.",
+    ),
 )

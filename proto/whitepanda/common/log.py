@@ -37,7 +37,9 @@ def configure(level: str) -> None:
     processors.append(
         structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
     )
-    processors.append(lambda _logger, _method, line: printable(str(line)))  # names and paths are others' words
+    processors.append(
+        lambda _logger, _method, line: printable(str(line))
+    )  # names and paths are others' words
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
