@@ -103,10 +103,15 @@ class PerfHost:
         if error.reason is Reason.NO_PERMISSION:
             if (self._sys / DEVICES).is_dir() and not core_pmus(str(self._sys)):
                 return Reason.NO_PMU
-            paranoid = self.paranoid()
-            if paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability():
-                return Reason.PARANOID
+            return self._refusal()
         return error.reason
+
+    def _refusal(self) -> Reason:
+        paranoid = self.paranoid()
+        by_level = (
+            paranoid is not None and paranoid > _PARANOID_ALLOWS_ALL_THREADS and not self.has_capability()
+        )
+        return Reason.PARANOID if by_level else Reason.NO_PERMISSION
 
     def remedy(self, reason: Reason, number: int) -> str:
         """Return what helps against a failure of perf_event_open, in one line."""
@@ -114,6 +119,9 @@ class PerfHost:
             return (
                 "the kernel is built without CONFIG_PERF_EVENTS, or a seccomp filter forbids perf_event_open"
             )
+        if reason is Reason.NO_PMU and number in {errno.EACCES, errno.EPERM}:
+            # Both are in the way: with a PMU it would be refused all the same.
+            return f"{REMEDIES[reason]}; then {self.remedy(self._refusal(), number)}"
         if reason is Reason.PARANOID:
             return (
                 f"kernel.perf_event_paranoid is {self.paranoid()}; give the agent CAP_PERFMON "
