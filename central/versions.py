@@ -249,18 +249,22 @@ class VersionStore:
             )
             tables = {_STATISTICS_FILE: statistics, _COEFFICIENTS_FILE: coefficients}
             written: list[str] = []
+            is_asked = False
             try:
                 for file, table in tables.items():
                     written.append(self._name(number, manifest.files + file))
                     self._put(written[-1], table)
                 check()
                 text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+                is_asked = True
                 self._objects.create(self._name(number, _MANIFEST_FILE), text)
             except BaseException as error:
-                for name in written:
+                is_refused = isinstance(error, FileExistsError)
+                # Else the manifest may be there though no answer came; without one they go with the version (`prune`).
+                for name in written if is_refused or not is_asked else ():
                     with contextlib.suppress(OSError):
                         self._objects.remove(name)
-                if isinstance(error, FileExistsError):
+                if is_refused:
                     continue  # another builder has that number; `_next` says whether to go on
                 raise
             return BuiltVersion(manifest, statistics, coefficients)

@@ -426,6 +426,25 @@ async def test_cancelling_ends_a_running_build(lake, monkeypatch):
         builder.build_once()
 
 
+def test_a_version_whose_manifest_was_written_though_no_answer_came_is_whole(lake, monkeypatch):
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake)
+    builder.build_once()
+    manifest, store = builder.current.manifest, builder.versions
+    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    create = store._objects.create
+
+    def unanswered(name, data):
+        create(name, data)
+        raise OSError("the connection was closed")
+
+    monkeypatch.setattr(store._objects, "create", unanswered)
+    with pytest.raises(OSError, match="connection was closed"):
+        store.write(manifest, *tables)
+    found = VersionStore(lake.root / "versions").latest()
+    assert (found.version, list(found.statistics("job-1"))) == (2, [])
+
+
 def test_numbers_are_never_used_twice(lake):
     write_day(lake, 0, 1)
     builder = Builder(SECTION, lake)
