@@ -260,14 +260,24 @@ class VersionStore:
                 self._objects.create(self._name(number, _MANIFEST_FILE), text)
             except BaseException as error:
                 is_refused = isinstance(error, FileExistsError)
-                # Else the manifest may be there though no answer came; without one they go with the version (`prune`).
-                for name in written if is_refused or not is_asked else ():
-                    with contextlib.suppress(OSError):
-                        self._objects.remove(name)
+                # The manifest may be there though no answer came.
+                if is_refused or not (is_asked and self._may_be_there(number)):
+                    for name in written:
+                        with contextlib.suppress(OSError):
+                            self._objects.remove(name)
                 if is_refused:
                     continue  # another builder has that number; `_next` says whether to go on
                 raise
             return BuiltVersion(manifest, statistics, coefficients)
+
+    def _may_be_there(self, number: int) -> bool:
+        try:
+            self._objects.read(self._name(number, _MANIFEST_FILE))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # nobody knows; what is left over goes with the version (`prune`)
+        return True
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest `keep` versions (at least one), and what crashes left below it."""
