@@ -247,14 +247,17 @@ class Paused:
             time.sleep(5)
             if kill:
                 os.kill(int(Path(f"/run/libvirt/qemu/{name}.pid").read_text()), signal.SIGKILL)
-                end = time.monotonic() + 30
-                while Path(f"/run/libvirt/qemu/{name}.xml").exists():
-                    assert time.monotonic() < end, f"libvirtd did not notice the end of {name}"
-                    time.sleep(0.1)
             else:
                 domain.destroy()
+            end = time.monotonic() + 30
+            while name in self._names():  # its status file goes before its name is free
+                assert time.monotonic() < end, f"libvirtd did not notice the end of {name}"
+                time.sleep(0.1)
         finally:
             self._places[place].release()
+
+    def _names(self) -> set[str]:
+        return {domain.name() for domain in self._connection.listAllDomains()}
 
     def moved(self) -> dict[tuple[str, str], int]:
         """Bytes that VMs which stay have moved, as libvirt counts them."""

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from central.models.dfactor_pairs import fit_extended, fit_plain
 from tests.support.central_process import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -51,6 +52,6 @@ def test_real_pairs(data_dir):
     # What was measured twice is on one side.
     assert not set(data.triple[mask]) & set(data.triple[~mask])
     fitted, tested = data.pairs.where(mask), data.pairs.where(~mask)
-    for fit, bar in ((dfactor_pairs.fit_plain, dfactor.PAIRS_BAR), (dfactor_pairs.fit_extended, 0.06)):
+    for fit, bar in ((fit_plain, dfactor.PAIRS_BAR), (fit_extended, 0.06)):
         predicted = fit(fitted, data.workloads, data.platforms).predict(tested)
         assert dfactor_pairs.relative_errors(predicted, tested).mean() <= bar
