@@ -9,8 +9,10 @@ from collector.base import VM_PARTS, Stamp, VmIdentity, VmSample
 
 __all__ = ["Moments", "read_in_turn"]
 
-# A reading that follows the sampling's beginning this closely has its moment: a five hundredth of the usual tick.
-_LATE_NS = 2_000_000
+# A reading that follows the sampling's beginning this closely has its moment: VMs are read in the same order each time,
+# so that what their lateness changes by, which alone makes rates wrong, is much less than a fiftieth of the usual tick.
+# A moment of its own is not for nothing: what a sleeping VM's sample makes would be made anew each time.
+_LATE_NS = 20_000_000
 
 _MOST_UNCERTAIN = 0.2
 _MOST_WAIT_NS = 200_000_000  # the same share of the usual tick
