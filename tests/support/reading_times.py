@@ -8,7 +8,7 @@ from typing import Any
 
 from collector.base import SourceSample, Stamp, VmSample
 
-SLOW_S = 0.02
+SLOW_S = 0.05
 
 
 def _now() -> Stamp:
@@ -16,7 +16,7 @@ def _now() -> Stamp:
 
 
 class ReadingTimes:
-    """Notes when what comes before reading was done, and when each VM was read. Reading the first VM takes 20 ms."""
+    """Notes when what comes before reading was done, and when each VM was read. Reading the first VM takes 50 ms."""
 
     def __init__(self, slow: str) -> None:
         self._slow = slow
