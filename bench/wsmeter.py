@@ -401,7 +401,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"skipped: no real data at {path}; set WHITEPANDA_DATA\n")
     conditions = (
         f"{given.draws:,} draws on {given.fleets} fleets of {given.machines:,} machines; all intervals 95 %, those of "
-        "shares are Wilson's; what is behind ± is half an interval,\nof simulated fleets from the spread of their means."
+        "shares are Wilson's; what is behind ± is half an interval,\n"
+        "of simulated fleets from the spread of their means."
     )
     text = tables(rows, plans, real, conditions)
     given.out.mkdir(parents=True, exist_ok=True)
