@@ -36,7 +36,6 @@ def clean_name(text: str) -> str:
 
 
 def _escaped(char: str) -> str:
-    code = ord(char)
-    if 0xDC80 <= code <= 0xDCFF:  # noqa: PLR2004 - what surrogateescape makes of the bytes 0x80 to 0xff
-        return f"\\x{code - 0xDC00:02x}"
+    if "\udc80" <= char <= "\udcff":  # what surrogateescape makes of the bytes 0x80 to 0xff
+        return f"\\x{char.encode(errors='surrogateescape')[0]:02x}"
     return char.encode("unicode_escape").decode()

@@ -193,12 +193,9 @@ def test_no_more_files_than_allowed_are_kept_and_all_are_read(host, make):
         assert open_files(host) == 4
 
 
-def test_a_thread_that_vanished_costs_only_itself(host, make, monkeypatch):
-    host.vm("a", 10, [11, 12])
-    source = make()
-    source.sample()
+def vanishes(monkeypatch, victim):
+    """Have reads of a file fail, as those of a thread that has ended."""
     read = os.pread
-    victim = source._vms[host.uuid_of("a")].threads[12].file.fd
 
     def pread(fd, size, offset):
         if fd == victim:
@@ -206,6 +203,13 @@ def test_a_thread_that_vanished_costs_only_itself(host, make, monkeypatch):
         return read(fd, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
+
+
+def test_a_thread_that_vanished_costs_only_itself(host, make, monkeypatch):
+    host.vm("a", 10, [11, 12])
+    source = make()
+    source.sample()
+    vanishes(monkeypatch, source._vms[host.uuid_of("a")].threads[12].file.fd)
     assert list(source.sample().vms[host.uuid_of("a")].threads) == [11]
     monkeypatch.undo()
     assert list(source.sample().vms[host.uuid_of("a")].threads) == [11, 12]  # the number came back
@@ -401,15 +405,7 @@ def test_a_vcpu_that_ended_at_the_look_does_not_run_and_costs_nothing(host, make
     assert running(host, source) == 1
     runs(host, 12, "R")
     assert running(host, source) == 2
-    read = os.pread
-    victim = source._vms[host.uuid_of("a")].threads[12].state.fd
-
-    def pread(fd, size, offset):
-        if fd == victim:
-            raise ProcessLookupError(errno.ESRCH, "No such process")
-        return read(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
+    vanishes(monkeypatch, source._vms[host.uuid_of("a")].threads[12].state.fd)
     assert running(host, source) == 1
 
 
