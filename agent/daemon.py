@@ -100,6 +100,7 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._stop = asyncio.Event()
+        self._turn_patience_s = config.agent.tick_s / 4  # a source that hangs costs the others no more
         self._slots = Slots(make_plans(config) if plans is None else plans, self._clock)
         self._boot_id = boot_id()
         self._period_ns = round(config.agent.tick_s * 1e9)
@@ -231,6 +232,9 @@ class Daemon:
             if windows:
                 self._tell_status()
             counters.duration_ns = self._clock.mono_ns() - now_ns
+            # Now that this thread needs the interpreter no longer.
+            self._slots.kick_in_turn()
+            asyncio.get_running_loop().call_later(self._turn_patience_s, self._slots.kick_waiting)
 
     def _watch_clock(self, mono_ns: int) -> None:
         """Count and tell steps of the wall clock; a clock that steps all the time is told of once a minute."""

@@ -42,10 +42,8 @@ class Inputs(NamedTuple):
 
 
 def take(slots: Slots, mono_ns: int) -> Inputs:
-    """Take what the sources delivered since the last tick, then ask them for new samples. Waits for none."""
-    samples = slots.samples()
-    slots.kick()
-    return Inputs(mono_ns, samples, {spec.name: slots.trouble(spec.name) for spec in SOURCES})
+    """Take what the sources delivered since the last tick; does not ask them for more."""
+    return Inputs(mono_ns, slots.samples(), {spec.name: slots.trouble(spec.name) for spec in SOURCES})
 
 
 class Pipeline:
@@ -75,7 +73,7 @@ class Pipeline:
         self._troubles: Mapping[str, Reason | None] = {}
 
     def tick(self, mono_ns: int) -> list[CpiWindow]:
-        """Read all slots, ask for new samples, make rates; return the windows that ended.
+        """Read all slots, make rates; return the windows that ended. Whoever calls this asks for new samples.
 
         Args:
             mono_ns: the monotonic clock now.

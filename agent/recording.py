@@ -136,6 +136,7 @@ class Recording:
             if schedule.advance(now_ns) is None:
                 continue
             inputs = take(self._slots, now_ns)
+            self._slots.kick()
             seen = {sample.source: sample for sample in inputs.samples}
             self._write(recorder, inputs)
             self._result.ticks, self._result.missed_ticks = schedule.ticks, schedule.missed

@@ -94,9 +94,9 @@ class Sampler:
                     f"sources.{slot.name}.mode is 'required', but it is {view.state}: {view.detail}"
                 )
         for _ in range(3):  # asked for, read, and read again: then there are rates
-            self._pipeline.tick(self._clock.mono_ns())
+            self._tick(self._clock.mono_ns())
             await self._clock.sleep_until(self._clock.mono_ns() + round(self.tick_s * 1e9))
-        self._pipeline.tick(self._clock.mono_ns())
+        self._tick(self._clock.mono_ns())
         self._epochs = {vm.identity.uuid: vm.identity.epoch for vm in self._named()}
         self.check()
 
@@ -109,8 +109,12 @@ class Sampler:
             await self._clock.sleep_until(schedule.due_ns)
             now_ns = self._clock.mono_ns()
             if schedule.advance(now_ns) is not None:
-                self._pipeline.tick(now_ns)
+                self._tick(now_ns)
                 self._note(now_ns)
+
+    def _tick(self, now_ns: int) -> None:
+        self._pipeline.tick(now_ns)
+        self._slots.kick()
 
     def check(self) -> None:
         """See that just the VMs run that should, the same ones all the time.

@@ -283,6 +283,21 @@ async def test_sources_have_the_time_to_clean_up_that_the_unit_leaves(config, mo
     assert allowed_s / 2 < waited[0] < allowed_s - _FLUSH_S
 
 
+async def test_a_source_that_hangs_costs_those_behind_it_no_tick(config, monkeypatch):
+    """They wait for their turn; the daemon's patience with those before them is a quarter of a tick."""
+    config = msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, tick_s=8.0))
+    monkeypatch.setattr("agent.daemon.first_due_ns", lambda mono_ns, _unix_ns, _period_ns: mono_ns)
+    hangs = FakeSource("libvirt", take)
+    works = FakeSource("procfs", take)
+    plans = (SourcePlan("libvirt", "auto", hangs), SourcePlan("procfs", "auto", works))
+    hangs.gate.clear()
+    async with Running(config, *plans) as daemon:
+        await until(lambda: hangs.entered == 1)
+        await until(lambda: works.entered == 1)
+        assert daemon.state.schedule.ticks == 1
+        hangs.gate.set()
+
+
 async def test_a_source_that_hangs_for_ever_does_not_hold_up_the_end(config, monkeypatch):
     monkeypatch.setattr("agent.daemon.STOP_WAIT_S", 0.1)
     hangs = FakeSource("libvirt", take)

@@ -21,7 +21,7 @@ CONFIG = AgentConfig(AgentSection(), jobs=(JobRule(r"(\D+)\d+", r"\1", latency_s
 
 
 class HandSlots(Slots):
-    """Slots without threads: a kick samples at once, and only the next tick sees it, as in the real ones."""
+    """Slots without threads: whoever takes the last sample has a new one made, which only the next tick sees."""
 
     def __init__(self, take):
         super().__init__((), FakeClock())
@@ -30,10 +30,8 @@ class HandSlots(Slots):
         self.bad = None
 
     def samples(self):
-        return [] if self.value is None else [self.value]
-
-    def kick(self):
-        self.value = self.take()
+        value, self.value = self.value, self.take()
+        return [] if value is None else [value]
 
     def trouble(self, name):
         return self.bad if name == "procfs" else Reason.SOURCE_OFF

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def eventually(true: Callable[[], object], what: str = "") -> None:
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while not true():
         assert time.monotonic() < until, what or "did not come true"
         time.sleep(0.002)
@@ -216,6 +216,91 @@ def test_stop_closes_sources_and_names_those_that_hang(clock):
     assert (hangs.closed, works.closed) == (0, 1)
     hangs.gate.set()
     eventually(lambda: hangs.closed == 1)
+
+
+@pytest.fixture
+def three(clock):
+    """Slots of three sources, and the order in which they began to sample."""
+    begun: list[str] = []
+
+    class Noted(FakeSource):
+        def sample(self):
+            begun.append(self.name)
+            return super().sample()
+
+    sources = [Noted(name, lambda: sample(clock)) for name in "abc"]
+    slots = Slots([SourcePlan(source.name, "auto", source) for source in sources], clock)
+    slots.start()
+    for slot in slots:
+        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
+        eventually(idle(slot))
+    yield slots, sources, begun
+    for source in sources:
+        source.gate.set()
+    assert slots.stop(5, time.monotonic) == []
+
+
+def test_in_turn_each_source_waits_for_the_one_before_it(three):
+    slots, (_, b, _), begun = three
+    b.gate.clear()
+    slots.kick_in_turn()
+    eventually(lambda: begun == ["a", "b"])
+    time.sleep(0.05)
+    assert begun == ["a", "b"]
+    b.gate.set()
+    eventually(lambda: begun == ["a", "b", "c"])
+
+
+def test_in_turn_a_source_that_hangs_keeps_the_others_for_a_patience_only(three):
+    slots, (a, _, _), begun = three
+    a.gate.clear()
+    slots.kick_in_turn()
+    eventually(lambda: begun == ["a"])
+    slots.kick_waiting()
+    eventually(lambda: sorted(begun) == ["a", "b", "c"])
+    for slot in list(slots)[1:]:
+        eventually(idle(slot))
+    slots.kick_in_turn()  # from the next one on it keeps nobody
+    eventually(lambda: sorted(begun) == ["a", "b", "b", "c", "c"])
+    assert begun[3:] == ["b", "c"]
+
+
+def test_in_turn_those_that_still_wait_at_the_next_tick_are_asked_then(three):
+    slots, (a, _, _), begun = three
+    a.gate.clear()
+    slots.kick_in_turn()
+    eventually(lambda: begun == ["a"])
+    slots.kick_in_turn()
+    eventually(lambda: sorted(begun) == ["a", "b", "c"])
+
+
+def test_in_turn_a_slow_source_comes_last(three, clock):
+    slots, (a, _, _), begun = three
+
+    def slow():
+        clock.mono += S // 10
+        return sample(clock)
+
+    a.take = slow
+    for turn in (["a", "b", "c"], ["b", "c", "a"]):
+        begun.clear()
+        slots.kick_in_turn()
+        eventually(lambda: begun == turn)  # noqa: B023 - called within the loop's turn
+        for slot in slots:
+            eventually(idle(slot))
+
+
+def test_in_turn_a_source_that_is_not_there_keeps_nobody(clock):
+    absent = FakeSource("absent", lambda: sample(clock), Probe(False, "none here", Reason.NOT_PRESENT))
+    works = FakeSource("works", lambda: sample(clock))
+    slots = Slots([SourcePlan("absent", "auto", absent), SourcePlan("works", "auto", works)], clock)
+    slots.start()
+    for slot in slots:
+        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
+        eventually(idle(slot))
+    slots.kick_in_turn()
+    eventually(lambda: works.entered == 1)
+    assert slots.stop(5, time.monotonic) == []
 
 
 def test_kick_does_not_wait_for_a_source():
