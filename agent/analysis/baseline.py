@@ -346,12 +346,15 @@ class Baselines:
         key = self.keys[row]
         start = self._noisy.start
         columns: dict[str, list[float]] = {}
-        for column in np.flatnonzero(self.count[row] > 0):
-            numbers = [self.mean[row, column], self._spread[row, column], self.count[row, column]]
-            if column >= start:
-                kept = (self._short, self._long, self._noise_count)
-                numbers += [array[row, column - start] for array in kept]
-            columns[self.columns[column]] = [float(f"{number:.7g}") for number in numbers]
+        # Python's own numbers: to take them from the arrays one by one was most of what this costs.
+        numbers_of = [array[row].tolist() for array in (self.mean, self._spread, self.count)]
+        noise_of = [array[row].tolist() for array in (self._short, self._long, self._noise_count)]
+        for column, name in enumerate(self.columns):
+            numbers = [array[column] for array in numbers_of]
+            if numbers[2] > 0:
+                if column >= start:
+                    numbers += [array[column - start] for array in noise_of]
+                columns[name] = [float(f"{number:.7g}") for number in numbers]
         return {
             "uuid": key.uuid,
             "epoch": key.epoch,
