@@ -43,7 +43,8 @@ class Server:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(self.path)
         self._socket.listen(1)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self):
         while True:
@@ -66,7 +67,10 @@ class Server:
             connection.sendall(raw[at : at + 4096])
 
     def close(self):
+        # Closing alone leaves the thread in accept(), which then wakes up in another test.
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        self._thread.join(20)
 
 
 @pytest.fixture
