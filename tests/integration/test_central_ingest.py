@@ -46,6 +46,7 @@ class Peer:
     """One stream to a central, spoken by hand."""
 
     def __init__(self, central: Central, files: TlsFiles) -> None:
+        self.central = central
         self.channel = grpc.aio.secure_channel(
             f"localhost:{central.port}", channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
         )
@@ -56,8 +57,11 @@ class Peer:
 
     async def hello(self, host: str, **fields) -> agent_pb2.Welcome:
         said = {"host": host, "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
+        before = self.central.registry.get(host)
         await self.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
-        return (await self.read()).welcome
+        welcome = (await self.read()).welcome
+        await _until(lambda: self.central.registry.get(host) is not before)  # a moment after it was welcomed
+        return welcome
 
     async def batch(self, sequence: int, rows: int = 2, **fields) -> int:
         body = {

@@ -420,11 +420,13 @@ async def test_slow_down_is_obeyed_and_lifted(tmp_path, central):
     async with Agent(tmp_path, central) as agent:
         await until(lambda: agent.view.state == "connected")
         await asyncio.sleep(0.1)
+        began = asyncio.get_running_loop().time()
         for tag in range(12):
             agent.uplink.submit(windows(tag))
         await agent.drained()
+    # What arrives late makes the next gap short: only since the beginning is there a least time.
+    assert times[3] - began > 3 * 0.15 - 0.01
     gaps = [b - a for a, b in pairwise(times)]
-    assert min(gaps[:3]) > 0.1
     assert statistics.median(gaps[5:]) < 0.1
 
 
