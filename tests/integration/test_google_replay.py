@@ -201,6 +201,7 @@ def assert_lake_is_the_file(found, trace):
     assert found.column("latency_sensitive").to_numpy(zero_copy_only=False).sum() == sensitive.sum()
 
 
+@pytest.mark.long
 def test_every_real_row_arrives_once_and_statistics_equal_the_files(central, trace):
     result = replay(central, trace)
     rows, index, _, cpi, lost = expected(trace)

@@ -289,6 +289,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["good.parquet"]
 
 
+@pytest.mark.long
 def test_the_real_trace(data_dir, tmp_path, monkeypatch, capsys):
     source = data_dir / "google2019" / "instance_usage.parquet"
     if not source.exists():
