@@ -28,7 +28,7 @@ REOPEN_AFTER_NS = 30 * 1_000_000_000
 #: not end is left to the next start. With the spool's last write it fits into the unit's TimeoutStopSec.
 STOP_WAIT_S = 8.0
 _DEFAULT_DEADLINE_NS = 2 * 1_000_000_000
-_QUICK_NS = 20_000_000
+_QUICK_NS = 20_000_000  # sources that take longer come last, so that the quick ones are read at the tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,11 @@ def idle(slot: Slot) -> Callable[[], bool]:
     return lambda: slot._busy_since_ns is None
 
 
+def at_rest(slots: Slots) -> None:
+    """Wait until all sources were tried and none is at a sample."""
+    eventually(lambda: all(slot.tried and not slot.is_busy for slot in slots))
+
+
 def test_a_kick_brings_a_sample_into_the_slot(clock, started):
     source = FakeSource("s", lambda: sample(clock))
     slot = started(source, clock)
@@ -204,9 +209,7 @@ def test_stop_closes_sources_and_names_those_that_hang(clock):
     hangs, works = FakeSource("hangs", lambda: sample(clock)), FakeSource("works", lambda: sample(clock))
     slots = Slots([SourcePlan("hangs", "auto", hangs), SourcePlan("works", "auto", works)], clock)
     slots.start()
-    for slot in slots:
-        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
-        eventually(idle(slot))
+    at_rest(slots)
     hangs.gate.clear()
     slots.kick()
     eventually(lambda: hangs.entered and slots.samples())
@@ -231,9 +234,7 @@ def three(clock):
     sources = [Noted(name, lambda: sample(clock)) for name in "abc"]
     slots = Slots([SourcePlan(source.name, "auto", source) for source in sources], clock)
     slots.start()
-    for slot in slots:
-        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
-        eventually(idle(slot))
+    at_rest(slots)
     yield slots, sources, begun
     for source in sources:
         source.gate.set()
@@ -285,9 +286,8 @@ def test_in_turn_a_slow_source_comes_last(three, clock):
     for turn in (["a", "b", "c"], ["b", "c", "a"]):
         begun.clear()
         slots.kick_in_turn()
-        eventually(lambda: begun == turn)  # noqa: B023 - called within the loop's turn
-        for slot in slots:
-            eventually(idle(slot))
+        eventually(lambda expected=turn: begun == expected)
+        at_rest(slots)
 
 
 def test_in_turn_a_source_that_is_not_there_keeps_nobody(clock):
@@ -295,9 +295,7 @@ def test_in_turn_a_source_that_is_not_there_keeps_nobody(clock):
     works = FakeSource("works", lambda: sample(clock))
     slots = Slots([SourcePlan("absent", "auto", absent), SourcePlan("works", "auto", works)], clock)
     slots.start()
-    for slot in slots:
-        eventually(lambda: slot.tried)  # noqa: B023 - called within the loop's turn
-        eventually(idle(slot))
+    at_rest(slots)
     slots.kick_in_turn()
     eventually(lambda: works.entered == 1)
     assert slots.stop(5, time.monotonic) == []
