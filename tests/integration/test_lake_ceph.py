@@ -21,8 +21,9 @@ from central.objects import Bucket
 from central.versions import VersionStore
 from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on this module's store
     SECTION,
+    bucket_lake,
+    bucket_url,
     empty_tables,
-    lake,
     test_a_create_whose_answer_was_lost_is_known_for_its_own,
     test_an_object_is_created_once_whoever_comes_second,
     test_one_holds_the_lease_and_a_stalled_one_is_fenced,
@@ -32,7 +33,6 @@ from tests.integration.test_lake_s3 import (  # noqa: F401 - the same tests, on 
     test_that_notices_manifests_that_are_not_exclusive,
     test_versions_have_one_builder_each,
     test_what_the_store_refuses_is_one_line,
-    url,
     write,
 )
 from tests.support.ceph import Gateway, gateway
@@ -60,7 +60,7 @@ def store(server: Gateway):
 
 
 @pytest.fixture
-def buckets(url: str, tmp_path: Path) -> list[Bucket]:  # noqa: F811 - a fixture, imported above
+def buckets(url: str, tmp_path: Path) -> list[Bucket]:
     """One per racer, with connections of its own."""
     return [Bucket(url, tmp_path / str(number)) for number in range(RACERS)]
 
@@ -91,7 +91,7 @@ def winners(racers: list[Bucket], number: int) -> list[bytes]:
     return [each for each in at_once(works) if each is not None]
 
 
-def test_the_server_itself_refuses_a_second_create(url, tmp_path):  # noqa: F811 - a fixture, imported above
+def test_the_server_itself_refuses_a_second_create(url, tmp_path):
     bucket = Bucket(url, tmp_path)
     where = dict(zip(("Bucket", "Key"), f"{url}/a".removeprefix("s3://").split("/", 1), strict=True))
     put = partial(bucket._store.call_s3, "put_object", **where)
@@ -135,7 +135,7 @@ def test_of_all_who_want_the_lease_at_once_one_has_it(buckets):
         holder.release()
 
 
-def test_of_builders_at_once_each_number_is_one_builders(buckets, lake, tmp_path):  # noqa: F811 - a fixture, imported above
+def test_of_builders_at_once_each_number_is_one_builders(buckets, lake, tmp_path):
     write(lake, 1)
     assert Builder(SECTION, lake, state_dir=tmp_path / "state").build_once() == 1
     stores = [VersionStore(bucket) for bucket in buckets[:4]]
@@ -148,7 +148,7 @@ def test_of_builders_at_once_each_number_is_one_builders(buckets, lake, tmp_path
     }
 
 
-def test_two_builders_race_for_each_version(url, tmp_path):  # noqa: F811 - a fixture, imported above
+def test_two_builders_race_for_each_version(url, tmp_path):
     lake_of = {name: Lake(url, tmp_path / name) for name in ("one", "other", "writer")}
     builders = [
         Builder(SECTION, lake_of[name], holder=name, state_dir=tmp_path / f"state-{name}")
@@ -175,14 +175,14 @@ def test_what_was_written_is_listed_at_once(buckets):
         assert len(list(other.entries("seen"))) == 19 - number
 
 
-def test_more_objects_than_a_page_lists(url, tmp_path):  # noqa: F811 - a fixture, imported above
+def test_more_objects_than_a_page_lists(url, tmp_path):
     bucket = Bucket(url, tmp_path)
     names = [f"many/{number:04}" for number in range(1100)]
     bucket._store.pipe({bucket._path(name): b"x" for name in names})
     assert sorted(each.name for each in bucket.entries("many")) == names
 
 
-def test_an_object_in_parts_is_whole(url, tmp_path):  # noqa: F811 - a fixture, imported above
+def test_an_object_in_parts_is_whole(url, tmp_path):
     bucket = Bucket(url, tmp_path)
     part = os.urandom(1 << 20)
     draft = bucket.draft("large")
@@ -201,7 +201,7 @@ def test_an_object_in_parts_is_whole(url, tmp_path):  # noqa: F811 - a fixture, 
     assert bucket.local("large").stat().st_size == (110 << 20) + 3
 
 
-def test_wrong_keys_are_one_line(url, tmp_path, monkeypatch):  # noqa: F811 - a fixture, imported above
+def test_wrong_keys_are_one_line(url, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(OSError, match=r"^cannot create s3://.*/a: .*SignatureDoesNotMatch") as error:
         Bucket(url, tmp_path).create("a", b"")

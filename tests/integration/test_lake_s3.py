@@ -63,13 +63,13 @@ def store():
         server.stop()
 
 
-@pytest.fixture
-def url(store) -> str:
+@pytest.fixture(name="url")
+def bucket_url(store) -> str:
     return f"{store}/{secrets.token_hex(4)}"
 
 
-@pytest.fixture
-def lake(url, tmp_path) -> Lake:
+@pytest.fixture(name="lake")
+def bucket_lake(url, tmp_path) -> Lake:
     return Lake(url, tmp_path / "copies")
 
 
