@@ -271,6 +271,7 @@ async def test_the_trace_shows_acknowledgements_that_come_first(strace: CentralP
     assert await _traced(strace, (MUTANTS, "acknowledge-first")) == list(range(7))
 
 
+@pytest.mark.long  # half a minute under load
 async def test_the_kill_test_notices_batches_taken_twice(central: CentralProcess) -> None:
     found, truth = await _under_load(central, kills=6, main=(MUTANTS, "forget-duplicates"))
     assert found - truth, "windows must be doubled"

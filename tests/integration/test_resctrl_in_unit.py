@@ -252,6 +252,7 @@ def occupancy_is_the_trees(machine, tree, group, name, told):
     eventually(compare, lambda: f"told, in the tree: {pairs}\n{machine.journal(AGENT)}", 40)
 
 
+@pytest.mark.long  # four turns of 10 s
 def test_every_vm_gets_its_turn(machine, tree):
     (seen, reasons, bandwidth, occupancy), truly = watch_beside_the_tree(machine, tree, THEIRS, 120, VMS)
     assert len(seen) == VMS, (sorted(seen), reasons, machine.sources(), machine.journal(AGENT))

@@ -157,10 +157,12 @@ def test_ours_on_spark_equals_plain_numpy(spark, tmp_path):
     check_ours(ours_by_days(spark, rows, tmp_path), rows)
 
 
+@pytest.mark.long  # Java and Spark start
 def test_panda_on_spark_equals_plain_numpy(spark, tmp_path):
     check_panda(spark, drifting_slots(days=2), tmp_path)
 
 
+@pytest.mark.long  # Java and Spark start
 def test_panda_pair_state_on_spark_equals_the_fit(spark, tmp_path):
     rows = drifting_slots(days=2)
     path = tmp_path / "slots.parquet"
