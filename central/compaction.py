@@ -195,17 +195,12 @@ def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:
     for source in sources:
         source.columns()  # refuses what a newer central wrote
-        try:
-            with (
-                source.objects.open(source.key) as file,
-                pq.ParquetFile(file, page_checksum_verification=True) as parquet,
-            ):
+        with source.damage_told(), source.objects.open(source.key) as file:
+            source.check(file)  # what is damaged gets no new seal
+            file.seek(0)
+            with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
                 for batch in parquet.iter_batches(_BATCH_ROWS):
                     yield completed(pa.Table.from_batches([batch]))
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise LakeError(f"{source.objects.root}/{source.key} is damaged: {error}") from error
 
 
 def completed(table: pa.Table) -> pa.Table:

@@ -25,15 +25,16 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central import seals
+from central.lake_errors import DamagedError, LakeError
 from central.objects import Folder, Objects, open_objects
 from central.schema import SAMPLES, SCHEMA_VERSION
-from whitepanda.common.errors import WhitepandaError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -54,13 +55,13 @@ DAY_NS = 86_400 * 10**9
 _OPEN_FILES = 64  # at once
 _EPOCH = date(1970, 1, 1)
 _SAMPLES = "samples"
+_REMEDY = (
+    "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost; "
+    "`whitepanda lake verify` says what else is damaged"
+)
 _NAME = re.compile(
     r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
 )
-
-
-class LakeError(WhitepandaError):
-    """The lake holds what this central cannot use."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,41 @@ class Segment:
         """The Parquet footer: number of rows, and the provenance in its key-value metadata.
 
         Raises:
-            LakeError: it is damaged.
+            DamagedError: it is damaged.
 
         """
+        with self.damage_told(), self.objects.open(self.key) as file:
+            return pq.read_metadata(file)
+
+    @property
+    def has_seal(self) -> bool:
+        """Whether there is a digest of it; older releases wrote none."""
+        return seals.SEGMENT_KEY.encode() in (self.footer.metadata or {})
+
+    def check(self, file: BinaryIO | None = None) -> None:
+        """Hold all of its bytes against its digest, if it has one.
+
+        Args:
+            file: its bytes, where they are open anyway; None opens the object.
+
+        Raises:
+            DamagedError: they are not those that were written.
+            OSError: they cannot be read.
+
+        """
+        with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
+            seals.check_file(self.objects.root, self.key, opened, _REMEDY)
+
+    @contextlib.contextmanager
+    def damage_told(self) -> Iterator[None]:
+        """What pyarrow cannot read of it is a DamagedError. The disk's errors stay what they are."""
         try:
-            with self.objects.open(self.key) as file:
-                return pq.read_metadata(file)
-        except pa.ArrowException as error:
-            raise LakeError(f"{self.objects.root}/{self.key} is damaged: {error}") from error
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DamagedError(self.objects.root, self.key, why, _REMEDY) from error
 
     @property
     def rows(self) -> int:
@@ -399,7 +427,8 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 class SegmentFile:
     """A segment on its way: written as a draft; `finish` makes it whole and gives it its name.
 
-    What is left without `finish` leaves nothing. Pages have checksums, which `whitepanda lake verify` looks at.
+    What is left without `finish` leaves nothing. The file has a seal (`central.seals`), and its pages have checksums for
+    other readers.
     """
 
     def __init__(self, segment: Segment, schema: pa.Schema) -> None:
@@ -429,9 +458,11 @@ class SegmentFile:
         self._writer.write_table(rows.cast(self._schema))
 
     def finish(self) -> None:
-        """Close the draft and publish it."""
+        """Close the draft, seal it and publish it."""
+        self._writer.add_key_value_metadata({seals.SEGMENT_KEY: seals.PLACE})
         self._writer.close()
         self._file.close()
+        seals.seal_file(self._unfinished, self._segment.key)
         self._segment.objects.publish(self._unfinished, self._segment.key)
 
     def _discard(self) -> None:

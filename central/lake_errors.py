@@ -1,0 +1,24 @@
+"""What is wrong with a lake."""
+
+from __future__ import annotations
+
+from whitepanda.common.errors import WhitepandaError
+
+__all__ = ["DamagedError", "LakeError"]
+
+
+class LakeError(WhitepandaError):
+    """The lake holds what this central cannot use."""
+
+
+class DamagedError(LakeError):
+    """An object of the lake does not have the bytes that were written.
+
+    Attributes:
+        name: the object's, in the lake.
+
+    """
+
+    def __init__(self, root: str, name: str, why: str, remedy: str = "") -> None:
+        super().__init__(f"{root}/{name} is damaged: {why}{'; ' if remedy else ''}{remedy}")
+        self.name = name

@@ -1,0 +1,163 @@
+"""Digests that tell whether an object of the lake is what was written, and under the name that it was written for.
+
+A seal is a mark and 64 hexadecimal digits within the object itself: SHA-256 of the object's name, a zero byte and the
+object's bytes, with zeros for the digits. So nothing lies beside the object that could be lost or be of another one,
+and a segment appears at once with its digest. In Parquet the seal is a value of the footer's key-value metadata, in a
+manifest a field. A manifest has the digests of its files (`digest_of`), which need no seal of their own.
+
+What older releases wrote has no seal. One that is damaged is not taken for that: where only the mark is hit, its key is
+still there, and where only the key is hit, the mark is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from central.lake_errors import DamagedError
+
+__all__ = ["PLACE", "SEGMENT_KEY", "check_digest", "check_file", "check_text", "digest_of", "seal_file", "sealed"]
+
+_MARK = "whitepanda-sha256:"
+#: What is written where the seal will be.
+PLACE = _MARK + 64 * "0"
+#: Of the seal in a Parquet footer.
+SEGMENT_KEY = "whitepanda.seal"
+
+_TEXT_KEY = b'"seal"'  # of a manifest
+_DIGITS = 64
+_TAIL_BYTES = 1 << 22  # of a file, where its seal is: before the schema and a compacted segment's list of sources
+_CHUNK_BYTES = 1 << 20
+
+
+def digest_of(file: BinaryIO | Path) -> str:
+    """Return the SHA-256 of a whole file, hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+
+    """
+    if isinstance(file, Path):
+        with file.open("rb") as opened:
+            return digest_of(opened)
+    found = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def check_digest(root: str, name: str, file: BinaryIO | Path, written: str, remedy: str) -> bool:
+    """Hold an object's bytes against its digest in a manifest.
+
+    Args:
+        root: of the lake, for the error.
+        name: the object's, for the error.
+        file: its bytes.
+        written: the digest; "" where an older release wrote the manifest.
+        remedy: what to do.
+
+    Returns:
+        Whether there is a digest.
+
+    Raises:
+        DamagedError: the bytes are other ones.
+        OSError: they cannot be read.
+
+    """
+    if written and (found := digest_of(file)) != written:
+        raise DamagedError(root, name, _differs(found, written), remedy)
+    return bool(written)
+
+
+def sealed(data: bytes, name: str) -> bytes:
+    """Return a manifest with its seal, of which it has the `PLACE`."""
+    at = data.rindex(PLACE.encode()) + len(_MARK)
+    return data[:at] + _digest(io.BytesIO(data), name, at).encode() + data[at + _DIGITS :]
+
+
+def seal_file(path: Path, name: str) -> None:
+    """Set the seal of a Parquet file that has the `PLACE` in its footer, under the key `SEGMENT_KEY`.
+
+    Args:
+        path: the file, not yet in the lake.
+        name: that it will have there.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    with path.open("r+b") as file:
+        at, _ = _seal_in(file)
+        if at is None:
+            raise ValueError(f"{path} has no place for a seal")
+        digits = _digest(file, name, at).encode()
+        file.seek(at)
+        file.write(digits)
+
+
+def check_text(root: str, name: str, data: bytes, remedy: str) -> bool:
+    """Hold a manifest against its seal; else as `check_file`."""
+    return _check(root, name, io.BytesIO(data), _TEXT_KEY, remedy)
+
+
+def check_file(root: str, name: str, file: BinaryIO, remedy: str) -> bool:
+    """Hold a Parquet file against its seal.
+
+    Args:
+        root: of the lake, for the error.
+        name: under which the file is in the lake.
+        file: open, to read from any place in it; it is read once.
+        remedy: what to do.
+
+    Returns:
+        Whether it has a seal. A file that is cut off before it has none; then it has no footer either.
+
+    Raises:
+        DamagedError: its bytes are not those that were written under this name.
+        OSError: it cannot be read.
+
+    """
+    return _check(root, name, file, SEGMENT_KEY.encode(), remedy)
+
+
+def _check(root: str, name: str, file: BinaryIO, key: bytes, remedy: str) -> bool:
+    at, tail = _seal_in(file)
+    if at is None:
+        if key in tail:
+            raise DamagedError(root, name, "its seal is no longer one", remedy)
+        return False
+    file.seek(at)
+    written = file.read(_DIGITS).decode("ascii", "replace")
+    if (found := _digest(file, name, at)) != written:
+        raise DamagedError(root, name, _differs(found, written), remedy)
+    return True
+
+
+def _seal_in(file: BinaryIO) -> tuple[int | None, bytes]:
+    """Return where the digits of the last mark are, and the end of the file, where that was looked for."""
+    size = file.seek(0, os.SEEK_END)
+    start = file.seek(max(size - _TAIL_BYTES, 0))
+    tail = file.read()
+    at = tail.rfind(_MARK.encode())
+    return (start + at + len(_MARK) if at >= 0 else None), tail
+
+
+def _digest(file: BinaryIO, name: str, at: int) -> str:
+    """The digest of a file whose seal's digits are at `at`."""
+    found = hashlib.sha256(name.encode() + b"\0")
+    left = at
+    file.seek(0)
+    while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+        found.update(chunk)
+        left -= len(chunk)
+    found.update(b"0" * len(file.read(_DIGITS)))
+    while chunk := file.read(_CHUNK_BYTES):
+        found.update(chunk)
+    return found.hexdigest()
+
+
+def _differs(found: str, written: str) -> str:
+    return f"its SHA-256 is {found[:16]}..., that of what was written is {written[:16]}..."
