@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 
 from central import worker_process
-from central.builds import Builder, BuildStoppedError, LeftOut
+from central.builds import Builder, BuildStoppedError
 from central.config import CentralConfig
 from central.lake import Lake
+from central.left_out import LeftOut
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
 
@@ -79,6 +80,7 @@ class BuildProcess(Builder):
             answer = _ask(process, _BUILD)
             if self._stopping.is_set():
                 raise BuildStoppedError
+            self.damaged |= answer.get("damaged", {})
             self.last_error = answer.get("error", "")
             if self.last_error:
                 raise BuildFailedError(self.last_error)
@@ -90,7 +92,7 @@ class BuildProcess(Builder):
         """Have the process do what `Builder.care_once` does, if it runs; it tells of failures itself."""
         with self._one_at_a_time:
             if self._process is not None:
-                _ask(self._process, _CARE)
+                self.damaged |= _ask(self._process, _CARE).get("damaged", {})
 
     def start(self) -> None:
         """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
@@ -176,8 +178,10 @@ def _build(builder: Builder) -> dict[str, Any]:
     except BuildStoppedError:
         return {"error": "stopped"}
     except Exception as error:  # noqa: BLE001 - central tells of it, whatever it is
-        return {"error": builder.last_error or f"{type(error).__name__}: {error}"}
+        error_line = builder.last_error or f"{type(error).__name__}: {error}"
+        return {"error": error_line, "damaged": builder.damaged}
     return {
+        "damaged": builder.damaged,
         "seconds": builder.last_build_s,
         "days_computed": builder.last_days_computed,
         "left_out": [builder.left_out.days, builder.left_out.rows],
@@ -187,7 +191,7 @@ def _build(builder: Builder) -> dict[str, Any]:
 def _care(builder: Builder) -> dict[str, Any]:
     with contextlib.suppress(BuildStoppedError):
         builder.care_once()
-    return {}
+    return {"damaged": builder.damaged}
 
 
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:

@@ -1,10 +1,11 @@
 """Builds: the lake's new days into pair state, all days' state into a version of statistics and coefficients.
 
-    <lake>/state/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet
-
 Segments that are new are rolled up to slots (`central.slots`), and state is computed from those. A day's state is named
-by the digest of its slots' names, so it is computed anew only when the day has got other slots: a new day costs that
-day alone. State is a cache; it can be deleted at any time. Where the lake is no folder it is in a folder of its own.
+by the digest of its slots' names (`central.states`), so it is computed anew only when the day has got other slots: a
+new day costs that day alone. State is a cache; it can be deleted at any time. Where the lake is no folder it is in a
+folder of its own.
+
+What is read is held against its digest (`central.seals`): of a damaged segment or slots no version is made.
 
 Of several replicas the one that holds the lease builds; the others take the versions that they find in the lake.
 """
@@ -15,7 +16,6 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import shutil
 import tempfile
 import threading
 import time
@@ -31,10 +31,13 @@ from central import day_states, engine
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.lake import Lake, Segment
+from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
+from central.left_out import LeftOut, LeftOutDays, OlderDay
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
+from central.states import StateFolders
 from central.versions import BuiltVersion, Manifest, VersionStore
 from whitepanda.common import log
 
@@ -56,14 +59,6 @@ class BuildStoppedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Days of the lake, and their rows, that are not in the version because they are older than `build.days`."""
-
-    days: int = 0
-    rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class _Day:
     """One day of the lake, its slots when the build began, and where its state is."""
 
@@ -71,15 +66,6 @@ class _Day:
     digest: str
     slots: SlotManifest
     folder: Path
-
-
-@dataclass(frozen=True, slots=True)
-class _Older:
-    """A day that does not count."""
-
-    day: date
-    segments: list[Segment]
-    slots: SlotManifest | None
 
 
 class Builder:
@@ -101,6 +87,7 @@ class Builder:
         last_build_s: how long the last build took.
         last_days_computed: of how many days the last build computed the state.
         left_out: what the last build found in the lake that is too old to count.
+        damaged: what the last build, and what the last care for the lake, found damaged, by "build" and "care".
 
     """
 
@@ -123,13 +110,15 @@ class Builder:
         self.last_build_s = 0.0
         self.last_days_computed = 0
         self.left_out = LeftOut()
-        self._left_out_rows: dict[date, tuple[str, int]] = {}  # by day: of which segments, and their rows
+        self.damaged: dict[str, list[str]] = {}
+        self._left_out_days = LeftOutDays(section.days)
         self._section = section
         self._first_look_s = min(first_look_s, section.interval_s)
         self._lake = lake
         self._clock_unix_ns = clock_unix_ns
         self._slot_ns = round(section.slot_s * 1e9)
-        self._state = (state_dir or lake.root / "state") / f"slot={section.slot_s:g}"
+        self._states = StateFolders((state_dir or lake.root / "state") / f"slot={section.slot_s:g}")
+        self._state = self._states.root
         self._slots = SlotStore(lake, self._slot_ns)
         self._care = (
             None
@@ -195,6 +184,11 @@ class Builder:
             for call in self.on_version:
                 call(self.current)
 
+    @property
+    def damaged_files(self) -> int:
+        """How many of the lake's objects were found damaged when they were last read."""
+        return len(set[str]().union(self.versions.damaged, *self.damaged.values()))
+
     def stop(self) -> None:
         """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
         self._stopping.set()
@@ -214,7 +208,8 @@ class Builder:
         with self._one_at_a_time:
             began = time.monotonic()
             try:
-                number = self._build()
+                with self._damage_counted("build"):
+                    number = self._build()
             except Exception as error:
                 if self._stopping.is_set():
                     raise BuildStoppedError from error
@@ -269,7 +264,8 @@ class Builder:
                 if not care.is_due() or not self.lease.acquire():
                     return
                 try:
-                    done = care.run(check)
+                    with self._damage_counted("care"):
+                        done = care.run(check)
                 finally:
                     self._end_turn()
             except BuildStoppedError:
@@ -279,6 +275,18 @@ class Builder:
             else:
                 self._care_error = ""
                 self._log.info("the lake was taken care of", **dataclasses.asdict(done))
+
+    @contextlib.contextmanager
+    def _damage_counted(self, what: str) -> Iterator[None]:
+        self._states.damaged.clear()
+        stopped_at = set[str]()
+        try:
+            yield
+        except DamagedError as error:
+            stopped_at.add(error.name)
+            raise
+        finally:
+            self.damaged[what] = sorted(stopped_at | self._states.damaged)
 
     def _tell_care_failed(self, error: Exception) -> None:
         line = _line_of(error)
@@ -315,12 +323,12 @@ class Builder:
 
     def _build_alone(self) -> int | None:
         days, older = self._days()
-        self._look_at_left_out(older)
+        self.left_out = self._left_out_days.count(older, self.left_out)
         digest = _digest(f"{self._slot_ns}", *(f"{day.day} {day.digest}" for day in days))
         if not days or (self.current and self.current.manifest.segments_digest == digest):
             return None
         self._state.mkdir(parents=True, exist_ok=True)
-        stale = [day for day in days if not day.folder.is_dir()]
+        stale = [day for day in days if not self._states.is_there(day.folder)]
         folders = [day.folder for day in days]
         with self._running_engines(len(stale)) as (running, scratch):
             in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
@@ -349,11 +357,11 @@ class Builder:
         )
         built = self.versions.write(manifest, statistics, coefficients, self.lease.check)
         self._put_in_force(built)
-        self._forget({day.folder for day in days})
+        self._states.forget({day.folder for day in days})
         self.versions.prune(KEPT_VERSIONS)
         return built.version
 
-    def _days(self) -> tuple[list[_Day], list[_Older]]:
+    def _days(self) -> tuple[list[_Day], list[OlderDay]]:
         """The lake's days that count, rolled up; and those that are `days` days or more older than the newest one."""
         segments: dict[date, list[Segment]] = {}
         for segment in self._lake.segments():
@@ -363,7 +371,7 @@ class Builder:
             return [], []
         after = max(found) - timedelta(days=self._section.days)
         older = [
-            _Older(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after
+            OlderDay(day, segments.get(day, []), manifests.get(day)) for day in sorted(found) if day <= after
         ]
         days: list[_Day] = []
         with self._rolling() as connection:
@@ -375,7 +383,7 @@ class Builder:
                     digest = _digest(
                         *day_states.FORMATS[self._section.method], f"{self._slot_ns}", *manifest.digest_words
                     )
-                    days.append(_Day(each, digest, manifest, self._state / f"day={each}" / digest[:32]))
+                    days.append(_Day(each, digest, manifest, self._states.folder(each, digest)))
         return days, older
 
     @contextlib.contextmanager
@@ -399,27 +407,6 @@ class Builder:
                 finally:
                     self._running = ()
 
-    def _look_at_left_out(self, older: list[_Older]) -> None:
-        """Count the rows that no version will have, and tell when they become other ones."""
-        known = self._left_out_rows
-        self._left_out_rows = {}
-        for day in older:
-            digest = _digest(*(segment.name for segment in day.segments))
-            before, rows = known.get(day.day, ("", 0))
-            if digest != before:
-                in_samples = sum(segment.rows for segment in day.segments)
-                rows = max(in_samples, day.slots.samples if day.slots else 0)
-            self._left_out_rows[day.day] = (digest, rows)
-        left_out = LeftOut(len(older), sum(rows for _, rows in self._left_out_rows.values()))
-        if left_out != self.left_out:
-            self.left_out = left_out
-            self._log.info(
-                "days are too old to count: build.days before the newest day of the lake, or more",
-                days_left_out=left_out.days,
-                rows_left_out=left_out.rows,
-                build_days=self._section.days,
-            )
-
     def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""
         self._check_stopping()
@@ -432,26 +419,12 @@ class Builder:
         folder = scratch / day.digest
         folder.mkdir()
         day_states.write(self._section.method, running, running.read([slots_file]), self._slot_ns, folder)
-        day.folder.parent.mkdir(exist_ok=True)
-        try:
-            folder.rename(day.folder)
-        except OSError:
-            if not day.folder.is_dir():  # else another builder was quicker, with the very same state
-                raise
+        self._states.put(folder, day.folder)
         slots_file.unlink()
 
     def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
         self._check_stopping()
         return day_states.solved(self._section.method, running, folders)
-
-    def _forget(self, used: set[Path]) -> None:
-        """Delete state of days' earlier segments, and of days that no longer count."""
-        for folder in self._state.glob("day=*/*"):
-            if folder not in used:
-                shutil.rmtree(folder, ignore_errors=True)
-        for folder in self._state.glob("day=*"):
-            with contextlib.suppress(OSError):  # not empty: still used
-                folder.rmdir()
 
     @contextlib.contextmanager
     def _running_engines(self, days: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:

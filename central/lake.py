@@ -427,8 +427,8 @@ def _by_day(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
 class SegmentFile:
     """A segment on its way: written as a draft; `finish` makes it whole and gives it its name.
 
-    What is left without `finish` leaves nothing. The file has a seal (`central.seals`), and its pages have checksums for
-    other readers.
+    What is left without `finish` leaves nothing. The file has a seal (`central.seals`), and its pages have
+    checksums, which other readers can look at.
     """
 
     def __init__(self, segment: Segment, schema: pa.Schema) -> None:

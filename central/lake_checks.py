@@ -142,7 +142,7 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
     for name in strange:
         yield f"{name}: no folder of slots, slots/slot=<length in s>; nothing reads it"
     for length in lengths:
-        yield from _slot_problems(lake, length, by_day)
+        yield from _slot_problems(lake, length, by_day, is_quick=is_quick)
     yield from _version_problems(lake)
 
 
@@ -221,6 +221,7 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
         segment.columns()
         if is_quick:
             return ""
+        segment.check()
         with (
             segment.objects.open(segment.key) as file,
             pq.ParquetFile(file, page_checksum_verification=True) as parquet,
@@ -242,7 +243,9 @@ def _segment_problem(segment: Segment, *, is_quick: bool) -> str:
     return ""
 
 
-def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]]) -> Iterator[str]:
+def _slot_problems(
+    lake: Lake, slot_s: float, by_day: dict[date, list[Segment]], *, is_quick: bool
+) -> Iterator[str]:
     slots = SlotStore(lake, round(slot_s * 1e9))
     try:
         manifests = _settled(slots.manifests)
@@ -250,7 +253,7 @@ def _slot_problems(lake: Lake, slot_s: float, by_day: dict[date, list[Segment]])
         yield str(error)
         return
     for day, manifest in manifests.items():
-        yield from _slot_day_problems(lake, slots, day, manifest)
+        yield from _slot_day_problems(lake, slots, day, manifest, is_quick=is_quick)
         partly = [
             each
             for each in by_day.get(day, [])
@@ -268,11 +271,13 @@ def _settled(look: Callable[[], _T]) -> _T:
     return look()
 
 
-def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest) -> list[str]:
+def _slot_day_problems(
+    lake: Lake, slots: SlotStore, day: date, manifest: SlotManifest, *, is_quick: bool
+) -> list[str]:
     """Return what is wrong with a day's slots. Where another manifest has come meanwhile, that one is looked at."""
     lines: list[str] = []
     for _ in range(_LOOKS):
-        lines = list(_manifest_problems(lake, day, manifest))
+        lines = list(_manifest_problems(lake, None if is_quick else slots, day, manifest))
         if not lines:
             break
         try:
@@ -287,15 +292,22 @@ def _slot_day_problems(lake: Lake, slots: SlotStore, day: date, manifest: SlotMa
     return lines
 
 
-def _manifest_problems(lake: Lake, day: date, manifest: SlotManifest) -> Iterator[str]:
+def _manifest_problems(
+    lake: Lake, digests: SlotStore | None, day: date, manifest: SlotManifest
+) -> Iterator[str]:
     windows, batches = 0, list[str]()
     for part in manifest.parts:
         try:
+            if digests is not None:
+                digests.check(part)
             with lake.objects.open(part.batches), lake.objects.open(part.slots) as file:
                 counts = pq.read_table(file, columns=["windows"])["windows"]
         except FileNotFoundError:
             missing = part.slots if _is_missing(lake, part.slots) else part.batches
             yield f"slots of {day}, {manifest.number}: {missing} is not there"
+            continue
+        except LakeError as error:
+            yield str(error)
             continue
         except (pa.ArrowException, OSError) as error:
             yield f"{part.slots}: cannot be read: {(str(error).splitlines() or [''])[0]}"
@@ -348,6 +360,9 @@ def _version_problems(lake: Lake) -> Iterator[str]:
     for number in store.numbers():
         try:
             manifest = store.read(number).manifest
+        except LakeError as error:
+            yield str(error)
+            continue
         except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
             if number not in store.numbers():
                 continue  # deleted meanwhile

@@ -19,7 +19,16 @@ from typing import BinaryIO
 
 from central.lake_errors import DamagedError
 
-__all__ = ["PLACE", "SEGMENT_KEY", "check_digest", "check_file", "check_text", "digest_of", "seal_file", "sealed"]
+__all__ = [
+    "PLACE",
+    "SEGMENT_KEY",
+    "check_digest",
+    "check_file",
+    "check_text",
+    "digest_of",
+    "seal_file",
+    "sealed",
+]
 
 _MARK = "whitepanda-sha256:"
 #: What is written where the seal will be.
@@ -29,7 +38,9 @@ SEGMENT_KEY = "whitepanda.seal"
 
 _TEXT_KEY = b'"seal"'  # of a manifest
 _DIGITS = 64
-_TAIL_BYTES = 1 << 22  # of a file, where its seal is: before the schema and a compacted segment's list of sources
+_TAIL_BYTES = (
+    1 << 22
+)  # of a file, where its seal is: before the schema and a compacted segment's list of sources
 _CHUNK_BYTES = 1 << 20
 
 

@@ -6,7 +6,8 @@
 exclusively and stands for all before it, so a window is counted once also where two builders are at work, and a kill
 at any point leaves nothing but files that no manifest names. A part has sums per task and slot, which add up exactly
 with those of other parts; and the batches that it has, so that one which another replica took too is left out, also
-when the samples themselves are gone.
+when the samples themselves are gone. A manifest has a seal and the digests of its files, which are looked at whenever
+these are read (`central.seals`).
 """
 
 # ruff: noqa: S608 - SQL made of this file's own words and of quoted names; no values of rows are in it
@@ -26,7 +27,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from central import seals
 from central.lake import Lake, LakeError, Segment, day_in
+from central.lake_errors import DamagedError
 
 if TYPE_CHECKING:
     import duckdb
@@ -71,6 +74,8 @@ class SlotPart(msgspec.Struct, frozen=True, kw_only=True):
     batches: str
     slot_rows: int
     slots_bytes: int
+    slots_sha256: str = ""  # of the file; an older release told none
+    batches_sha256: str = ""
 
 
 class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +91,7 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int  # windows left out, because another replica's journal had their batch too
     created_unix_ns: int
     code_version: str
+    seal: str = ""
 
     @property
     def digest_words(self) -> tuple[str, ...]:
@@ -171,14 +177,22 @@ class SlotStore:
             machine, slot_start_ns, vm, job, platform, latency_sensitive, usage, cpi, and the sums of `SLOTS` that
             they are made from. Usage and CPI are means weighted by duration; null where not known.
 
+        Raises:
+            DamagedError: a file is not what was written.
+            OSError: the lake cannot be read.
+
         """
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
+        manifests = list(manifests)
         names = [part.slots for manifest in manifests for part in manifest.parts]
         if not names:
             return ibis.memtable(SLOTS.empty_table()).mutate(
                 usage=ibis.null("float64"), cpi=ibis.null("float64")
             )
+        for manifest in manifests:
+            for part in manifest.parts:
+                self.check_slots(part)
         paths = [str(self._lake.objects.local(name)) for name in names]
         rows = connection.read_parquet(paths).select(*SLOTS.names)
         if len(names) > 1:
@@ -190,6 +204,37 @@ class SlotStore:
         return rows.mutate(
             usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0),
             cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
+        )
+
+    def check_slots(self, part: SlotPart) -> None:
+        """Hold a part's slots against their digest, if it has one.
+
+        Raises:
+            DamagedError: they are not those that were written.
+            OSError: they cannot be read.
+
+        """
+        self._check(part.slots, part.slots_sha256)
+
+    def check(self, part: SlotPart) -> None:
+        """Do both."""
+        self.check_slots(part)
+        self.check_batches(part)
+
+    def check_batches(self, part: SlotPart) -> None:
+        """Hold what a part knows of batches against its digest; else as `check_slots`."""
+        self._check(part.batches, part.batches_sha256)
+
+    def _check(self, name: str, written: str) -> None:
+        if written:
+            path = self._lake.objects.local(name)
+            seals.check_digest(self._lake.name, name, path, written, self._remedy(name))
+
+    @staticmethod
+    def _remedy(name: str) -> str:
+        return (
+            f"restore it from a copy, or delete {name.rpartition('/')[0]}: the day is then rolled up anew from its "
+            "samples, as far as these are still there"
         )
 
     def remove_unused(self, older_than_s: float) -> int:
@@ -246,6 +291,13 @@ class SlotStore:
         drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
         merged = old if len(old) >= _MAX_PARTS else ()
         published = []
+        for segment in new:
+            with segment.path.open("rb") as file:
+                segment.check(file)
+        for part in old:
+            self.check_batches(part)
+        for part in merged:
+            self.check_slots(part)
         try:
             counted, duplicates = _write_part(
                 connection,
@@ -261,6 +313,8 @@ class SlotStore:
                 batches=batches,
                 slot_rows=int(pq.read_metadata(drafts[slots]).num_rows),
                 slots_bytes=drafts[slots].stat().st_size,
+                slots_sha256=seals.digest_of(drafts[slots]),
+                batches_sha256=seals.digest_of(drafts[batches]),
             )
             for name, draft in drafts.items():
                 self._lake.objects.publish(draft, name)
@@ -278,8 +332,11 @@ class SlotStore:
                 duplicates=(before.duplicates if before else 0) + duplicates,
                 created_unix_ns=time.time_ns(),
                 code_version=metadata.version("whitepanda"),
+                seal=seals.PLACE,
             )
-            self._lake.objects.create(self._name(day, number), msgspec.json.encode(manifest) + b"\n")
+            name = self._name(day, number)
+            data = seals.sealed(msgspec.json.encode(manifest) + b"\n", name)
+            self._lake.objects.create(name, data)
         except BaseException as error:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
@@ -289,10 +346,11 @@ class SlotStore:
                     for name in published:
                         self._lake.objects.remove(name)
             raise
-        return manifest
+        return msgspec.json.decode(data, type=SlotManifest)
 
     def _read(self, name: str) -> SlotManifest:
         data = self._lake.objects.read(name)
+        seals.check_text(self._lake.name, name, data, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema
             if schema > SLOT_SCHEMA_VERSION:
@@ -302,7 +360,7 @@ class SlotStore:
                 )
             return msgspec.json.decode(data, type=SlotManifest)
         except msgspec.MsgspecError as error:
-            raise LakeError(f"{self._lake.name}/{name} is damaged: {error}") from error
+            raise DamagedError(self._lake.name, name, str(error), self._remedy(name)) from error
 
     def _folder(self, day: date) -> str:
         return f"{self._root}/day={day.isoformat()}"

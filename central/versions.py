@@ -3,15 +3,17 @@
     <lake>/versions/00000042/{<random>-job_statistics.parquet,<random>-coefficients.parquet,manifest.json}
 
 A version is there once its manifest is. The manifest comes last, at once and never over another one, and names the
-version's two files, of which every builder writes its own. It has the token of the builder's lease: a builder that
-finds a version of a higher token than its own gives up. So numbers never go back, nobody reads half a version, and
-a builder that stalled publishes nothing after the one that took over.
+version's two files, of which every builder writes its own, and their digests; it is sealed itself (`central.seals`).
+It has the token of the builder's lease: a builder that finds a version of a higher token than its own gives up. So
+numbers never go back, nobody reads half a version or a damaged one, and a builder that stalled publishes nothing after
+the one that took over.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import io
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +24,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from central import seals
+from central.lake_errors import DamagedError, LakeError
 from central.lease import FencedError
 from central.objects import Folder, Objects
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "VersionStore"]
+__all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "NotFiniteError", "VersionStore"]
 
 #: Equation (1): CPI of a job on a platform, sorted by both. The last two are null where the method has none.
 JOB_STATISTICS = pa.schema(
@@ -58,6 +62,11 @@ _LATER = ("location_log_cpi", "scale_log_cpi")
 _STATISTICS_FILE = "job_statistics.parquet"
 _COEFFICIENTS_FILE = "coefficients.parquet"
 _MANIFEST_FILE = "manifest.json"
+_REMEDY = "the version before it counts, and the next build makes another; its folder may be deleted"
+
+
+class NotFiniteError(LakeError):
+    """What was computed is no version: a number of it is none."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +89,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "duckdb"
     token: int = 0  # of the lease under which it was built
     files: str = ""  # what the names of its files begin with
+    digests: dict[
+        str, str
+    ] = {}  # SHA-256 by file, without what its name begins with; an older release told none
+    seal: str = ""
 
 
 class BuiltVersion:
@@ -164,17 +177,37 @@ def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
+def _check_finite(tables: dict[str, pa.Table]) -> None:
+    """Raise NotFiniteError where a value of them is NaN or infinite; what is not known is null."""
+    for file, table in tables.items():
+        for name, column in zip(table.schema.names, table.columns, strict=True):
+            if not pa.types.is_floating(column.type):
+                continue
+            odd = pc.fill_null(pc.invert(pc.is_finite(column)), False)
+            if count := pc.sum(odd).as_py():
+                job, value = (table.filter(odd)[each][0].as_py() for each in ("job", name))
+                raise NotFiniteError(
+                    f"{file.removesuffix('.parquet')}: {name} of {count} of {len(table)} rows is no finite number, the "
+                    f"first of job {job!r} ({value}); this is no version. Is there an absurd CPI or CPU usage in the "
+                    "lake's samples of that job?"
+                )
+
+
 class VersionStore:
     """The versions of a lake.
 
     Args:
         root: the folder `versions` of a lake in a folder; or the lake's objects.
 
+    Attributes:
+        damaged: names of the objects that the last `latest` found damaged.
+
     """
 
     def __init__(self, root: Path | Objects) -> None:
         self._objects: Objects = Folder(root.parent) if isinstance(root, Path) else root
         self._top = root.name if isinstance(root, Path) else "versions"
+        self.damaged: frozenset[str] = frozenset()
         self._log = log.get("versions")
 
     def numbers(self) -> list[int]:
@@ -183,26 +216,30 @@ class VersionStore:
 
     def latest(self) -> BuiltVersion | None:
         """Read the newest version. One that cannot be read is warned of, and the one before it is taken."""
+        found, damaged = None, set[str]()
         for number in reversed(self.numbers()):
             try:
-                return self.read(number)
-            except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
+                found = self.read(number)
+                break
+            except (DamagedError, OSError, pa.ArrowException, msgspec.MsgspecError, KeyError) as error:
+                damaged.add(error.name if isinstance(error, DamagedError) else self._name(number, ""))
                 self._log.warning(
                     "version cannot be read, an older one is used", version=number, error=str(error)
                 )
-        return None
+        self.damaged = frozenset(damaged)
+        return found
 
     def read(self, number: int) -> BuiltVersion:
         """Read one version.
 
         Raises:
             OSError: it is not there or not readable.
-            pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
+            DamagedError, pyarrow.ArrowException, msgspec.MsgspecError, KeyError: it is damaged.
 
         """
         manifest = self.manifest(number)
-        statistics = self._table(number, manifest.files + _STATISTICS_FILE, JOB_STATISTICS)
-        coefficients = self._table(number, manifest.files + _COEFFICIENTS_FILE, COEFFICIENTS)
+        statistics = self._table(manifest, number, _STATISTICS_FILE, JOB_STATISTICS)
+        coefficients = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
         return BuiltVersion(manifest, statistics, coefficients)
 
     def manifest(self, number: int) -> Manifest:
@@ -210,10 +247,13 @@ class VersionStore:
 
         Raises:
             OSError: it is not there or not readable.
-            msgspec.MsgspecError: it is damaged.
+            DamagedError, msgspec.MsgspecError: it is damaged.
 
         """
-        return msgspec.json.decode(self._objects.read(self._name(number, _MANIFEST_FILE)), type=Manifest)
+        name = self._name(number, _MANIFEST_FILE)
+        data = self._objects.read(name)
+        seals.check_text(self._objects.root, name, data, _REMEDY)
+        return msgspec.json.decode(data, type=Manifest)
 
     def write(
         self,
@@ -232,12 +272,15 @@ class VersionStore:
 
         Raises:
             FencedError: a builder with a later lease has published already.
+            NotFiniteError: a number is NaN or infinite.
             OSError: the disk is full or not writable; the versions are as they were.
 
         """
         statistics = _completed(statistics, JOB_STATISTICS)
         statistics = statistics.sort_by([("job", "ascending"), ("platform", "ascending")])
         coefficients = _completed(coefficients, COEFFICIENTS).sort_by("job")
+        tables = {_STATISTICS_FILE: statistics, _COEFFICIENTS_FILE: coefficients}
+        _check_finite(tables)
         while True:
             number = self._next(manifest.token)
             manifest = msgspec.structs.replace(
@@ -246,18 +289,20 @@ class VersionStore:
                 job_statistics=len(statistics),
                 coefficients=len(coefficients),
                 files=f"{secrets.token_hex(4)}-",
+                digests={},
+                seal=seals.PLACE,
             )
-            tables = {_STATISTICS_FILE: statistics, _COEFFICIENTS_FILE: coefficients}
             written: list[str] = []
             is_asked = False
             try:
                 for file, table in tables.items():
                     written.append(self._name(number, manifest.files + file))
-                    self._put(written[-1], table)
+                    manifest.digests[file] = self._put(written[-1], table)
                 check()
-                text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
+                name = self._name(number, _MANIFEST_FILE)
+                text = seals.sealed(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n", name)
                 is_asked = True
-                self._objects.create(self._name(number, _MANIFEST_FILE), text)
+                self._objects.create(name, text)
             except BaseException as error:
                 is_refused = isinstance(error, FileExistsError)
                 # The manifest may be there though no answer came.
@@ -268,6 +313,7 @@ class VersionStore:
                 if is_refused:
                     continue  # another builder has that number; `_next` says whether to go on
                 raise
+            manifest = msgspec.json.decode(text, type=Manifest)
             return BuiltVersion(manifest, statistics, coefficients)
 
     def _may_be_there(self, number: int) -> bool:
@@ -294,7 +340,7 @@ class VersionStore:
         last = max(self.numbers(), default=0)
         if last:
             with contextlib.suppress(
-                msgspec.MsgspecError, OSError
+                DamagedError, msgspec.MsgspecError, OSError
             ):  # damaged: its number is taken all the same
                 if (found := self.manifest(last).token) > token:
                     raise FencedError(
@@ -302,17 +348,23 @@ class VersionStore:
                     )
         return last + 1
 
-    def _put(self, name: str, table: pa.Table) -> None:
+    def _put(self, name: str, table: pa.Table) -> str:
+        """Publish a table, and return its digest."""
         draft = self._objects.draft(name)
         try:
             pq.write_table(table, draft, compression="zstd")
+            digest = seals.digest_of(draft)
             self._objects.publish(draft, name)
         finally:
             draft.unlink(missing_ok=True)
+        return digest
 
-    def _table(self, number: int, file: str, schema: pa.Schema) -> pa.Table:
-        data = pa.BufferReader(self._objects.read(self._name(number, file)))
-        return _completed(pq.read_table(data), schema)
+    def _table(self, manifest: Manifest, number: int, file: str, schema: pa.Schema) -> pa.Table:
+        name = self._name(number, manifest.files + file)
+        data = self._objects.read(name)
+        written = manifest.digests.get(file, "")
+        seals.check_digest(self._objects.root, name, io.BytesIO(data), written, _REMEDY)
+        return _completed(pq.read_table(pa.BufferReader(data)), schema)
 
     def _name(self, number: int, file: str) -> str:
         return f"{self._top}/{number:08d}/{file}"

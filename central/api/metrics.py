@@ -42,6 +42,7 @@ GAUGES = (
     ("lake_rows", "lake_rows", "rows in the lake"),
     ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
     ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
+    ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
 #: 1 where the field says why, else 0.
 FAILURES = (

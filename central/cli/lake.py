@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import typer
 from central.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
 from central.lake import Lake
 from central.lake_checks import DayStats, problems, slot_lengths, stats
+from central.lake_digests import not_covered, state_problems
 from central.lease import Lease
 from central.slots import SlotStore
 from whitepanda.common.cli import console, errors, print_json
@@ -51,14 +53,21 @@ def verify(
     found = []
     with _opened(lake) as opened, duckdb.connect() as connection:
         segments = len(opened.segments())
-        for line in problems(opened, connection, is_quick=quick):
+        states = () if quick else state_problems(opened)
+        for line in itertools.chain(problems(opened, connection, is_quick=quick), states):
             found.append(line)
             if not json:
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
+        without_digest = not_covered(opened)
     if json:
-        print_json({"lake": lake, "problems": found})
-    elif not found:
-        console.print(f"{segments} segments, no problem")
+        print_json({"lake": lake, "problems": found, "not_covered_by_a_digest": without_digest})
+    else:
+        if count := sum(without_digest.values()):
+            told = ", ".join(f"{each} of {kind}" for kind, each in without_digest.items() if each)
+            line = f"{count} files are not covered by a digest, as an older release wrote them: {told}"
+            console.print(line, soft_wrap=True, highlight=False)
+        if not found:
+            console.print(f"{segments} segments, no problem")
     if found:
         raise typer.Exit(1)
 

@@ -1,0 +1,146 @@
+"""Days' states as folders: each is there as a whole or not at all, and is not used when it is damaged.
+
+    <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, digests.json
+
+`digests.json` is sealed and has the digests of the files (`central.seals`). State is a cache: what is damaged is told
+of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is read as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+
+import msgspec
+
+from central import seals
+from central.lake_errors import DamagedError
+from whitepanda.common import log
+
+__all__ = ["StateFolders", "check_state", "has_digests", "state_folders"]
+
+_DIGESTS = "digests.json"
+_REMEDY = "delete its folder: the next build computes the day anew"
+
+
+class _Digests(msgspec.Struct, frozen=True, kw_only=True):
+    files: dict[str, str]
+    seal: str = ""
+
+
+def check_state(root: Path, folder: Path) -> None:
+    """Hold the files of a day's state against their digests, if it has any.
+
+    Args:
+        root: of the lake, or of the state where that is elsewhere.
+        folder: the day's, below it.
+
+    Raises:
+        DamagedError: a file is not what was written, or is gone.
+        OSError: they cannot be read.
+
+    """
+    name = folder.relative_to(root).as_posix()
+    path = folder / _DIGESTS
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    # Its seal is of the two folders' names alone: the root may be moved.
+    place = f"{folder.parent.name}/{folder.name}"
+    try:
+        if not seals.check_text(str(root), place, data, _REMEDY):
+            raise DamagedError(str(root), f"{name}/{_DIGESTS}", "it has no seal", _REMEDY)
+        files = msgspec.json.decode(data, type=_Digests).files
+    except msgspec.MsgspecError as error:
+        raise DamagedError(str(root), f"{name}/{_DIGESTS}", str(error), _REMEDY) from error
+    for file, digest in files.items():
+        try:
+            seals.check_digest(str(root), f"{name}/{file}", folder / file, digest, _REMEDY)
+        except FileNotFoundError as error:
+            raise DamagedError(str(root), f"{name}/{file}", "it is gone", _REMEDY) from error
+
+
+def has_digests(folder: Path) -> bool:
+    """Whether a day's state has digests; what older releases wrote has none."""
+    return (folder / _DIGESTS).exists()
+
+
+def state_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of all days' states below a folder `state`, of all lengths of slots."""
+    yield from sorted(each for each in root.glob("slot=*/day=*/*") if not each.name.startswith("."))
+
+
+class StateFolders:
+    """The states of one length of slots.
+
+    Args:
+        root: folder `slot=<length>`.
+
+    Attributes:
+        damaged: names of files found damaged, for the caller to empty.
+
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.damaged: set[str] = set()
+        self._log = log.get("builds")
+
+    def folder(self, day: date, digest: str) -> Path:
+        """Return where the state of a day with such slots is, or will be."""
+        return self.root / f"day={day}" / digest[:32]
+
+    def is_there(self, folder: Path) -> bool:
+        """Whether a day's state is there and whole. What is damaged is deleted, in a line of the log.
+
+        Raises:
+            OSError: it cannot be read or deleted.
+
+        """
+        if not folder.is_dir():
+            return False
+        try:
+            check_state(self.root, folder)
+        except DamagedError as error:
+            self._log.warning("state is damaged; the day is computed anew", error=str(error))
+            self.damaged.add(error.name)
+            _delete(folder)
+            return False
+        return True
+
+    def put(self, written: Path, folder: Path) -> None:
+        """Give state that has been written its place.
+
+        Raises:
+            OSError: it cannot be renamed, and no other builder has put the very same there.
+
+        """
+        files = {path.name: seals.digest_of(path) for path in sorted(written.iterdir())}
+        data = msgspec.json.encode(_Digests(files=files, seal=seals.PLACE)) + b"\n"
+        (written / _DIGESTS).write_bytes(seals.sealed(data, f"{folder.parent.name}/{folder.name}"))
+        folder.parent.mkdir(exist_ok=True)
+        try:
+            written.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+
+    def forget(self, used: set[Path]) -> None:
+        """Delete state of days' earlier segments, and of days that no longer count."""
+        for folder in self.root.glob("day=*/*"):
+            if folder not in used:
+                with contextlib.suppress(OSError):  # it is tried again after the next build
+                    _delete(folder)
+        for folder in self.root.glob("day=*"):
+            with contextlib.suppress(OSError):  # not empty: still used
+                folder.rmdir()
+
+
+def _delete(folder: Path) -> None:
+    """Delete a day's state. Its name goes at once, so that nobody finds half of it."""
+    if not folder.name.startswith("."):
+        folder = folder.rename(folder.with_name(f".{folder.name}"))
+    shutil.rmtree(folder)
