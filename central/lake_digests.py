@@ -17,7 +17,7 @@ __all__ = ["not_covered", "state_problems"]
 
 
 def state_problems(lake: Lake) -> Iterator[str]:
-    """Yield a line per damaged state of a day. Where the lake is no folder, state is in central's own and not looked at.
+    """Yield a line per damaged state of a day. Where the lake is no folder, states are elsewhere and not looked at.
 
     Raises:
         OSError: the lake cannot be listed.
@@ -27,7 +27,7 @@ def state_problems(lake: Lake) -> Iterator[str]:
         return
     for folder in state_folders(lake.root / "state"):
         try:
-            check_state(lake.root, folder)
+            check_state(folder)
         except LakeError as error:
             if folder.is_dir():  # else a builder has deleted it meanwhile
                 yield str(error)

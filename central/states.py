@@ -31,36 +31,31 @@ class _Digests(msgspec.Struct, frozen=True, kw_only=True):
     seal: str = ""
 
 
-def check_state(root: Path, folder: Path) -> None:
+def check_state(folder: Path) -> None:
     """Hold the files of a day's state against their digests, if it has any.
 
-    Args:
-        root: of the lake, or of the state where that is elsewhere.
-        folder: the day's, below it.
-
     Raises:
-        DamagedError: a file is not what was written, or is gone.
+        DamagedError: a file is not what was written, or is gone. Its name is that below the folder `slot=<length>`.
         OSError: they cannot be read.
 
     """
-    name = folder.relative_to(root).as_posix()
     path = folder / _DIGESTS
     if not path.exists():
         return
+    root, day = str(folder.parent.parent), f"{folder.parent.name}/{folder.name}"
+    name = f"{day}/{_DIGESTS}"
     data = path.read_bytes()
-    # Its seal is of the two folders' names alone: the root may be moved.
-    place = f"{folder.parent.name}/{folder.name}"
     try:
-        if not seals.check_text(str(root), place, data, _REMEDY):
-            raise DamagedError(str(root), f"{name}/{_DIGESTS}", "it has no seal", _REMEDY)
+        if not seals.check_text(root, name, data, _REMEDY):
+            raise DamagedError(root, name, "it has no seal", _REMEDY)
         files = msgspec.json.decode(data, type=_Digests).files
     except msgspec.MsgspecError as error:
-        raise DamagedError(str(root), f"{name}/{_DIGESTS}", str(error), _REMEDY) from error
+        raise DamagedError(root, name, str(error), _REMEDY) from error
     for file, digest in files.items():
         try:
-            seals.check_digest(str(root), f"{name}/{file}", folder / file, digest, _REMEDY)
+            seals.check_digest(root, f"{day}/{file}", folder / file, digest, _REMEDY)
         except FileNotFoundError as error:
-            raise DamagedError(str(root), f"{name}/{file}", "it is gone", _REMEDY) from error
+            raise DamagedError(root, f"{day}/{file}", "it is gone", _REMEDY) from error
 
 
 def has_digests(folder: Path) -> bool:
@@ -103,7 +98,7 @@ class StateFolders:
         if not folder.is_dir():
             return False
         try:
-            check_state(self.root, folder)
+            check_state(folder)
         except DamagedError as error:
             self._log.warning("state is damaged; the day is computed anew", error=str(error))
             self.damaged.add(error.name)
@@ -120,7 +115,7 @@ class StateFolders:
         """
         files = {path.name: seals.digest_of(path) for path in sorted(written.iterdir())}
         data = msgspec.json.encode(_Digests(files=files, seal=seals.PLACE)) + b"\n"
-        (written / _DIGESTS).write_bytes(seals.sealed(data, f"{folder.parent.name}/{folder.name}"))
+        (written / _DIGESTS).write_bytes(seals.sealed(data, f"{folder.parent.name}/{folder.name}/{_DIGESTS}"))
         folder.parent.mkdir(exist_ok=True)
         try:
             written.rename(folder)

@@ -65,6 +65,7 @@ async def test_its_version_is_that_of_a_thread_and_a_failure_leaves_it_in_force(
     newest.path.write_bytes(b"no parquet")
     await builder._build_in_thread()
     assert newest.path.name in builder.last_error
+    assert (builder.damaged["build"], builder.damaged_files) == ([newest.key], 1)
     assert builder.current.version == 1
     builder.close()
     assert first.poll() is not None

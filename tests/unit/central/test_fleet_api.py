@@ -191,6 +191,7 @@ async def test_status_numbers(served):
     publish(served.builder, 2)
     served.builder.last_error = "OSError: no space"
     served.builder.left_out = LeftOut(31, 310)
+    served.builder.damaged = {"build": ["samples/a", "slots/b"], "care": ["samples/a"]}
     served.registry.add(HostStream("host-1"))
     for _ in range(2):  # the second time from what is known of the segments
         status = await served.ask("GetFleetStatus", fleet_pb2.GetFleetStatusRequest())
@@ -201,7 +202,7 @@ async def test_status_numbers(served):
     assert (status.journal_batches, status.connected_hosts) == (5, 1)
     assert (status.coefficient_version, status.coefficient_created_unix_ns) == (1, 99)
     assert status.last_build_error == "OSError: no space"
-    assert (status.days_left_out, status.rows_left_out) == (31, 310)
+    assert (status.days_left_out, status.rows_left_out, status.damaged_files) == (31, 310, 2)
 
 
 async def test_hosts_in_pages(served):
