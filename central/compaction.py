@@ -102,8 +102,9 @@ def remove_superseded(lake: Lake, *, grace_s: float = GRACE_S) -> int:
 def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: int) -> int:
     """Delete the samples of days that are `raw_days` or more older than the newest; slots and versions stay.
 
-    What has not been rolled up to slots stays too. Within a day the later rolls go first and a compacted segment after
-    its sources, so that a kill leaves no segment that stands for one that is deleted, or the other way round.
+    What has not been rolled up to slots stays too; the slots that take the place of samples are looked at first. Within
+    a day the later rolls go first and a compacted segment after its sources, so that a kill leaves no segment that
+    stands for one that is deleted, or the other way round.
 
     Args:
         lake: the lake.
@@ -112,6 +113,10 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
 
     Returns:
         How many segments were deleted.
+
+    Raises:
+        DamagedError: a day's slots are not what was written; nothing is deleted.
+        OSError: the lake cannot be read or written.
 
     """
     found = lake.all_segments()
@@ -126,6 +131,10 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         and segment.day in manifests
         and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
     ]
+    for manifest in (manifests[day] for day in {segment.day for segment in gone}):
+        slots = SlotStore(lake, round(manifest.slot_s * 1e9))
+        for part in manifest.parts:
+            slots.check(part)
     for segment in sorted(gone, key=lambda each: (each.day, each.last - each.first, -each.last)):
         lake.objects.remove(segment.key)
     return len(gone)

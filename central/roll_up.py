@@ -1,0 +1,140 @@
+"""The SQL of a roll-up: windows of segments into sums per task and slot, and the batches that these have."""
+
+# ruff: noqa: S608 - SQL made of this file's own words and of quoted names; no values of rows are in it
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from central.lake import Lake, Segment
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["KEYS", "SLOTS", "SUMS", "write_part"]
+
+#: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
+#: times the durations of the windows that have the value; cycles and instructions are null where no window has them.
+SLOTS = pa.schema(
+    {
+        "machine": pa.string(),
+        "slot_start_ns": pa.int64(),
+        "vm": pa.string(),
+        "job": pa.string(),
+        "platform": pa.string(),
+        "latency_sensitive": pa.bool_(),
+        "windows": pa.int64(),
+        "duration_ns": pa.int64(),
+        "usage_core_ns": pa.float64(),
+        "usage_time_ns": pa.int64(),
+        "cpi_ns": pa.float64(),
+        "cpi_time_ns": pa.int64(),
+        "cycles": pa.int64(),
+        "instructions": pa.int64(),
+    }
+)
+KEYS = SLOTS.names[:6]
+SUMS = SLOTS.names[6:]
+
+
+def write_part(
+    connection: duckdb.DuckDBPyConnection,
+    lake: Lake,
+    new: list[Segment],
+    old_batches: list[str],
+    merged: list[str],
+    slot_ns: int,
+    files: tuple[Path, Path],
+) -> tuple[int, int]:
+    """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
+
+    Where journals share a batch, or an older part has it, the windows of the one first in name count. Rows of one
+    batch and day are in one segment, so a segment is a batch's place.
+    """
+    columns = (
+        "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive"
+    )
+    values = ("cpi", "cpu_usage_cores", "cycles", "instructions")
+    by_origin: dict[str, list[str]] = defaultdict(list)
+    for segment in new:
+        lacking = set(values) - set(segment.columns())
+        chosen = ", ".join(f"NULL AS {name}" if name in lacking else name for name in values)
+        by_origin[segment.origin].append(
+            f"SELECT {_text(segment.origin)} AS origin, {columns}, {chosen} FROM read_parquet([{_text(segment.path)}])"
+        )
+    rows = " UNION ALL ".join(query for queries in by_origin.values() for query in queries)
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
+    known = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
+    connection.execute(
+        "CREATE OR REPLACE TEMP VIEW known AS "
+        + (
+            f"SELECT host, spool_id, first, last FROM read_parquet([{known}])"
+            if known
+            else "SELECT '' AS host, '' AS spool_id, 0::UBIGINT AS first, 0::UBIGINT AS last WHERE false"
+        )
+    )
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE taken AS SELECT host, spool_id, sequence, min(origin) AS origin FROM new_rows "
+        "WHERE NOT EXISTS (SELECT 1 FROM known WHERE known.host = new_rows.host AND known.spool_id = new_rows.spool_id "
+        "AND new_rows.sequence BETWEEN known.first AND known.last) GROUP BY host, spool_id, sequence"
+    )
+    connection.execute(
+        "CREATE OR REPLACE TEMP VIEW rows_once AS SELECT new_rows.* FROM new_rows "
+        "SEMI JOIN taken USING (host, spool_id, sequence, origin)"
+    )
+    slots_file, batches_file = files
+    sums = _slot_sums(slot_ns)
+    if merged:
+        paths = ", ".join(_text(lake.objects.local(name)) for name in merged)
+        totals = ", ".join(
+            f"sum({name})::{'BIGINT' if SLOTS.field(name).type == pa.int64() else 'DOUBLE'} AS {name}"
+            for name in SUMS
+        )
+        sums = (
+            f"SELECT {', '.join(KEYS)}, {totals} FROM (({sums}) UNION ALL SELECT {', '.join(SLOTS.names)} "
+            f"FROM read_parquet([{paths}])) GROUP BY {', '.join(KEYS)}"
+        )
+    connection.execute(f"COPY ({sums}) TO {_text(slots_file)} (FORMAT parquet, COMPRESSION zstd)")
+    connection.execute(
+        f"COPY ({_ranges(is_with_known=bool(merged))}) TO {_text(batches_file)} (FORMAT parquet, COMPRESSION zstd)"
+    )
+    counted, total = connection.execute(
+        "SELECT (SELECT count(*) FROM rows_once), (SELECT count(*) FROM new_rows)"
+    ).fetchall()[0]
+    connection.execute("DROP TABLE taken")
+    return int(counted), int(total) - int(counted)
+
+
+def _slot_sums(slot_ns: int) -> str:
+    """Return the sums of `SLOTS` over the view rows_once, as `central.engine.task_slots` weighs them."""
+    usage, cpi = "cpu_usage_cores", "cpi::DOUBLE"
+    has_usage = f"{usage} IS NOT NULL AND NOT isnan({usage})"
+    has_cpi = f"{cpi} IS NOT NULL AND NOT isnan({cpi})"
+    return (
+        f"SELECT machine, start_unix_ns - start_unix_ns % {slot_ns} AS slot_start_ns, vm, job, platform, "
+        "latency_sensitive, count(*) AS windows, sum(duration_ns)::BIGINT AS duration_ns, "
+        f"sum({usage} * duration_ns) FILTER ({has_usage}) AS usage_core_ns, "
+        f"coalesce(sum(duration_ns) FILTER ({has_usage}), 0)::BIGINT AS usage_time_ns, "
+        f"sum({cpi} * duration_ns) FILTER ({has_cpi}) AS cpi_ns, "
+        f"coalesce(sum(duration_ns) FILTER ({has_cpi}), 0)::BIGINT AS cpi_time_ns, "
+        "sum(cycles)::BIGINT AS cycles, sum(instructions)::BIGINT AS instructions "
+        "FROM rows_once WHERE duration_ns > 0 GROUP BY ALL"
+    )
+
+
+def _ranges(*, is_with_known: bool) -> str:
+    """Return the query of the batches taken, as ranges of sequence numbers without a gap."""
+    runs = (
+        "SELECT host, spool_id, min(sequence) AS first, max(sequence) AS last FROM (SELECT host, spool_id, sequence, "
+        "sequence::HUGEINT - row_number() OVER (PARTITION BY host, spool_id ORDER BY sequence) AS run FROM taken) "
+        "GROUP BY host, spool_id, run"
+    )
+    return f"{runs} UNION ALL SELECT host, spool_id, first, last FROM known" if is_with_known else runs
+
+
+def _text(value: Path | str) -> str:
+    """Quote for SQL."""
+    return "'" + str(value).replace("'", "''") + "'"
