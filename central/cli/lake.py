@@ -62,10 +62,11 @@ def verify(
     if json:
         print_json({"lake": lake, "problems": found, "not_covered_by_a_digest": without_digest})
     else:
-        if count := sum(without_digest.values()):
-            told = ", ".join(f"{each} of {kind}" for kind, each in without_digest.items() if each)
-            line = f"{count} files are not covered by a digest, as an older release wrote them: {told}"
-            console.print(line, soft_wrap=True, highlight=False)
+        if any(without_digest.values()):
+            told = ", ".join(f"{count} of {kind}" for kind, count in without_digest.items() if count)
+            console.print(
+                f"files of an older release, without a digest: {told}", soft_wrap=True, highlight=False
+            )
         if not found:
             console.print(f"{segments} segments, no problem")
     if found:
