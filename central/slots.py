@@ -315,7 +315,7 @@ class SlotStore:
         except BaseException as error:
             for draft in drafts.values():
                 draft.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(LakeError, OSError):
                 now = None if isinstance(error, FileExistsError) else self.manifest(day)
                 if now is None or now.number < number:  # else it may be this very one
                     for name in published:

@@ -24,7 +24,7 @@ from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
-from central.lake import Lake
+from central.lake import Lake, LakeError
 from central.placement.live import LiveFleet
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
@@ -250,7 +250,7 @@ class Fleet(
         if older is None or older.version != wanted:
             try:
                 older = await asyncio.to_thread(self._builder.versions.read, wanted)
-            except (OSError, pa.ArrowException, msgspec.MsgspecError):
+            except (LakeError, OSError, pa.ArrowException, msgspec.MsgspecError):
                 message = f"version {wanted} is no longer kept; begin again without page_token"
                 await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
             self._older = older

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -256,12 +257,17 @@ async def test_pages_are_of_one_version(served):
     assert other.version == 3
 
 
-async def test_a_version_that_is_gone(served):
+@pytest.mark.parametrize("how", ["deleted", "damaged"])
+async def test_a_version_that_is_gone(served, how):
     publish(served.builder, 3)
     first = await served.ask("ListJobStatistics", fleet_pb2.ListJobStatisticsRequest(page_size=4))
     assert [(row.job, row.platform) for row in first.statistics][3] == ("job-0001", "intel")
     publish(served.builder, 3)
-    served.builder.versions.prune(1)
+    if how == "deleted":
+        served.builder.versions.prune(1)
+    else:
+        (path,) = (served.lake.root / "versions/00000001").glob("*-job_statistics.parquet")
+        os.truncate(path, path.stat().st_size - 1)
     request = fleet_pb2.ListJobStatisticsRequest(page_token=first.next_page_token)
     code, details = await served.refusal("ListJobStatistics", request)
     assert code == "FAILED_PRECONDITION"
