@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 # One BLAS thread: the matrices are small, and DuckDB's threads are beside them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import duckdb
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]  # a rival of the bench: its stubs are no dependency of ours
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import day_states, engine, lanes
+from central import day_states, engine, lanes, quiet_duckdb
 
 SLOT_NS = 300 * 10**9
 SLOTS = 288
@@ -104,7 +103,7 @@ def plain(paths: list[Path], memory_limit_mib: int, folder: Path) -> Times:
         "memory_limit": f"{memory_limit_mib}MiB", "threads": 2, "temp_directory": str(folder / "plain"),
         "preserve_insertion_order": False,
     }  # fmt: skip
-    with duckdb.connect(config=config) as con:
+    with quiet_duckdb.connect(**config) as con:
         con.read_parquet([str(path) for path in paths]).create_view("slots")
 
         def work() -> None:

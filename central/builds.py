@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from central import day_states, engine
+from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.lake import Lake, Segment
@@ -389,23 +389,21 @@ class Builder:
     @contextlib.contextmanager
     def _rolling(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """What rolls up: DuckDB, whichever engine computes the rest."""
-        import duckdb  # noqa: PLC0415 - only builds need it
-
         self._state.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".roll-", dir=self._state) as spill:
-            settings: dict[str, str | bool | int | float | list[str]] = {
-                "memory_limit": f"{self._section.memory_limit_mib}MiB",
-                "threads": self._section.threads,
-                "temp_directory": spill,
-                "preserve_insertion_order": False,
-                "autoinstall_known_extensions": False,  # nothing is ever fetched
-            }
-            with duckdb.connect(config=settings) as connection:
-                self._running = (connection,)
-                try:
-                    yield connection
-                finally:
-                    self._running = ()
+        with (
+            tempfile.TemporaryDirectory(prefix=".roll-", dir=self._state) as spill,
+            quiet_duckdb.connect(
+                memory_limit=f"{self._section.memory_limit_mib}MiB",
+                threads=self._section.threads,
+                temp_directory=spill,
+                preserve_insertion_order=False,
+            ) as connection,
+        ):
+            self._running = (connection,)
+            try:
+                yield connection
+            finally:
+                self._running = ()
 
     def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""

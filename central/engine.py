@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import machine_days
+from central import machine_days, quiet_duckdb
 from central.coded import coded, numbered
 from central.machine_days import PRODUCTS, Kernel
 from central.models.panda import (
@@ -99,15 +99,13 @@ class Engine:
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
-        self.connection: Any = ibis.duckdb.connect(
+        opened = quiet_duckdb.connect(
             memory_limit=f"{memory_limit_mib}MiB",
             threads=threads,
             temp_directory=str(spill_dir),
             preserve_insertion_order=False,  # lets DuckDB spill and stream
-            autoinstall_known_extensions=False,  # nothing is ever fetched
         )
-        # Where Python has no script (-c) DuckDB takes us for a person, and standard output for its bar.
-        self.connection.con.execute("SET enable_progress_bar = false")
+        self.connection: Any = ibis.duckdb.from_connection(opened)
 
     def __enter__(self) -> Self:
         return self

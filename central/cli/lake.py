@@ -16,6 +16,7 @@ import duckdb
 import pyarrow as pa
 import typer
 
+from central import quiet_duckdb
 from central.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, remove_superseded
 from central.lake import Lake
 from central.lake_checks import DayStats, problems, slot_lengths, stats
@@ -51,7 +52,7 @@ def verify(
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
     found = []
-    with _opened(lake) as opened, duckdb.connect() as connection:
+    with _opened(lake) as opened, quiet_duckdb.connect() as connection:
         segments = len(opened.segments())
         states = () if quick else state_problems(opened)
         for line in itertools.chain(problems(opened, connection, is_quick=quick), states):
@@ -76,7 +77,7 @@ def verify(
 @app.command("stats")
 def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
     """Count days, rows, bytes, duplicates and replicas."""
-    with _opened(lake) as opened, duckdb.connect() as connection:
+    with _opened(lake) as opened, quiet_duckdb.connect() as connection:
         length = _slot_length(opened, slot_s)
         found = stats(opened, connection, length)
     if json:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agent.analysis.degradation import GroupBaseline, group_key
+from central import quiet_duckdb
 from whitepanda.common.errors import InputError
 
 __all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
@@ -49,9 +50,7 @@ class Table:
 
         """
         self.path = path
-        self._duckdb = duckdb.connect(":memory:")
-        # Where Python has no script (-c) DuckDB takes us for a person, and standard output for its bar.
-        self._duckdb.execute("SET enable_progress_bar = false")
+        self._duckdb = quiet_duckdb.connect()
         name = str(path)
         if any(c in name for c in "*?["):
             raise InputError(f"{path}: *, ? and [ in a file's name are not supported; rename it")
