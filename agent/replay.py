@@ -131,8 +131,8 @@ class TraceRows:
 
     @property
     def without_cpi(self) -> int:
-        """Accepted rows that have no CPI."""
-        return self._reader.counts.without_cpi
+        """Accepted rows that have no CPI, or none that can be used: it is not sent."""
+        return self._reader.counts.unusable_cpi
 
     @property
     def rejected(self) -> dict[str, int]:
@@ -188,7 +188,8 @@ def _trace_batch(rows: TraceBatch, spool_id: str, sequence: int) -> agent_pb2.Cp
     if not missing.all():
         batch.cpi.extend(rows.cpi.tolist())
     if missing.any():
-        batch.cpi_reason.extend(np.where(missing, int(agent_pb2.REASON_NOT_IN_TRACE), 0).tolist())
+        why = np.where(rows.bad_cpi, int(agent_pb2.REASON_INVALID_VALUE), int(agent_pb2.REASON_NOT_IN_TRACE))
+        batch.cpi_reason.extend(np.where(missing, why, 0).tolist())
     return batch
 
 

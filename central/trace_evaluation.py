@@ -16,7 +16,14 @@ from central.evaluation.methods import METHODS, Known, Method
 from central.evaluation.protocol import DEFAULT_FROM_DAY, Evaluation, evaluate
 from central.models.groups import Column
 from central.models.slots import SLOT_S, TaskSlots
-from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
+from central.trace_slots import (
+    EngineOptions,
+    SlotFile,
+    no_sensitive_task,
+    rows_json,
+    slot_file,
+    trace_names,
+)
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
 
@@ -162,11 +169,7 @@ class TraceEvaluation:
             "task_slots": found.task_slots,
             "antagonists": self.antagonists_known,
             "antagonists_suspect": self.antagonists_suspect,
-            "rows": {
-                "read": self.counts.rows_read,
-                "used": self.counts.accepted,
-                "rejected": dict(sorted(self.counts.rejected.items())),
-            },
+            "rows": rows_json(self.counts),
             "seconds": round(self.seconds, 3),
         }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -31,6 +32,8 @@ __all__ = [
     "SlotFile",
     "no_sensitive_task",
     "rejections",
+    "rows_json",
+    "rows_line",
     "slot_file",
     "trace_names",
 ]
@@ -237,8 +240,8 @@ def trace_names(traces: Sequence[Path]) -> str:
 def no_sensitive_task(traces: Sequence[Path], rule: LatencySensitiveRule) -> InputError:
     """Make the error of a trace without anybody who could suffer."""
     return InputError(
-        f"{trace_names(traces)}: no latency-sensitive task with a CPI (priority at least {rule.priority:g}, "
-        f"scheduling class at least {rule.scheduling_class:g}); see --priority and --scheduling-class"
+        f"{trace_names(traces)}: no latency-sensitive task with a usable CPI (priority at least {rule.priority:g}, "
+        f"scheduling class at least {rule.scheduling_class:g}); see --priority, --scheduling-class and --max-cpi"
     )
 
 
@@ -246,5 +249,35 @@ def rejections(counts: TraceCounts) -> str:
     """Say what became of a trace's rows."""
     if not counts.rows_read:
         return "the trace is empty"
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.rejected.items()))
-    return f"{counts.rows_read} rows read; rejected: {reasons}"
+    return f"{counts.rows_read} rows read; rejected: {_reasons(counts.rejected, counts.first)}"
+
+
+def rows_json(counts: TraceCounts) -> dict[str, Any]:
+    """Return the counts as they stand under "rows" in JSON."""
+    return {
+        "read": counts.rows_read,
+        "used": counts.accepted,
+        "rejected": dict(sorted(counts.rejected.items())),
+        "unusable_cpi": counts.unusable_cpi,
+        "without_cpi": counts.without_cpi,
+        "without_priority": counts.without_priority,
+        "first": dict(sorted(counts.first.items())),
+    }
+
+
+def rows_line(rows: dict[str, Any]) -> str:
+    """Say the same, from `rows_json`, in a line for people."""
+    unusable = f"{rows['unusable_cpi']:,} with an unusable CPI"
+    if rows["unusable_cpi"]:
+        bad = rows["unusable_cpi"] - rows["without_cpi"]
+        first = f", first: {rows['first']['unusable_cpi']}" if bad and "unusable_cpi" in rows["first"] else ""
+        unusable += f": {rows['without_cpi']:,} without any, {bad:,} absurd{first}; their usage counts"
+    rejected = _reasons(rows["rejected"], rows["first"]) or "none"
+    return f"rows: {rows['read']:,} read, {rows['used']:,} used ({unusable}), rejected: {rejected}"
+
+
+def _reasons(rejected: dict[str, int], first: dict[str, str]) -> str:
+    return ", ".join(
+        f"{reason} {count:,}" + (f" (first: {first[reason]})" if reason in first else "")
+        for reason, count in sorted(rejected.items())
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collector.trace_times import TIMES, as_microseconds, check_whole, text_as_microseconds
 from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
@@ -45,11 +46,15 @@ _SHOWN_CHARACTERS = 500  # of what is found in a file, in a message
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a record batch. Unknown values are 0 (integers) or NaN; garbled is text for a number."""
+    """One column of a record batch. Unknown values are 0 (integers) or NaN; garbled is text for a number.
+
+    `has_unit`: of timestamps; plain numbers have none.
+    """
 
     values: NDArray[Any]
     known: NDArray[np.bool_]
     garbled: NDArray[np.bool_]
+    has_unit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +72,17 @@ class TraceFile:
         import pyarrow as pa  # noqa: PLC0415 - see above
 
         wanted = [self.columns[name] for name in names]
+        first_row = 1
         try:
             for batch in self.batches(wanted, on_malformed):
                 if not batch.num_rows:
                     continue
-                yield {name: self._column(batch, name) for name in names}
+                yield {name: self._column(batch, name, first_row) for name in names}
+                first_row += batch.num_rows
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{self.path}: broken file: {_first_line(error)}") from error
 
-    def _column(self, batch: Any, name: str) -> Column:
+    def _column(self, batch: Any, name: str, first_row: int) -> Column:
         import pyarrow as pa  # noqa: PLC0415 - see above
         import pyarrow.compute as pc  # noqa: PLC0415 - see above
 
@@ -88,14 +95,20 @@ class TraceFile:
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             if column == "average_usage":
                 array = pc.struct_field(pc.extract_regex(array, _CPUS_IN_TEXT), "cpus")
-            return self._from_text(array, name)
+            return self._from_text(array, name, first_row)
+        if pa.types.is_timestamp(array.type):
+            values, known = as_microseconds(array)
+            return Column(values, known, np.zeros(len(values), np.bool_), has_unit=True)
         if pa.types.is_decimal(array.type) or pa.types.is_null(array.type):
             array = array.cast(pa.float64())
         if pa.types.is_integer(array.type):
             return _from_integers(array, name)
-        return _from_floats(array.cast(pa.float64()).to_numpy(zero_copy_only=False), name)
+        floats = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        if name in TIMES:
+            check_whole(self.path, column, floats, first_row)
+        return _from_floats(floats, name)
 
-    def _from_text(self, array: Any, name: str) -> Column:
+    def _from_text(self, array: Any, name: str, first_row: int) -> Column:
         import pyarrow as pa  # noqa: PLC0415 - see above
         import pyarrow.compute as pc  # noqa: PLC0415 - see above
 
@@ -116,16 +129,22 @@ class TraceFile:
         )
         if any(n is not None for n in numbers):
             self.numeric.add(name)
+        elif name in TIMES and (moments := text_as_microseconds(cells))[1].any():
+            self.numeric.add(name)
+            return Column(*moments, garbled & ~moments[1], has_unit=True)
         elif garbled.any() and name not in self.numeric:
-            example = cells[int(np.argmax(garbled))]
+            row = int(np.argmax(garbled))
             raise InputError(
-                f"{self.path}: column '{self.columns[name]}' must be numbers (value {example[:60]!r})"
+                f"{self.path}: column '{self.columns[name]}' must be numbers (row {first_row + row}, value "
+                f"{cells[row][:60]!r})"
             )
         if name in _INTEGERS and all(n is None or isinstance(n, int) for n in numbers):
             fits = np.array([n is not None and -(2**63) <= n < 2**63 for n in numbers])
             values = np.array([n if ok else 0 for n, ok in zip(numbers, fits, strict=True)], np.int64)
             return Column(values, fits, garbled)
         floats = np.array([np.nan if n is None else float(n) for n in numbers])
+        if name in TIMES:
+            check_whole(self.path, self.columns[name], floats, first_row)
         parsed = _from_floats(floats, name)
         return Column(parsed.values, parsed.known, garbled)
 
@@ -179,9 +198,10 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
         raise UnavailableError(message) from error
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)
-    for name in columns.values():
-        if not _holds_numbers(available[name]):
-            raise InputError(f"{path}: column '{name}' must be numbers (type {available[name]})")
+    for ours, name in columns.items():
+        if not _holds_numbers(available[name], is_time=ours in TIMES):
+            words = "numbers or timestamps" if ours in TIMES else "numbers"
+            raise InputError(f"{path}: column '{name}' must be {words} (type {available[name]})")
 
     def parquet(wanted: list[str], _on_malformed: Callable[[Any], None]) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
@@ -247,12 +267,14 @@ def _head_problem(path: Path) -> str | None:
     return None
 
 
-def _holds_numbers(kind: Any) -> bool:
-    """Whether values of an Arrow type are numbers, or text that may be."""
+def _holds_numbers(kind: Any, *, is_time: bool) -> bool:
+    """Whether values of an Arrow type are numbers, or text that may be; of times also timestamps."""
     import pyarrow as pa  # noqa: PLC0415 - see above
 
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if is_time and pa.types.is_timestamp(kind):
+        return True
     tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     return any(test(kind) for test in (*tests, pa.types.is_string, pa.types.is_large_string))
 

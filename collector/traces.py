@@ -1,10 +1,11 @@
 """Reader of the Google cluster trace, version 3 (2019): usage rows from Parquet or CSV, as numpy columns.
 
 Source: "Google cluster-usage traces v3" (Wilkes, 2020), table InstanceUsage, with `priority` and
-`scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began,
-CPU usage is in normalised units, CPI is cycles per instruction.
+`scheduling_class` joined from the event tables. Times are microseconds since 600 s before the trace began, or
+timestamps; CPU usage is in normalised units, CPI is cycles per instruction.
 
-A row that cannot be used is counted under one reason; the rest goes through. What makes a whole file unusable
+A row that cannot be used is counted under one reason; the rest goes through. A CPI that cannot be one costs the row
+nothing else: its usage is pressure on others all the same. What makes a whole file unusable
 (a missing column, a column that is not numbers, a broken file) is one `InputError`. Every file is read twice:
 first its keys, which finds the duplicates (and most broken files, before a row is given out), then all.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collector.trace_files import COLUMNS, Column, TraceFile, open_file
+from collector.trace_times import check_unit
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,25 +49,40 @@ class LatencySensitiveRule:
 
 @dataclass(frozen=True, slots=True)
 class TraceLimits:
-    """What is absurd: larger CPI is rejected as `absurd_cpi`, larger normalised usage as `bad_cpu_usage`."""
+    """What is absurd: a CPI outside counts for nobody, rows of larger normalised usage are `bad_cpu_usage`.
 
+    Raises:
+        InputError: there is no CPI that would count.
+
+    """
+
+    min_cpi: float = 0.01
     max_cpi: float = 100.0
     max_cpu_usage: float = 4096.0
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        if not self.min_cpi < self.max_cpi:  # also NaN
+            raise InputError(f"the largest CPI must be above {self.min_cpi:g} (value {self.max_cpi:g})")
 
 
 @dataclass(slots=True)
 class TraceCounts:
     """What became of the rows. Once all is read, `rows_read == accepted + sum(rejected.values())`.
 
-    `without_cpi` and `without_priority` count accepted rows: the usage of the former still counts, the latter
-    are taken as not latency-sensitive.
+    Of the accepted rows `unusable_cpi` have no CPI that counts, but their usage does; `without_cpi` of these have
+    none at all (the others have one that is zero, negative, infinite or absurd); `without_priority` are taken as not
+    latency-sensitive. `first` says of each reason and of `unusable_cpi` in which row of which file it came first, as
+    far as that is known.
     """
 
     rows_read: int = 0
     accepted: int = 0
+    unusable_cpi: int = 0
     without_cpi: int = 0
     without_priority: int = 0
     rejected: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
 
     def reject(self, reason: str, count: int) -> None:
         """Count `count` rows under `reason`."""
@@ -75,7 +92,7 @@ class TraceCounts:
 
 @dataclass(frozen=True, slots=True)
 class TraceBatch:
-    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none.
+    """Accepted rows as columns, all of shape (n,). CPI is NaN where the trace has none or `bad_cpi`, an unusable one.
 
     A task is (collection_id, instance_index), its job is the collection.
     """
@@ -88,6 +105,7 @@ class TraceBatch:
     cpu_usage: NDArray[np.float64]
     cpi: NDArray[np.float64]
     latency_sensitive: NDArray[np.bool_]
+    bad_cpi: NDArray[np.bool_]
 
     @property
     def rows(self) -> int:
@@ -164,8 +182,12 @@ class TraceReader:
         repeated = self._repeated_hashes()
         held: list[TraceBatch] = []
         for file in self._files:
+            first_row = 1
             for columns in file.read(tuple(COLUMNS), lambda _row: self._malformed(counts)):
-                batch = self._accept(columns)
+                if first_row == 1:
+                    _check_times(file, columns)
+                batch = self._accept(file, columns, first_row)
+                first_row += len(columns["cpi"].values)
                 again = np.isin(_hash(batch), repeated)
                 if again.any():
                     held.append(batch.take(again))
@@ -185,7 +207,8 @@ class TraceReader:
 
     def _count(self, batch: TraceBatch) -> TraceBatch:
         self.counts.accepted += batch.rows
-        self.counts.without_cpi += int(np.isnan(batch.cpi).sum())
+        self.counts.unusable_cpi += int(np.isnan(batch.cpi).sum())
+        self.counts.without_cpi += int((np.isnan(batch.cpi) & ~batch.bad_cpi).sum())
         return batch
 
     def _repeated_hashes(self) -> NDArray[np.uint64]:
@@ -199,7 +222,7 @@ class TraceReader:
         self.total_rows = len(every) + malformed.rows_read
         return np.unique(every[1:][every[1:] == every[:-1]])
 
-    def _accept(self, columns: dict[str, Column]) -> TraceBatch:
+    def _accept(self, file: TraceFile, columns: dict[str, Column], first_row: int) -> TraceBatch:
         """Reject what cannot be used, each row under the first reason that applies."""
         values = {name: column.values for name, column in columns.items()}
         known = {name: column.known for name, column in columns.items()}
@@ -210,20 +233,20 @@ class TraceReader:
         start, end, usage, cpi = (values[name] for name in ("start_us", "end_us", "cpu_usage", "cpi"))
         in_order = known["start_us"] & known["end_us"] & (start >= 0) & (end > start) & (end <= _MAX_US)
         sane_usage = known["cpu_usage"] & (usage >= 0) & (usage <= self._limits.max_cpu_usage)
-        has_cpi = known["cpi"]
+        bad_cpi = known["cpi"] & ~((cpi >= self._limits.min_cpi) & (cpi <= self._limits.max_cpi))
         reasons = {
             "not_a_number": garbled,
             "unknown_task": ~(known["collection_id"] & known["instance_index"]),
             "unknown_machine": ~known["machine_id"] | (values["machine_id"] < 0),
             "bad_time": ~in_order,
             "bad_cpu_usage": ~sane_usage,
-            "bad_cpi": has_cpi & ~((cpi > 0) & (cpi < np.inf)),
-            "absurd_cpi": has_cpi & (cpi > self._limits.max_cpi),
         }
         good = np.ones(rows, np.bool_)
         for reason, bad in reasons.items():
+            self._note(file, reason, good & bad, first_row)
             self.counts.reject(reason, int((good & bad).sum()))
             good &= ~bad
+        self._note(file, "unusable_cpi", good & bad_cpi, first_row)
         self.counts.rows_read += rows
         classed = known["priority"] & known["scheduling_class"]
         self.counts.without_priority += int((good & ~classed).sum())
@@ -239,10 +262,30 @@ class TraceReader:
             start_us=start,
             duration_us=end - start,
             cpu_usage=usage,
-            cpi=np.where(has_cpi, cpi, np.nan),
+            cpi=np.where(known["cpi"] & ~bad_cpi, cpi, np.nan),
             latency_sensitive=sensitive,
+            bad_cpi=bad_cpi,
         )
         return every if good.all() else every.take(good)
+
+    def _note(self, file: TraceFile, reason: str, rows: NDArray[np.bool_], first_row: int) -> None:
+        """Note where a reason came first; rows are those of a batch that begins at `first_row`."""
+        if reason not in self.counts.first and rows.any():
+            self.counts.first[reason] = f"row {first_row + int(np.argmax(rows))} of {file.path.name}"
+
+
+def _check_times(file: TraceFile, columns: dict[str, Column]) -> None:
+    """Refuse a file whose first rows' times are in another unit; that of timestamps is known."""
+    start, end = columns["start_us"], columns["end_us"]
+    names = file.columns["start_us"], file.columns["end_us"]
+    known = start.known & end.known
+    if start.has_unit != end.has_unit and known.any():
+        stamped, plain = names if start.has_unit else names[::-1]
+        raise InputError(
+            f"{file.path}: column '{stamped}' has timestamps and '{plain}' plain numbers; write both alike"
+        )
+    if not start.has_unit:
+        check_unit(file.path, names, start.values, end.values, known)
 
 
 def _hash(batch: TraceBatch) -> NDArray[np.uint64]:

@@ -75,7 +75,7 @@ def replay(
     ] = None,
     rate: Annotated[float, typer.Option(help="At most so many rows per second; 0: no limit.", min=0)] = 0.0,
     patience: Annotated[float, typer.Option(help="Seconds that central may be away.", min=0)] = 60.0,
-    max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is rejected as absurd_cpi.")] = 100.0,
+    max_cpi: Annotated[float, typer.Option(help="Traces: a larger CPI is absurd and not sent.")] = 100.0,
     priority: Annotated[
         float, typer.Option(help="Traces: latency-sensitive from this priority on ...")
     ] = 120.0,

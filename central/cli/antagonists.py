@@ -17,7 +17,7 @@ from central.cli._fleet import asking
 from central.evaluation.protocol import LEAST_MACHINES
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
-from central.trace_slots import EngineOptions
+from central.trace_slots import EngineOptions, rows_json, rows_line
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.tls_options import (
@@ -67,7 +67,7 @@ def fit(
     ] = 300.0,
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="Rows with a larger CPI are rejected as absurd.")] = 100.0,
+    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
     memory_limit_mib: Annotated[
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
@@ -105,18 +105,11 @@ def fit(
 
 
 def _summary(result: TraceFit, out: Path, options: TraceFitOptions) -> dict[str, Any]:
-    counts = result.counts
     return {
         "out": str(out),
         "method": options.method,
         "slot_s": options.slot_s,
-        "rows": {
-            "read": counts.rows_read,
-            "used": counts.accepted,
-            "rejected": dict(sorted(counts.rejected.items())),
-            "without_cpi": counts.without_cpi,
-            "without_priority": counts.without_priority,
-        },
+        "rows": rows_json(result.counts),
         "task_slots": result.task_slots,
         "machine_slots": result.machine_slots,
         "last_day": result.last_day,
@@ -144,12 +137,9 @@ def _print_fit(summary: dict[str, Any]) -> None:
         )
         table.add_row(row["job"], *(cells if is_wide else cells[:-1]))
     console.print(table)
-    rows = summary["rows"]
-    rejected = ", ".join(f"{reason} {count:,}" for reason, count in rows["rejected"].items())
-    used = f"{rows['used']:,} used ({rows['without_cpi']:,} of them without a CPI)"
     jobs = f"{summary['jobs']:,} jobs from {summary['task_slots']:,} task slots"
     lines = (
-        f"rows: {rows['read']:,} read, {used}, rejected: {rejected or 'none'}",
+        rows_line(summary["rows"]),
         f"{jobs}; {summary['machine_slots']:,} machine slots with a latency-sensitive task",
         f"last day used: {summary['last_day']} (the first is 0)",
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
@@ -180,7 +170,7 @@ def evaluate(
     spark_master: SparkMasterOption = "local[*]",
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and at least this scheduling class.")] = 2.0,
-    max_cpi: Annotated[float, typer.Option(help="Rows with a larger CPI are rejected as absurd.")] = 100.0,
+    max_cpi: Annotated[float, typer.Option(help="A larger CPI is absurd and counts for nobody.")] = 100.0,
     memory_limit_mib: Annotated[
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
@@ -218,6 +208,7 @@ def evaluate(
         soft_wrap=True,
         markup=False,
     )
+    console.print(rows_line(summary["rows"]), soft_wrap=True, markup=False)
 
 
 def _ranks(summary: dict[str, Any]) -> Table:

@@ -21,7 +21,7 @@ from collector.base import (
     VmSample,
 )
 from collector.recorded import Header, RecordedTick, Recorder
-from collector.traces import read_trace
+from collector.traces import TraceLimits, read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.v1 import agent_pb2
@@ -39,10 +39,11 @@ def trace(tmp_path):
     lines = [HEAD]
     for i in range(2498):
         cpi = "" if i % 5 == 0 else f"{1 + i % 7}"
+        start = i * 2_000_000
         lines.append(
-            f"{100 + i % 40},{i % 3},{i % 11},{i * 1000},{i * 1000 + 500},{i % 64 / 64},{cpi},{100 + i % 40},3"
+            f"{100 + i % 40},{i % 3},{i % 11},{start},{start + 1_000_000},{i % 64 / 64},{cpi},{100 + i % 40},3"
         )
-    lines += ["1,0,-1,1,2,0.5,1,200,3", "1,0,5,1,2,0.5,500,200,3"]
+    lines += ["1,0,-1,1,2,0.5,1,200,3", "1,0,5,1,2,-0.5,1,200,3"]
     file = tmp_path / "trace.csv"
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -66,7 +67,7 @@ def test_batches_hold_the_rows_as_columns(trace):
                 str(i % 11),
             )
             assert task.latency_sensitive == (100 + i % 40 >= 120)
-            assert (batch.start_unix_ns[n], batch.duration_ns[n]) == (i * 1_000_000, 500_000)
+            assert (batch.start_unix_ns[n], batch.duration_ns[n]) == (i * 2 * SECOND, SECOND)
             assert batch.cpu_usage_cores[n] == i % 64 / 64
             if i % 5 == 0:
                 assert np.isnan(batch.cpi[n])
@@ -78,7 +79,7 @@ def test_batches_hold_the_rows_as_columns(trace):
     assert (rows.rows_read, rows.without_cpi, rows.rejected) == (
         2500,
         500,
-        {"unknown_machine": 1, "absurd_cpi": 1},
+        {"unknown_machine": 1, "bad_cpu_usage": 1},
     )
 
 
@@ -306,17 +307,26 @@ def test_without_central_it_reads_and_counts(trace):
         2498,
         None,
     )
-    assert result["rejected_by_reader"] == {"unknown_machine": 1, "absurd_cpi": 1}
+    assert result["rejected_by_reader"] == {"unknown_machine": 1, "bad_cpu_usage": 1}
     assert result["adds_up"] is True
     text = run(trace).stdout
     assert "Nothing was sent; --central HOST:PORT sends it." in text
-    assert "rejected before sending: absurd_cpi" in text
+    assert "rejected before sending: bad_cpu_usage" in text
     assert "Nothing was sent.\n" in run(trace, "--dry-run", "--central", "nowhere:1").stdout
 
 
-def test_options_change_what_is_rejected(trace):
-    result = json.loads(run(trace, "--json", "--max-cpi", "1000").stdout)
-    assert result["rejected_by_reader"] == {"unknown_machine": 1}
+def test_options_change_which_cpi_is_sent_not_which_rows(trace):
+    result = json.loads(run(trace, "--json", "--max-cpi", "5").stdout)
+    assert (result["rows_sent"], result["adds_up"]) == (2498, True)
+    assert result["without_cpi"] == sum(i % 5 == 0 or 1 + i % 7 > 5 for i in range(2498))
+
+
+def test_an_absurd_cpi_is_not_sent_but_its_rows_usage_is(trace):
+    (batch,) = TraceRows(read_trace(trace, limits=TraceLimits(max_cpi=5)), batch_rows=2498).batches("s")
+    assert len(batch.cpu_usage_cores) == 2498
+    for i in range(1, 7):  # CPI 2 to 7, and none of the sixth
+        why = {5: agent_pb2.REASON_NOT_IN_TRACE, 6: agent_pb2.REASON_INVALID_VALUE}.get(i, 0)
+        assert (np.isnan(batch.cpi[i]), batch.cpi_reason[i]) == (why != 0, why), i
 
 
 def test_a_recording_by_the_command(recording):

@@ -140,8 +140,10 @@ def test_coefficients_equal_plain_numpy(tmp_path, monkeypatch, capsys, suffix):
         "read": len(rows),
         "used": len(rows),
         "rejected": {},
+        "unusable_cpi": sum(row["cycles_per_instruction"] is None for row in rows),
         "without_cpi": sum(row["cycles_per_instruction"] is None for row in rows),
         "without_priority": 0,
+        "first": {},
     }
     assert summary["jobs"] == len(found) == 15
     assert summary["top"][0]["coefficient"] == values[0]
@@ -192,7 +194,8 @@ def test_statistics_of_the_jobs(tmp_path, monkeypatch, capsys):
     )
     assert (victim["latency_sensitive_ratio"], batch["latency_sensitive_ratio"]) == (1.0, 0.0)
     shown = capsys.readouterr().out
-    assert "rows: 6 read, 6 used (1 of them without a CPI), rejected: none" in shown
+    usable = "1 with an unusable CPI: 1 without any, 0 absurd; their usage counts"
+    assert f"rows: 6 read, 6 used ({usable}), rejected: none" in shown
     assert "2 jobs from 6 task slots; 2 machine slots with a latency-sensitive task" in shown
 
 
@@ -201,7 +204,6 @@ def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, c
     bad = [
         dict(rows[0], machine_id=-1),
         dict(rows[1]),
-        dict(rows[2], start_time=7, cycles_per_instruction=105.0),
     ]
     bad.append(dict(rows[3], start_time=8, avg_cpu=-1.0))
     out = tmp_path / "fit.parquet"
@@ -219,12 +221,102 @@ def test_bad_rows_are_counted_and_the_rest_goes_through(tmp_path, monkeypatch, c
         == 0
     )
     counts = json.loads(capsys.readouterr().out)["rows"]
-    assert counts["rejected"] == {"absurd_cpi": 1, "bad_cpu_usage": 1, "duplicate": 1, "unknown_machine": 1}
-    assert counts["read"] == counts["used"] + 4
+    assert counts["rejected"] == {"bad_cpu_usage": 1, "duplicate": 1, "unknown_machine": 1}
+    places = {"bad_cpu_usage": len(rows) + 3, "unknown_machine": len(rows) + 1}
+    assert counts["first"] == {reason: f"row {row} of t.parquet" for reason, row in places.items()}
+    assert counts["read"] == counts["used"] + 3
     expected = plain(rows)
     for row in pq.read_table(out).to_pylist():
         value, _, scale = expected[row["collection_id"]]
         assert abs(row["coefficient"] - value) <= 1e-12 * scale
+
+
+@pytest.mark.parametrize("method", ["whitepanda", "panda"])
+def test_a_cpi_that_cannot_be_one_counts_for_nobody_but_its_usage_is_pressure(
+    tmp_path, monkeypatch, capsys, method
+):
+    rng = np.random.default_rng(5)
+    absurd = [0.0, -1.0, 1e6, 1e-3, math.inf, math.nan]
+    rows = trace(machines=6, slots=60)
+    spoilt = [
+        dict(row, cycles_per_instruction=absurd[int(rng.integers(6))]) if rng.random() < 0.2 else row
+        for row in rows
+    ]
+    none = [
+        dict(row, cycles_per_instruction=cpi if cpi is not None and 0.01 <= cpi <= 100 else None)
+        for row in spoilt
+        for cpi in [row["cycles_per_instruction"]]
+    ]
+    found = []
+    for name, each in (("spoilt", spoilt), ("none", none)):
+        out = tmp_path / f"{name}-fit.parquet"
+        source = write(each, tmp_path / f"{name}.parquet")
+        assert run(monkeypatch, "fit", source, "--out", out, "--method", method, "--json") == 0
+        counts = json.loads(capsys.readouterr().out)["rows"]
+        unusable = sum(row["cycles_per_instruction"] is None for row in none)
+        assert (counts["used"], counts["rejected"]) == (len(rows), {})
+        assert counts["unusable_cpi"] == unusable
+        found.append((counts["without_cpi"], pq.read_table(out)))
+    (without, of_spoilt), (all_without, of_none) = found
+    assert without < all_without == unusable  # NaN and null are none at all
+    assert_alike(of_spoilt, of_none)
+    if method == "panda":
+        expected = plain(none)
+        for row in of_spoilt.to_pylist():
+            value, samples, scale = expected[row["collection_id"]]
+            assert abs(row["coefficient"] - value) <= 1e-12 * scale
+            assert row["samples"] == samples
+
+
+def test_evaluation_counts_a_cpi_that_cannot_be_one_for_nobody(tmp_path, monkeypatch, capsys):
+    source = triggering(tmp_path / "t.parquet")
+    rows = pq.read_table(source).to_pylist()
+    spoilt = [dict(row, cycles_per_instruction=row["cycles_per_instruction"] or 1e9) for row in rows]
+    told = []
+    for file in (source, write(spoilt, tmp_path / "spoilt.parquet")):
+        assert run_evaluate(tmp_path, monkeypatch, file, [6], "--json") == 0
+        told.append(json.loads(capsys.readouterr().out))
+    counts = [one.pop("rows") for one in told]
+    assert [(one["unusable_cpi"], one["without_cpi"]) for one in counts] == [(1729, 1729), (1729, 0)]
+    assert counts[1]["first"] == {"unusable_cpi": "row 3 of spoilt.parquet"}
+    for one in told:
+        one.pop("seconds")
+    assert told[0] == told[1]
+    assert told[0]["events"] == 2
+
+
+def test_times_in_another_unit_are_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    for suffix in (".csv", ".parquet"):
+        rows = [
+            dict(row, start_time=row["start_time"] // 10**6, end_time=row["end_time"] // 10**6)
+            for row in trace(machines=2, slots=5)
+        ]
+        source = write(rows, tmp_path / f"t{suffix}")
+        truth = tmp_path / "truth.json"
+        truth.write_text('{"antagonists": [10000000014]}')
+        for more in (("fit", source, "--out", tmp_path / "x"), ("evaluate", source, "--truth", truth)):
+            assert run(monkeypatch, *more) == 3
+            shown = capsys.readouterr()
+            assert "'start_time' and 'end_time' must be microseconds: the window of row " in shown.err
+            assert "are they seconds? multiply them by 1,000,000, or write them as TIMESTAMP" in shown.err
+            assert (shown.err.count("\n"), shown.out) == (1, "")
+
+
+def test_a_trace_of_timestamps_gives_the_same_fit(tmp_path, monkeypatch):
+    table = pa.Table.from_pylist(trace(machines=4, slots=20))
+    found = []
+    for kind in (pa.int64(), pa.timestamp("us"), pa.timestamp("ns", "UTC")):
+        stamped = table
+        for name in ("start_time", "end_time"):
+            column = table[name].cast(pa.timestamp("us")).cast(kind) if kind != pa.int64() else table[name]
+            stamped = stamped.set_column(stamped.schema.get_field_index(name), name, column)
+        pq.write_table(stamped, tmp_path / "t.parquet")
+        out = tmp_path / "fit.parquet"
+        assert run(monkeypatch, "fit", tmp_path / "t.parquet", "--out", out) == 0
+        found.append(pq.read_table(out))
+    assert found[0].num_rows == 14
+    assert_alike(found[1], found[0])
+    assert_alike(found[2], found[0])
 
 
 def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
@@ -246,11 +338,11 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
         ((empty, "--out", out), "empty.parquet: no usable row (the trace is empty)"),
         (
             (all_bad, "--out", out),
-            f"no usable row ({len(rows)} rows read; rejected: unknown_machine {len(rows)})",
+            f"no usable row ({len(rows)} rows read; rejected: unknown_machine {len(rows)} (first: row 1 of",
         ),
         (
             (good, "--out", out, "--priority", "201"),
-            "no latency-sensitive task with a CPI (priority at least 201",
+            "no latency-sensitive task with a usable CPI (priority at least 201",
         ),
         ((no_usage, "--out", out), "idle.parquet: no task used CPU beside a latency-sensitive one"),
         ((good, "--out", tmp_path / "no" / "x"), "x: cannot write: No such file or directory"),
@@ -317,7 +409,7 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
         "std_cpi": 0.012345,
         "latency_sensitive_ratio": 1.0,
     }
-    counts = {"read": 1, "used": 1, "rejected": {}, "without_cpi": 0}
+    counts = {"read": 1, "used": 1, "rejected": {}, "unusable_cpi": 0, "without_cpi": 0, "first": {}}
     summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1, "last_day": 4}
     monkeypatch.setattr(antagonists, "console", Console(width=width))
     antagonists._print_fit({**summary, "out": "a.parquet", "seconds": 1.0})
@@ -439,6 +531,14 @@ def triggering(path, *, raised=(100, 101, 102, 103)):
     return write(rows, path)
 
 
+def assert_alike(one, other):
+    """The same fit but for the order of additions."""
+    rows = [table.sort_by("job").to_pylist() for table in (one, other)]
+    assert [row.pop("job") for row in rows[0]] == [row.pop("job") for row in rows[1]]
+    for each, also in zip(*rows, strict=True):
+        assert each == pytest.approx(also, rel=1e-9, abs=1e-12)
+
+
 def run_evaluate(tmp_path, monkeypatch, source, jobs, *more):
     truth = tmp_path / "truth.json"
     truth.write_text(json.dumps({"antagonists": jobs}))
@@ -453,7 +553,8 @@ def test_evaluate_as_a_table(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert [name for name in ("cpi2", "whitepanda", "proctor") if name in shown] == ["cpi2", "whitepanda"]
     last = "2 events of 2 triggers, on 1 machines (too few for intervals) in 1 of 2 days; 1 of the antagonists are in"
-    assert shown.splitlines()[-1] == f"{last} the trace"
+    cpi = "2,881 used (1,729 with an unusable CPI: 1,729 without any, 0 absurd; their usage counts)"
+    assert shown.splitlines()[-2:] == [f"{last} the trace", f"rows: 2,881 read, {cpi}, rejected: none"]
     assert " to " not in shown
 
 
@@ -491,7 +592,7 @@ def test_a_trace_that_cannot_answer_is_one_line(tmp_path, monkeypatch, capsys):
         (
             [6],
             ("--priority", "1000"),
-            "t.parquet: no latency-sensitive task with a CPI (priority at least 1000, sched",
+            "t.parquet: no latency-sensitive task with a usable CPI (priority at least 1000, sched",
         ),
     ):
         assert run_evaluate(tmp_path, monkeypatch, source, jobs, *more) == 3
