@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
+from central.lake_losses import note_deletion
 from central.schema import SAMPLES
 from central.slots import SlotManifest, SlotStore
 
@@ -135,6 +136,8 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         slots = SlotStore(lake, round(manifest.slot_s * 1e9))
         for part in manifest.parts:
             slots.check(part)
+    if gone or (manifests and min(manifests) <= until):
+        note_deletion(lake, "samples", until)
     for segment in sorted(gone, key=lambda each: (each.day, each.last - each.first, -each.last)):
         lake.objects.remove(segment.key)
     return len(gone)
@@ -160,6 +163,8 @@ def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
         return 0
     until = max(days) - timedelta(days=slot_days)
     gone = [day for day in manifests if day <= until and day not in with_samples]
+    if gone:
+        note_deletion(lake, "slots", until)
     for day in gone:
         slots.remove(day)
     return len(gone)

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import Lake, LakeError, Segment
+from central.lake_losses import losses
 from central.slots import SlotManifest, SlotStore
 from central.versions import VersionStore
 
@@ -123,7 +124,7 @@ def duplicates(
 
 
 def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator[str]:
-    """Yield one line per problem: damage, rows that are there twice, manifests that name what is not there.
+    """Yield one line per problem: damage, rows that are there twice, manifests that name what is not there, losses.
 
     Args:
         lake: the lake.
@@ -144,6 +145,7 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
     for length in lengths:
         yield from _slot_problems(lake, length, by_day, is_quick=is_quick)
     yield from _version_problems(lake)
+    yield from losses(lake, lengths, by_day)
 
 
 def slot_lengths(lake: Lake) -> list[float]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import duckdb
     import ibis.expr.types as ir
 
-__all__ = ["SLOTS", "SLOT_SCHEMA_VERSION", "SlotManifest", "SlotPart", "SlotStore"]
+__all__ = ["SLOTS", "SLOT_SCHEMA_VERSION", "RolledSegment", "SlotManifest", "SlotPart", "SlotStore"]
 
 #: Of the manifests and the files that they name.
 SLOT_SCHEMA_VERSION = 1
@@ -53,6 +53,14 @@ class SlotPart(msgspec.Struct, frozen=True, kw_only=True):
     batches_sha256: str = ""
 
 
+class RolledSegment(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A segment that is in the slots: first and last journal row of its rolls, and its rows."""
+
+    first: int
+    last: int
+    rows: int
+
+
 class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What of a day has been rolled up, in all."""
 
@@ -66,6 +74,7 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int  # windows left out, because another replica's journal had their batch too
     created_unix_ns: int
     code_version: str
+    rolled: dict[str, tuple[RolledSegment, ...]] = {}  # by origin; a release before this one listed none
     seal: str = ""
 
     @property
@@ -108,7 +117,7 @@ class SlotStore:
         """Return the newest manifest of a day, or None."""
         names = [
             entry.name
-            for entry in self._lake.objects.entries(self._folder(day))
+            for entry in self._lake.objects.entries(self.folder(day))
             if entry.name.endswith(".json")
         ]
         return self._read(max(names)) if names else None
@@ -233,7 +242,7 @@ class SlotStore:
 
         So a kill leaves the day whole, or files that no manifest names.
         """
-        names = [entry.name for entry in self._lake.objects.entries(self._folder(day))]
+        names = [entry.name for entry in self._lake.objects.entries(self.folder(day))]
         for name in sorted(names, key=lambda name: (not name.endswith(".json"), name)):
             self._lake.objects.remove(name)
 
@@ -246,7 +255,7 @@ class SlotStore:
             if segment.first <= done < segment.last:
                 raise LakeError(
                     f"{self._lake.name}/{segment.key} is compacted from rolls of which only some are in the slots of "
-                    f"{self._slot_ns / 1e9:g} s; delete {self._folder(day)} to have the day rolled up anew"
+                    f"{self._slot_ns / 1e9:g} s; delete {self.folder(day)} to have the day rolled up anew"
                 )
             if segment.last > done:
                 new.append(segment)
@@ -261,7 +270,7 @@ class SlotStore:
     ) -> SlotManifest:
         number = (before.number if before else 0) + 1
         old = before.parts if before is not None else ()
-        stem = f"{self._folder(day)}/{number:08d}-{secrets.token_hex(4)}"
+        stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
         drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
         merged = old if len(old) >= _MAX_PARTS else ()
@@ -295,8 +304,11 @@ class SlotStore:
                 self._lake.objects.publish(draft, name)
                 published.append(name)
             through = dict(before.through) if before is not None else {}
+            rolled = dict(before.rolled) if before is not None else {}
             for segment in new:
                 through[segment.origin] = max(segment.last, through.get(segment.origin, -1))
+                entry = RolledSegment(segment.first, segment.last, segment.rows)
+                rolled[segment.origin] = (*rolled.get(segment.origin, ()), entry)
             manifest = SlotManifest(
                 number=number,
                 slot_s=self._slot_ns / 1e9,
@@ -307,6 +319,7 @@ class SlotStore:
                 duplicates=(before.duplicates if before else 0) + duplicates,
                 created_unix_ns=time.time_ns(),
                 code_version=metadata.version("whitepanda"),
+                rolled=rolled,
                 seal=seals.PLACE,
             )
             name = self._name(day, number)
@@ -337,11 +350,12 @@ class SlotStore:
         except msgspec.MsgspecError as error:
             raise DamagedError(self._lake.name, name, str(error), self._remedy(name)) from error
 
-    def _folder(self, day: date) -> str:
+    def folder(self, day: date) -> str:
+        """Return the folder of a day's slots within the lake."""
         return f"{self._root}/day={day.isoformat()}"
 
     def _name(self, day: date, number: int) -> str:
-        return f"{self._folder(day)}/{number:08d}.json"
+        return f"{self.folder(day)}/{number:08d}.json"
 
 
 class _SchemaOnly(msgspec.Struct):

@@ -1,0 +1,202 @@
+"""What the lake's books have and the lake has not: objects that somebody deleted by hand, or a disk has lost.
+
+The manifest of a day's slots lists the segments that were rolled up, with their rows (`SlotManifest.rolled`); that of a
+version its days and their rows. Compaction leaves the rows of what it deletes in another segment. Retention says
+through which day it deletes before it begins, for ever, and within these days nothing is missed:
+
+    <lake>/retention/{samples,slots}-through-2026-10-22.json
+
+Nobody's book has what was deleted before it was rolled up, or was rolled up by a release before this one.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from typing import Literal
+
+import msgspec
+
+from central.lake import Lake, LakeError, Segment
+from central.slots import RolledSegment, SlotManifest, SlotStore
+from central.versions import Manifest, VersionStore
+
+__all__ = ["deleted_through", "losses", "note_deletion"]
+
+_FOLDER = "retention"
+_LOOKS = 5  # at what changes while it is looked at
+_REMEDY = (
+    "the slots have their sums, the rows are lost: restore them from a copy; if they were meant to go, "
+    "`whitepanda lake compact --raw-days` of that day's age says so"
+)
+
+_What = Literal["samples", "slots"]
+
+
+def note_deletion(lake: Lake, what: _What, until: date) -> None:
+    """Note that all of that day and of those before it may be deleted; to be called before anything is.
+
+    Raises:
+        OSError: the lake cannot be read or written.
+
+    """
+    if deleted_through(lake, what) >= until:
+        return
+    text = msgspec.json.encode({"through": until, "noted_unix_ns": time.time_ns()}) + b"\n"
+    with contextlib.suppress(FileExistsError):  # another one was quicker
+        lake.objects.create(f"{_FOLDER}/{what}-through-{until}.json", text)
+    for name, day in _notes(lake, what):
+        if day < until:
+            lake.objects.remove(name)
+
+
+def deleted_through(lake: Lake, what: _What) -> date:
+    """Return the last day through which retention deletes; the first of all days where it never did.
+
+    Raises:
+        OSError: the lake cannot be read.
+
+    """
+    return max((day for _, day in _notes(lake, what)), default=date.min)
+
+
+def _notes(lake: Lake, what: _What) -> list[tuple[str, date]]:
+    start, end = f"{_FOLDER}/{what}-through-", ".json"
+    notes = []
+    for entry in lake.objects.entries(_FOLDER):
+        if entry.name.startswith(start) and entry.name.endswith(end):
+            with contextlib.suppress(ValueError):  # somebody else's
+                notes.append((entry.name, date.fromisoformat(entry.name[len(start) : -len(end)])))
+    return notes
+
+
+def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list[Segment]]) -> Iterator[str]:
+    """Yield one line per loss. What cannot be read is not told of here.
+
+    Args:
+        lake: the lake.
+        slot_lengths: of its slots, s.
+        by_day: segments that were there a moment ago, from before the books are read.
+
+    Raises:
+        OSError: the lake cannot be listed.
+
+    """
+    yield from _lost_days(lake)
+    books: dict[date, dict[str, set[RolledSegment]]] = {}
+    for length in slot_lengths:
+        for day, manifest in (_manifests(SlotStore(lake, round(length * 1e9))) or {}).items():
+            for origin, segments in manifest.rolled.items():
+                books.setdefault(day, {}).setdefault(origin, set()).update(segments)
+    for day, book in sorted(books.items()):
+        yield from _lost_segments(lake, day, book, by_day.get(day, []))
+
+
+def _lost_segments(
+    lake: Lake, day: date, book: Mapping[str, set[RolledSegment]], found: list[Segment]
+) -> list[str]:
+    """Return what of a day's segments is gone. Looks again where central compacts or deletes meanwhile."""
+    lines: list[str] = []
+    for _ in range(_LOOKS):
+        lines = [line for origin in sorted(book) for line in _missing(day, origin, book[origin], found)]
+        if not lines:
+            return []
+        before, found = found, lake.segments(day)
+        if found == before:
+            break
+    # Last: whoever deleted by right what was missed above has said so before.
+    return [] if day <= deleted_through(lake, "samples") else lines
+
+
+def _missing(day: date, origin: str, book: set[RolledSegment], found: Iterable[Segment]) -> Iterator[str]:
+    """Compare one journal's segments of a day with the book; their ranges of rolls are apart."""
+    live = sorted((each for each in found if each.origin == origin), key=lambda each: each.first)
+    firsts = [each.first for each in live]
+    known = [0] * len(live)
+    run: list[RolledSegment] = []
+    for entry in sorted(book):
+        place = bisect.bisect_right(firsts, entry.first) - 1
+        if place >= 0 and entry.last <= live[place].last:
+            known[place] += entry.rows
+            if run:
+                yield _line(day, origin, run)
+            run = []
+        else:
+            run.append(entry)
+    if run:
+        yield _line(day, origin, run)
+    for segment, rows in zip(live, known, strict=True):
+        with contextlib.suppress(
+            LakeError, OSError
+        ):  # damaged, or gone since: told of elsewhere, or next time
+            if segment.rows < rows:
+                yield (
+                    f"{segment.key}: has {segment.rows:,} rows of the {rows:,} that were rolled up from its rolls; "
+                    f"{_REMEDY}"
+                )
+
+
+def _line(day: date, origin: str, run: list[RolledSegment]) -> str:
+    """Tell of segments that followed each other."""
+    name = f"samples/day={day}/{origin}-{run[0].first:012d}"
+    name += f"_{run[0].last:012d}.parquet" if run[0].last > run[0].first else ".parquet"
+    rows = sum(entry.rows for entry in run)
+    if len(run) == 1:
+        return f"{name}: is not there, with {rows:,} rows that were rolled up; {_REMEDY}"
+    return (
+        f"{name}: is not there, nor are {len(run) - 1} more up to roll {run[-1].last} (or what they were merged into), "
+        f"with {rows:,} rows that were rolled up; {_REMEDY}"
+    )
+
+
+def _lost_days(lake: Lake) -> Iterator[str]:
+    """Compare the newest version with the slots that it was built from."""
+    version = _newest(VersionStore(lake.objects))
+    if version is None:
+        return
+    store = SlotStore(lake, round(version.slot_s * 1e9))
+    days = [date.fromisoformat(day) for day in version.days]
+    manifests = _manifests(store)
+    if manifests is None:
+        return
+    gone = [day for day in days if day not in manifests and not lake.segments(day)]
+    until = deleted_through(lake, "slots")
+    lost = [day for day in gone if day > until]
+    left = sum(manifests[day].samples for day in days if day in manifests)
+    fewer = version.rows - left  # the days that are there may have more rows since
+    for day in lost:
+        least = f" (at least {fewer:,} rows)" if lost == gone == [day] and fewer > 0 else ""
+        yield (
+            f"day {day}: neither slots nor samples are there, though version {version.version} was built from "
+            f"them{least}; restore {store.folder(day)} from a copy, or the next build goes without the day"
+        )
+    if all(day in manifests for day in days) and fewer > 0:
+        yield (
+            f"version {version.version} was built from {version.rows:,} rows, the slots of its days have {left:,}: "
+            f"{fewer:,} rows are lost; were slots deleted when samples were gone already? restore both from a copy"
+        )
+
+
+def _newest(store: VersionStore) -> Manifest | None:
+    for _ in range(_LOOKS):
+        number = max(store.numbers(), default=0)
+        if not number:
+            return None
+        with contextlib.suppress(LakeError, OSError, msgspec.MsgspecError):
+            return store.manifest(number)
+    return None
+
+
+def _manifests(store: SlotStore) -> dict[date, SlotManifest] | None:
+    """Return the newest manifest of each day; None where one cannot be read, which is told of elsewhere."""
+    for _ in range(_LOOKS):
+        try:
+            return store.manifests()
+        except FileNotFoundError:
+            continue  # deleted between its listing and its reading
+        except (LakeError, OSError):
+            break
+    return None
