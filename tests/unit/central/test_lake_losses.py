@@ -28,14 +28,20 @@ DAYS = [FIRST_DAY + timedelta(days=number) for number in range(3)]
 LOST = "the slots have their sums, the rows are lost: restore them from a copy"
 
 
-@pytest.fixture
-def lake(tmp_path: Path) -> Lake:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three days of four segments, rolled up."""
-    lake = Lake(tmp_path / "lake")
+    lake = Lake(tmp_path_factory.mktemp("made") / "lake")
     for number in range(12):
         write_day(lake, number // 4, number + 1)
     roll_up(lake)
-    return lake
+    return lake.root
+
+
+@pytest.fixture
+def lake(made: Path, tmp_path: Path) -> Lake:
+    """A copy of it."""
+    return Lake(shutil.copytree(made, tmp_path / "lake"))
 
 
 def roll_up(lake: Lake) -> SlotStore:
