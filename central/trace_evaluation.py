@@ -60,6 +60,8 @@ class Truth:
         if not isinstance(jobs, list) or not jobs:
             raise InputError(f'{path}: must be {{"antagonists": [job ids]}} with at least one job')
         known = found.get("coefficients")
+        if known is not None and not isinstance(known, dict):
+            raise InputError(f'{path}: "coefficients" must be {{job id: value}} (value {_short(known)})')
         try:
             values = (
                 {_job(job): _coefficient(value) for job, value in known.items()}
@@ -67,7 +69,7 @@ class Truth:
                 else None
             )
             return cls(tuple(sorted({_job(job) for job in jobs})), values)
-        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise InputError(
                 f"{path}: job ids must be integers of 64 bits and coefficients finite numbers: {error}"
             ) from error

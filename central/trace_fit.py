@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -18,7 +18,7 @@ from central.spark import SparkEngine
 from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
 from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -109,7 +109,7 @@ def fit_trace(
         raise InputError(
             f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s"
         )
-    with contextlib.ExitStack() as stack:
+    with _telling(out), contextlib.ExitStack() as stack:
         file = _begin(stack, out, traces)
         slots = stack.enter_context(
             slot_file(
@@ -126,6 +126,15 @@ def fit_trace(
         last_day = slots.last_day(until_day=options.until_day)
         pq.write_table(table, file, compression="zstd")
     return TraceFit(table, slots.counts, task_slots, machine_slots, last_day, time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def _telling(out: Path) -> Iterator[None]:
+    """What fails as `out` is completed at the end is one line; what failed before has said so itself."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"{out}: cannot write: {error.strerror}") from error
 
 
 def _begin(stack: contextlib.ExitStack, out: Path, traces: Sequence[Path]) -> IO[bytes]:

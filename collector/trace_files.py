@@ -6,6 +6,7 @@ Pyarrow is an extra, and 0.2 s that other commands need not wait: it is imported
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,15 +229,25 @@ def _columns_of(path: Path) -> tuple[dict[str, Any], bool]:
         raise InputError(f"{path}: cannot read: {error.strerror}") from error
     try:
         if is_parquet:
-            return _leaves(pq.read_schema(path)), True
+            schema = pq.read_schema(path)
+            _check_once(path, schema.names)
+            return _leaves(schema), True
         problem = _head_problem(path)
         if problem:
             raise InputError(f"{path}: {problem}")
         with _csv_reader(path, None, lambda _row: None) as reader:
+            _check_once(path, reader.schema.names)
             return dict.fromkeys(reader.schema.names, pa.string()), False
     except (pa.ArrowException, OSError, ValueError) as error:
         kind = "Parquet" if is_parquet else "CSV"
         raise InputError(f"{path}: not readable as {kind}: {_first_line(error)}") from error
+
+
+def _check_once(path: Path, names: Sequence[str]) -> None:
+    """Refuse a file that has a column twice that is read: which one is meant?"""
+    for name in (each for names_of_one in COLUMNS.values() for each in names_of_one):
+        if names.count(name) > 1:
+            raise InputError(f"{path}: has {names.count(name)} columns '{name}'; leave one")
 
 
 def _text_stream(path: Path) -> Any:
@@ -326,7 +337,9 @@ def _find_columns(path: Path, available: dict[str, Any]) -> dict[str, str]:
     missing = [" or ".join(f"'{name}'" for name in COLUMNS[ours]) for ours, name in found.items() if not name]
     if missing:
         hint = ""
-        if not found["priority"] or not found["scheduling_class"]:
+        if len(available) == 1 and (other := re.search(r"[;\t|]", next(iter(available)))):
+            hint = f"; its fields are separated by {other[0]!r}, must be by commas"
+        elif not found["priority"] or not found["scheduling_class"]:
             hint = "; the trace has priority and scheduling_class in its event tables, join by collection_id"
         have = _printable(", ".join(list(available)[:30])) or "none"
         message = (

@@ -43,6 +43,7 @@ SparkMasterOption = Annotated[
 _SHOWN = 10
 _WIDE_COLUMNS = 100  # of a screen that has room for every column
 _DEADLINE_S = 10.0
+_MAX_DAY = 100_000
 
 
 @app.command()
@@ -60,7 +61,8 @@ def fit(
     engine: EngineOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
     until_day: Annotated[
-        int | None, typer.Option(min=1, help="Only the days before this one; the first is 0.")
+        int | None,
+        typer.Option(min=1, max=_MAX_DAY, help="Only the days before this one; the first is 0."),
     ] = None,
     slot_s: Annotated[
         float, typer.Option(help="Length of a time slot, in seconds of the trace's clock; panda only.")
@@ -165,7 +167,9 @@ def evaluate(
     methods: Annotated[
         str, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
     ] = "",
-    from_day: Annotated[int, typer.Option(min=1, help="First day to evaluate; the first is 0.")] = 20,
+    from_day: Annotated[
+        int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")
+    ] = 20,
     engine: MergerOption = "duckdb",
     spark_master: SparkMasterOption = "local[*]",
     priority: Annotated[float, typer.Option(help="Latency-sensitive: at least this priority ...")] = 120.0,
@@ -174,7 +178,7 @@ def evaluate(
     memory_limit_mib: Annotated[
         int, typer.Option(min=64, help="Engine's memory; the rest goes to TMPDIR.")
     ] = 2048,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """Tell how high each method ranks the true antagonists.

@@ -367,6 +367,30 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("fit", "--until-day", "0"),
+        ("fit", "--until-day", "99999999999999999999"),
+        ("evaluate", "--from-day", "0"),
+        ("evaluate", "--from-day", "99999999999999999999"),
+        ("evaluate", "--seed", "-1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(tmp_path, monkeypatch, capsys, command, option, value):
+    more = ("--out" if command == "fit" else "--truth", tmp_path / "x")
+    assert run(monkeypatch, command, tmp_path / "t.parquet", *more, option, value) == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
+def test_a_file_that_fails_as_it_is_closed_is_one_line(tmp_path, monkeypatch, capsys):
+    good = write(trace(machines=2, slots=5), tmp_path / "good.parquet")
+    assert run(monkeypatch, "fit", good, "--out", "/dev/full") == 4
+    shown = capsys.readouterr()
+    assert shown.err == "error: /dev/full: cannot write: No space left on device\n"
+    assert shown.out == ""
+
+
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, capsys):
     good = write(trace(machines=2, slots=5), tmp_path / "good.parquet")
 
@@ -627,6 +651,11 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
             '{"antagonists": [1], "coefficients": {"1": NaN}}',
             (),
             "coefficients finite numbers: coefficient nan",
+        ),
+        (
+            '{"antagonists": [1], "coefficients": [2]}',
+            (),
+            '"coefficients" must be {job id: value} (value [2])',
         ),
         ('{"antagonists": [1], "coefficients": {"1": 1e999}}', (), "finite numbers: coefficient inf"),
         ('{"antagonists": [1], "coefficients": {"1": true}}', (), "finite numbers: coefficient True"),

@@ -374,6 +374,24 @@ def test_missing_columns_are_named_with_what_is_accepted(tmp_path):
     assert "it has: collection_id" in text
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_other_separators_are_told(tmp_path, mark):
+    file = write(tmp_path / "a.csv", (FLAT + ROWS).replace(",", mark))
+    with pytest.raises(InputError) as error:
+        read_trace(file)
+    assert str(error.value).endswith(f"; its fields are separated by {mark!r}, must be by commas")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    text = "".join(f"{line},7\n" for line in (FLAT + ROWS).splitlines())
+    file = write(tmp_path / "a.csv", text.replace("class,7", "class,start_time", 1))
+    with pytest.raises(InputError, match=r"a\.csv: has 2 columns 'start_time'; leave one"):
+        read_trace(file)
+    pq.write_table(STAMPED.append_column("start_time", STAMPED["end_time"]), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"a\.parquet: has 2 columns 'start_time'; leave one"):
+        read_trace(tmp_path / "a.parquet")
+
+
 def test_a_trace_without_priorities_gets_the_remedy(tmp_path):
     file = write(tmp_path / "a.csv", FLAT.replace("priority", "prio") + ROWS)
     with pytest.raises(InputError, match=r"missing column 'priority' .* join by collection_id"):
