@@ -137,7 +137,8 @@ def compact(
 def _opened(lake: str) -> Iterator[Lake]:
     """Open a lake that is one. What it or its store fails with meanwhile is one line."""
     if "://" not in lake and not Path(lake).is_dir():
-        raise UnavailableError(f"lake {lake}: no such folder; central.lake_dir, or lake in central.state_dir")
+        what = "is a file, no folder" if Path(lake).exists() else "no such folder"
+        raise UnavailableError(f"lake {lake}: {what}; central.lake_dir, or lake in central.state_dir")
     try:
         opened = Lake(lake)
         if not opened.is_there():

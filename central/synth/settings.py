@@ -120,7 +120,10 @@ class SynthSettings:
                 continue
             low, high = knob.metadata["low"], knob.metadata["high"]
             if not (math.isfinite(value) and low <= value <= high):
-                raise InputError(f"synth knob {knob.name}: must be {low:g} to {high:g} (value {value:g})")
+                shown = [f"{each:g}" if isinstance(each, float) else str(each) for each in (low, high, value)]
+                raise InputError(
+                    f"synth knob {knob.name}: must be {shown[0]} to {shown[1]} (value {shown[2]})"
+                )
         if self.form not in FORMS:
             raise InputError(f"synth knob form: must be {' or '.join(FORMS)} (value {self.form!r})")
         if not self.batch_jobs + self.antagonists + self.burners:

@@ -93,7 +93,9 @@ def synthesise(
             known = _truth(settings, name, jobs, effects)
             truth_file.write((json.dumps(known, indent=1) + "\n").encode())
     except OSError as error:
-        raise UnavailableError(f"{out}: not written: {error.strerror or error}; is the disk full?") from error
+        raise UnavailableError(
+            f"{out} and {truth}: not written: {error.strerror or error}; is the disk full?"
+        ) from error
     return Written(rows, len(tasks.job), len(jobs.job_id), known["antagonists"])
 
 

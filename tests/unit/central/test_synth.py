@@ -282,6 +282,7 @@ def test_presets_are_sound_and_every_knob_is_described():
     ("values", "message"),
     [
         ({"days": 0}, r"synth knob days: must be 1 to 400 \(value 0\)"),
+        ({"seed": -1}, r"synth knob seed: must be 0 to 2147483648 \(value -1\)"),
         ({"cpi_noise": float("nan")}, r"synth knob cpi_noise: must be 0 to 3 \(value nan\)"),
         ({"form": "cubic"}, r"synth knob form: must be linear or saturating \(value 'cubic'\)"),
         ({"days": "two"}, r"synth knob days: must be a whole number \(value 'two'\)"),
