@@ -17,6 +17,8 @@ __all__ = ["Asks", "asking", "explained"]
 #: Takes a method's name and its request, and returns the answer.
 Asks = Callable[[str, Any], Any]
 
+_MAX_PORT = 65_535
+
 
 @contextmanager
 def asking(central: str, files: TlsFiles, server_name: str, deadline_s: float) -> Iterator[Asks]:
@@ -28,7 +30,14 @@ def asking(central: str, files: TlsFiles, server_name: str, deadline_s: float) -
         server_name: name in central's certificate; "" for the host's.
         deadline_s: of each question.
 
+    Raises:
+        InputError: it is no host:port.
+        TlsError: the files cannot be used.
+
     """
+    host, _, port = central.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
+        raise InputError(f"--central must be host:port (value {central!r})")  # gRPC takes another port
     options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
     with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)

@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 
 _DEADLINE_S = 10.0
+_MAX_HOURS = 1e6
 _PAGE = 1000
 _NAMED = 3  # victims shown in a row of the list
 _SHOWN_REPORTS = 12
@@ -56,7 +57,9 @@ def list_(
     suspect_job: Annotated[str, typer.Option(help="Only where this job is suspected first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
-    hours: Annotated[float | None, typer.Option(min=0, help="Only those of the last so many hours.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only those of the last so many hours.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     json: JsonOption = False,
 ) -> None:

@@ -356,6 +356,12 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
     assert refused in shown.err
 
 
+@pytest.mark.parametrize("central", ["central", "h:", ":7443", ":", "h:99999", "h:0", "h:-1", "h:x", ""])
+async def test_what_is_no_address_is_refused_before_anything_is_asked(served, capsys, monkeypatch, central):
+    code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
+    assert (code, shown.err) == (3, f"error: --central must be host:port (value {central!r})\n")
+
+
 async def test_the_command_line_says_why_central_does_not_answer(served, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(antagonists, "_DEADLINE_S", 0.5)
     central = f"127.0.0.1:{served.port}"

@@ -12,8 +12,10 @@ import sqlite3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from central import incident_tables as tables
+from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.incidents import IncidentRecorder
@@ -394,3 +396,10 @@ async def test_the_oldest_reports_go_where_too_many_wait(tmp_path):
     assert [t.sequence for _, t in journal.read_triggers(10)] == [3, 4, 5]
     assert journal.stats.rejected_events == {"trigger_backlog_full": 2}
     await journal.close()
+
+
+@pytest.mark.parametrize("hours", ["-1", "nan", "inf", "1e7"])
+def test_hours_that_are_none_are_refused(hours):
+    result = CliRunner().invoke(incidents_cli.app, ["list", "--central", "h:1", "--hours", hours])
+    assert result.exit_code == 2
+    assert "Invalid value for '--hours'" in result.output

@@ -81,7 +81,9 @@ def test_what_is_no_lake_is_said_and_left_as_it_is(tmp_path: Path, command: str)
     with pytest.raises(UnavailableError, match=rf"; is it {tmp_path}/lake\?"):
         run(command, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.sqlite", "lake"]
-    with pytest.raises(UnavailableError, match=r"journal\.sqlite: is a file, no folder; central\.lake_dir, or"):
+    with pytest.raises(
+        UnavailableError, match=r"journal\.sqlite: is a file, no folder; central\.lake_dir, or"
+    ):
         run(command, tmp_path / "journal.sqlite")
     (tmp_path / "samples").touch()
     with pytest.raises(UnavailableError, match=r"cannot be used: .*Not a directory.*samples"):
