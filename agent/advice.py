@@ -15,6 +15,7 @@ from typing import Protocol
 from agent.analysis.actions import recommend
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
+from agent.config import ActSection
 from agent.host_analysis import Explanation
 from agent.state import AgentState, VmView
 from agent.triggers import Trigger, TriggerVictim
@@ -163,22 +164,26 @@ def _sum(vms: Mapping[str, VmView], name: str) -> float:
     return math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None)
 
 
-def limits_of(resctrl: Path | None, central: str = "") -> HostLimits:
+def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
     """Read what resctrl can limit; what it does not have is 0.
 
     Args:
         resctrl: where it is mounted, `/sys/fs/resctrl`; None: it is not to be looked at.
+        act: what the service may do; more is not recommended.
         central: its host:port, for commands that ask it.
 
     """
     if resctrl is None:
-        return HostLimits(central=central)
+        return HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
+    bandwidth = _read(resctrl / "info/MB/min_bandwidth")
     mask = _read(resctrl / "info/L3/cbm_mask", 16)
     return HostLimits(
         cache_ways=mask.bit_count(),
-        min_ways=_read(resctrl / "info/L3/min_cbm_bits") or 1,
-        min_bandwidth_percent=_read(resctrl / "info/MB/min_bandwidth"),
+        min_ways=max(_read(resctrl / "info/L3/min_cbm_bits"), act.min_ways),
+        min_bandwidth_percent=max(bandwidth, act.min_bandwidth_percent) if bandwidth else 0,
         bandwidth_step_percent=_read(resctrl / "info/MB/bandwidth_gran") or 10,
+        min_cores=act.min_cores,
+        max_seconds=act.max_seconds,
         central=central,
     )
 

@@ -391,7 +391,7 @@ class Daemon:
             sources = without_real_sources(self._config).sources
             resctrl = Path(sources.resctrl.root) if sources.resctrl.mode != "off" else None
             self.state.advisor = Advisor(
-                self.state, self._store, limits_of(resctrl, self._config.uplink.address)
+                self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
             )
             if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
                 from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on

@@ -99,12 +99,16 @@ class Server:
         section: where the socket is, how often victims are looked at.
         actor: what does the work.
 
+    Attributes:
+        ready: set once it answers.
+
     """
 
     def __init__(self, section: ActSection, actor: Actor) -> None:
         self._section = section
         self._actor = actor
         self._worker = ThreadPoolExecutor(1, "act")
+        self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._path = Path(section.socket)
         self._log = log.get("act")
@@ -133,6 +137,7 @@ class Server:
                     tasks.create_task(self._every(self._section.watch_interval_s, self._actor.look)),
                     tasks.create_task(self._feed_watchdog()),
                 ]
+                self.ready.set()
                 sdnotify.notify("READY=1")
                 limits = self._actor.limits
                 self._log.info(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from agent.analysis.recommendations import (
+    MIN_QUOTA_US,
     QUOTA_PERIOD_US,
     Action,
     Command,
@@ -31,12 +32,11 @@ __all__ = ["MAX_RECOMMENDATIONS", "recommend"]
 MAX_RECOMMENDATIONS = 8
 
 _MAX_SUSPECTS = 3  # for whom actions are thought of
-_MIN_CORES = 0.1  # a VM with less does not answer its own operator any more
 _FIRST_STEP = 0.5  # of its usage is left to a suspect where nothing says how much it has to be
 _Z95 = 1.959964
 _CACHE_SHARE = 0.25  # of all VMs' occupancy from which on the cache is evidence against a suspect
 _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
-_SECONDS = 900  # that an action of ours is in force
+_SECONDS = 900.0  # that an action of ours is in force
 _LIBVIRT = ("virsh", "-c", "qemu:///system")
 
 
@@ -94,12 +94,13 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
 def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     if suspect.is_vm and not suspect.vcpus:
         return  # a quota is per vCPU
-    cores = _cores(suspect, situation)
+    cores = math.ceil(_cores(suspect, situation) * 1000) / 1000
+    if suspect.is_vm:
+        cores = max(cores, MIN_QUOTA_US * (suspect.vcpus or 1) / QUOTA_PERIOD_US)  # libvirt takes no less
     if cores >= suspect.cpu_usage_cores:
         return  # it uses next to nothing: there is nothing to take
     if suspect.is_vm:
-        cores = quota_us(cores, suspect.vcpus or 1) * (suspect.vcpus or 1) / QUOTA_PERIOD_US
-        commands = _cap_commands(suspect, victim, cores)
+        commands = _cap_commands(suspect, victim, cores, situation)
     else:
         unit, percent = suspect.vm.removeprefix("host:"), max(1, round(cores * 100))
         commands = (
@@ -117,7 +118,7 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         victim=victim.vm,
         victim_name=victim.name,
         effect=_with_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
-        amount=round(cores, 3),
+        amount=cores,
         unit="cores",
         evidence=_why(suspect),
         commands=commands,
@@ -133,25 +134,28 @@ def _cores(suspect: Suspect, situation: Situation) -> float:
     a, error = suspect.coefficient, suspect.standard_error
     mn_cpi, threshold = situation.mn_cpi, situation.mn_cpi_threshold
     if a is None or a <= 0 or mn_cpi is None or threshold is None or mn_cpi <= threshold:
-        return max(_MIN_CORES, suspect.cpu_usage_cores * _FIRST_STEP)
+        return max(situation.host.min_cores, suspect.cpu_usage_cores * _FIRST_STEP)
     low = a - _Z95 * error if error is not None else a
     less = (mn_cpi - threshold) / (low if low > 0 else a)
-    return max(_MIN_CORES, suspect.cpu_usage_cores - less)
+    return max(situation.host.min_cores, suspect.cpu_usage_cores - less)
 
 
-def _cap_commands(suspect: Suspect, victim: Victim, cores: float) -> tuple[Command, ...]:
+def _cap_commands(
+    suspect: Suspect, victim: Victim, cores: float, situation: Situation
+) -> tuple[Command, ...]:
     set_quota = (*_LIBVIRT, "schedinfo", suspect.vm, "--live")
     quota = quota_us(cores, suspect.vcpus or 1)
     return (
-        _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim),
+        _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation),
         Command("the same by hand, for good", (*set_quota, f"vcpu_quota={quota}")),
         Command("undo it by hand", (*set_quota, "vcpu_quota=-1")),
     )
 
 
-def _act(action: str, vm: str, amount: tuple[str, str], victim: Victim) -> Command:
+def _act(action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation) -> Command:
+    seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
     return Command(
-        f"for {_SECONDS} s, undone by itself",
+        f"for {seconds} s, undone by itself",
         (
             "whitepanda",
             "act",
@@ -160,7 +164,7 @@ def _act(action: str, vm: str, amount: tuple[str, str], victim: Victim) -> Comma
             vm,
             *amount,
             "--seconds",
-            str(_SECONDS),
+            seconds,
             "--victim",
             victim.vm,
         ),
@@ -188,7 +192,7 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
             f"with {ways} of {host.cache_ways} ways {host.cache_ways - ways} are left to {victim.name} and others",
             *_why(suspect),
         ),
-        commands=(_act("limit-cache", suspect.vm, ("--ways", str(ways)), victim),),
+        commands=(_act("limit-cache", suspect.vm, ("--ways", str(ways)), victim, situation),),
     )
 
 
@@ -198,7 +202,7 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
     if share is None or share < _BANDWIDTH_SHARE or not 0 < host.min_bandwidth_percent < 100:  # noqa: PLR2004 - percent
         return
     step = max(1, host.bandwidth_step_percent)
-    kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, _MIN_CORES)
+    kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
     percent = min(100 - step, max(host.min_bandwidth_percent, math.floor(kept * 100 / step) * step))
     yield Recommendation(
         action="limit_bandwidth",
@@ -214,7 +218,7 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
             f"it has {share:.0%} of the VMs' memory traffic ({suspect.memory_bytes_per_s or 0:,.0f} bytes/s)",
             *_why(suspect),
         ),
-        commands=(_act("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim),),
+        commands=(_act("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),),
     )
 
 

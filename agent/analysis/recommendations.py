@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "MIN_QUOTA_US",
     "QUOTA_PERIOD_US",
     "Action",
     "Command",
@@ -26,7 +27,8 @@ Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect",
 #: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
 QUOTA_PERIOD_US = 100_000
 
-_MIN_QUOTA_US = 1000  # libvirt takes no less
+#: libvirt takes no less.
+MIN_QUOTA_US = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,17 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class HostLimits:
-    """What can be limited on this host. 0 ways: no CAT; 0 percent: no MBA. `central` is its host:port, or ""."""
+    """What can be limited on this host. 0 ways: no CAT; 0 percent: no MBA. `central` is its host:port, or "".
+
+    The least that a VM is left with is also what `whitepanda act` is allowed, as is `max_seconds`.
+    """
 
     cache_ways: int = 0
     min_ways: int = 1
     min_bandwidth_percent: int = 0
     bandwidth_step_percent: int = 10
+    min_cores: float = 0.1
+    max_seconds: float = 900.0
     central: str = ""
 
 
@@ -152,4 +159,4 @@ def shell_text(words: Sequence[str]) -> str:
 
 def quota_us(cores: float, vcpus: int, period_us: int = QUOTA_PERIOD_US) -> int:
     """Return libvirt's quota of each vCPU for a VM that is to use so many cores at most; at least libvirt's least."""
-    return max(_MIN_QUOTA_US, round(cores / vcpus * period_us))
+    return max(MIN_QUOTA_US, round(cores / vcpus * period_us))

@@ -154,6 +154,22 @@ def test_the_list_is_bounded_and_the_worse_suspect_comes_first():
     assert found[-1].action == "nothing"
 
 
+@given(st.integers(1, 128), st.floats(0.6, 64), st.floats(0.02, 2))
+def test_what_is_recommended_is_what_act_would_do(vcpus, usage, coefficient):
+    """No less than it is allowed, and no less than the quota that libvirt takes."""
+    suspect = replace(
+        SCAN, vcpus=vcpus, cpu_usage_cores=usage, coefficient=coefficient, score=usage * coefficient
+    )
+    allowed = HostLimits(min_cores=0.5, max_seconds=60.0)
+    found = [one for one in recommend(situation(suspect, host=allowed)) if one.action == "cap_cpu"]
+    for cap in found:
+        words = cap.commands[0].words
+        assert 0.5 <= cap.amount == float(words[words.index("--cores") + 1])
+        assert words[words.index("--seconds") + 1] == "60"
+        quota = int(cap.commands[1].words[-1].removeprefix("vcpu_quota="))
+        assert quota * vcpus == pytest.approx(cap.amount * 100_000, abs=vcpus)
+
+
 @given(st.floats(0.01, 512), st.integers(1, 512), st.integers(1000, 1_000_000))
 def test_a_quota_is_never_less_than_libvirt_takes(cores, vcpus, period_us):
     assert quota_us(cores, vcpus, period_us) >= 1000

@@ -1,6 +1,9 @@
 """The facts that recommendations stand on, from the agent's state to the message and the lines for people."""
 
+import asyncio
+import json
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,11 +11,13 @@ import pytest
 from agent.advice import Advisor, limits_of
 from agent.analysis.recommendations import HostLimits
 from agent.batches import trigger_message
-from agent.config import AnalysisSection
+from agent.config import ActSection, AnalysisSection
+from agent.local_api import LocalApi
 from agent.state import MetricView, VmView
 from agent.verdicts import Verdict as Suffering
 from tests.unit.agent.canned_agents import HOST, State
 from tests.unit.agent.test_host_analysis import CALM, SCAN, VICTIM, Host, update
+from whitepanda.common import cli
 from whitepanda.common.recommendations import recommendation_json, recommendation_lines
 
 RDT = HostLimits(cache_ways=12, min_bandwidth_percent=10, central="central:7443")
@@ -105,5 +110,33 @@ def test_limits_are_read_from_resctrl_and_are_0_without_it(tmp_path):
         path = tmp_path / "info" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
-    assert limits_of(tmp_path, "c:1") == HostLimits(11, 2, 10, 5, "c:1")
-    assert limits_of(tmp_path / "none") == limits_of(None) == HostLimits()
+    lax = ActSection(min_cores=0.2, max_seconds=60.0, min_bandwidth_percent=5, min_ways=1)
+    assert limits_of(tmp_path, lax, "c:1") == HostLimits(11, 2, 10, 5, 0.2, 60.0, "c:1")
+    strict = limits_of(tmp_path, ActSection(min_bandwidth_percent=40, min_ways=3))
+    assert (strict.min_bandwidth_percent, strict.min_ways, strict.min_cores) == (40, 3, 0.5)
+    for nothing in (limits_of(tmp_path / "none", ActSection()), limits_of(None, ActSection())):
+        assert (nothing.cache_ways, nothing.min_bandwidth_percent, nothing.min_cores) == (0, 0, 0.5)
+
+
+async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory, monkeypatch, capsys):
+    path = tmp_path_factory.mktemp("s") / "a.sock"
+    state = State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis)
+    state.advisor = advisor(host)
+    api = LocalApi(state, path)
+    await api.start()
+
+    def explain(*arguments):
+        monkeypatch.setattr(
+            sys, "argv", ["whitepanda", "explain", "web-1", "--socket", str(path), *arguments]
+        )
+        cli.main()
+        return capsys.readouterr().out
+
+    try:
+        text = await asyncio.to_thread(explain)
+        told = json.loads(await asyncio.to_thread(explain, "--json"))
+    finally:
+        await api.stop(0)
+    assert "what could be done, the best first:\n1. cap the CPU of scan-1 to " in text
+    assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in text
+    assert told["recommendations"][0]["action"] == "cap_cpu"
