@@ -1,6 +1,7 @@
 """The facts that recommendations stand on, from the agent's state to the message and the lines for people."""
 
 import asyncio
+import contextlib
 import json
 import math
 import sys
@@ -129,7 +130,8 @@ async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory,
         monkeypatch.setattr(
             sys, "argv", ["whitepanda", "explain", "web-1", "--socket", str(path), *arguments]
         )
-        cli.main()
+        with contextlib.suppress(SystemExit):
+            cli.main()
         return capsys.readouterr().out
 
     try:
