@@ -259,9 +259,7 @@ class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_cores: float = 0.5  # no VM is left with less CPU
     min_bandwidth_percent: int = 20  # no VM is left with less memory bandwidth
     min_ways: int = 2  # no VM is left with fewer ways of the cache
-    worse_ratio: float = (
-        1.25  # undone where the victim's slow-down is so many times what it was, three looks long
-    )
+    worse_ratio: float = 1.25  # undone where the victim's slow-down is so many times what it was, three looks
     watch_interval_s: float = 10.0  # how often the agent is asked how the victim does
     deadline_s: float = 10.0  # a call of libvirt's virsh that takes longer is ended
 
