@@ -94,7 +94,8 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
 def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     if suspect.is_vm and not suspect.vcpus:
         return  # a quota is per vCPU
-    cores = math.ceil(_cores(suspect, situation) * 1000) / 1000
+    # Rounded for people, but neither to more than is enough nor to less than is allowed.
+    cores = max(math.floor(_cores(suspect, situation) * 1000) / 1000, situation.host.min_cores)
     if suspect.is_vm:
         cores = max(cores, MIN_QUOTA_US * (suspect.vcpus or 1) / QUOTA_PERIOD_US)  # libvirt takes no less
     if cores >= suspect.cpu_usage_cores:

@@ -27,6 +27,8 @@ Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect",
 #: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
 QUOTA_PERIOD_US = 100_000
 
+_TOLERANCE = 1e-9  # of mnCPI: what is taken is reckoned so that it is just enough
+
 #: libvirt takes no less.
 MIN_QUOTA_US = 1000
 
@@ -132,7 +134,7 @@ class Effect:
         """Whether it is expected to be enough; None: that cannot be told."""
         if self.after is None or self.threshold is None:
             return None
-        return self.after <= self.threshold
+        return self.after <= self.threshold + _TOLERANCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """What could be done about contention: how much is taken, what is expected of it, in which order, in which words."""
 
+import itertools
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
 from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
+from agent.recommendation_messages import recommendation_message
+from whitepanda.common.recommendations import recommendation_lines
 
 UUID = "00000000-0000-4000-8000-000000000007"
 VICTIM = Victim("uuid-web", "web-1", "web", cpi=3.0, mean_cpi=1.2, threshold_cpi=1.9, degradation=2.5)
@@ -34,6 +38,7 @@ def test_so_much_is_taken_that_mn_cpi_falls_to_its_threshold_by_the_coefficients
     cores = 4.0 - (2.0 - 1.0) / low
     assert (first.action, first.vm, first.unit) == ("cap_cpu", UUID, "cores")
     assert first.amount == pytest.approx(cores, abs=1e-3)
+    assert first.amount <= cores  # rounded to what is still enough
     effect = first.effect
     assert effect.after == pytest.approx(2.0 - 0.5 * (4.0 - cores), abs=1e-3)
     assert effect.high == pytest.approx(1.0, abs=1e-3)  # the interval's end: enough in 39 of 40 cases
@@ -51,6 +56,14 @@ def test_without_a_standard_error_there_is_an_effect_without_an_interval_and_its
     effect = recommend(situation(replace(SCAN, standard_error=None)))[0].effect
     assert (effect.after, effect.low, effect.high) == (pytest.approx(1.0), None, None)
     assert "no interval" in effect.unknown_because
+
+
+@given(st.floats(1.01, 5), st.floats(0.2, 2))
+def test_what_is_reckoned_to_be_enough_is_said_to_be_enough(mn_cpi, coefficient):
+    usage = (mn_cpi - 1.0) / coefficient + 1.0
+    suspect = replace(SCAN, cpu_usage_cores=usage, coefficient=coefficient, standard_error=None, score=1.0)
+    first = recommend(situation(suspect, mn_cpi=mn_cpi))[0]
+    assert (first.action, first.effect.helps) == ("cap_cpu", True)
 
 
 def test_what_the_host_alone_found_has_no_expected_effect_but_a_first_step():
@@ -181,3 +194,10 @@ def test_doing_nothing_says_what_happens_then():
     assert "CPI 3 of web-1 is above 1.9 of job web, mean 1.2" in nothing.evidence
     assert "it has gone on for 600 s" in nothing.evidence
     assert nothing.effect.after == nothing.effect.before == 2.0
+
+
+def test_the_guides_example_is_what_is_said():
+    guide = (Path(__file__).resolve().parents[3] / "docs" / "act.md").read_text(encoding="utf-8")
+    said = recommendation_lines(map(recommendation_message, recommend(situation())))
+    for line in itertools.islice(said, 5):
+        assert f"    {line.replace(UUID, 'UUID').replace('uuid-web', 'UUID')}\n" in guide
