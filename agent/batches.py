@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.recommendation_messages import recommendation_message
 from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.verdicts import Degradation, Shown, VmEvent
 from agent.windows import CpiWindow
@@ -174,6 +175,7 @@ def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
         ],
         victims_left_out=len(trigger.victims) - len(victims),
         suspects_left_out=len(trigger.suspects) - len(suspects),
+        recommendations=[recommendation_message(one) for one in trigger.recommendations],
     )
 
 

@@ -16,7 +16,7 @@ from whitepanda.common.config import Range, address_problem, load_toml, out_of_r
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
-__all__ = ["RANGES", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
+__all__ = ["RANGES", "ActSection", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
 
 Mode = Literal["off", "auto", "required"]
 Level = Literal["debug", "info", "warning", "error"]
@@ -49,6 +49,15 @@ RANGES: tuple[Range, ...] = (
     ("analysis.mn_cpi_floor", 0, 100),
     ("analysis.history_slots", 1, 100_000),
     ("analysis.max_host_suspects", 0, 64),
+    ("act.max_share", 0, 1),
+    ("act.max_seconds", 1, 86_400),
+    ("act.cool_down_s", 0, 86_400),
+    ("act.min_cores", 0.01, 4096),
+    ("act.min_bandwidth_percent", 1, 100),
+    ("act.min_ways", 1, 64),
+    ("act.worse_ratio", 1, 10),
+    ("act.watch_interval_s", 0.1, 3600),
+    ("act.deadline_s", 1, 300),
     ("cloud_white.sensitivity", 0.25, 4),
     ("cloud_white.hysteresis", 0.1, 1),
     ("cloud_white.baseline_quiet_s", 300, 86_400),
@@ -237,6 +246,24 @@ class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     save_interval_s: float = 60.0  # how often the baselines are written to state_dir; and at the end
 
 
+class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`whitepanda act`, a unit of its own, which limits VMs for a while and undoes it. The agent changes nothing."""
+
+    enabled: bool = False  # without it nothing is ever changed
+    dry_run: bool = True  # say what would be done, and change nothing
+    socket: str = "/run/whitepanda-act/act.sock"  # where `whitepanda act` asks; its folder's group may
+    state_dir: str = "/var/lib/whitepanda-act"  # what is to be undone, and the audit log
+    max_share: float = 0.1  # of the host's VMs that are limited at once; one always may be
+    max_seconds: float = 3600.0  # longest time; then it is undone
+    cool_down_s: float = 600.0  # after an action on a VM no other one on it for so long
+    min_cores: float = 0.5  # no VM is left with less CPU
+    min_bandwidth_percent: int = 20  # no VM is left with less memory bandwidth
+    min_ways: int = 2  # no VM is left with fewer ways of the cache
+    worse_ratio: float = 1.25  # undone where the victim's slow-down is so many times what it was, three looks
+    watch_interval_s: float = 10.0  # how often the agent is asked how the victim does
+    deadline_s: float = 10.0  # a call of libvirt's virsh that takes longer is ended
+
+
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first rule whose `pattern` is found in `fact` names the VM's job.
 
@@ -260,6 +287,7 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     analysis: AnalysisSection = AnalysisSection()
     cloud_white: CloudWhiteSection = CloudWhiteSection()
     metrics: MetricsSection = MetricsSection()
+    act: ActSection = ActSection()
     jobs: tuple[JobRule, ...] = ()
 
 
@@ -292,7 +320,7 @@ def without_real_sources(config: AgentConfig) -> AgentConfig:
 
 def _problems(config: AgentConfig) -> list[str]:
     agent, uplink = config.agent, config.uplink
-    found = [*out_of_range(config, RANGES), *_name_problems(agent)]
+    found = [*out_of_range(config, RANGES), *_name_problems(agent), *_act_problems(config.act)]
     if found:
         return found  # what follows is about values within their ranges
     ratio = agent.window_s / agent.tick_s
@@ -398,6 +426,12 @@ def _is_loopback_name(host: str) -> bool:
         return host == "localhost"  # of other names we cannot know what they mean tomorrow
 
 
+def _act_problems(act: ActSection) -> Iterator[str]:
+    yield from _socket_problems("act.socket", act.socket)
+    if not act.state_dir.startswith("/") or "\0" in act.state_dir:
+        yield f"act.state_dir must be an absolute path (value {act.state_dir!r})"
+
+
 def _name_problems(agent: AgentSection) -> Iterator[str]:
     if agent.host and not _HOST.fullmatch(agent.host):
         allowed = f"at most {_MAX_HOST} letters, digits, '.', '_' and '-'"
@@ -407,10 +441,14 @@ def _name_problems(agent: AgentSection) -> Iterator[str]:
             f"agent.platform must be at most {_MAX_PLATFORM} printable characters "
             f"(value {agent.platform[:60]!r})"
         )
-    size = len(os.fsencode(agent.socket))
-    if not agent.socket or size > _MAX_SOCKET_BYTES:
+    yield from _socket_problems("agent.socket", agent.socket)
+
+
+def _socket_problems(key: str, path: str) -> Iterator[str]:
+    size = len(os.fsencode(path))
+    if not path or size > _MAX_SOCKET_BYTES:
         limit = f"1 to {_MAX_SOCKET_BYTES} bytes, the system's limit for sockets"
-        yield f"agent.socket must be a path of {limit} (value {agent.socket!r}, {size} bytes)"
+        yield f"{key} must be a path of {limit} (value {path!r}, {size} bytes)"
 
 
 _MAX_WORKERS = 4096

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agent.coefficients import CoefficientStore
     from agent.host_suspects import HostSuspects
     from agent.prometheus import MetricsServer
+    from agent.triggers import Trigger
     from agent.uplink import Uplink
     from whitepanda.v1 import agent_pb2
 
@@ -277,9 +278,22 @@ class Daemon:
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
-            events += self.state.analysis.take_triggers()
+            events += tuple(self._advised(t) for t in self.state.analysis.take_triggers())
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
+
+    def _advised(self, trigger: Trigger) -> Trigger:
+        """Add what could be done; a report without that is better than none."""
+        if self.state.advisor is None:
+            return trigger
+        try:
+            advised = self.state.advisor.with_advice(trigger)
+        except Exception as error:  # noqa: BLE001 - as in _guard
+            self.state.counters.sink_errors += 1
+            self._note_failure("recommendations", error)
+            return trigger
+        self._note_success("recommendations")
+        return advised
 
     def _add_host_suspects(self, windows: list[CpiWindow]) -> None:
         if self._host_suspects is not None:
@@ -363,6 +377,7 @@ class Daemon:
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
+        from agent.advice import Advisor, limits_of  # noqa: PLC0415 - as the import below
         from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
         from agent.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
 
@@ -374,6 +389,10 @@ class Daemon:
             )
             most = self._config.analysis.max_host_suspects
             sources = without_real_sources(self._config).sources
+            resctrl = Path(sources.resctrl.root) if sources.resctrl.mode != "off" else None
+            self.state.advisor = Advisor(
+                self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
+            )
             if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
                 from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on
 

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from agent.batches import behaviour_number, degradation_message, event_message, evidence_message
 from agent.host_analysis import Explanation, Verdict
+from agent.recommendation_messages import recommendation_message
 from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
 from agent.verdicts import Reasoning
 from agent.verdicts import Verdict as Suffering
@@ -190,6 +191,8 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
             _add_reasoning(answer, why)
             names = {v.uuid: v.name for v in vms}
             answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
+        if self._state.advisor is not None:
+            answer.recommendations.extend(map(recommendation_message, self._state.advisor.for_vm(vm.uuid)))
         return answer
 
     def _summaries(self) -> list[host_pb2.VmSummary]:

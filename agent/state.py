@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from collector.base import Reason
 
 if TYPE_CHECKING:
+    from agent.advice import Advisor
     from agent.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis
 
@@ -108,6 +109,10 @@ class AgentState(Protocol):
     @property
     def cloud_white(self) -> CloudWhite | None:
         """Who suffers and who inflicts it; None where it is off or could not be started."""
+
+    @property
+    def advisor(self) -> Advisor | None:
+        """What could be done about contention; None where the analysis could not be started."""
 
     def host(self) -> HostView:
         """Return the host's status now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
+from agent.analysis.recommendations import Recommendation
 from collector.base import Reason
 
 __all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerSuspect", "TriggerVictim", "Triggers"]
@@ -59,6 +60,7 @@ class Trigger:
     victims: tuple[TriggerVictim, ...]
     suspects: tuple[TriggerSuspect, ...]
     since_unix_ns: int = 0
+    recommendations: tuple[Recommendation, ...] = ()
 
 
 class Triggers:

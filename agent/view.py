@@ -19,6 +19,7 @@ from collector.base import Reason
 from collector.registry import source_of
 
 if TYPE_CHECKING:
+    from agent.advice import Advisor
     from agent.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis, Verdict
     from agent.verdicts import Verdict as Suffering
@@ -77,7 +78,7 @@ class Snapshot(NamedTuple):
 class StateView:
     """`agent.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start.
 
-    `cloud_white` None: it is off, or could not start.
+    `cloud_white` None: it is off, or could not start; `advisor` None: the analysis could not.
     """
 
     names: Names
@@ -88,6 +89,7 @@ class StateView:
     uplink: Callable[[], UplinkView] = UplinkView
     analysis: HostAnalysis | None = None
     cloud_white: CloudWhite | None = None
+    advisor: Advisor | None = None
 
     def host(self) -> HostView:
         """Return the host's status now."""

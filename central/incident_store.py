@@ -143,6 +143,11 @@ class IncidentStore:
                 if row is None:
                     return None
                 (incident,) = _messages(connection, [row])
+                advice = connection.scalar(
+                    sa.select(t.recommendations.c.payload).where(t.recommendations.c.incident == number)
+                )
+                if advice is not None:
+                    incident.recommendations.extend(agent_pb2.Trigger.FromString(advice).recommendations)
                 payloads = connection.scalars(
                     sa.select(t.reports.c.payload)
                     .where(t.reports.c.incident == number)

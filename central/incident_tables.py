@@ -43,6 +43,7 @@ __all__ = [
     "incidents",
     "meta",
     "prune",
+    "recommendations",
     "reports",
     "suspect_jobs",
     "suspected_job",
@@ -102,6 +103,14 @@ incident_vms = Table(
     Index("incident_vms_by_name", "name", "incident"),
     Index("incident_vms_by_job", "job", "role", "incident"),
 )
+#: What could be done, of the last report that said so: a row per incident, so it does not grow with the reports.
+recommendations = Table(
+    "incident_recommendations",
+    METADATA,
+    Column("incident", BigInteger, primary_key=True, autoincrement=False),
+    Column("unix_ns", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),  # whitepanda.v1.Trigger with these alone
+)
 #: The same as can be counted in `incidents`, ready to be read.
 suspect_jobs = Table(
     "suspect_jobs",
@@ -136,6 +145,9 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
     for row in rows:
         if row.unix_ns < oldest_unix_ns:
             continue
+        trigger = agent_pb2.Trigger.FromString(row.payload)
+        advice = agent_pb2.Trigger(recommendations=trigger.recommendations)
+        trigger.ClearField("recommendations")
         values = {
             "host": row.host,
             "spool_id": row.spool_id,
@@ -143,7 +155,7 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
             "number": row.number,
             "incident": 0,
             "unix_ns": row.unix_ns,
-            "payload": row.payload,
+            "payload": trigger.SerializeToString(),
         }
         found = connection.execute(
             _insert(connection, reports).values(values).on_conflict_do_nothing().returning(reports.c.number)
@@ -151,13 +163,14 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
         if found.first() is None:
             continue
         new += 1
-        trigger = agent_pb2.Trigger.FromString(row.payload)
         job = suspected_job(trigger)
         number = _incident(connection, row, trigger, job, gap_ns)
         key = (reports.c.host == row.host) & (reports.c.spool_id == row.spool_id)
         key &= (reports.c.sequence == row.sequence) & (reports.c.number == row.number)
         connection.execute(update(reports).where(key).values(incident=number))
         _note_vms(connection, number, trigger)
+        if advice.recommendations:
+            _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
         changed.add((row.machine, job))
     _count(connection, changed)
     return new
@@ -183,6 +196,7 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
     numbers = [row.id for row in found]
     connection.execute(delete(reports).where(reports.c.incident.in_(numbers)))
     connection.execute(delete(incident_vms).where(incident_vms.c.incident.in_(numbers)))
+    connection.execute(delete(recommendations).where(recommendations.c.incident.in_(numbers)))
     connection.execute(delete(incidents).where(incidents.c.id.in_(numbers)))
     _count(connection, {(row.host, row.suspect_job) for row in found})
     return len(numbers)
@@ -254,6 +268,10 @@ def _merge(connection: Connection, kept: int, other: int) -> None:
     for vm in connection.execute(select(incident_vms).where(incident_vms.c.incident == other)).all():
         _note_vm(connection, {**vm._mapping, "incident": kept})  # noqa: SLF001 - its public name
     connection.execute(delete(incident_vms).where(incident_vms.c.incident == other))
+    mine = recommendations.c.incident == other
+    for advice in connection.execute(select(recommendations).where(mine)).all():
+        _note_advice(connection, kept, advice.unix_ns, advice.payload)
+    connection.execute(delete(recommendations).where(mine))
     connection.execute(delete(incidents).where(incidents.c.id == other))
 
 
@@ -283,6 +301,21 @@ def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
                 "name": new.name,
                 "job": new.job,
             },
+        )
+    )
+
+
+def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: bytes) -> None:
+    """Keep what was said last, whatever the order in which reports arrive."""
+    statement = _insert(connection, recommendations).values(
+        incident=incident, unix_ns=unix_ns, payload=payload
+    )
+    new = statement.excluded
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["incident"],
+            set_={"unix_ns": new.unix_ns, "payload": new.payload},
+            where=recommendations.c.unix_ns <= new.unix_ns,
         )
     )
 

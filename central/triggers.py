@@ -18,6 +18,10 @@ TRIGGER_REASONS = ("too_many_triggers", "bad_trigger", "bad_trigger_time")
 _MAX_TRIGGERS = 200  # of one batch; an agent keeps 100 at most
 _MAX_BYTES = 64 << 10
 _MAX_VMS = 256
+_MAX_RECOMMENDATIONS = 16
+_MAX_LINES = 16  # of evidence, and commands, of a recommendation
+_MAX_WORDS = 32
+_MAX_TEXT = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +98,22 @@ def _is_good(trigger: agent_pb2.Trigger) -> bool:
         and all(math.isfinite(n) for n in numbers)
         and not any(math.isinf(n) for n in unknown)
         and trigger.ByteSize() <= _MAX_BYTES
+        and len(trigger.recommendations) <= _MAX_RECOMMENDATIONS
+        and all(map(_is_good_advice, trigger.recommendations))
+    )
+
+
+def _is_good_advice(one: agent_pb2.Recommendation) -> bool:
+    """Whether every text is fit for a terminal and of a sane length, and no number is infinite."""
+    effect = one.effect
+    names = (one.vm, one.name, one.job, one.victim, one.victim_name)
+    texts = [one.unit, effect.signal, effect.unknown_because, *one.evidence]
+    texts += [text for command in one.commands for text in (command.purpose, *command.words)]
+    numbers = (one.amount, effect.before, effect.after, effect.low, effect.high, effect.threshold)
+    return (
+        max(len(one.evidence), len(one.commands)) <= _MAX_LINES
+        and all(len(command.words) <= _MAX_WORDS for command in one.commands)
+        and all(not name or is_name(name) for name in names)
+        and all(len(text) <= _MAX_TEXT and text.isprintable() for text in texts)
+        and not any(math.isinf(number) for number in numbers)
     )

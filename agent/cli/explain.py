@@ -15,6 +15,7 @@ from agent.cli._render import UNKNOWN, Column, cell
 from agent.local_client import connect, find_socket
 from collector.base import Reason
 from whitepanda.common.cli import console, print_json
+from whitepanda.common.recommendations import recommendation_json, recommendation_lines
 from whitepanda.v1 import host_pb2
 
 __all__ = ["explain"]
@@ -41,6 +42,7 @@ def explain(
     _numbers(answer)
     _arithmetic(answer)
     _suspects(answer)
+    _recommendations(answer)
 
 
 def _say(text: str, style: str = "") -> None:
@@ -218,6 +220,15 @@ def _suspects(answer: host_pb2.VmExplanation) -> None:
         _say(f"no score: {render.remedy(reason)}", "dim")
 
 
+def _recommendations(answer: host_pb2.VmExplanation) -> None:
+    if not answer.recommendations:
+        return
+    console.print()
+    _say("what could be done, the best first:", "bold")
+    for line in recommendation_lines(answer.recommendations):
+        _say(line)
+
+
 def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
     known = answer.statistics.samples > 0
     return {
@@ -265,4 +276,5 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
             {"start_unix_ns": p.start_unix_ns, "cpi": p.cpi, "cpu_usage_cores": p.cpu_usage_cores}
             for p in answer.history
         ],
+        "recommendations": [recommendation_json(one) for one in answer.recommendations],
     }

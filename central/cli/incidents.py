@@ -10,11 +10,13 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from central.api.openapi import to_json
 from central.cli._fleet import asking
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
+from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.common.tls_options import (
     CaOption,
     CentralOption,
@@ -180,6 +182,10 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             str(report.coefficient_version),
         )
     console.print(table)
+    if one.recommendations:
+        console.print("what could be done, the best first:")
+        for line in recommendation_lines(one.recommendations):
+            console.print(Text(line), soft_wrap=True)
 
 
 def _table(*titles: str) -> Table:

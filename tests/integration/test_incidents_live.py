@@ -17,13 +17,19 @@ from pathlib import Path
 import grpc
 import pytest
 
+from agent.advice import Advisor
+from agent.analysis.recommendations import HostLimits
 from agent.config import AnalysisSection, UplinkSection
 from agent.spool import Spool
+from agent.state import VmView
+from agent.triggers import Trigger
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
 from tests.support.central_process import MAIN, CentralProcess
+from tests.unit.agent import canned_agents
 from tests.unit.agent import test_host_analysis as made_up
 from tests.unit.central.test_http_api import fetch
+from whitepanda.common.recommendations import recommendation_json
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -64,10 +70,17 @@ class Host:
             self.host.now += made_up.WINDOW
             made = [made_up.window(end=self.host.now, **vm) for vm in vms]
             self.host.analysis.observe(made, self.host.now)
-            triggers = self.host.analysis.take_triggers()
+            triggers = tuple(map(self.advised, self.host.analysis.take_triggers()))
             self.found += triggers
             self.uplink.submit(made, triggers)
             await asyncio.sleep(0.001)
+
+    def advised(self, trigger: Trigger) -> Trigger:
+        """As the daemon has it: with what could be done. The VMs have eight vCPUs."""
+        names = [vm["vm"] for vm in BUSY]
+        vms = tuple(VmView(f"uuid-{name}", name, "", False, "1", "running", 8, ()) for name in names)
+        state = canned_agents.State(canned_agents.HOST, vms, self.host.analysis)
+        return Advisor(state, self.host.store, HostLimits()).with_advice(trigger)
 
     @contextlib.asynccontextmanager
     async def connected(self):
@@ -164,11 +177,17 @@ async def test_contention_becomes_incidents_once_whatever_breaks(central: Centra
     assert (detail.recurrence.hosts, detail.recurrence.incidents) == (2, 3)
     assert detail.reports[0].victims[0].name == "web-1"
     assert detail.reports[0].suspects[0].score == pytest.approx(2.0)
+    cap = detail.incident.recommendations[0]
+    assert (cap.action, cap.vm, cap.name) == (agent_pb2.ACTION_CAP_CPU, "uuid-scan-1", "scan-1")
+    assert not any(one.recommendations for one in (*answer.incidents, *detail.reports))
 
     port = int((central.state_dir / "http_port").read_text())
     status, page = await asyncio.to_thread(fetch, port, f"/v1/incidents/{last.id}")
     assert status == 200
     assert [r["unix_ns"] for r in page["reports"]] == [t.unix_ns for t in later]
+    assert page["incident"]["recommendations"] == [
+        recommendation_json(one) for one in detail.incident.recommendations
+    ]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *MAIN, "incidents", *arguments]
@@ -180,6 +199,8 @@ async def test_contention_becomes_incidents_once_whatever_breaks(central: Centra
     assert f"incident {last.id} on host-1: began " in done.stdout
     assert "job scan was suspected first in 3 incidents on 2 hosts" in done.stdout
     assert "web-1" in done.stdout and "scan-1" in done.stdout
+    assert "what could be done, the best first:\n1. cap the CPU of scan-1 to " in done.stdout
+    assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in done.stdout
     done = await asyncio.to_thread(run, "list", "--host", "host-2", "--json")
     (only,) = json.loads(done.stdout)["incidents"]
     assert (only["host"], only["reports"]) == ("host-2", len(second.found))

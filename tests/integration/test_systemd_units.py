@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 HOST = "sandbox"
 VM_UUID = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0"
-EXPOSURE = {"agent": 2.7, "central": 1.6}
+EXPOSURE = {"act": 1.3, "agent": 2.7, "central": 1.6}
 CAP_PERFMON = 38
 
 # The vCPU threads: one busy, one idle. QEMU's arguments have the UUID, and so have ours.
@@ -120,7 +120,7 @@ def analyze():
     return run
 
 
-@pytest.mark.parametrize("name", ["agent", "central"])
+@pytest.mark.parametrize("name", ["act", "agent", "central"])
 def test_units_are_well_formed(analyze, tmp_path, name):
     # The product is not installed on this machine; verify wants the program to exist.
     program = tmp_path / "whitepanda"
@@ -133,7 +133,7 @@ def test_units_are_well_formed(analyze, tmp_path, name):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("name", ["agent", "central"])
+@pytest.mark.parametrize("name", ["act", "agent", "central"])
 def test_exposure(analyze, name):
     path = UNITS / f"whitepanda-{name}.service"
     limit = EXPOSURE[name]
@@ -144,7 +144,7 @@ def test_exposure(analyze, name):
     assert float(found[1]) <= limit
 
 
-@pytest.mark.parametrize("name", ["agent", "central"])
+@pytest.mark.parametrize("name", ["act", "agent", "central"])
 def test_a_unit_without_its_system_call_filter_is_too_exposed(analyze, tmp_path, name):
     text = (UNITS / f"whitepanda-{name}.service").read_text()
     mutant = tmp_path / f"whitepanda-{name}.service"
@@ -180,7 +180,7 @@ def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
     assert {stat.st_mode & 0o777 for stat in found.values()} == {0o600}
 
 
-@pytest.mark.parametrize("name", ["agent", "central"])
+@pytest.mark.parametrize("name", ["act", "agent", "central"])
 def test_what_a_new_start_would_not_mend_is_not_started_again(name):
     codes = {str(ConfigError.exit_code), str(TlsError.exit_code)}
     assert settings(name)["RestartPreventExitStatus"] == [" ".join(sorted(codes))]
@@ -203,6 +203,7 @@ def test_central_may_use_the_memory_that_its_defaults_allow():
 
 
 def test_capabilities_are_those_that_are_needed():
+    assert settings("act")["CapabilityBoundingSet"] == [""]
     assert settings("agent")["CapabilityBoundingSet"] == ["CAP_PERFMON"]
     assert settings("central")["CapabilityBoundingSet"] == [""]
     assert settings("central")["User"] == ["whitepanda-central"]

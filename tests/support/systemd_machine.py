@@ -127,6 +127,7 @@ def eventually(check, what, timeout_s=20.0):
 def install_units(root):
     """Everything in systemd/ where docs/operate.md says."""
     places = {
+        "whitepanda-act.service": "etc/systemd/system",
         "whitepanda-agent.service": "etc/systemd/system",
         "whitepanda-central.service": "etc/systemd/system",
         "tmpfiles.conf": "usr/lib/tmpfiles.d/whitepanda.conf",

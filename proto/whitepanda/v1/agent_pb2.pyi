@@ -7,6 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTION_UNSPECIFIED: _ClassVar[Action]
+    ACTION_CAP_CPU: _ClassVar[Action]
+    ACTION_LIMIT_BANDWIDTH: _ClassVar[Action]
+    ACTION_LIMIT_CACHE: _ClassVar[Action]
+    ACTION_MIGRATE_SUSPECT: _ClassVar[Action]
+    ACTION_MIGRATE_VICTIM: _ClassVar[Action]
+    ACTION_NOTHING: _ClassVar[Action]
+
 class Behaviour(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BEHAVIOUR_UNSPECIFIED: _ClassVar[Behaviour]
@@ -45,6 +55,13 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NO_COUNTER: _ClassVar[Reason]
     REASON_RDT_UNASSIGNED: _ClassVar[Reason]
     REASON_SHARED: _ClassVar[Reason]
+ACTION_UNSPECIFIED: Action
+ACTION_CAP_CPU: Action
+ACTION_LIMIT_BANDWIDTH: Action
+ACTION_LIMIT_CACHE: Action
+ACTION_MIGRATE_SUSPECT: Action
+ACTION_MIGRATE_VICTIM: Action
+ACTION_NOTHING: Action
 BEHAVIOUR_UNSPECIFIED: Behaviour
 BEHAVIOUR_UNKNOWN: Behaviour
 BEHAVIOUR_STEADY: Behaviour
@@ -178,7 +195,7 @@ class CpiBatch(_message.Message):
     def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., memory_stall_ratio: _Optional[_Iterable[float]] = ..., io_wait_ratio: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Trigger(_message.Message):
-    __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine")
+    __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine", "recommendations")
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SLOT_NS_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +207,7 @@ class Trigger(_message.Message):
     VICTIMS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RECOMMENDATIONS_FIELD_NUMBER: _ClassVar[int]
     unix_ns: int
     slot_ns: int
     since_unix_ns: int
@@ -201,7 +219,60 @@ class Trigger(_message.Message):
     victims_left_out: int
     suspects_left_out: int
     machine: str
-    def __init__(self, unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., coefficient_version: _Optional[int] = ..., victims: _Optional[_Iterable[_Union[TriggerVictim, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[TriggerSuspect, _Mapping]]] = ..., victims_left_out: _Optional[int] = ..., suspects_left_out: _Optional[int] = ..., machine: _Optional[str] = ...) -> None: ...
+    recommendations: _containers.RepeatedCompositeFieldContainer[Recommendation]
+    def __init__(self, unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., coefficient_version: _Optional[int] = ..., victims: _Optional[_Iterable[_Union[TriggerVictim, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[TriggerSuspect, _Mapping]]] = ..., victims_left_out: _Optional[int] = ..., suspects_left_out: _Optional[int] = ..., machine: _Optional[str] = ..., recommendations: _Optional[_Iterable[_Union[Recommendation, _Mapping]]] = ...) -> None: ...
+
+class Recommendation(_message.Message):
+    __slots__ = ("action", "vm", "name", "job", "victim", "victim_name", "amount", "unit", "evidence", "effect", "commands")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    VM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    VICTIM_FIELD_NUMBER: _ClassVar[int]
+    VICTIM_NAME_FIELD_NUMBER: _ClassVar[int]
+    AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    action: Action
+    vm: str
+    name: str
+    job: str
+    victim: str
+    victim_name: str
+    amount: float
+    unit: str
+    evidence: _containers.RepeatedScalarFieldContainer[str]
+    effect: ExpectedEffect
+    commands: _containers.RepeatedCompositeFieldContainer[Command]
+    def __init__(self, action: _Optional[_Union[Action, str]] = ..., vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., victim: _Optional[str] = ..., victim_name: _Optional[str] = ..., amount: _Optional[float] = ..., unit: _Optional[str] = ..., evidence: _Optional[_Iterable[str]] = ..., effect: _Optional[_Union[ExpectedEffect, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+
+class ExpectedEffect(_message.Message):
+    __slots__ = ("signal", "before", "after", "low", "high", "threshold", "unknown_because")
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    signal: str
+    before: float
+    after: float
+    low: float
+    high: float
+    threshold: float
+    unknown_because: str
+    def __init__(self, signal: _Optional[str] = ..., before: _Optional[float] = ..., after: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., threshold: _Optional[float] = ..., unknown_because: _Optional[str] = ...) -> None: ...
+
+class Command(_message.Message):
+    __slots__ = ("purpose", "words")
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    purpose: str
+    words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, purpose: _Optional[str] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TriggerVictim(_message.Message):
     __slots__ = ("vm", "epoch", "name", "job", "cpi", "n_cpi", "threshold_cpi", "cpu_usage_cores")

@@ -105,6 +105,8 @@ FULL = (
 class State:
     """`agent.state.AgentState` that never changes."""
 
+    advisor = None
+
     def __init__(self, host, vms, analysis, cloud_white=None):
         self._host, self._vms, self.analysis, self.cloud_white = host, vms, analysis, cloud_white
 

@@ -10,6 +10,7 @@ import random
 import sqlite3
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -229,6 +230,35 @@ def test_what_is_past_the_retention_goes_and_does_not_come_back(store):
     assert listed(store) == [] and store.suspect_jobs(limit=9) == [] and store.get(1) is None
 
 
+def advice(amount: float, **changes) -> agent_pb2.Recommendation:
+    command = agent_pb2.Command(purpose="undone by itself", words=["whitepanda", "act"])
+    known = {"action": 1, "vm": "uuid-scan", "name": "scan-1", "amount": amount, "unit": "cores"}
+    return agent_pb2.Recommendation(**(known | {"evidence": ["score 2"], "commands": [command]} | changes))
+
+
+def advised(store: IncidentStore, number: int) -> list[float]:
+    return [one.amount for one in store.get(number).incident.recommendations]
+
+
+def test_what_could_be_done_is_kept_as_it_was_said_last(store):
+    """Once per incident, whatever the order of arrival: reports do not carry it on, nor do lists."""
+    take(store, row(1, NOW, recommendations=[advice(2.0)]))
+    take(store, row(2, NOW + 3000 * S, recommendations=[advice(1.0)]))
+    first, second = (one.id for one in reversed(listed(store)))
+    assert (advised(store, first), advised(store, second)) == ([2.0], [1.0])
+    # What fills the pause makes them one; it is older than what was said last, and the last has nothing to say.
+    for number, minutes in ((3, 15), (4, 30), (5, 40), (6, 60)):
+        told = [] if number == 6 else [advice(9.0)]
+        take(store, row(number, NOW + minutes * 60 * S, recommendations=told))
+    (one,) = listed(store)
+    assert list(one.recommendations) == []
+    assert advised(store, one.id) == [1.0]
+    assert {len(report.recommendations) for report in store.get(one.id).reports} == {0}
+    store.prune(NOW + DAY)
+    with store._engine.connect() as connection:
+        assert connection.execute(sa.select(tables.recommendations)).all() == []
+
+
 def test_history_that_cannot_be_used_says_why(tmp_path):
     (tmp_path / "incidents.sqlite").write_text("this is no database, but quite another thing")
     with pytest.raises(UnavailableError, match=r"incidents\.sqlite cannot be used: file is not a database"):
@@ -279,6 +309,16 @@ def test_a_report_is_known_by_its_batch():
         (trigger(mn_cpi=math.inf), "bad_trigger"),
         (trigger(score=math.inf), "bad_trigger"),
         (trigger(machine="other"), "bad_trigger"),
+        (trigger(recommendations=[agent_pb2.Recommendation(name="a\x1b[2J")]), "bad_trigger"),
+        (trigger(recommendations=[agent_pb2.Recommendation(evidence=["a\nb"])]), "bad_trigger"),
+        (trigger(recommendations=[agent_pb2.Recommendation(amount=math.inf)]), "bad_trigger"),
+        (
+            trigger(
+                recommendations=[agent_pb2.Recommendation(commands=[agent_pb2.Command(words=["x"] * 33)])]
+            ),
+            "bad_trigger",
+        ),
+        (trigger(recommendations=[agent_pb2.Recommendation()] * 17), "bad_trigger"),
         (trigger(NOW + 2 * 3600 * S), "bad_trigger_time"),
         (trigger(NOW - 401 * DAY), "bad_trigger_time"),
     ],

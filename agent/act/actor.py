@@ -1,0 +1,300 @@
+"""Carries actions out and undoes them: after their time, on worsening, when told to, at the start and at the end.
+
+The order is what makes it safe to be killed at any moment: what is to be undone is on the disk before anything is
+changed, and is forgotten only after it was undone. Single-threaded; every method may wait for libvirt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agent.act.audit import Audit, Line
+from agent.act.backends import Backend
+from agent.act.journal import Journal
+from agent.act.limits import refusal
+from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError
+from whitepanda.common import log
+
+__all__ = ["SERVICE", "Actor", "Clock"]
+
+#: Who undoes by itself.
+SERVICE = Peer(-1, -1)
+
+_WORSE_LOOKS = 3  # one after the other: one bad second of the victim is nothing
+_RETRY_NS = 5 * 10**9
+
+
+class Clock:
+    """The clocks; tests have their own."""
+
+    def boot_ns(self) -> int:
+        """Nanoseconds since boot, sleep included: never set back."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def unix_ns(self) -> int:
+        """Wall clock, for people."""
+        return time.time_ns()
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is only known while this process lives."""
+
+    worse_looks: int = 0
+    retry_at_ns: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The service without its socket.
+
+    Args:
+        limits: of the configuration.
+        journal: what is in force.
+        audit: who did what.
+        backends: by action.
+        running: VMs on this host.
+        degradation: of a VM, by UUID, as the agent tells it now; None: not known.
+        boot_id: of this boot.
+
+    """
+
+    limits: Limits
+    journal: Journal
+    audit: Audit
+    backends: Mapping[Action, Backend]
+    running: Callable[[], int]
+    degradation: Callable[[str], float | None]
+    boot_id: str
+    clock: Clock = field(default_factory=Clock)
+    _watched: dict[int, _Watched] = field(default_factory=dict)
+
+    def start(self) -> list[Done]:
+        """Undo what an earlier process left and is over: its time, its boot, or a change that was interrupted."""
+        over = [one for one in self.journal.records if not one.is_applied or self._is_over(one)]
+        return [self._end(one, SERVICE, "left by an earlier process of the service") for one in over]
+
+    def stop(self) -> list[Done]:
+        """Undo everything: nobody would be there to do it later."""
+        return [self._end(one, SERVICE, "the service ends") for one in self.journal.records]
+
+    def apply(self, asked: Apply, peer: Peer) -> Done:
+        """Limit a VM, or say what would be done where `dry_run` is set.
+
+        Raises:
+            RefusedError: the limits forbid it.
+            ActError: libvirt, resctrl or the disk fails; what was changed is undone.
+
+        """
+        if not self.limits.enabled:
+            raise RefusedError("act.enabled is false: set it in [act] of the agent's configuration")
+        why_not = refusal(
+            asked,
+            self.limits,
+            self.journal.records,
+            self.journal.ended_s(self.clock.boot_ns(), self.boot_id),
+            self.running(),
+        )
+        if why_not:
+            self._refuse(asked, peer, why_not)
+            raise RefusedError(why_not)
+        backend = self.backends[asked.action]
+        before, after = backend.read(asked.vm), backend.target(asked.vm, asked.amount)
+        if before is None:
+            raise ActError(f"no VM {asked.vm} runs here")
+        if before == after:
+            raise RefusedError(f"VM {asked.vm} is limited so already ({after})")
+        command = backend.command(asked.vm, after)
+        if self.limits.dry_run:
+            done = Done(0, asked.action, asked.vm, before, after, "dry_run", f"would run: {command}")
+            self._note("apply", done, peer, asked.why)
+            return done
+        record = Record(
+            number=self.journal.next_number,
+            action=asked.action,
+            vm=asked.vm,
+            amount=asked.amount,
+            before=before,
+            after=after,
+            began_unix_ns=self.clock.unix_ns(),
+            until_boot_ns=self.clock.boot_ns() + round(asked.seconds * 1e9),
+            boot_id=self.boot_id,
+            uid=peer.uid,
+            pid=peer.pid,
+            victim=asked.victim,
+            victim_degradation=self.degradation(asked.victim) if asked.victim else None,
+            why=asked.why,
+        )
+        return self._carry_out(record, backend, peer, command)
+
+    def undo(self, number: int, peer: Peer) -> list[Done]:
+        """Undo an action; 0: all.
+
+        Raises:
+            RefusedError: there is none of this number.
+
+        """
+        found = [one for one in self.journal.records if number in {0, one.number}]
+        if number and not found:
+            raise RefusedError(f"no action {number} is in force; `whitepanda act list` has those that are")
+        return [self._end(one, peer, "told to") for one in found]
+
+    def tick(self) -> list[Done]:
+        """Undo what is over, and try again what could not be undone."""
+        now = self.clock.boot_ns()
+        return [
+            self._end(one, SERVICE, "its time is over")
+            for one in self.journal.records
+            if self._is_over(one) and now >= self._watch(one).retry_at_ns
+        ]
+
+    def look(self) -> list[Done]:
+        """Ask how the victims do; undo what seems to make it worse. Called every `watch_interval_s`."""
+        worse = []
+        for one in self.journal.records:
+            before, watched = one.victim_degradation, self._watch(one)
+            now = self.degradation(one.victim) if before is not None else None
+            if now is None or before is None:
+                continue  # of an agent that is away nothing is concluded
+            watched.worse_looks = watched.worse_looks + 1 if now > before * self.limits.worse_ratio else 0
+            if watched.worse_looks >= _WORSE_LOOKS:
+                why = f"the victim is worse: {now:.3g} times as slow as undisturbed, {before:.3g} before"
+                worse.append(self._end(one, SERVICE, why))
+        return worse
+
+    def in_force(self) -> tuple[Listing, ...]:
+        """Return all actions, with what is left of their time."""
+        now = self.clock.boot_ns()
+        return tuple(
+            Listing(
+                one,
+                max(0.0, (one.until_boot_ns - now) / 1e9) if one.boot_id == self.boot_id else 0.0,
+                self._watch(one).trouble,
+            )
+            for one in self.journal.records
+        )
+
+    # --- the steps ---
+
+    def _carry_out(self, record: Record, backend: Backend, peer: Peer, command: str) -> Done:
+        try:
+            self.journal.put(record)
+            self._audit("begin", record, peer, "begun", record.why)
+        except OSError as error:
+            self._forget(record)
+            raise ActError(
+                f"nothing was changed: act.state_dir cannot be written: {error.strerror}"
+            ) from error
+        try:
+            backend.write(record.vm, record.after)
+        except ActError as error:
+            done = self._end(record, SERVICE, f"it failed: {error}")
+            raise ActError(f"{error}; what was changed: {done.result}") from error
+        done = Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
+        try:
+            self.journal.put(msgspec.structs.replace(record, is_applied=True))
+            self._audit("apply", record, peer, "applied", record.why)
+        except OSError as error:
+            self._end(record, SERVICE, "the disk is full")
+            raise ActError(f"act.state_dir cannot be written: {error.strerror}; undone") from error
+        log.get("act").info(
+            "applied", number=record.number, vm=record.vm, action=record.action, after=record.after
+        )
+        return done
+
+    def _end(self, record: Record, peer: Peer, why: str) -> Done:
+        """Undo an action, unless somebody else has changed it meanwhile; forget it. Never raises."""
+        backend, watched = self.backends[record.action], self._watch(record)
+        try:
+            now = backend.read(record.vm)
+            if now is None:
+                result, detail = "gone", f"{why}; there is no such VM now"
+            elif now == record.before:
+                result, detail = "undone", f"{why}; it was undone already"
+            elif not backend.is_ours(now, record.after):
+                result, detail = "left_alone", f"{why}; somebody else has made it {now!r} meanwhile"
+            else:
+                backend.write(record.vm, record.before)
+                result, detail = "undone", why
+            self.journal.end(record, self.clock.boot_ns())
+        except (ActError, OSError) as error:
+            result, detail = "failed", f"{why}; not undone yet: {error}"
+            watched.retry_at_ns = self.clock.boot_ns() + _RETRY_NS
+            if watched.trouble != str(error):
+                watched.trouble = str(error)
+                log.get("act").error("cannot undo; trying again", number=record.number, error=str(error))
+                self._try_audit("undo", record, peer, result, detail)
+        else:
+            self._watched.pop(record.number, None)
+            log.get("act").info(result, number=record.number, vm=record.vm, why=detail)
+            self._try_audit("undo", record, peer, result, detail)
+        return Done(record.number, record.action, record.vm, record.after, record.before, result, detail)
+
+    def _forget(self, record: Record) -> None:
+        """Drop a record of which nothing was carried out; where the disk fails, it is seen at the next look."""
+        try:
+            self.journal.end(record, self.clock.boot_ns())
+        except OSError as error:
+            log.get("act").error("the journal cannot be written", error=str(error))
+
+    def _is_over(self, record: Record) -> bool:
+        return record.boot_id != self.boot_id or self.clock.boot_ns() >= record.until_boot_ns
+
+    def _watch(self, record: Record) -> _Watched:
+        return self._watched.setdefault(record.number, _Watched())
+
+    # --- the audit log ---
+
+    def _audit(self, event: str, record: Record, peer: Peer, result: str, why: str) -> None:
+        before, after = record.before, record.after
+        if event == "undo":
+            before, after = after, before
+        self.audit.write(
+            Line(
+                event=event,
+                number=record.number,
+                action=record.action,
+                vm=record.vm,
+                result=result,
+                before=before,
+                after=after,
+                why=why,
+                uid=peer.uid,
+                pid=peer.pid,
+            )
+        )
+
+    def _try_audit(self, event: str, record: Record, peer: Peer, result: str, why: str) -> None:
+        """Write a line where that must not keep anything from being undone."""
+        try:
+            self._audit(event, record, peer, result, why)
+        except OSError as error:
+            log.get("act").error(
+                "the audit log cannot be written", error=str(error), event_=event, result=result
+            )
+
+    def _note(self, event: str, done: Done, peer: Peer, why: str) -> None:
+        line = Line(
+            event=event,
+            number=done.number,
+            action=done.action,
+            vm=done.vm,
+            result=done.result,
+            before=done.before,
+            after=done.after,
+            why=why,
+            uid=peer.uid,
+            pid=peer.pid,
+        )
+        try:
+            self.audit.write(line)
+        except OSError as error:
+            raise ActError(f"the audit log cannot be written: {error.strerror}; see act.state_dir") from error
+
+    def _refuse(self, asked: Apply, peer: Peer, why_not: str) -> None:
+        self._note("apply", Done(0, asked.action, asked.vm[:64], "", "", "refused"), peer, why_not)

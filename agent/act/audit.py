@@ -1,0 +1,63 @@
+"""Who did what to which VM, and what came of it: JSON lines, each on the disk before anything else is done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from agent.act.records import Action
+
+__all__ = ["Audit", "Line"]
+
+_MAX_BYTES = 16 << 20  # then it becomes audit.jsonl.1, and that is forgotten
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line. `event`: begin, apply, undo; `uid` and `pid` are who asked, -1 the service itself."""
+
+    event: str
+    number: int
+    action: Action
+    vm: str
+    result: str
+    before: str = ""
+    after: str = ""
+    why: str = ""
+    uid: int = -1
+    pid: int = -1
+
+
+class Audit:
+    """The file `audit.jsonl`.
+
+    Args:
+        folder: where it is; it must be there.
+        max_bytes: of the file, before it is put aside.
+
+    """
+
+    def __init__(self, folder: Path, max_bytes: int = _MAX_BYTES) -> None:
+        self._path = folder / "audit.jsonl"
+        self._max = max_bytes
+
+    def write(self, line: Line) -> None:
+        """Append a line and wait until it is on the disk.
+
+        Raises:
+            OSError: it is not.
+
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size >= self._max:
+                self._path.replace(self._path.with_suffix(".jsonl.1"))
+        told = {"unix_ns": time.time_ns(), **msgspec.to_builtins(line)}
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, msgspec.json.encode(told) + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

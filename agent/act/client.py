@@ -1,0 +1,58 @@
+"""Asks the service over its unix socket; errors say what to do."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from pathlib import Path
+
+import msgspec
+
+from agent.act.records import MAX_BYTES, ActError, Answer, RefusedError, Request
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["ask"]
+
+_DEADLINE_S = 60.0  # libvirt may be asked several times
+
+
+def ask(path: Path, request: Request) -> Answer:
+    """Ask one thing.
+
+    Raises:
+        UnavailableError: the service does not answer, or we may not ask.
+        RefusedError: the limits of the configuration forbid it.
+        ActError: libvirt or resctrl does not do it.
+
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_DEADLINE_S)
+            connection.connect(str(path))
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            answer = msgspec.json.decode(_line(connection), type=Answer)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the service at {path} gave no answer in {_DEADLINE_S:g} s; see its log"
+        ) from error
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM):
+            remedy = f"become root, or join the group that owns it (ls -l {path})"
+            raise UnavailableError(f"no permission for {path}: {remedy}") from error
+        remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
+        raise UnavailableError(f"no service answers at {path}: {remedy}") from error
+    except msgspec.DecodeError as error:
+        raise UnavailableError(f"the service at {path} is of another version: {error}") from error
+    if answer.error:
+        raise (RefusedError if answer.exit_code == RefusedError.exit_code else ActError)(answer.error)
+    return answer
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) <= MAX_BYTES:
+        part = connection.recv(1 << 16)
+        if not part:
+            break
+        line += part
+    return bytes(line)

@@ -1,0 +1,128 @@
+"""What is in force, on the disk before anything is changed: a kill or a power cut leaves known what to undo."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from agent.act.records import Record
+from whitepanda.common import durable
+from whitepanda.common.errors import UnavailableError
+
+__all__ = ["Ended", "Journal"]
+
+_FORMAT = 1
+_MAX_ENDED = 1000
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """When the last action on a VM ended, by the clock since the boot of `boot_id`."""
+
+    vm: str
+    boot_ns: int
+    boot_id: str
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    format: int = _FORMAT
+    next_number: int = 1
+    records: tuple[Record, ...] = ()
+    ended: tuple[Ended, ...] = ()
+
+
+class Journal:
+    """The file `journal.json`, replaced as a whole and synced to the disk at every change.
+
+    Args:
+        folder: where it is, made if it is missing; one process at a time has it.
+
+    Raises:
+        UnavailableError: another process has it, or it cannot be read. A damaged one is not passed over: it says what
+            has to be undone.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "journal.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock: IO[bytes] = (folder / "lock").open("wb")
+        except OSError as error:
+            raise UnavailableError(f"{error.filename}: {error.strerror}; see act.state_dir") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._kept = self._read()
+        except BlockingIOError as error:
+            self._lock.close()
+            raise UnavailableError(
+                f"another `whitepanda act run` has {folder}; stop it, or set act.state_dir"
+            ) from error
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have it."""
+        self._lock.close()
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Actions that are in force, or may be."""
+        return self._kept.records
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next action; none is used twice."""
+        return self._kept.next_number
+
+    def ended_s(self, boot_ns: int, boot_id: str) -> dict[str, float]:
+        """Return how many seconds ago the last action on each VM ended, since this boot."""
+        return {one.vm: (boot_ns - one.boot_ns) / 1e9 for one in self._kept.ended if one.boot_id == boot_id}
+
+    def put(self, record: Record) -> None:
+        """Keep a record, or what has become of it; it is on the disk when this returns.
+
+        Raises:
+            OSError: it is not; nothing has changed.
+
+        """
+        others = tuple(one for one in self._kept.records if one.number != record.number)
+        number = max(self._kept.next_number, record.number + 1)
+        self._write(msgspec.structs.replace(self._kept, records=(*others, record), next_number=number))
+
+    def end(self, record: Record, boot_ns: int) -> None:
+        """Forget a record: it is undone. Its VM cools down from here on.
+
+        Raises:
+            OSError: it is kept.
+
+        """
+        records = tuple(one for one in self._kept.records if one.number != record.number)
+        others = [one for one in self._kept.ended if one.vm != record.vm]
+        ended = (*others[1 - _MAX_ENDED :], Ended(record.vm, boot_ns, record.boot_id))
+        self._write(msgspec.structs.replace(self._kept, records=records, ended=ended))
+
+    def _read(self) -> _Kept:
+        try:
+            kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            return _Kept()
+        except OSError as error:
+            raise UnavailableError(f"{self._path}: cannot read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UnavailableError(
+                f"{self._path}: damaged: {error}; see in audit.jsonl what is to be undone, then remove it"
+            ) from error
+        if kept.format != _FORMAT:
+            raise UnavailableError(
+                f"{self._path}: has format {kept.format}, this version knows {_FORMAT}: run the one that wrote it"
+            )
+        return kept
+
+    def _write(self, kept: _Kept) -> None:
+        with durable.replacing(self._path, mode=0o600) as file:
+            file.write(msgspec.json.encode(kept))
+        self._kept = kept

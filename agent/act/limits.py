@@ -1,0 +1,86 @@
+"""Whether an action is within the limits of the configuration. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from agent.act.records import AMOUNTS, Apply, Limits, Record
+
+__all__ = ["refusal"]
+
+_MAX_WHY = 300
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX = {"cap-cpu": 4096.0, "limit-bandwidth": 100.0, "limit-cache": 64.0}
+
+
+def refusal(
+    asked: Apply,
+    limits: Limits,
+    in_force: Iterable[Record],
+    ended_s: Mapping[str, float],
+    running: int,
+) -> str:
+    """Tell why an action is refused, with the setting that would have to be another one; "": it is not.
+
+    Args:
+        asked: the action.
+        limits: of the configuration.
+        in_force: all actions that are.
+        ended_s: how many seconds ago the last action on a VM ended, by UUID.
+        running: VMs on this host.
+
+    """
+    return (
+        _senseless(asked)
+        or _too_much(asked, limits)
+        or _too_many(asked, limits, list(in_force), ended_s, running)
+    )
+
+
+def _senseless(asked: Apply) -> str:
+    for what, uuid in (("vm", asked.vm), ("victim", asked.victim)):
+        if not _UUID.fullmatch(uuid) and (what == "vm" or uuid):
+            return f"{what} must be a VM's UUID (value {uuid[:80]!r}); `whitepanda vms --json` has them"
+    if asked.vm == asked.victim:
+        return f"the victim itself would be limited (value {asked.vm})"
+    if not math.isfinite(asked.amount) or not 0 < asked.amount <= _MAX[asked.action]:
+        return f"{AMOUNTS[asked.action]} must be above 0 and at most {_MAX[asked.action]:g} (value {asked.amount})"
+    if not math.isfinite(asked.seconds) or asked.seconds < 1:
+        return f"seconds must be at least 1 (value {asked.seconds})"
+    if len(asked.why) > _MAX_WHY or not asked.why.isprintable():
+        return f"why must be one line of at most {_MAX_WHY} printable characters"
+    return ""
+
+
+def _too_much(asked: Apply, limits: Limits) -> str:
+    least = {
+        "cap-cpu": ("min_cores", limits.min_cores),
+        "limit-bandwidth": ("min_bandwidth_percent", limits.min_bandwidth_percent),
+        "limit-cache": ("min_ways", limits.min_ways),
+    }
+    key, value = least[asked.action]
+    if asked.amount < value:
+        return f"{asked.amount:g} {AMOUNTS[asked.action]} is below act.{key} ({value:g})"
+    if asked.seconds > limits.max_seconds:
+        return f"{asked.seconds:g} s is longer than act.max_seconds ({limits.max_seconds:g})"
+    return ""
+
+
+def _too_many(
+    asked: Apply, limits: Limits, in_force: list[Record], ended_s: Mapping[str, float], running: int
+) -> str:
+    for record in in_force:
+        if record.vm == asked.vm:
+            return f"action {record.number} ({record.action}) is in force on this VM; undo it first"
+    # One VM may always be acted upon: of a host with three VMs a tenth is none.
+    most = max(1, math.floor(limits.max_share * running))
+    if len(in_force) >= most:
+        many = f"{len(in_force)} of {running} VMs are acted upon"
+        return f"{many}, and act.max_share ({limits.max_share:g}) allows {most}"
+    since_s = ended_s.get(asked.vm)
+    if since_s is not None and since_s < limits.cool_down_s:
+        wait_s = limits.cool_down_s - since_s
+        return f"the last action on this VM ended {since_s:.0f} s ago; act.cool_down_s: wait {wait_s:.0f} s"
+    return ""

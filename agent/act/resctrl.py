@@ -1,0 +1,236 @@
+"""Cache ways and memory bandwidth of a VM by resctrl: a control group of its own, `whitepanda-act-UUID`.
+
+A state is "" (the VM is where all are, in the root group) or the group's schemata in one line, such as
+"L3:0=3;1=3 MB:0=100;1=100".
+Only a VM in the root group is taken: one that libvirt's `<cachetune>`, or anybody else, has put into a group of its own
+is left there. The kernel lets threads inherit their group, so QEMU's new ones follow; to remove the group puts all of
+them back. The agent's monitoring groups follow by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from agent.act.records import ActError, Action
+
+__all__ = ["PREFIX", "Resctrl"]
+
+#: Control groups of this prefix are ours.
+PREFIX = "whitepanda-act-"
+
+_TRIES = 5  # QEMU may begin threads while they are being moved
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
+_NO_GROUPS = {"info", "mon_groups", "mon_data"}
+
+
+class Resctrl:
+    """`agent.act.backends.Backend` of one action by resctrl. Amounts are ways, or percent.
+
+    Args:
+        action: which of the two.
+        root: where resctrl is mounted.
+        pid_of: a VM's QEMU process by UUID; None: it does not run here.
+        proc_root: where /proc is.
+
+    """
+
+    def __init__(
+        self, action: Action, root: Path, pid_of: Callable[[str], int | None], proc_root: Path = Path("/proc")
+    ) -> None:
+        self._action = action
+        self._root = root
+        self._pid_of = pid_of
+        self._proc = proc_root
+
+    def read(self, vm: str) -> str | None:
+        """Return the schemata of the VM's group, "" where it has none."""
+        with self._told(vm):
+            group = self._group(vm)
+            if group.is_dir():
+                return _state(_parsed((group / "schemata").read_text()))
+            return None if self._pid_of(vm) is None else ""
+
+    def target(self, vm: str, amount: float) -> str:
+        """Return the schemata that limit a VM: of the root's, with the lowest ways or so many percent."""
+        with self._told(vm):
+            pid = self._pid_of(vm)
+            if pid is None:
+                raise ActError(f"no VM {vm} of libvirt runs here; `virsh list --uuid` has those that do")
+            if not (self._root / "info").is_dir():
+                raise ActError(
+                    f"{self._root}: no resctrl; needs a CPU with RDT or QoS, "
+                    f"and `mount -t resctrl resctrl {self._root}`"
+                )
+            self._check_is_free(vm, self._threads(pid))
+            lines = self._defaults()
+            name, value = self._value(amount)
+            if name not in lines:
+                feature = "cache allocation (CAT)" if name == "L3" else "bandwidth limits (MBA)"
+                raise ActError(f"{self._root}: this CPU has no {feature}; see {self._root}/info")
+            lines[name] = dict.fromkeys(lines[name], value)
+            return _state(lines)
+
+    def write(self, vm: str, state: str) -> None:
+        """Make the group, give it the schemata, then put the VM's threads into it; "" removes it."""
+        with self._told(vm), self._locked():
+            group = self._group(vm)
+            if not state:
+                self._remove(group)
+                return
+            pid = self._pid_of(vm)
+            if pid is None:
+                raise ActError(f"no VM {vm} of libvirt runs here any more")
+            self._check_is_free(vm, self._threads(pid))
+            self._make(group)
+            # The limit is there before anybody is in it, so no thread runs in a group that is half made.
+            for line in state.split():
+                (group / "schemata").write_text(f"{line}\n")
+            self._move(group, pid)
+
+    def is_ours(self, now: str, after: str) -> bool:
+        """Whether each line is as we set it or as the kernel makes it: a kill may leave a group half done."""
+        try:
+            defaults = _lines(self._defaults())
+        except OSError:
+            defaults = set()
+        wanted = set(after.split())
+        return all(line in wanted or line in defaults for line in now.split())
+
+    def command(self, vm: str, state: str) -> str:
+        """Return what is done, as a shell would have it."""
+        group = self._group(vm)
+        if not state:
+            return f"rmdir {group}"
+        return f"mkdir {group}; printf '%s\\n' {state} >{group}/schemata; all threads of the VM into {group}/tasks"
+
+    def _value(self, amount: float) -> tuple[str, str]:
+        if self._action == "limit-bandwidth":
+            return "MB", str(round(amount))
+        mask = self._mask()
+        ways = round(amount)
+        least = self._number("L3/min_cbm_bits")
+        if not least <= ways < mask.bit_count():
+            raise ActError(f"ways must be {least} to {mask.bit_count() - 1} on this CPU (value {ways})")
+        return "L3", f"{(1 << ways) - 1:x}"
+
+    def _mask(self) -> int:
+        try:
+            return int((self._root / "info/L3/cbm_mask").read_text(), 16)
+        except OSError as error:
+            raise ActError(
+                f"{self._root}: this CPU has no cache allocation (CAT): {error.strerror}"
+            ) from error
+
+    def _number(self, name: str) -> int:
+        return int((self._root / "info" / name).read_text())
+
+    def _defaults(self) -> dict[str, dict[str, str]]:
+        """Return what a new group has: everything."""
+        lines = _parsed((self._root / "schemata").read_text())
+        full = {"L3": f"{self._mask():x}" if "L3" in lines else "", "MB": "100"}
+        return {name: dict.fromkeys(domains, full[name]) for name, domains in lines.items()}
+
+    # --- groups and threads ---
+
+    def _group(self, vm: str) -> Path:
+        return self._root / f"{PREFIX}{vm}"
+
+    def _threads(self, pid: int) -> set[int]:
+        return {int(entry.name) for entry in (self._proc / str(pid) / "task").iterdir()}
+
+    def _check_is_free(self, vm: str, tids: set[int]) -> None:
+        """Leave a VM alone that somebody else has put into a control group."""
+        for group in self._root.iterdir():
+            if group.name in _NO_GROUPS or group.name == f"{PREFIX}{vm}" or not group.is_dir():
+                continue
+            held = set(map(int, (group / "tasks").read_text().split())) & tids
+            if held:
+                raise ActError(
+                    f"VM {vm} is in the control group {group.name} of somebody else (thread {min(held)}); "
+                    "it is left alone"
+                )
+
+    def _make(self, group: Path) -> None:
+        # As in collector.resctrl.tree: the root has no write bit, and a root without capabilities needs one.
+        mode = stat.S_IMODE(self._root.stat().st_mode)
+        if not mode & stat.S_IWUSR:
+            with contextlib.suppress(OSError):
+                self._root.chmod(mode | stat.S_IWUSR)
+        group.mkdir(exist_ok=True)
+
+    def _remove(self, group: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            group.rmdir()
+
+    def _move(self, group: Path, pid: int) -> None:
+        for _ in range(_TRIES):
+            inside = set(map(int, (group / "tasks").read_text().split()))
+            missing = self._threads(pid) - inside
+            if not missing:
+                return
+            for tid in missing:
+                try:
+                    (group / "tasks").write_text(f"{tid}\n")
+                except ProcessLookupError:
+                    continue  # it has ended
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the tree as the kernel's document asks; others hold it for moments."""
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for attempt in range(_LOCK_TRIES):
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    if attempt == _LOCK_TRIES - 1:
+                        raise ActError(
+                            f"{self._root} is locked by somebody else; `lslocks` shows by whom"
+                        ) from error
+                    time.sleep(_LOCK_PAUSE_S)
+                else:
+                    break
+            yield
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _told(self, vm: str) -> Iterator[None]:
+        """Make one line of what the kernel says."""
+        try:
+            yield
+        except OSError as error:
+            status = ""
+            with contextlib.suppress(OSError):
+                status = (self._root / "info/last_cmd_status").read_text().strip()
+            remedy = "; all groups are taken (num_closids)" if error.errno == errno.ENOSPC else ""
+            said = f" ({status})" if status not in {"", "ok"} else ""
+            raise ActError(f"resctrl, VM {vm}: {error.filename}: {error.strerror}{said}{remedy}") from error
+        except ValueError as error:
+            raise ActError(f"resctrl, VM {vm}: {error}; please report this") from error
+
+
+def _parsed(text: str) -> dict[str, dict[str, str]]:
+    """Read schemata of the cache and of memory bandwidth: {"L3": {"0": "fff"}}, other lines are left out."""
+    lines = {}
+    for line in text.splitlines():
+        name, _, values = line.strip().partition(":")
+        if name in {"L3", "MB"}:
+            domains = (value.split("=") for value in values.split(";"))
+            lines[name] = {domain.strip(): value.strip().lower() for domain, value in domains}
+    return lines
+
+
+def _lines(lines: dict[str, dict[str, str]]) -> set[str]:
+    return {f"{name}:" + ";".join(f"{d}={v}" for d, v in domains.items()) for name, domains in lines.items()}
+
+
+def _state(lines: dict[str, dict[str, str]]) -> str:
+    return " ".join(sorted(_lines(lines)))

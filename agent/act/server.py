@@ -1,0 +1,247 @@
+"""The service's process: a unix socket, one request a connection, and the clock by which actions are undone.
+
+Who may ask is a matter of the socket's mode (0660) and its folder's group; who did is told by the kernel (SO_PEERCRED)
+and goes into the audit log. All work is done by one thread, one request after the other: two that are asked at once
+cannot pass the limits together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agent.act.actor import Actor
+from agent.act.audit import Audit
+from agent.act.backends import Backend
+from agent.act.journal import Journal
+from agent.act.quota import Quota, Virsh
+from agent.act.records import Action, Answer, Apply, Ask, Limits, Peer, Request, Undo
+from agent.act.resctrl import Resctrl
+from agent.act.victims import degradation_of
+from agent.clock import boot_id
+from agent.config import ActSection, AgentConfig
+from collector.identity import Inventory
+from whitepanda.common import log, sdnotify
+from whitepanda.common.errors import UnavailableError, WhitepandaError
+
+__all__ = ["Server", "limits_of", "make_actor", "run"]
+
+_MAX_REQUEST_BYTES = 64 << 10
+_SOCKET_MODE = 0o660
+_REQUEST_S = 5.0
+_TICK_S = 0.5
+_BACKLOG = 16
+
+_T = TypeVar("_T")
+
+
+def run(config: AgentConfig) -> None:
+    """Run the service until SIGTERM or SIGINT; all that is in force is undone at the end.
+
+    Raises:
+        WhitepandaError: it cannot start.
+
+    """
+    journal = Journal(Path(config.act.state_dir))
+    try:
+        asyncio.run(Server(config.act, make_actor(config, journal)).run())
+    finally:
+        journal.close()
+
+
+def limits_of(section: ActSection) -> Limits:
+    """Return the limits that the configuration sets."""
+    return Limits(**{name: getattr(section, name) for name in Limits.__struct_fields__})
+
+
+def make_actor(config: AgentConfig, journal: Journal) -> Actor:
+    """Make the actor with the host's libvirt and resctrl."""
+    section, sources = config.act, config.sources
+    virsh = Virsh(sources.libvirt.uri, section.deadline_s)
+    inventory = Inventory(sources.libvirt.state_dir, sources.procfs.root)
+
+    def pid_of(uuid: str) -> int | None:
+        return next((vm.pid for vm in inventory.vms() if vm.uuid == uuid), None)
+
+    def by_resctrl(action: Action) -> Resctrl:
+        return Resctrl(action, Path(sources.resctrl.root), pid_of, Path(sources.procfs.root))
+
+    backends: dict[Action, Backend] = {
+        "cap-cpu": Quota(virsh),
+        "limit-bandwidth": by_resctrl("limit-bandwidth"),
+        "limit-cache": by_resctrl("limit-cache"),
+    }
+    return Actor(
+        limits=limits_of(section),
+        journal=journal,
+        audit=Audit(Path(section.state_dir)),
+        backends=backends,
+        running=virsh.running,
+        degradation=lambda uuid: degradation_of(Path(config.agent.socket), uuid),
+        boot_id=boot_id(),
+    )
+
+
+class Server:
+    """The socket and the clock.
+
+    Args:
+        section: where the socket is, how often victims are looked at.
+        actor: what does the work.
+
+    Attributes:
+        ready: set once it answers.
+
+    """
+
+    def __init__(self, section: ActSection, actor: Actor) -> None:
+        self._section = section
+        self._actor = actor
+        self._worker = ThreadPoolExecutor(1, "act")
+        self.ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._path = Path(section.socket)
+        self._log = log.get("act")
+
+    def stop(self) -> None:
+        """Ask the service to end."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Undo what was left, answer and undo until `stop` or a signal; then undo the rest.
+
+        Raises:
+            UnavailableError: the socket cannot be made.
+
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        listener = _listen(self._path)
+        try:
+            await self._work(self._actor.start)
+            server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MAX_REQUEST_BYTES)
+            async with server, asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(self._every(_TICK_S, self._actor.tick)),
+                    tasks.create_task(self._every(self._section.watch_interval_s, self._actor.look)),
+                    tasks.create_task(self._feed_watchdog()),
+                ]
+                self.ready.set()
+                sdnotify.notify("READY=1")
+                limits = self._actor.limits
+                self._log.info(
+                    "act runs", enabled=limits.enabled, dry_run=limits.dry_run, socket=str(self._path)
+                )
+                await self._stop.wait()
+                sdnotify.notify("STOPPING=1")
+                for task in running:
+                    task.cancel()
+        finally:
+            self._path.unlink(missing_ok=True)
+            await self._work(self._actor.stop)
+            self._worker.shutdown()
+
+    async def _work(self, call: Callable[[], _T]) -> _T:
+        """Do it in the one thread; what was begun is done to its end, also where nobody waits for it any more."""
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._worker, call))
+
+    async def _every(self, seconds: float, call: Callable[[], object]) -> None:
+        told = ""
+        while True:
+            try:
+                await self._work(call)
+                told = ""
+            except Exception as error:  # noqa: BLE001 - undoing goes on, whatever one look stumbled over
+                if told != repr(error):
+                    told = repr(error)
+                    self._log.error("a look at what is in force failed", error=told, exc_info=error)
+            await asyncio.sleep(seconds)
+
+    async def _feed_watchdog(self) -> None:
+        """Tell the service manager that we live, as long as the one thread does its work."""
+        interval_s = sdnotify.watchdog_interval_s()
+        while interval_s is not None:
+            await self._work(lambda: None)
+            sdnotify.notify("WATCHDOG=1")
+            await asyncio.sleep(interval_s)
+
+    # --- requests ---
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            answer = await self._answer(reader, _peer_of(writer))
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await _within(_REQUEST_S, writer.drain())
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, peer: Peer) -> Answer:
+        try:
+            line = await _within(_REQUEST_S, reader.readline())
+            request = msgspec.json.decode(line, type=Request)
+        except (TimeoutError, ValueError) as error:  # ValueError: too long; msgspec's errors are ones too
+            return Answer(error=f"not a request: {str(error) or 'no line in time'}"[:300], exit_code=3)
+        try:
+            return await self._work(lambda: self._do(request, peer))
+        except WhitepandaError as error:
+            return Answer(error=str(error), exit_code=error.exit_code)
+        except Exception as error:  # noqa: BLE001 - the service lives on, and what failed is told
+            self._log.error("a request failed", error=repr(error), exc_info=error)
+            return Answer(error=f"failed: {error!r}; see the service's log", exit_code=1)
+
+    def _do(self, request: Request, peer: Peer) -> Answer:
+        actor = self._actor
+        match request:
+            case Apply():
+                return Answer(done=(actor.apply(request, peer),))
+            case Undo(number):
+                return Answer(done=tuple(actor.undo(number, peer)))
+            case Ask():
+                return Answer(in_force=actor.in_force(), limits=actor.limits)
+
+
+async def _within(seconds: float, wanted: Awaitable[_T]) -> _T:
+    async with asyncio.timeout(seconds):
+        return await wanted
+
+
+def _peer_of(writer: asyncio.StreamWriter) -> Peer:
+    """Return who asks, by the kernel's word."""
+    raw = writer.get_extra_info("socket").getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
+    pid, uid, _gid = struct.unpack("3i", raw)
+    return Peer(uid, pid)
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen at `path`; what an earlier process left there is replaced (the journal's lock says that it is gone)."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    umask = os.umask(
+        0o777 & ~_SOCKET_MODE
+    )  # not open to everybody even for the moment before its mode is set
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if path.is_socket():
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(_SOCKET_MODE)
+        with contextlib.suppress(PermissionError):
+            os.chown(path, -1, path.parent.stat().st_gid)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(f"cannot listen at {path}: {error.strerror}; see act.socket") from error
+    finally:
+        os.umask(umask)
+    return listener

@@ -1,0 +1,196 @@
+"""What could be done about contention on this host: gathers the facts for `agent.analysis.actions`.
+
+A report to central takes the recommendations along; `whitepanda explain` shows those of the VM that is asked for. Only
+where somebody suffers is anything gathered. Nothing here changes anything: that is `agent.act`, another process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from agent.analysis.actions import recommend
+from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
+from agent.coefficients import Coefficient
+from agent.config import ActSection
+from agent.host_analysis import Explanation
+from agent.state import AgentState, VmView
+from agent.triggers import Trigger, TriggerVictim
+
+__all__ = ["Advisor", "Coefficients", "limits_of"]
+
+
+class Coefficients(Protocol):
+    """Where coefficients with their standard errors are; `agent.coefficients.CoefficientStore`."""
+
+    def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
+        """A_k of a job; None: not known."""
+
+
+class Advisor:
+    """Says what could be done. All calls are from the daemon's loop.
+
+    Args:
+        state: what the agent knows.
+        store: coefficients.
+        host: what can be limited here.
+
+    """
+
+    def __init__(self, state: AgentState, store: Coefficients, host: HostLimits) -> None:
+        self._state = state
+        self._store = store
+        self._host = host
+
+    def with_advice(self, trigger: Trigger) -> Trigger:
+        """Return a report with what could be done about what it tells."""
+        vms = {vm.uuid: vm for vm in self._state.vms()}
+        now = trigger.unix_ns
+        situation = Situation(
+            victims=tuple(self._victim(v, vms) for v in trigger.victims),
+            suspects=tuple(
+                self._suspect(s.vm, s.name, s.job, s.cpu_usage_cores, s.score, vms, now)
+                for s in trigger.suspects
+            ),
+            mn_cpi=trigger.mn_cpi,
+            mn_cpi_threshold=trigger.mn_cpi_threshold,
+            lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
+            host=self._host,
+        )
+        return replace(trigger, recommendations=recommend(situation))
+
+    def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
+        """Return what could be done for one VM; () where it does not suffer, or is not known."""
+        vms = {vm.uuid: vm for vm in self._state.vms()}
+        vm, analysis = vms.get(uuid), self._state.analysis
+        if vm is None or analysis is None:
+            return ()
+        why = analysis.explain(uuid)
+        found = self._state.cloud_white.verdict(uuid) if self._state.cloud_white is not None else None
+        suffers_by_itself = found is not None and found.behaviour == "victim"
+        if why.verdict.verdict != "victim" and not suffers_by_itself:
+            return ()
+        culprits = found.culprits if found is not None and suffers_by_itself else ()
+        ratio = found.degradation.ratio if found is not None and found.degradation is not None else math.nan
+        victim = Victim(
+            uuid,
+            vm.name,
+            vm.job,
+            cpi=why.cpi,
+            mean_cpi=why.statistics.mean if why.statistics else None,
+            threshold_cpi=why.victim_threshold_cpi if why.verdict.verdict == "victim" else None,
+            degradation=ratio if math.isfinite(ratio) else why.verdict.degradation,
+        )
+        situation = Situation(
+            victims=(victim,),
+            suspects=self._suspects(why, vms, culprits),
+            mn_cpi=why.mn_cpi if why.triggered else None,
+            mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
+            host=self._host,
+        )
+        return recommend(situation)
+
+    def _suspects(
+        self, why: Explanation, vms: Mapping[str, VmView], culprits: Sequence[str]
+    ) -> tuple[Suspect, ...]:
+        """Return those that are accused by coefficients, in their order, and then those that the host itself found."""
+        now = self._state.host().now_unix_ns
+        found = {
+            s.uuid: self._suspect(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score, vms, now)
+            for s in why.suspects
+        }
+        for uuid in culprits:
+            vm = vms.get(uuid)
+            if vm is not None and uuid not in found:
+                cores = _value(vm, "cpu_usage_cores") or 0.0
+                found[uuid] = self._suspect(uuid, vm.name, vm.job, cores, None, vms, now)
+        named = set(culprits)
+        marked = [replace(s, inflicts=s.vm in named) for s in found.values()]
+        # Whoever is found by both ways is the likelier.
+        return tuple(sorted(marked, key=lambda s: not (s.inflicts or (s.score or 0.0) > 0)))
+
+    def _suspect(
+        self,
+        vm: str,
+        name: str,
+        job: str,
+        cores: float,
+        score: float | None,
+        vms: Mapping[str, VmView],
+        now_unix_ns: int,
+    ) -> Suspect:
+        view, known = vms.get(vm), self._store.coefficient(job, now_unix_ns)
+        error = known.standard_error if known is not None else None
+        return Suspect(
+            vm,
+            name,
+            job,
+            cores,
+            vcpus=view.vcpus if view else None,
+            coefficient=known.value if known else None,
+            standard_error=error or None,  # central of an older version sends 0 for what it does not know
+            score=score,
+            llc_bytes=_value(view, _LLC),
+            all_llc_bytes=_sum(vms, _LLC),
+            memory_bytes_per_s=_value(view, _MEMORY),
+            all_memory_bytes_per_s=_sum(vms, _MEMORY),
+        )
+
+    def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
+        analysis = self._state.analysis
+        degradation = analysis.verdict(victim.vm).degradation if analysis and victim.vm in vms else None
+        return Victim(
+            victim.vm,
+            victim.name,
+            victim.job,
+            cpi=victim.cpi,
+            threshold_cpi=victim.threshold_cpi,
+            degradation=degradation,
+        )
+
+
+_LLC, _MEMORY = "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
+
+
+def _value(vm: VmView | None, name: str) -> float | None:
+    metrics = vm.metrics if vm else ()
+    return next((metric.value for metric in metrics if metric.name == name), None)
+
+
+def _sum(vms: Mapping[str, VmView], name: str) -> float:
+    return math.fsum(value for vm in vms.values() if (value := _value(vm, name)) is not None)
+
+
+def limits_of(resctrl: Path | None, act: ActSection, central: str = "") -> HostLimits:
+    """Read what resctrl can limit; what it does not have is 0.
+
+    Args:
+        resctrl: where it is mounted, `/sys/fs/resctrl`; None: it is not to be looked at.
+        act: what the service may do; more is not recommended.
+        central: its host:port, for commands that ask it.
+
+    """
+    if resctrl is None:
+        return HostLimits(min_cores=act.min_cores, max_seconds=act.max_seconds, central=central)
+    bandwidth = _read(resctrl / "info/MB/min_bandwidth")
+    mask = _read(resctrl / "info/L3/cbm_mask", 16)
+    return HostLimits(
+        cache_ways=mask.bit_count(),
+        min_ways=max(_read(resctrl / "info/L3/min_cbm_bits"), act.min_ways),
+        min_bandwidth_percent=max(bandwidth, act.min_bandwidth_percent) if bandwidth else 0,
+        bandwidth_step_percent=_read(resctrl / "info/MB/bandwidth_gran") or 10,
+        min_cores=act.min_cores,
+        max_seconds=act.max_seconds,
+        central=central,
+    )
+
+
+def _read(path: Path, base: int = 10) -> int:
+    """Read a number; 0: this host does not have it."""
+    try:
+        return int(path.read_text(encoding="ascii"), base)
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,352 @@
+"""What could be done about contention: ranked actions with evidence, expected effect and the command of each.
+
+Pure: a victim, its suspects and what the host can limit go in; recommendations come out. The effect of less CPU is by
+the same linear model that accuses the suspect, mnCPI = sum A_k * u: a suspect with `d` cores less lowers mnCPI by
+A_k * d, and the coefficient's standard error gives the interval. Of cache, memory bandwidth and another host no
+coefficient is known: what is expected of them is said to be unknown, with the reason.
+
+Commands are lists of words, for no shell; they name VMs by UUID, as a name may begin with "-".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+from agent.analysis.recommendations import (
+    MIN_QUOTA_US,
+    QUOTA_PERIOD_US,
+    Action,
+    Command,
+    Effect,
+    Recommendation,
+    Situation,
+    Suspect,
+    Victim,
+    quota_us,
+)
+
+__all__ = ["MAX_RECOMMENDATIONS", "recommend"]
+
+MAX_RECOMMENDATIONS = 8
+
+_MAX_SUSPECTS = 3  # for whom actions are thought of
+_FIRST_STEP = 0.5  # of its usage is left to a suspect where nothing says how much it has to be
+_Z95 = 1.959964
+_CACHE_SHARE = 0.25  # of all VMs' occupancy from which on the cache is evidence against a suspect
+_BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
+_SECONDS = 900.0  # that an action of ours is in force
+_LIBVIRT = ("virsh", "-c", "qemu:///system")
+
+
+def recommend(situation: Situation) -> tuple[Recommendation, ...]:
+    """Rank what could be done, the best first; () where nobody suffers.
+
+    What is expected to be enough comes first, then what nobody can tell, then what is not enough. Among these the
+    suspect with the higher score, and the action that disturbs less: a limit that is undone in a second before a
+    migration. To do nothing is always the last, unless nobody is suspected: then it is the first.
+    """
+    if not situation.victims:
+        return ()
+    victim = situation.victims[0]
+    blamed = [s for s in situation.suspects if (s.score is not None and s.score > 0) or s.inflicts]
+    found: list[tuple[int, Recommendation]] = []
+    for place, suspect in enumerate(blamed[:_MAX_SUSPECTS]):
+        found += [(place, one) for one in _against(suspect, victim, situation)]
+    found.append((len(blamed), _migrate_victim(victim, situation)))
+    found.sort(key=lambda one: (_HELPS[one[1].effect.helps], one[0], _DISTURBS[one[1].action]))
+    ranked = [one for _, one in found[: MAX_RECOMMENDATIONS - 1]]
+    nothing = _nothing(victim, situation, is_anybody_blamed=bool(blamed))
+    return (*ranked, nothing) if blamed else (nothing, *ranked)
+
+
+_HELPS = {True: 0, None: 1, False: 2}
+_DISTURBS: dict[Action, int] = {
+    "cap_cpu": 0,
+    "limit_cache": 1,
+    "limit_bandwidth": 2,
+    "migrate_suspect": 3,
+    "migrate_victim": 4,
+    "nothing": 5,
+}
+
+
+def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
+    yield from _cap(suspect, victim, situation)
+    if not suspect.is_vm:
+        return
+    yield from _limit_cache(suspect, victim, situation)
+    yield from _limit_bandwidth(suspect, victim, situation)
+    yield Recommendation(
+        action="migrate_suspect",
+        vm=suspect.vm,
+        name=suspect.name,
+        job=suspect.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=_without(suspect, victim, situation),
+        evidence=_why(suspect),
+        commands=_migration(suspect.vm, suspect.job, situation),
+    )
+
+
+def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
+    if suspect.is_vm and not suspect.vcpus:
+        return  # a quota is per vCPU
+    # Rounded for people, but neither to more than is enough nor to less than is allowed.
+    cores = max(math.floor(_cores(suspect, situation) * 1000) / 1000, situation.host.min_cores)
+    if suspect.is_vm:
+        cores = max(cores, MIN_QUOTA_US * (suspect.vcpus or 1) / QUOTA_PERIOD_US)  # libvirt takes no less
+    if cores >= suspect.cpu_usage_cores:
+        return  # it uses next to nothing: there is nothing to take
+    if suspect.is_vm:
+        commands = _cap_commands(suspect, victim, cores, situation)
+    else:
+        unit, percent = suspect.vm.removeprefix("host:"), max(1, round(cores * 100))
+        commands = (
+            Command(
+                f"at most {percent} % of one CPU until the next boot",
+                ("systemctl", "set-property", "--runtime", "--", unit, f"CPUQuota={percent}%"),
+            ),
+            Command("undo it", ("systemctl", "set-property", "--runtime", "--", unit, "CPUQuota=")),
+        )
+    yield Recommendation(
+        action="cap_cpu",
+        vm=suspect.vm,
+        name=suspect.name,
+        job=suspect.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=_with_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
+        amount=cores,
+        unit="cores",
+        evidence=_why(suspect),
+        commands=commands,
+    )
+
+
+def _cores(suspect: Suspect, situation: Situation) -> float:
+    """Return how much CPU a suspect may keep.
+
+    So much that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: then it is enough
+    in 39 of 40 cases. Without a coefficient half of what it uses, as a first step.
+    """
+    a, error = suspect.coefficient, suspect.standard_error
+    mn_cpi, threshold = situation.mn_cpi, situation.mn_cpi_threshold
+    if a is None or a <= 0 or mn_cpi is None or threshold is None or mn_cpi <= threshold:
+        return max(situation.host.min_cores, suspect.cpu_usage_cores * _FIRST_STEP)
+    low = a - _Z95 * error if error is not None else a
+    less = (mn_cpi - threshold) / (low if low > 0 else a)
+    return max(situation.host.min_cores, suspect.cpu_usage_cores - less)
+
+
+def _cap_commands(
+    suspect: Suspect, victim: Victim, cores: float, situation: Situation
+) -> tuple[Command, ...]:
+    set_quota = (*_LIBVIRT, "schedinfo", suspect.vm, "--live")
+    quota = quota_us(cores, suspect.vcpus or 1)
+    return (
+        _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation),
+        Command("the same by hand, for good", (*set_quota, f"vcpu_quota={quota}")),
+        Command("undo it by hand", (*set_quota, "vcpu_quota=-1")),
+    )
+
+
+def _act(action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation) -> Command:
+    seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
+    return Command(
+        f"for {seconds} s, undone by itself",
+        (
+            "whitepanda",
+            "act",
+            "apply",
+            action,
+            vm,
+            *amount,
+            "--seconds",
+            seconds,
+            "--victim",
+            victim.vm,
+        ),
+    )
+
+
+def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
+    share = _share(suspect.llc_bytes, suspect.all_llc_bytes)
+    host = situation.host
+    ways = max(host.min_ways, 2, host.cache_ways // 6)
+    if share is None or share < _CACHE_SHARE or ways >= host.cache_ways:
+        return
+    yield Recommendation(
+        action="limit_cache",
+        vm=suspect.vm,
+        name=suspect.name,
+        job=suspect.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=_unknown(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
+        amount=float(ways),
+        unit="ways",
+        evidence=(
+            f"it has {share:.0%} of the cache that VMs have ({suspect.llc_bytes or 0:,.0f} bytes)",
+            f"with {ways} of {host.cache_ways} ways {host.cache_ways - ways} are left to {victim.name} and others",
+            *_why(suspect),
+        ),
+        commands=(_act("limit-cache", suspect.vm, ("--ways", str(ways)), victim, situation),),
+    )
+
+
+def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
+    share = _share(suspect.memory_bytes_per_s, suspect.all_memory_bytes_per_s)
+    host = situation.host
+    if share is None or share < _BANDWIDTH_SHARE or not 0 < host.min_bandwidth_percent < 100:  # noqa: PLR2004 - percent
+        return
+    step = max(1, host.bandwidth_step_percent)
+    kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
+    percent = min(100 - step, max(host.min_bandwidth_percent, math.floor(kept * 100 / step) * step))
+    yield Recommendation(
+        action="limit_bandwidth",
+        vm=suspect.vm,
+        name=suspect.name,
+        job=suspect.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=_unknown(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
+        amount=float(percent),
+        unit="percent",
+        evidence=(
+            f"it has {share:.0%} of the VMs' memory traffic ({suspect.memory_bytes_per_s or 0:,.0f} bytes/s)",
+            *_why(suspect),
+        ),
+        commands=(_act("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),),
+    )
+
+
+def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
+    return Recommendation(
+        action="migrate_victim",
+        vm=victim.vm,
+        name=victim.name,
+        job=victim.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=_unknown(
+            victim, situation, "what it will suffer depends on the host: the first command ranks them"
+        ),
+        evidence=_suffering(victim),
+        commands=_migration(victim.vm, victim.job, situation),
+    )
+
+
+def _migration(vm: str, job: str, situation: Situation) -> tuple[Command, ...]:
+    central = situation.host.central or "CENTRAL:PORT"
+    return (
+        Command(
+            "rank the hosts by D-Factor",
+            ("whitepanda", "place", f"--central={central}", f"--job={job}"),
+        ),
+        Command(
+            "migrate it to the first of them",
+            (*_LIBVIRT, "migrate", "--live", "--persistent", vm, "qemu+ssh://HOST/system"),
+        ),
+    )
+
+
+def _nothing(victim: Victim, situation: Situation, *, is_anybody_blamed: bool) -> Recommendation:
+    lines = list(_suffering(victim))
+    if situation.lasted_s > 0:
+        lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
+    if is_anybody_blamed:
+        lines.append("it goes on as long as the suspect does what it does")
+    else:
+        lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
+    signal, before, threshold = _signal(victim, situation)
+    return Recommendation(
+        action="nothing",
+        vm="",
+        name="",
+        job="",
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=Effect(
+            signal,
+            before,
+            before,
+            threshold=threshold,
+            unknown_because="as it is now; nobody knows what the VMs will do next",
+        ),
+        evidence=tuple(lines),
+    )
+
+
+# --- what is expected ---
+
+
+def _signal(
+    victim: Victim, situation: Situation
+) -> tuple[Literal["mn_cpi", "degradation"], float | None, float | None]:
+    if situation.mn_cpi is not None and situation.mn_cpi_threshold is not None:
+        return "mn_cpi", situation.mn_cpi, situation.mn_cpi_threshold
+    return "degradation", victim.degradation, None
+
+
+def _unknown(victim: Victim, situation: Situation, why: str) -> Effect:
+    signal, before, threshold = _signal(victim, situation)
+    return Effect(signal, before, threshold=threshold, unknown_because=why)
+
+
+def _with_less(suspect: Suspect, victim: Victim, situation: Situation, less_cores: float) -> Effect:
+    """Return what so many cores less of a suspect do to mnCPI."""
+    signal, before, threshold = _signal(victim, situation)
+    a, error = suspect.coefficient, suspect.standard_error
+    if signal != "mn_cpi" or before is None:
+        return _unknown(victim, situation, "central's statistics do not say that there is contention")
+    if a is None:
+        return _unknown(victim, situation, f"central knows no coefficient of job {suspect.job}")
+    after = before - a * less_cores
+    if error is None:
+        return Effect(
+            signal,
+            before,
+            after,
+            threshold=threshold,
+            unknown_because="the coefficient came without a standard error, so there is no interval",
+        )
+    half = _Z95 * error * less_cores
+    return Effect(signal, before, after, after - half, after + half, threshold)
+
+
+def _without(suspect: Suspect, victim: Victim, situation: Situation) -> Effect:
+    return _with_less(suspect, victim, situation, suspect.cpu_usage_cores)
+
+
+# --- evidence ---
+
+
+def _why(suspect: Suspect) -> tuple[str, ...]:
+    lines = []
+    if suspect.score is not None and suspect.coefficient is not None:
+        lines.append(
+            f"score {suspect.score:.3g} = coefficient {suspect.coefficient:.3g} of job {suspect.job} "
+            f"* {suspect.cpu_usage_cores:.3g} cores"
+        )
+    if suspect.inflicts:
+        lines.append("this host's own analysis says that it inflicts")
+    return tuple(lines)
+
+
+def _suffering(victim: Victim) -> tuple[str, ...]:
+    lines = []
+    if victim.cpi is not None and victim.threshold_cpi is not None:
+        mean = f", mean {victim.mean_cpi:.3g}" if victim.mean_cpi is not None else ""
+        lines.append(
+            f"CPI {victim.cpi:.3g} of {victim.name} is above {victim.threshold_cpi:.3g} of job {victim.job}{mean}"
+        )
+    if victim.degradation is not None:
+        lines.append(f"{victim.name} is {victim.degradation:.3g} times as slow as it would be")
+    return tuple(lines)
+
+
+def _share(part: float | None, whole: float) -> float | None:
+    return part / whole if part is not None and whole > 0 else None

@@ -1,0 +1,164 @@
+"""What a recommendation is made of, and what it is: plain values. `agent.analysis.actions` ranks them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "MIN_QUOTA_US",
+    "QUOTA_PERIOD_US",
+    "Action",
+    "Command",
+    "Effect",
+    "HostLimits",
+    "Recommendation",
+    "Situation",
+    "Suspect",
+    "Victim",
+    "quota_us",
+    "shell_text",
+]
+
+Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect", "migrate_victim", "nothing"]
+
+#: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
+QUOTA_PERIOD_US = 100_000
+
+_TOLERANCE = 1e-9  # of mnCPI: what is taken is reckoned so that it is just enough
+
+#: libvirt takes no less.
+MIN_QUOTA_US = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """Who suffers. `cpi` and its job's `mean_cpi` and `threshold_cpi`, and `degradation` (>= 1): None is not known."""
+
+    vm: str
+    name: str
+    job: str
+    cpi: float | None = None
+    mean_cpi: float | None = None
+    threshold_cpi: float | None = None
+    degradation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Who may be blamed; None is not known.
+
+    Attributes:
+        vm: UUID, or `host:GROUP` of a control group beside the VMs.
+        vcpus: of the VM.
+        coefficient: A_k of its job, mnCPI per core, with its `standard_error`.
+        score: A_k * usage.
+        llc_bytes: of the cache that it has, of `all_llc_bytes` that all VMs have.
+        memory_bytes_per_s: its memory traffic, of `all_memory_bytes_per_s` of all VMs.
+        inflicts: the host's own analysis says that it makes others suffer.
+
+    """
+
+    vm: str
+    name: str
+    job: str
+    cpu_usage_cores: float
+    vcpus: int | None = None
+    coefficient: float | None = None
+    standard_error: float | None = None
+    score: float | None = None
+    llc_bytes: float | None = None
+    all_llc_bytes: float = 0.0
+    memory_bytes_per_s: float | None = None
+    all_memory_bytes_per_s: float = 0.0
+    inflicts: bool = False
+
+    @property
+    def is_vm(self) -> bool:
+        """Whether it is a VM, and not a control group beside them."""
+        return not self.vm.startswith("host:")
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """What can be limited on this host. 0 ways: no CAT; 0 percent: no MBA. `central` is its host:port, or "".
+
+    The least that a VM is left with is also what `whitepanda act` is allowed, as is `max_seconds`.
+    """
+
+    cache_ways: int = 0
+    min_ways: int = 1
+    min_bandwidth_percent: int = 0
+    bandwidth_step_percent: int = 10
+    min_cores: float = 0.1
+    max_seconds: float = 900.0
+    central: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only."""
+
+    victims: tuple[Victim, ...]
+    suspects: tuple[Suspect, ...]
+    mn_cpi: float | None = None
+    mn_cpi_threshold: float | None = None
+    lasted_s: float = 0.0
+    host: HostLimits = HostLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Words of a command, the program first."""
+
+    purpose: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What an action is expected to change; None is not known, and `unknown_because` says why."""
+
+    signal: Literal["mn_cpi", "degradation"]
+    before: float | None
+    after: float | None = None
+    low: float | None = None
+    high: float | None = None
+    threshold: float | None = None
+    unknown_because: str = ""
+
+    @property
+    def helps(self) -> bool | None:
+        """Whether it is expected to be enough; None: that cannot be told."""
+        if self.after is None or self.threshold is None:
+            return None
+        return self.after <= self.threshold + _TOLERANCE
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One action. `vm` "" is nobody; `amount` None: the action has none."""
+
+    action: Action
+    vm: str
+    name: str
+    job: str
+    victim: str
+    victim_name: str
+    effect: Effect
+    amount: float | None = None
+    unit: Literal["", "cores", "percent", "ways"] = ""
+    evidence: tuple[str, ...] = ()
+    commands: tuple[Command, ...] = ()
+
+
+def shell_text(words: Sequence[str]) -> str:
+    """Return a command as one would type it: each word quoted where a shell would read it as something else."""
+    return shlex.join(words)
+
+
+def quota_us(cores: float, vcpus: int, period_us: int = QUOTA_PERIOD_US) -> int:
+    """Return libvirt's quota of each vCPU for a VM that is to use so many cores at most; at least libvirt's least."""
+    return max(MIN_QUOTA_US, round(cores / vcpus * period_us))

@@ -1,0 +1,192 @@
+"""`whitepanda act`: limit a VM for a while, see what is limited, undo it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from agent import config as agent_config
+from agent.act.client import ask
+from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
+from agent.cli._render import Column, cell, print_table
+from agent.local_client import find_config
+from whitepanda.common import log
+from whitepanda.common.cli import console, print_json
+from whitepanda.common.errors import InputError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Limit VMs for a while, by a service of its own that undoes it. The agent changes nothing.",
+    no_args_is_help=True,
+)
+
+SocketOption = Annotated[Path | None, typer.Option(help="Where the service answers.")]
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="The agent's configuration, which names the socket in [act].")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The agent's configuration (TOML).")],
+) -> None:
+    """Run the service in the foreground until SIGTERM or Ctrl-C; then all is undone.
+
+    This is what whitepanda-act.service starts.
+    """
+    settings = agent_config.load(config)
+    log.configure(settings.agent.log_level)
+    from agent.act import server  # noqa: PLC0415 - a wrong configuration is told before anything heavy is loaded
+
+    server.run(settings)
+
+
+@app.command("list")
+def list_(
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    *,
+    json: JsonOption = False,
+) -> None:
+    """List the actions that are in force: what, since when and for how long, who asked for it."""
+    answer = ask(_find(socket, config), Ask())
+    if json:
+        print_json({"in_force": msgspec.to_builtins(answer.in_force)})
+        return
+    if not answer.in_force:
+        console.print("nothing is limited")
+        return
+    columns = [
+        Column("NO"),
+        Column("ACTION", text=True),
+        Column("VM", text=True),
+        Column("AMOUNT"),
+        Column("ENDS IN"),
+        Column("UID"),
+        Column("WHY", text=True),
+    ]
+    rows = []
+    for one in answer.in_force:
+        record = one.record
+        amount = f"{record.amount:g} {AMOUNTS[record.action]}"
+        cells = (
+            record.number,
+            record.action,
+            record.vm,
+            amount,
+            f"{one.left_s:.0f} s",
+            record.uid,
+            record.why,
+        )
+        rows.append([cell(str(text)) for text in cells])
+    print_table(columns, rows)
+    for one in answer.in_force:
+        if one.trouble:
+            _say(f"action {one.record.number} cannot be undone yet: {one.trouble}")
+
+
+@app.command()
+def apply(
+    action: Annotated[str, typer.Argument(help="cap-cpu, limit-bandwidth or limit-cache.")],
+    vm: Annotated[str, typer.Argument(help="UUID of the VM that is limited.")],
+    *,
+    cores: Annotated[float | None, typer.Option(help="cap-cpu: CPU that the VM may use in all.")] = None,
+    percent: Annotated[
+        float | None, typer.Option(help="limit-bandwidth: of the memory bandwidth, as resctrl counts it.")
+    ] = None,
+    ways: Annotated[float | None, typer.Option(help="limit-cache: ways of the last-level cache.")] = None,
+    seconds: Annotated[float, typer.Option(help="Then it is undone.")] = 900.0,
+    victim: Annotated[
+        str, typer.Option(help="UUID of the VM that suffers: if it gets worse, it is undone.")
+    ] = "",
+    why: Annotated[str, typer.Option(help="For the audit log: such as the incident's number.")] = "",
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Limit a VM for a while; with act.dry_run say what would be done.
+
+    What to limit, and to how much: `whitepanda explain VM` and `whitepanda incidents show` recommend it.
+    """
+    known = {"cores": cores, "percent": percent, "ways": ways}
+    wanted = _action(action)
+    unit = AMOUNTS[wanted]
+    amount = known.pop(unit)
+    others = [name for name, value in known.items() if value is not None]
+    if amount is None or others:
+        got = f"; --{others[0]} is of another action" if others else ""
+        raise InputError(f"{action} needs --{unit}{got}")
+    request = Apply(action=wanted, vm=vm, amount=amount, seconds=seconds, victim=victim, why=why)
+    _show(ask(_find(socket, config), request), json=json)
+
+
+@app.command()
+def undo(
+    number: Annotated[str, typer.Argument(help="As `whitepanda act list` shows it, or `all`.")],
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Undo an action now. What somebody else has changed meanwhile is left alone, and said."""
+    if number != "all" and not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
+        raise InputError(f"NUMBER must be an action's number, or all (value {number[:40]!r})")
+    answer = ask(_find(socket, config), Undo(0 if number == "all" else int(number)))
+    _show(answer, json=json)
+    if any(done.result == "failed" for done in answer.done):
+        raise typer.Exit(4)
+
+
+@app.command()
+def status(
+    socket: SocketOption = None,
+    config: ConfigOption = None,
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Show what the service may do: enabled or not, dry-run or not, its limits, and how much is in force."""
+    answer = ask(_find(socket, config), Ask())
+    limits = msgspec.to_builtins(answer.limits)
+    if json:
+        print_json({"limits": limits, "in_force": len(answer.in_force)})
+        return
+    for key, value in limits.items():
+        _say(f"{key:<22} {str(value).lower() if isinstance(value, bool) else value}")
+    _say(f"{'in force':<22} {len(answer.in_force)}")
+
+
+def _action(word: str) -> Action:
+    for action in AMOUNTS:
+        if word == action:
+            return action
+    raise InputError(f"ACTION must be one of {', '.join(AMOUNTS)} (value {word[:40]!r})")
+
+
+def _find(socket: Path | None, config: Path | None) -> Path:
+    return socket if socket is not None else Path(find_config(config)[0].act.socket)
+
+
+def _show(answer: Answer, *, json: bool) -> None:
+    if json:
+        print_json({"done": msgspec.to_builtins(answer.done)})
+        return
+    if not answer.done:
+        _say("nothing was in force")
+    for done in answer.done:
+        _say(_line(done))
+
+
+def _line(done: Done) -> str:
+    number = f"action {done.number}: " if done.number else ""
+    states = f"{done.before or 'none'} -> {done.after or 'none'}"
+    return f"{number}{done.action} {done.vm}: {done.result.replace('_', ' ')} ({states}); {done.detail}"
+
+
+def _say(text: str) -> None:
+    console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,84 @@
+"""Recommendations as people read them: the same lines on a host (`explain`) and of the fleet (`incidents show`)."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from whitepanda.common.texts import printable
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["action_word", "effect_text", "recommendation_json", "recommendation_lines"]
+
+_DONE = {
+    agent_pb2.ACTION_CAP_CPU: "cap the CPU of {name}",
+    agent_pb2.ACTION_LIMIT_BANDWIDTH: "limit the memory bandwidth of {name}",
+    agent_pb2.ACTION_LIMIT_CACHE: "leave cache to {victim}: limit {name}",
+    agent_pb2.ACTION_MIGRATE_SUSPECT: "migrate {name} (suspect)",
+    agent_pb2.ACTION_MIGRATE_VICTIM: "migrate {name} (victim)",
+    agent_pb2.ACTION_NOTHING: "do nothing",
+}
+_SIGNALS = {"mn_cpi": "mnCPI", "degradation": "slow-down"}
+
+
+def action_word(action: int) -> str:
+    """Return an action's word, such as "cap_cpu"; of a newer agent's, its number."""
+    value = agent_pb2.Action.DESCRIPTOR.values_by_number.get(action)
+    return value.name.removeprefix("ACTION_").lower() if value is not None else str(action)
+
+
+def effect_text(effect: agent_pb2.ExpectedEffect) -> str:
+    """Say in one line what is expected."""
+    signal = _SIGNALS.get(effect.signal, effect.signal)
+    if math.isnan(effect.after):
+        return f"effect not known: {effect.unknown_because}"
+    interval = "" if math.isnan(effect.low) else f" ({effect.low:.3g} to {effect.high:.3g})"
+    threshold = "" if math.isnan(effect.threshold) else f", threshold {effect.threshold:.3g}"
+    why = f"; {effect.unknown_because}" if effect.unknown_because else ""
+    return f"expected {signal} {effect.after:.3g}{interval} instead of {effect.before:.3g}{threshold}{why}"
+
+
+def recommendation_json(one: agent_pb2.Recommendation) -> dict[str, Any]:
+    """Return a recommendation as the fleet API's JSON has it: NaN as None, the action as its word."""
+    effect = one.effect
+    return {
+        "action": action_word(one.action),
+        "vm": one.vm,
+        "name": one.name,
+        "job": one.job,
+        "victim": one.victim,
+        "victim_name": one.victim_name,
+        "amount": _known(one.amount),
+        "unit": one.unit,
+        "evidence": list(one.evidence),
+        "effect": {
+            "signal": effect.signal,
+            "before": _known(effect.before),
+            "after": _known(effect.after),
+            "low": _known(effect.low),
+            "high": _known(effect.high),
+            "threshold": _known(effect.threshold),
+            "unknown_because": effect.unknown_because,
+        },
+        "commands": [{"purpose": c.purpose, "words": list(c.words)} for c in one.commands],
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def recommendation_lines(found: Iterable[agent_pb2.Recommendation]) -> Iterator[str]:
+    """Yield each recommendation: what, the expected effect, the evidence, its commands as one would type them."""
+    for number, one in enumerate(found, 1):
+        name, victim = one.name or one.vm, one.victim_name or one.victim
+        done = _DONE.get(one.action, action_word(one.action) + " {name}").format(name=name, victim=victim)
+        amount = "" if math.isnan(one.amount) else f" to {one.amount:g} {one.unit}"
+        yield printable(f"{number}. {done}{amount}")
+        yield printable(f"   {effect_text(one.effect)}")
+        for line in one.evidence:
+            yield printable(f"   - {line}")
+        for command in one.commands:
+            yield printable(f"   $ {shlex.join(command.words)}  # {command.purpose}")

@@ -1,0 +1,73 @@
+"""What the limits of `whitepanda act` forbid, and in which words."""
+
+import math
+
+import msgspec
+import pytest
+
+from agent.act.limits import refusal
+from agent.act.records import Record
+from tests.unit.agent.act_fakes import LIMITS, OTHER, VICTIM, VM, asked
+
+
+def record(vm, number=3):
+    return Record(number, "cap-cpu", vm, 1.0, "a", "b", 0, 0, "boot", 0, 0)
+
+
+def refused(request, *, in_force=(), ended_s=None, running=10, **changes):
+    limits = msgspec.structs.replace(LIMITS, **changes)
+    return refusal(request, limits, in_force, ended_s or {}, running)
+
+
+def test_what_is_within_the_limits_is_not_refused():
+    assert refused(asked()) == ""
+    assert refused(asked(action="limit-bandwidth", amount=20.0)) == ""
+    assert refused(asked(action="limit-cache", amount=2.0, victim="")) == ""
+    assert refused(asked(), ended_s={VM: 601.0, OTHER: 1.0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vm": "scan-1"}, "vm must be a VM's UUID (value 'scan-1')"),
+        ({"vm": f"{VM}\n"}, "vm must be a VM's UUID"),
+        ({"vm": "--all"}, "vm must be a VM's UUID"),
+        ({"victim": "x"}, "victim must be a VM's UUID"),
+        ({"vm": VICTIM}, "the victim itself would be limited"),
+        ({"amount": math.nan}, "cores must be above 0"),
+        ({"amount": -1.0}, "cores must be above 0"),
+        (
+            {"action": "limit-bandwidth", "amount": 101.0},
+            "percent must be above 0 and at most 100 (value 101.0)",
+        ),
+        ({"seconds": 0.0}, "seconds must be at least 1 (value 0.0)"),
+        ({"seconds": math.inf}, "seconds must be at least 1"),
+        ({"why": "a\x1b[2J"}, "why must be one line"),
+        ({"why": "x" * 301}, "why must be one line"),
+        ({"amount": 0.4}, "0.4 cores is below act.min_cores (0.5)"),
+        ({"action": "limit-bandwidth", "amount": 10.0}, "10 percent is below act.min_bandwidth_percent (20)"),
+        ({"action": "limit-cache", "amount": 1.0}, "1 ways is below act.min_ways (2)"),
+        ({"seconds": 3601.0}, "3601 s is longer than act.max_seconds (3600)"),
+    ],
+)
+def test_what_makes_no_sense_or_is_too_much_is_refused_with_the_setting(changes, said):
+    assert said in refused(asked(**changes))
+
+
+def test_one_action_on_a_vm_at_once():
+    assert refused(asked(), in_force=[record(VM)]) == (
+        "action 3 (cap-cpu) is in force on this VM; undo it first"
+    )
+
+
+def test_a_share_of_the_vms_and_never_less_than_one():
+    assert refused(asked(), in_force=[record(OTHER)], running=10, max_share=0.2) == ""
+    said = refused(asked(), in_force=[record(OTHER)], running=9, max_share=0.2)
+    assert said == "1 of 9 VMs are acted upon, and act.max_share (0.2) allows 1"
+    assert refused(asked(), running=2, max_share=0.0) == ""
+
+
+def test_a_vm_cools_down():
+    assert refused(asked(), ended_s={VM: 10.0}) == (
+        "the last action on this VM ended 10 s ago; act.cool_down_s: wait 590 s"
+    )

@@ -1,0 +1,361 @@
+"""The socket of `whitepanda act`: who may ask, what is answered to nonsense; its commands; virsh; how victims do."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.act import client
+from agent.act.journal import Journal
+from agent.act.quota import Quota, Virsh
+from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
+from agent.act.server import Server, limits_of, make_actor
+from agent.act.victims import degradation_of
+from agent.config import ActSection, AgentConfig, AgentSection, load
+from agent.local_api import LocalApi
+from tests.unit.agent import canned_agents
+from tests.unit.agent.act_fakes import VICTIM, VM, FakeBackend, asked, make
+from whitepanda.common import cli, log
+from whitepanda.common.errors import ConfigError, UnavailableError
+
+
+@pytest.fixture
+def short(tmp_path_factory):
+    """A folder whose path fits into a socket's address."""
+    return tmp_path_factory.mktemp("s")
+
+
+@contextlib.asynccontextmanager
+async def served(folder, backend=None, **changes):
+    """Serve a fake of the host's VMs; gives the socket's path."""
+    section = ActSection(enabled=True, socket=str(folder / "act" / "a.sock"), watch_interval_s=0.1)
+    log.configure("error")
+    server = Server(section, make(folder, backend or FakeBackend(), **changes))
+    running = asyncio.create_task(server.run())
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    try:
+        yield Path(section.socket)
+    finally:
+        server.stop()
+        await running
+
+
+async def ask(path, request):
+    return await asyncio.to_thread(client.ask, path, request)
+
+
+async def raw(path, data):
+    """Return what is answered to some bytes."""
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(data)
+    answer = await reader.readline()
+    writer.close()
+    return json.loads(answer)
+
+
+async def test_who_asked_is_told_by_the_kernel_and_its_end_undoes_all(short):
+    vms = FakeBackend()
+    async with served(short, vms) as path:
+        done = (await ask(path, asked())).done[0]
+        assert (done.result, vms.states[VM]) == ("applied", "limit 2")
+        answer = await ask(path, Ask())
+        (listed,) = answer.in_force
+        assert (listed.record.uid, listed.record.pid) == (os.getuid(), os.getpid())
+        assert answer.limits.enabled
+    assert vms.states[VM] == "none"
+    assert not path.exists()
+    last = json.loads((short / "audit.jsonl").read_text().splitlines()[-1])
+    assert (last["result"], last["uid"], last["why"]) == ("undone", -1, "the service ends")
+
+
+async def test_the_socket_is_its_groups_only_and_what_was_left_there_is_replaced(short):
+    path = short / "act" / "a.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    async with served(short) as path:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+        assert (await ask(path, Ask())).in_force == ()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\n",
+        b"{}\n",
+        b'{"type":"apply","action":"rm","vm":"x","amount":1,"seconds":1}\n',
+        b'{"type":"undo","number":1,"more":1}\n',
+        b"x" * (80 << 10) + b"\n",
+        b"\xff\n",
+        b"[" * 5000 + b"\n",
+    ],
+    ids=["nothing", "no type", "no action", "unknown key", "too long", "no text", "too deep"],
+)
+async def test_nonsense_is_refused_and_costs_nobody_else_anything(short, data):
+    async with served(short) as path:
+        answer = await raw(path, data)
+        assert answer["error"].startswith("not a request: ")
+        assert (await ask(path, Ask())).limits is not None
+
+
+async def test_what_is_refused_and_what_fails_are_told_apart(short):
+    vms = FakeBackend()
+    async with served(short, vms) as path:
+        with pytest.raises(RefusedError, match="below act"):
+            await ask(path, asked(amount=0.1))
+        with pytest.raises(RefusedError, match="no action 7"):
+            await ask(path, Undo(7))
+        vms.failure = "libvirt is away"
+        with pytest.raises(ActError, match="libvirt is away"):
+            await ask(path, asked())
+        vms.failure = ""
+
+
+async def test_two_who_ask_at_once_do_not_pass_the_limits_together(short):
+    vms = FakeBackend({f"00000000-0000-4000-8000-00000000000{n}": "none" for n in range(8)})
+    async with served(short, vms, running=4) as path:  # act.max_share of the fakes is a half
+        answers = await asyncio.gather(
+            *(ask(path, asked(vm=vm)) for vm in vms.states), return_exceptions=True
+        )
+    refused = [one for one in answers if isinstance(one, RefusedError)]
+    assert len(refused) == 6
+    assert all("act.max_share" in str(one) for one in refused)
+
+
+async def test_a_look_that_fails_does_not_end_the_service(short, capsys):
+    def broken(_uuid):
+        raise RuntimeError("a bug")
+
+    vms = FakeBackend()
+    async with served(short, vms, victims=broken) as path:
+        with pytest.raises(ActError, match="RuntimeError"):
+            await ask(path, asked())
+        assert (await ask(path, asked(victim=""))).done[0].result == "applied"
+    assert vms.states[VM] == "none"
+
+
+def test_where_nobody_answers_it_is_said_what_to_do(short):
+    with pytest.raises(UnavailableError, match="systemctl start whitepanda-act"):
+        client.ask(short / "none.sock", Ask())
+
+
+# --- the commands ---
+
+
+def whitepanda(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["whitepanda", "act", *arguments])
+    monkeypatch.setattr(cli.console, "width", 160)
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+async def test_the_commands(short, monkeypatch, capsys):
+    vms = FakeBackend()
+    async with served(short, vms) as path:
+
+        async def run(*arguments):
+            words = (*arguments, "--socket", str(path))
+            return await asyncio.to_thread(whitepanda, monkeypatch, capsys, *words)
+
+        assert (await run("list"))[1] == "nothing is limited\n"
+        applied = await run("apply", "cap-cpu", VM, "--cores", "2", "--victim", VICTIM, "--why", "incident 7")
+        assert applied == (0, f"action 1: cap-cpu {VM}: applied (none -> limit 2); set {VM} limit 2\n", "")
+        shown = (await run("list"))[1]
+        assert re.search(rf"1 +cap-cpu +{VM} +2 cores +\d+ s +{os.getuid()} +incident 7", shown)
+        told = json.loads((await run("list", "--json"))[1])
+        assert told["in_force"][0]["record"]["vm"] == VM
+        state = json.loads((await run("status", "--json"))[1])
+        assert (state["in_force"], state["limits"]["dry_run"]) == (1, False)
+        assert "max_share              0.5" in (await run("status"))[1]
+        undone = await run("undo", "1")
+        assert undone[:2] == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n")
+        assert (await run("undo", "all"))[1] == "nothing was in force\n"
+        code, out, err = await run("undo", "1")
+        assert (code, out) == (3, "")
+        assert "error: no action 1 is in force" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("apply", "rm", VM, "--cores", "1"), "ACTION must be one of cap-cpu, limit-bandwidth, limit-cache"),
+        (("apply", "cap-cpu", VM), "cap-cpu needs --cores"),
+        (("apply", "cap-cpu", VM, "--cores", "1", "--ways", "2"), "--ways is of another action"),
+        (("undo", "0"), "NUMBER must be an action's number, or all"),
+        (("undo", "x"), "NUMBER must be an action's number, or all"),
+    ],
+)
+def test_arguments_that_make_no_sense(monkeypatch, capsys, words, said):
+    code, _, err = whitepanda(monkeypatch, capsys, *words)
+    assert code == 3
+    assert said in err
+
+
+# --- the configuration ---
+
+
+def test_the_limits_are_the_configurations_and_nothing_is_enabled_by_default(tmp_path):
+    limits = limits_of(ActSection())
+    assert (limits.enabled, limits.dry_run) == (False, True)
+    for name in limits.__struct_fields__:
+        assert getattr(limits, name) == getattr(ActSection(), name)
+    journal = Journal(tmp_path / "state")
+    section = ActSection(state_dir=str(tmp_path / "state"))
+    actor = make_actor(AgentConfig(AgentSection(), act=section), journal)
+    with pytest.raises(RefusedError, match=r"act\.enabled is false"):
+        actor.apply(asked(), (0, 0))
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('socket = ""', "act.socket must be a path of 1 to 107 bytes"),
+        ('state_dir = "here"', "act.state_dir must be an absolute path (value 'here')"),
+        ("max_share = 2.0", "act.max_share must be 0 to 1 (value 2.0)"),
+    ],
+)
+def test_a_configuration_that_cannot_be(tmp_path, line, said):
+    file = tmp_path / "agent.toml"
+    file.write_text(f"[agent]\n[act]\n{line}\n")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load(file)
+
+
+# --- virsh ---
+
+SCHEDINFO = """Scheduler      : posix
+cpu_shares     : 1024
+vcpu_period    : {period}
+vcpu_quota     : {quota}
+emulator_period: 100000
+emulator_quota : -1
+global_quota   : 70000
+"""
+
+
+class FakeVirsh:
+    """`subprocess.run` of a virsh: one VM of four vCPUs."""
+
+    def __init__(self, quota="-1", period="100000"):
+        self.quota, self.period, self.ran, self.answer = quota, period, [], None
+
+    def __call__(self, words, **named):
+        self.ran.append(words)
+        assert named["timeout"] == 10.0 and named["env"]["LC_ALL"] == "C"
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer is not None:
+            return self.answer
+        out = SCHEDINFO.format(quota=self.quota, period=self.period)
+        if words[4] == "dominfo":
+            out = "Id:             1\nCPU(s):         4\n"
+        if words[4] == "list":
+            out = f"{VM}\n{VICTIM}\n\n"
+        if words[-1].startswith("vcpu_quota="):
+            self.quota = words[-1].partition("=")[2]
+        return subprocess.CompletedProcess(words, 0, out, "")
+
+
+def failed(text):
+    return subprocess.CompletedProcess([], 1, "", f"error: {text}\n")
+
+
+def test_a_quota_is_set_by_the_command_that_is_recommended():
+    virsh = FakeVirsh()
+    quota = Quota(Virsh("qemu:///system", 10.0, virsh))
+    assert quota.read(VM) == "-1/100000"
+    after = quota.target(VM, 1.5)
+    assert after == "37500/100000"
+    quota.write(VM, after)
+    assert virsh.ran[-1] == [
+        "virsh",
+        "-q",
+        "-c",
+        "qemu:///system",
+        "schedinfo",
+        VM,
+        "--live",
+        "vcpu_quota=37500",
+    ]
+    assert (quota.read(VM), quota.is_ours(after, after)) == (after, True)
+    assert quota.command(VM, after) == f"virsh -q -c qemu:///system schedinfo {VM} --live vcpu_quota=37500"
+    with pytest.raises(ActError, match=r"may use 1\.5 cores already; 1\.5 is no less"):
+        quota.target(VM, 1.5)
+    quota.write(VM, "-1/100000")
+    assert quota.read(VM) == "-1/100000"
+    assert Virsh("qemu:///system", 10.0, virsh).running() == 2
+
+
+@pytest.mark.parametrize(("shown", "told"), [("0", -1), ("18446744073709551", -1), ("25000", 25000)])
+def test_what_libvirt_calls_no_quota(shown, told):
+    assert Quota(Virsh("u", 10.0, FakeVirsh(shown, "50000"))).read(VM) == f"{told}/50000"
+
+
+def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
+    virsh = FakeVirsh()
+    quota = Quota(Virsh("qemu:///system", 10.0, virsh))
+    virsh.answer = failed(f"failed to get domain '{VM}'")
+    assert quota.read(VM) is None
+    for call in (lambda: quota.target(VM, 1.0), lambda: quota.write(VM, "1/1")):
+        with pytest.raises(ActError, match=f"no VM {VM} runs here"):
+            call()
+    virsh.answer = failed("Cannot recv data:\n  Connection reset")
+    with pytest.raises(ActError, match=r"virsh schedinfo .* Cannot recv data: Connection reset$"):
+        quota.read(VM)
+    virsh.answer = subprocess.CompletedProcess([], 0, "Scheduler : Unknown\n", "")
+    with pytest.raises(ActError, match="no vcpu_quota in its answer; has libvirt the cgroup controller cpu"):
+        quota.read(VM)
+    virsh.answer = subprocess.TimeoutExpired("virsh", 10.0)
+    with pytest.raises(ActError, match="no answer within 10 s; is libvirt's daemon hung"):
+        quota.read(VM)
+    virsh.answer = FileNotFoundError(2, "No such file or directory")
+    with pytest.raises(
+        ActError, match="cannot run virsh: No such file or directory; install libvirt-clients"
+    ):
+        quota.read(VM)
+
+
+def test_a_state_is_what_json_keeps():
+    request = asked(why='a "quoted" word')
+    assert msgspec.json.decode(msgspec.json.encode(request), type=Apply) == request
+
+
+# --- how victims do ---
+
+
+async def test_how_a_victim_does_is_the_hosts_own_estimate_else_by_its_job(short):
+    state = canned_agents.states(short)["full"]
+    path = short / "agent.sock"
+
+    async def told(uuid, cloud_white):
+        state.cloud_white = cloud_white
+        api = LocalApi(state, path)
+        await api.start()
+        try:
+            return await asyncio.to_thread(degradation_of, path, uuid)
+        finally:
+            await api.stop(0)
+
+    suffers = "uuid-instance-0000a1f3"
+    assert await told(suffers, canned_agents.suffering()) == pytest.approx(1.42)
+    assert await told(suffers, None) == pytest.approx(3.1 / 1.2)
+    assert await told("uuid-new-1", None) is None
+    assert await told("nobody", None) is None
+    assert await asyncio.to_thread(degradation_of, short / "none.sock", suffers) is None

@@ -1,0 +1,203 @@
+"""What could be done about contention: how much is taken, what is expected of it, in which order, in which words."""
+
+import itertools
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
+from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
+from agent.recommendation_messages import recommendation_message
+from whitepanda.common.recommendations import recommendation_lines
+
+UUID = "00000000-0000-4000-8000-000000000007"
+VICTIM = Victim("uuid-web", "web-1", "web", cpi=3.0, mean_cpi=1.2, threshold_cpi=1.9, degradation=2.5)
+SCAN = Suspect(UUID, "scan-1", "scan", 4.0, vcpus=4, coefficient=0.5, standard_error=0.05, score=2.0)
+RDT = HostLimits(cache_ways=12, min_ways=1, min_bandwidth_percent=10, central="central.example:7443")
+
+
+def situation(*suspects, **changes):
+    return replace(Situation((VICTIM,), suspects or (SCAN,), mn_cpi=2.0, mn_cpi_threshold=1.0), **changes)
+
+
+def actions(found):
+    return [one.action for one in found]
+
+
+def by_action(found, action):
+    return next(one for one in found if one.action == action)
+
+
+def test_so_much_is_taken_that_mn_cpi_falls_to_its_threshold_by_the_coefficients_lower_end():
+    first = recommend(situation())[0]
+    low = 0.5 - 1.959964 * 0.05
+    cores = 4.0 - (2.0 - 1.0) / low
+    assert (first.action, first.vm, first.unit) == ("cap_cpu", UUID, "cores")
+    assert first.amount == pytest.approx(cores, abs=1e-3)
+    assert first.amount <= cores  # rounded to what is still enough
+    effect = first.effect
+    assert effect.after == pytest.approx(2.0 - 0.5 * (4.0 - cores), abs=1e-3)
+    assert effect.high == pytest.approx(1.0, abs=1e-3)  # the interval's end: enough in 39 of 40 cases
+    assert effect.low == pytest.approx(effect.after - (effect.high - effect.after))
+    assert (effect.signal, effect.before, effect.threshold, effect.unknown_because) == (
+        "mn_cpi",
+        2.0,
+        1.0,
+        "",
+    )
+    assert "score 2 = coefficient 0.5 of job scan * 4 cores" in first.evidence
+
+
+def test_without_a_standard_error_there_is_an_effect_without_an_interval_and_its_reason():
+    effect = recommend(situation(replace(SCAN, standard_error=None)))[0].effect
+    assert (effect.after, effect.low, effect.high) == (pytest.approx(1.0), None, None)
+    assert "no interval" in effect.unknown_because
+
+
+@given(st.floats(1.01, 5), st.floats(0.2, 2))
+def test_what_is_reckoned_to_be_enough_is_said_to_be_enough(mn_cpi, coefficient):
+    usage = (mn_cpi - 1.0) / coefficient + 1.0
+    suspect = replace(SCAN, cpu_usage_cores=usage, coefficient=coefficient, standard_error=None, score=1.0)
+    first = recommend(situation(suspect, mn_cpi=mn_cpi))[0]
+    assert (first.action, first.effect.helps) == ("cap_cpu", True)
+
+
+def test_what_the_host_alone_found_has_no_expected_effect_but_a_first_step():
+    culprit = Suspect(UUID, "scan-1", "scan", 4.0, vcpus=4, inflicts=True)
+    found = recommend(situation(culprit, mn_cpi=None, mn_cpi_threshold=None))
+    cap = by_action(found, "cap_cpu")
+    assert cap.amount == 2.0
+    assert (cap.effect.signal, cap.effect.before, cap.effect.after) == ("degradation", 2.5, None)
+    assert cap.effect.unknown_because
+    unknown_job = recommend(situation(replace(culprit, score=None)))
+    assert "no coefficient of job scan" in by_action(unknown_job, "cap_cpu").effect.unknown_because
+
+
+def test_what_is_not_enough_comes_after_what_nobody_can_tell():
+    weak = replace(SCAN, coefficient=0.01, standard_error=0.001, score=0.04)
+    found = recommend(situation(weak))
+    assert actions(found) == ["migrate_victim", "cap_cpu", "migrate_suspect", "nothing"]
+    cap = by_action(found, "cap_cpu")
+    assert cap.amount == pytest.approx(0.1)  # no VM is starved for it
+    assert cap.effect.after > cap.effect.threshold
+
+
+def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_of_that_kind():
+    heavy = replace(
+        SCAN, llc_bytes=6e6, all_llc_bytes=1e7, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10
+    )
+    with_rdt = recommend(situation(heavy, host=RDT))
+    assert actions(with_rdt) == [
+        "cap_cpu",
+        "migrate_suspect",
+        "limit_cache",
+        "limit_bandwidth",
+        "migrate_victim",
+        "nothing",
+    ]
+    cache, bandwidth = by_action(with_rdt, "limit_cache"), by_action(with_rdt, "limit_bandwidth")
+    assert (cache.amount, cache.unit) == (2.0, "ways")
+    assert "it has 60% of the cache" in cache.evidence[0]
+    assert "10 are left to web-1" in cache.evidence[1]
+    assert (bandwidth.amount, bandwidth.unit) == (
+        30.0,
+        "percent",
+    )  # what is left of its CPU: 38 %, in steps of 10
+    assert cache.effect.after is None
+    assert cache.effect.unknown_because
+    without = {"limit_cache", "limit_bandwidth"}
+    assert not without & set(actions(recommend(situation(heavy))))
+    light = replace(heavy, llc_bytes=1e6, memory_bytes_per_s=1e9)
+    assert not without & set(actions(recommend(situation(light, host=RDT))))
+
+
+def test_each_command_is_what_an_operator_would_run():
+    found = recommend(situation(replace(SCAN, standard_error=None), host=RDT))
+    ours, by_hand, undo = (c.words for c in by_action(found, "cap_cpu").commands)
+    assert shlex.join(ours) == (
+        f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web"
+    )
+    assert by_hand == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live", "vcpu_quota=50000")
+    assert undo[-1] == "vcpu_quota=-1"
+    ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
+    assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--job=scan")
+    assert migrates[3:] == ("migrate", "--live", "--persistent", UUID, "qemu+ssh://HOST/system")
+
+
+@given(st.text(min_size=1))
+def test_names_of_others_are_words_for_every_shell(job):
+    found = recommend(situation(replace(SCAN, job=job, name=job)))
+    for one in found:
+        for command in one.commands:
+            assert shlex.split(shell_text(command.words)) == list(command.words)
+    assert by_action(found, "migrate_suspect").commands[0].words[-1] == f"--job={job}"
+
+
+def test_a_control_group_beside_the_vms_is_capped_by_systemd_and_cannot_migrate():
+    ceph = replace(SCAN, vm="host:ceph-osd@3.service", name="ceph-osd@3.service", vcpus=None)
+    found = recommend(situation(ceph))
+    assert actions(found) == ["cap_cpu", "migrate_victim", "nothing"]
+    words = found[0].commands[0].words
+    assert words[:4] == ("systemctl", "set-property", "--runtime", "--")
+    assert words[4:] == ("ceph-osd@3.service", "CPUQuota=151%")
+
+
+def test_who_is_not_suspected_is_left_alone():
+    innocent = replace(SCAN, coefficient=-0.1, score=-0.4)
+    found = recommend(situation(innocent))
+    assert actions(found) == ["nothing", "migrate_victim"]
+    assert "the wrong one" in found[0].evidence[-1]
+    assert recommend(situation(victims=())) == ()
+
+
+def test_a_vm_whose_vcpus_are_not_known_or_that_is_nearly_idle_is_not_capped():
+    assert "cap_cpu" not in actions(recommend(situation(replace(SCAN, vcpus=None))))
+    assert "cap_cpu" not in actions(recommend(situation(replace(SCAN, cpu_usage_cores=0.05))))
+
+
+def test_the_list_is_bounded_and_the_worse_suspect_comes_first():
+    many = tuple(replace(SCAN, vm=f"u{n}", name=f"s{n}", score=5.0 - n) for n in range(5))
+    found = recommend(situation(*many))
+    assert len(found) == MAX_RECOMMENDATIONS
+    assert [one.vm for one in found[:4]] == ["u0", "u0", "u1", "u1"]
+    assert found[-1].action == "nothing"
+
+
+@given(st.integers(1, 128), st.floats(0.6, 64), st.floats(0.02, 2))
+def test_what_is_recommended_is_what_act_would_do(vcpus, usage, coefficient):
+    """No less than it is allowed, and no less than the quota that libvirt takes."""
+    suspect = replace(
+        SCAN, vcpus=vcpus, cpu_usage_cores=usage, coefficient=coefficient, score=usage * coefficient
+    )
+    allowed = HostLimits(min_cores=0.5, max_seconds=60.0)
+    found = [one for one in recommend(situation(suspect, host=allowed)) if one.action == "cap_cpu"]
+    for cap in found:
+        words = cap.commands[0].words
+        assert 0.5 <= cap.amount == float(words[words.index("--cores") + 1])
+        assert words[words.index("--seconds") + 1] == "60"
+        quota = int(cap.commands[1].words[-1].removeprefix("vcpu_quota="))
+        assert quota * vcpus == pytest.approx(cap.amount * 100_000, abs=vcpus)
+
+
+@given(st.floats(0.01, 512), st.integers(1, 512), st.integers(1000, 1_000_000))
+def test_a_quota_is_never_less_than_libvirt_takes(cores, vcpus, period_us):
+    assert quota_us(cores, vcpus, period_us) >= 1000
+
+
+def test_doing_nothing_says_what_happens_then():
+    nothing = recommend(situation(lasted_s=600.0))[-1]
+    assert nothing.action == "nothing"
+    assert "CPI 3 of web-1 is above 1.9 of job web, mean 1.2" in nothing.evidence
+    assert "it has gone on for 600 s" in nothing.evidence
+    assert nothing.effect.after == nothing.effect.before == 2.0
+
+
+def test_the_guides_example_is_what_is_said():
+    guide = (Path(__file__).resolve().parents[3] / "docs" / "act.md").read_text(encoding="utf-8")
+    said = recommendation_lines(map(recommendation_message, recommend(situation())))
+    for line in itertools.islice(said, 5):
+        assert f"    {line.replace(UUID, 'UUID').replace('uuid-web', 'UUID')}\n" in guide

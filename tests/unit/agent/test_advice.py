@@ -1,0 +1,144 @@
+"""The facts that recommendations stand on, from the agent's state to the message and the lines for people."""
+
+import asyncio
+import contextlib
+import json
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+
+from agent.advice import Advisor, limits_of
+from agent.analysis.recommendations import HostLimits
+from agent.batches import trigger_message
+from agent.config import ActSection, AnalysisSection
+from agent.local_api import LocalApi
+from agent.state import MetricView, VmView
+from agent.verdicts import Verdict as Suffering
+from tests.unit.agent.canned_agents import HOST, State
+from tests.unit.agent.test_host_analysis import CALM, SCAN, VICTIM, Host, update
+from whitepanda.common import cli
+from whitepanda.common.recommendations import recommendation_json, recommendation_lines
+
+RDT = HostLimits(cache_ways=12, min_bandwidth_percent=10, central="central:7443")
+
+
+def view(name, job, *, ls=False, **metrics):
+    shown = tuple(MetricView(key, value) for key, value in metrics.items())
+    return VmView(f"uuid-{name}", name, job, ls, "1", "running", 8, shown)
+
+
+VMS = (
+    view("web-1", "web", ls=True, llc_occupancy_bytes=1e6, memory_bandwidth_bytes_per_s=1e8),
+    view("scan-1", "scan", llc_occupancy_bytes=9e6, memory_bandwidth_bytes_per_s=9e8, cpu_usage_cores=4.0),
+)
+
+
+@pytest.fixture
+def host(tmp_path):
+    found = Host(tmp_path, AnalysisSection(mn_cpi_floor=1.0))
+    sent = update()
+    sent.coefficients[0].standard_error = 0.05
+    sent.coefficients[1].standard_error = math.nan
+    assert found.store.apply(sent)
+    found.run(9, VICTIM, CALM, SCAN)
+    return found
+
+
+def advisor(host, cloud_white=None):
+    return Advisor(
+        State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis, cloud_white), host.store, RDT
+    )
+
+
+def test_a_report_takes_along_what_could_be_done(host):
+    (told,) = host.analysis.take_triggers()
+    message = trigger_message(advisor(host).with_advice(told))
+    cap = message.recommendations[0]
+    assert (cap.action, cap.vm, cap.victim, cap.unit) == (1, "uuid-scan-1", "uuid-web-1", "cores")
+    assert cap.effect.before == pytest.approx(told.mn_cpi)
+    assert cap.effect.low < cap.effect.after < cap.effect.high
+    assert [one.action for one in message.recommendations][-1] == 6
+    assert {3, 2} <= {one.action for one in message.recommendations}  # 90 % of cache and traffic are its own
+    assert trigger_message(told).recommendations == []
+
+
+def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
+    found = advisor(host).for_vm("uuid-web-1")
+    assert found[0].action == "cap_cpu"
+    assert found[0].effect.threshold == host.explain("web-1").mn_cpi_threshold
+    assert advisor(host).for_vm("uuid-scan-1") == ()
+    assert advisor(host).for_vm("nobody") == ()
+
+
+class CloudWhiteSays:
+    """`agent.cloud_white.CloudWhite`, as far as it is asked."""
+
+    def verdict(self, uuid):
+        if uuid == "uuid-web-1":
+            return Suffering("victim", "it suffers", 0, culprits=("uuid-scan-1", "uuid-gone"))
+        return Suffering("steady", "it does not", 0)
+
+
+def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
+    alone = Host(tmp_path)
+    found = advisor(alone, CloudWhiteSays()).for_vm("uuid-web-1")
+    cap = found[0]
+    assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
+    assert "this host's own analysis says that it inflicts" in cap.evidence
+    assert cap.effect.after is None
+
+
+def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):
+    (told,) = host.analysis.take_triggers()
+    message = trigger_message(advisor(host).with_advice(told))
+    text = "\n".join(recommendation_lines(message.recommendations))
+    assert "1. cap the CPU of scan-1 to " in text
+    assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in text
+    assert "effect not known: no coefficient says" in text
+    nothing = recommendation_json(message.recommendations[-1])
+    assert (nothing["action"], nothing["amount"], nothing["effect"]["low"]) == ("nothing", None, None)
+
+
+def test_limits_are_read_from_resctrl_and_are_0_without_it(tmp_path):
+    for name, text in {
+        "L3/cbm_mask": "7ff",
+        "L3/min_cbm_bits": "2",
+        "MB/min_bandwidth": "10",
+        "MB/bandwidth_gran": "5",
+    }.items():
+        path = tmp_path / "info" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    lax = ActSection(min_cores=0.2, max_seconds=60.0, min_bandwidth_percent=5, min_ways=1)
+    assert limits_of(tmp_path, lax, "c:1") == HostLimits(11, 2, 10, 5, 0.2, 60.0, "c:1")
+    strict = limits_of(tmp_path, ActSection(min_bandwidth_percent=40, min_ways=3))
+    assert (strict.min_bandwidth_percent, strict.min_ways, strict.min_cores) == (40, 3, 0.5)
+    for nothing in (limits_of(tmp_path / "none", ActSection()), limits_of(None, ActSection())):
+        assert (nothing.cache_ways, nothing.min_bandwidth_percent, nothing.min_cores) == (0, 0, 0.5)
+
+
+async def test_explain_shows_them_to_people_and_programs(host, tmp_path_factory, monkeypatch, capsys):
+    path = tmp_path_factory.mktemp("s") / "a.sock"
+    state = State(replace(HOST, now_unix_ns=host.now), VMS, host.analysis)
+    state.advisor = advisor(host)
+    api = LocalApi(state, path)
+    await api.start()
+
+    def explain(*arguments):
+        monkeypatch.setattr(
+            sys, "argv", ["whitepanda", "explain", "web-1", "--socket", str(path), *arguments]
+        )
+        with contextlib.suppress(SystemExit):
+            cli.main()
+        return capsys.readouterr().out
+
+    try:
+        text = await asyncio.to_thread(explain)
+        told = json.loads(await asyncio.to_thread(explain, "--json"))
+    finally:
+        await api.stop(0)
+    assert "what could be done, the best first:\n1. cap the CPU of scan-1 to " in text
+    assert "   $ whitepanda act apply cap-cpu uuid-scan-1 --cores " in text
+    assert told["recommendations"][0]["action"] == "cap_cpu"
