@@ -114,11 +114,11 @@ class CoefficientStore:
 
     Args:
         path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and
-            central sends everything again because the agent then says that it holds version 0.
+            central sends everything again because the agent then says that it holds version 0. None: in memory only.
 
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._log = log.get("coefficients")
         self._held = _Held()
@@ -272,6 +272,8 @@ class CoefficientStore:
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _Held:
+        if self._path is None:
+            return _Held()
         try:
             held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
         except FileNotFoundError:
@@ -294,6 +296,8 @@ class CoefficientStore:
         return held
 
     def _write(self, held: _Held) -> None:
+        if self._path is None:
+            return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with durable.replacing(self._path, mode=0o600) as file:  # it names the jobs of this host
             file.write(msgspec.json.encode(held))

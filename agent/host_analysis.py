@@ -238,6 +238,12 @@ class HostAnalysis:
         top = next((s.name for s in self._suspects_of(vm) if s.score is not None and s.score > 0), "")
         return Verdict("victim", text, degradation, reason, top)
 
+    def job_mean_cpi(self, uuid: str) -> float | None:
+        """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
+        vm = self._vms.get(uuid)
+        statistics = self._statistics(vm) if vm else None
+        return statistics.mean if statistics else None
+
     def explain(self, uuid: str) -> Explanation:
         """Return all that the verdict on one VM is made of; for a VM without windows all is unknown."""
         vm, slot = self._vms.get(uuid), self._last.get(uuid)

@@ -8,28 +8,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import math
 import os
 import socket
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from agent.batches import behaviour_number, degradation_message, event_message, evidence_message
-from agent.host_analysis import Explanation, Verdict
-from agent.recommendation_messages import recommendation_message
-from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
-from agent.verdicts import Reasoning
-from agent.verdicts import Verdict as Suffering
-from collector.base import Reason
+from agent.local_messages import explanation_message, status_message, vms_message
+from agent.state import AgentState, VmView
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
-from whitepanda.v1 import agent_pb2, host_pb2, host_pb2_grpc
+from whitepanda.v1 import host_pb2, host_pb2_grpc
 
 __all__ = ["MAX_MESSAGE_BYTES", "LocalApi"]
 
@@ -137,80 +130,22 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
     async def GetStatus(  # noqa: N802 - the name in the proto
         self, _request: host_pb2.GetStatusRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.HostStatus:
-        host, analysis = self._state.host(), self._state.analysis
-        return host_pb2.HostStatus(
-            host=host.host,
-            agent_version=host.agent_version,
-            platform=host.platform,
-            now_unix_ns=host.now_unix_ns,
-            started_unix_ns=host.started_unix_ns,
-            ticks=host.ticks,
-            missed_ticks=host.missed_ticks,
-            sources=[_source(s) for s in host.sources],
-            uplink=_uplink(host.uplink),
-            coefficient_version=analysis.coefficient_version if analysis else 0,
-            cpu_seconds=host.cpu_seconds,
-            rss_bytes=host.rss_bytes,
-            window_ms=host.window_ms,
-            host_metrics=[_metric(m) for m in host.metrics],
-            mn_cpi=_number(analysis.mn_cpi if analysis else None),
-        )
+        return status_message(self._state)
 
     async def ListVms(  # noqa: N802 - the name in host.proto
-        self, _request: host_pb2.ListVmsRequest, _context: grpc.aio.ServicerContext[Any, Any]
+        self, request: host_pb2.ListVmsRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.ListVmsResponse:
-        host, analysis = self._state.host(), self._state.analysis
-        return host_pb2.ListVmsResponse(
-            now_unix_ns=host.now_unix_ns,
-            host=host.host,
-            vms=self._summaries(),
-            triggered=bool(analysis and analysis.triggered),
-        )
+        return vms_message(self._state, frozenset(request.metrics) or None)
 
     async def ExplainVm(  # noqa: N802 - the name in host.proto
         self, request: host_pb2.ExplainVmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.VmExplanation:
-        vms = self._state.vms()
+        vms = self._state.vms(())
         vm = next((v for v in vms if request.vm in (v.uuid, v.name)), None)
-        if vm is None:
+        answer = explanation_message(self._state, vm.uuid, vms) if vm else None
+        if answer is None:
             await _not_found(request.vm, vms, context)
-        analysis, cloud_white = self._state.analysis, self._state.cloud_white
-        if analysis is None:
-            answer = host_pb2.VmExplanation(
-                vm=_vm(vm, self._verdict(vm)),
-                cpi=math.nan,
-                n_cpi=math.nan,
-                victim_threshold_cpi=math.nan,
-                mn_cpi=math.nan,
-                mn_cpi_threshold=math.nan,
-            )
-        else:
-            answer = _explanation(vm, analysis.explain(vm.uuid), self._state.host().platform)
-        if cloud_white is not None:
-            why = cloud_white.explain(vm.uuid)
-            _add_reasoning(answer, why)
-            names = {v.uuid: v.name for v in vms}
-            answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
-        if self._state.advisor is not None:
-            answer.recommendations.extend(map(recommendation_message, self._state.advisor.for_vm(vm.uuid)))
         return answer
-
-    def _summaries(self) -> list[host_pb2.VmSummary]:
-        vms, cloud_white = self._state.vms(), self._state.cloud_white
-        summaries = [_vm(vm, self._verdict(vm)) for vm in vms]
-        if cloud_white is not None:
-            names = {vm.uuid: vm.name for vm in vms}
-            for vm, summary in zip(vms, summaries, strict=True):
-                verdict = cloud_white.verdict(vm.uuid)
-                summary.cloud_white.CopyFrom(_suffering(verdict, cloud_white.since_ns(verdict), names))
-        return summaries
-
-    def _verdict(self, vm: VmView) -> Verdict:
-        analysis = self._state.analysis
-        if analysis is None:
-            reason = "the analysis could not be started: see the agent's log"
-            return Verdict("unknown", reason, None, Reason.SOURCE_FAILED)
-        return analysis.verdict(vm.uuid)
 
 
 async def _not_found(
@@ -228,130 +163,3 @@ async def _not_found(
         hint = "there is none on this host now"
     await context.abort(grpc.StatusCode.NOT_FOUND, f"no VM has the name or UUID {asked[:80]!r}: {hint}")
     raise AssertionError  # abort has raised
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _reason(reason: Reason) -> agent_pb2.Reason:
-    return cast("agent_pb2.Reason", int(reason))
-
-
-def _metric(metric: MetricView) -> host_pb2.Metric:
-    return host_pb2.Metric(
-        name=metric.name,
-        value=_number(metric.value),
-        reason=_reason(metric.reason),
-        source=metric.source,
-        age_ns=max(0, metric.age_ns),
-    )
-
-
-def _source(source: SourceView) -> host_pb2.SourceStatus:
-    return host_pb2.SourceStatus(
-        name=source.name,
-        state=source.state,
-        detail=source.detail,
-        age_ns=max(0, source.age_ns),
-        duration_ns=source.duration_ns,
-        samples=source.samples,
-        failures=source.failures,
-    )
-
-
-def _uplink(uplink: UplinkView) -> host_pb2.UplinkStatus:
-    return host_pb2.UplinkStatus(
-        state=uplink.state,
-        address=uplink.address,
-        spooled_batches=uplink.spooled_batches,
-        spooled_bytes=uplink.spooled_bytes,
-        acknowledged_batches=uplink.acknowledged_batches,
-        acknowledged_windows=uplink.acknowledged_windows,
-        dropped_batches=uplink.dropped_batches,
-        rejected_rows=uplink.rejected_rows,
-        last_error=uplink.last_error,
-    )
-
-
-def _vm(vm: VmView, verdict: Verdict) -> host_pb2.VmSummary:
-    return host_pb2.VmSummary(
-        uuid=vm.uuid,
-        name=vm.name,
-        job=vm.job,
-        latency_sensitive=vm.latency_sensitive,
-        epoch=vm.epoch,
-        state=vm.state,
-        vcpus=vm.vcpus,
-        metrics=[_metric(m) for m in vm.metrics],
-        verdict=verdict.verdict,
-        verdict_reason=verdict.reason,
-        degradation=_number(verdict.degradation),
-        top_suspect=verdict.top_suspect,
-        owner=vm.owner,
-        quota_cores=_number(vm.quota_cores),
-    )
-
-
-def _suffering(verdict: Suffering, since_ns: int, names: Mapping[str, str]) -> host_pb2.CloudWhite:
-    found = verdict.degradation
-    return host_pb2.CloudWhite(
-        behaviour=behaviour_number(verdict.behaviour),
-        reason=verdict.reason,
-        since_ns=since_ns,
-        degradation=None if found is None else degradation_message(found),
-        culprits=[names.get(uuid, uuid) for uuid in verdict.culprits],
-        baseline_ticks=verdict.baseline_ticks,
-        baseline_ready=verdict.baseline_ready,
-    )
-
-
-def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
-    answer.detector = why.detector
-    answer.evidence.extend(evidence_message(shown) for shown in why.verdict.evidence)
-    answer.signals.extend(
-        host_pb2.Signal(name=one.name, value=one.value, baseline=one.expected, learnt=one.learnt)
-        for one in why.signals
-    )
-    answer.events.extend(event_message(event) for event in why.events)
-
-
-def _explanation(vm: VmView, why: Explanation, platform: str) -> host_pb2.VmExplanation:
-    statistics = agent_pb2.JobStatistics(job=vm.job, platform=platform)
-    if why.statistics is not None:
-        statistics.samples = why.statistics.samples
-        statistics.mean_cpi = why.statistics.mean
-        statistics.std_cpi = why.statistics.std
-    return host_pb2.VmExplanation(
-        vm=_vm(vm, why.verdict),
-        statistics=statistics,
-        cpi=_number(why.cpi),
-        n_cpi=_number(why.n_cpi),
-        victim_threshold_cpi=_number(why.victim_threshold_cpi),
-        mn_cpi=_number(why.mn_cpi),
-        mn_cpi_threshold=why.mn_cpi_threshold,
-        victim_slots=why.victim_slots,
-        coefficient_version=why.coefficient_version,
-        coefficient_age_ns=why.coefficient_age_ns,
-        suspects=[
-            host_pb2.Suspect(
-                uuid=s.uuid,
-                name=s.name,
-                job=s.job,
-                coefficient=_number(s.coefficient),
-                cpu_usage_cores=s.cpu_usage_cores,
-                score=_number(s.score),
-                reason=_reason(s.reason),
-            )
-            for s in why.suspects
-        ],
-        history=[
-            host_pb2.CpiPoint(
-                start_unix_ns=p.start_unix_ns,
-                cpi=_number(p.cpi),
-                cpu_usage_cores=p.cpu_usage_cores,
-            )
-            for p in why.history
-        ],
-        triggered=why.triggered,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, cast
@@ -66,12 +66,11 @@ class Client:
         except grpc.RpcError as error:
             _fail(error, self._path)
 
-    def vms(self) -> host_pb2.ListVmsResponse:
-        """All VMs."""
+    def vms(self, metrics: Collection[str] = ()) -> host_pb2.ListVmsResponse:
+        """All VMs, with those metrics; without names with all."""
         try:
-            return cast(
-                "host_pb2.ListVmsResponse", self._stub.ListVms(host_pb2.ListVmsRequest(), timeout=_DEADLINE_S)
-            )
+            request = host_pb2.ListVmsRequest(metrics=metrics)
+            return cast("host_pb2.ListVmsResponse", self._stub.ListVms(request, timeout=_DEADLINE_S))
         except grpc.RpcError as error:
             _fail(error, self._path)
 

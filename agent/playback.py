@@ -63,6 +63,11 @@ class Playback:
         self.pipeline = Pipeline(_config(self._reader.header, config), Slots((), SystemClock()))
 
     @property
+    def tick_s(self) -> float:
+        """Seconds from one recorded tick to the next."""
+        return self._reader.header.tick_s
+
+    @property
     def cut_off(self) -> str:
         """Says so where the file's last line is cut off; else "". Known at the end."""
         return self._reader.cut_off
@@ -93,6 +98,10 @@ class Playback:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
         self._reader.close()
 
 

@@ -6,6 +6,7 @@ is locked; a view is a snapshot and does not change after it was returned.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -117,5 +118,8 @@ class AgentState(Protocol):
     def host(self) -> HostView:
         """Return the host's status now."""
 
-    def vms(self) -> tuple[VmView, ...]:
-        """Return all VMs now, by name."""
+    def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:
+        """Return all VMs now, by name, with the metrics of these names; None: with all."""
+
+    def vm(self, uuid: str) -> VmView | None:
+        """Return one VM now with all its metrics; None where it is not here."""

@@ -25,6 +25,7 @@ __all__ = [
     "cannot_tell",
     "cell",
     "cloud_white_json",
+    "cut",
     "degradation",
     "degradation_json",
     "event_json",
@@ -38,6 +39,7 @@ __all__ = [
     "remedy",
     "si",
     "summary_json",
+    "table_of",
     "terminal_width",
 ]
 
@@ -202,12 +204,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -
 
 
 def _cut(text: Text, width: int) -> Text:
-    """Cut in the middle: the names of VMs often differ only in their end."""
-    if len(text) <= width:
-        return text
-    head = width // 2
-    tail = width - 1 - head
-    return Text(f"{text.plain[:head]}…{text.plain[len(text) - tail :]}", style=text.style)
+    return text if len(text) <= width else Text(cut(text.plain, width), style=text.style)
 
 
 def terminal_width() -> int:
@@ -218,6 +215,13 @@ def terminal_width() -> int:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
     """Print a table that fits the terminal."""
     width = terminal_width()
+    table, needed = table_of(columns, rows, width)
+    console.width = max(width, needed)
+    console.print(table, soft_wrap=False)
+
+
+def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
+    """Return a table for so many columns of a terminal, and how many it takes."""
     widths = fit(columns, rows, width)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for column, columns_wide in zip(columns, widths, strict=True):
@@ -230,8 +234,16 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> No
         )
     for row in rows:
         table.add_row(*(_cut(item, columns_wide) for item, columns_wide in zip(row, widths, strict=True)))
-    console.width = max(width, sum(widths) + len(widths))
-    console.print(table, soft_wrap=False)
+    return table, sum(widths) + len(widths)
+
+
+def cut(text: str, width: int) -> str:
+    """Cut in the middle what is longer: the names of VMs often differ only in their end."""
+    if len(text) <= width:
+        return text
+    head = width // 2
+    tail = width - 1 - head
+    return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
 def metrics_json(metrics: Sequence[host_pb2.Metric]) -> dict[str, dict[str, object]]:
@@ -262,6 +274,7 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
         "verdict": vm.verdict,
         "verdict_reason": vm.verdict_reason,
         "degradation": vm.degradation,
+        "job_mean_cpi": vm.job_mean_cpi or None,
         "top_suspect": vm.top_suspect or None,
         "cloud_white": cloud_white_json(vm.cloud_white) if vm.HasField("cloud_white") else None,
         "metrics": metrics_json(vm.metrics),

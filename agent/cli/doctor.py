@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli import _render as render
+from agent.cli._words import BAD, DIM, GOOD
 from agent.config import AgentConfig
 from agent.doctor import Check, examine
 from agent.local_client import find_config
@@ -20,7 +21,7 @@ from whitepanda.common.errors import InputError, UnavailableError
 
 __all__ = ["doctor"]
 
-_STYLES = {"ok": "green", "missing": "bold red", "off": "dim", "info": ""}
+_STYLES = {"ok": GOOD, "missing": BAD, "off": DIM, "info": ""}
 
 
 def doctor(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +12,10 @@ import typer
 from rich.text import Text
 
 from agent.cli import _render as render
+from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
 from agent.cli._render import UNKNOWN, Column, cell
+from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, word_of
 from agent.local_client import connect, find_socket
-from collector.base import Reason
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import agent_pb2, host_pb2
 
@@ -24,22 +24,13 @@ __all__ = ["vms"]
 _PER_CENT = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """A column of measured numbers. `metrics` are summed; it vanishes where no VM has them."""
-
-    title: str
-    metrics: tuple[str, ...]
-    show: Callable[[float], str]
-
-
 _COLUMNS = (
-    _Numbers("GUEST%", ("guest_ratio",), lambda v: render.number(v * _PER_CENT)),
-    _Numbers("GIPS", ("gips",), render.number),
-    _Numbers("CPI", ("cpi",), render.number),
-    _Numbers("RUNQ%", ("run_queue_wait_ratio",), lambda v: render.number(v * _PER_CENT)),
-    _Numbers("DISK", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si),
-    _Numbers("NET", ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si),
+    Numbers("GUEST%", ("guest_ratio",), lambda v: render.number(v * _PER_CENT)),
+    Numbers("GIPS", ("gips",), render.number),
+    Numbers("CPI", ("cpi",), render.number),
+    Numbers("RUNQ%", ("run_queue_wait_ratio",), lambda v: render.number(v * _PER_CENT)),
+    Numbers("DISK", ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si),
+    Numbers("NET", ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"), render.si),
 )
 
 
@@ -72,29 +63,23 @@ def vms(
         console.print(line, soft_wrap=True)
 
 
-def _value(vm: host_pb2.VmSummary, names: Sequence[str]) -> float | None:
-    """Sum of metrics; None where one of them is not known."""
-    found = {m.name: m.value for m in vm.metrics}
-    values = [found.get(name, math.nan) for name in names]
-    return sum(values) if all(math.isfinite(v) for v in values) else None
-
-
 _Shown = tuple[Column, Callable[[host_pb2.VmSummary], str]]
 
 
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
-    measured = [c for c in _COLUMNS if any(_value(vm, c.metrics) is not None for vm in listed)]
+    absent = missing(_COLUMNS, listed)
+    measured = [c for c in _COLUMNS if c not in absent]
     judged = [*_by_statistics(listed), *_by_the_host(listed)]
     columns = [Column("NAME", text=True), Column("JOB", text=True), Column("vCPU")]
     columns += [Column(c.title) for c in measured]
     columns += [column for column, _ in judged]
     rows = []
     for vm in listed:
-        suffers = vm.verdict == "victim" or render.behaviour(vm) == "victim"
-        style = "bold red" if suffers else "yellow" if render.behaviour(vm) == "inflicting" else ""
+        word, found = word_of(vm), values_of(vm)
+        style = word.style if word in (VICTIM, INFLICTING) else ""
         row = [cell(vm.name, style), cell(vm.job), cell(str(vm.vcpus) if vm.vcpus else UNKNOWN)]
         for column in measured:
-            value = _value(vm, column.metrics)
+            value = sum_of(found, column.metrics)
             row.append(cell(UNKNOWN if value is None else column.show(value)))
         row += [cell(show(vm), style) for _, show in judged]
         rows.append(row)
@@ -190,12 +175,10 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
     victims = [vm for vm in answer.vms if render.behaviour(vm) == "victim"]
     if answer.triggered or victims:
         lines.append(
-            Text("contention on this host now; `whitepanda explain VM` shows the evidence", style="bold red")
+            Text("contention on this host now; `whitepanda explain VM` shows the evidence", style=BAD)
         )
-    for why, columns in _missing(answer.vms).items():
-        titles = ", ".join(column.title for column in columns)
-        names = {name for column in columns for name in column.metrics}
-        lines.append(Text(f"not shown: {titles}: {_why(why, names, answer.vms, status)}", style="dim"))
+    lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
+    lines += [Text(line, style=DIM) for line in lacking]
     if _by_statistics(answer.vms):
         unknown = Counter(vm.verdict_reason for vm in answer.vms if _verdict(vm) == UNKNOWN)
         lines += _most_often("no verdict on", unknown, len(answer.vms))
@@ -215,40 +198,6 @@ def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list
     often = "; most often" if len(why) > 1 else ""
     kinds = kind if of == 1 and kind != "VM" else f"{kind}s"
     return [Text(f"{what} {why.total()} of {of} {kinds}{often}: {why.most_common(1)[0][0]}", style="dim")]
-
-
-def _missing(listed: Sequence[host_pb2.VmSummary]) -> dict[Reason, list[_Numbers]]:
-    """Return the columns that no VM has, by their most frequent reason."""
-    found: dict[Reason, list[_Numbers]] = {}
-    for column in _COLUMNS:
-        if any(_value(vm, column.metrics) is not None for vm in listed):
-            continue
-        found.setdefault(_reason(listed, column.metrics), []).append(column)
-    return found
-
-
-def _reason(listed: Sequence[host_pb2.VmSummary], names: Sequence[str]) -> Reason:
-    reasons = Counter(m.reason for vm in listed for m in vm.metrics if m.name in names and m.reason)
-    return render.reason_of(reasons.most_common(1)[0][0]) if reasons else Reason.SOURCE_OFF
-
-
-def _why(
-    reason: Reason, names: Collection[str], listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus
-) -> str:
-    """Say the reason and the remedy: the source's own words where its state is the cause, they know this host.
-
-    The agent names that source with the metric; one that works has said the reason of the VM.
-    """
-    sources = {
-        m.source
-        for vm in listed
-        for m in vm.metrics
-        if m.name in names and int(m.reason) == reason and m.source
-    }
-    for source in status.sources:
-        if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
-            return f"{reason.code}: {source.detail}"
-    return render.remedy(reason)
 
 
 def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:

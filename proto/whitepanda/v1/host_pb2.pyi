@@ -100,7 +100,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., source: _Optional[str] = ..., age_ns: _Optional[int] = ...) -> None: ...
 
 class VmSummary(_message.Message):
-    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect", "owner", "quota_cores", "cloud_white")
+    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect", "owner", "quota_cores", "cloud_white", "job_mean_cpi")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class VmSummary(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     QUOTA_CORES_FIELD_NUMBER: _ClassVar[int]
     CLOUD_WHITE_FIELD_NUMBER: _ClassVar[int]
+    JOB_MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     job: str
@@ -131,7 +132,8 @@ class VmSummary(_message.Message):
     owner: str
     quota_cores: float
     cloud_white: CloudWhite
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ...) -> None: ...
+    job_mean_cpi: float
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ..., job_mean_cpi: _Optional[float] = ...) -> None: ...
 
 class CloudWhite(_message.Message):
     __slots__ = ("behaviour", "reason", "since_ns", "degradation", "culprits", "baseline_ticks", "baseline_ready")
@@ -152,8 +154,10 @@ class CloudWhite(_message.Message):
     def __init__(self, behaviour: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., reason: _Optional[str] = ..., since_ns: _Optional[int] = ..., degradation: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ..., baseline_ticks: _Optional[int] = ..., baseline_ready: _Optional[bool] = ...) -> None: ...
 
 class ListVmsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("metrics",)
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    metrics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListVmsResponse(_message.Message):
     __slots__ = ("now_unix_ns", "host", "vms", "triggered")

@@ -113,8 +113,14 @@ class State:
     def host(self):
         return self._host
 
-    def vms(self):
-        return self._vms
+    def vms(self, metrics=None):
+        return tuple(
+            replace(vm, metrics=tuple(m for m in vm.metrics if metrics is None or m.name in metrics))
+            for vm in self._vms
+        )
+
+    def vm(self, uuid):
+        return next((vm for vm in self._vms if vm.uuid == uuid), None)
 
 
 def analysis(folder, *, coefficients=True, slot_s=10):

@@ -238,3 +238,14 @@ async def test_stopping_twice_or_unstarted_is_harmless(short, states):
     await api.stop()
     await api.stop()
     await asyncio.sleep(0)
+
+
+async def test_only_the_metrics_that_are_wanted_and_the_jobs_mean_cpi(short, states):
+    async with Served(states["full"], short / "a.sock") as served:
+        some = await served.stub.ListVms(host_pb2.ListVmsRequest(metrics=["cpi", "gips", "unheard-of"]))
+        all_of_them = await served.stub.ListVms(host_pb2.ListVmsRequest())
+    assert {m.name for vm in some.vms for m in vm.metrics} == {"cpi", "gips"}
+    assert all(len(vm.metrics) == 9 for vm in all_of_them.vms)
+    means = {vm.name: vm.job_mean_cpi for vm in some.vms}
+    assert means["instance-0000a1f3"] == pytest.approx(1.2)
+    assert math.isnan(means["batch-0001"])  # of a job that central has no statistics of

@@ -1,0 +1,79 @@
+"""Columns of measured numbers: their values, when a column is left out, and why."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.cli import _render as render
+from collector.base import Reason
+from whitepanda.v1 import host_pb2
+
+__all__ = ["Numbers", "missing", "not_shown", "sum_of", "values_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A column of measured numbers. `metrics` are summed; it vanishes where no VM has them."""
+
+    title: str
+    metrics: tuple[str, ...]
+    show: Callable[[float], str]
+
+
+def values_of(vm: host_pb2.VmSummary) -> dict[str, float]:
+    """Return a VM's metrics by name; NaN is not known."""
+    return {m.name: m.value for m in vm.metrics}
+
+
+def sum_of(found: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """Sum of metrics; None where one of them is not known."""
+    total = sum(found.get(name, math.nan) for name in names)
+    return total if math.isfinite(total) else None
+
+
+def missing(columns: Iterable[Numbers], listed: Sequence[host_pb2.VmSummary]) -> list[Numbers]:
+    """Return the columns that no VM has a value for."""
+    values = [values_of(vm) for vm in listed]
+    return [c for c in columns if all(sum_of(found, c.metrics) is None for found in values)]
+
+
+def not_shown(
+    columns: Iterable[Numbers], listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus
+) -> list[str]:
+    """Say of columns that are left out why: one line per reason."""
+    by_reason: dict[Reason, list[Numbers]] = {}
+    for column in columns:
+        by_reason.setdefault(_reason(listed, column.metrics), []).append(column)
+    lines = []
+    for reason, lacking in by_reason.items():
+        names = {name for column in lacking for name in column.metrics}
+        titles = ", ".join(column.title for column in lacking)
+        lines.append(f"not shown: {titles}: {_why(reason, names, listed, status)}")
+    return lines
+
+
+def _reason(listed: Sequence[host_pb2.VmSummary], names: Sequence[str]) -> Reason:
+    reasons = Counter(m.reason for vm in listed for m in vm.metrics if m.name in names and m.reason)
+    return render.reason_of(reasons.most_common(1)[0][0]) if reasons else Reason.SOURCE_OFF
+
+
+def _why(
+    reason: Reason, names: Collection[str], listed: Sequence[host_pb2.VmSummary], status: host_pb2.HostStatus
+) -> str:
+    """Say the reason and the remedy: the source's own words where its state is the cause, they know this host.
+
+    The agent names that source with the metric; one that works has said the reason of the VM.
+    """
+    sources = {
+        m.source
+        for vm in listed
+        for m in vm.metrics
+        if m.name in names and int(m.reason) == reason and m.source
+    }
+    for source in status.sources:
+        if source.name in sources and source.state in ("unavailable", "failed", "stuck") and source.detail:
+            return f"{reason.code}: {source.detail}"
+    return render.remedy(reason)

@@ -1,0 +1,69 @@
+"""`whitepanda top`: the VMs of this host live in a terminal, or a recording of a host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent import config as agent_config
+from agent.local_client import connect, find_socket
+from whitepanda.common import log
+from whitepanda.common.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from agent.top.feed import Feed
+
+__all__ = ["top"]
+
+
+def top(
+    *,
+    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="The agent's configuration, which names the socket; with --replay its job rules and models count."
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Show a recording (`whitepanda record`) instead of this host.")
+    ] = None,
+) -> None:
+    """Show the VMs of this host live, each second: who suffers, how much, from whom, and why.
+
+    Victims come first; sort, filter, freeze, and Enter explains the selected VM. `?` lists the keys and what the
+    columns mean. A recording can be paused, wound, and played faster. Programs take `whitepanda vms --json`.
+    """
+    if not _is_terminal() or os.environ.get("TERM", "") in ("", "dumb"):
+        raise UnavailableError("top needs a terminal, and this is none: take `whitepanda vms --json`")
+    if replay is not None and socket is not None:
+        raise InputError("--socket and --replay: a recording needs no agent; give one of them")
+    try:
+        from agent.top.app import TopApp  # noqa: PLC0415 - an extra; nothing else may need it
+    except ImportError as error:
+        raise UnavailableError(
+            f"top needs {error.name}, which is not installed here; install whitepanda[top]"
+        ) from error
+    log.configure("error")  # a line of a log would tear the picture
+    TopApp(_feed(socket, config, replay)).run()
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _feed(socket: Path | None, config: Path | None, replay: Path | None) -> Feed:
+    if replay is not None:
+        from agent.top.player import Player  # noqa: PLC0415 - the analysis comes with it
+
+        return Player(replay, agent_config.load(config) if config else None)
+    from agent.top.feed import LiveFeed  # noqa: PLC0415 - as above
+
+    path = find_socket(socket, config)
+    with connect(path) as client:  # at the start nobody is a mistake, later it is waited for
+        client.status()
+    return LiveFeed(path)

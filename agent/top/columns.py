@@ -1,0 +1,202 @@
+"""The columns of the live view: what they show, how wide they are, which go first where there is no room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agent.cli import _render as render
+from agent.cli._numbers import Numbers, sum_of, values_of
+from agent.cli._words import VICTIM, Word, word_of
+from whitepanda.v1 import agent_pb2, host_pb2
+
+__all__ = ["COLUMNS", "METRICS", "NO_STATISTICS", "Column", "Row", "Shown", "fit", "row_of"]
+
+_PER_CENT = 100.0
+_NAME_FIRST = 17  # characters of a name, such as instance-0000a1f3, go before further columns
+#: Why CPI cannot be held against the job's.
+NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; is it reachable?"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
+
+    `width` in characters; a text column may become as wide as `most`, to its longest text.
+    """
+
+    title: str
+    width: int
+    rank: int
+    help: str
+    numbers: Numbers | None = None
+    most: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is set from the left, and sorted from A."""
+        return self.most > 0
+
+
+def _percent(value: float) -> str:
+    return render.number(value * _PER_CENT)
+
+
+def _measured(
+    title: str, width: int, rank: int, metrics: tuple[str, ...], show: Callable[[float], str], text: str
+) -> Column:
+    return Column(title, width, rank, text, Numbers(title, metrics, show))
+
+
+NAME = Column("NAME", 12, 0, "the VM", most=32)
+VERDICT = Column("VERDICT", 12, 1, "who suffers (▼), who inflicts (▲): most in need first", most=12)
+SLOW_DOWN = Column(
+    "SLOW-DOWN", 18, 3, "how many times longer its latency is than undisturbed, with its interval"
+)
+BY = Column("BY", 8, 5, "who inflicts it", most=20)
+CPI_JOB = Column("CPI/JOB", 7, 7, "CPI against the mean of its job on this platform, from central")
+JOB = Column("JOB", 8, 9, "what VMs of one kind share", most=20)
+TREND = Column("TREND", 20, 14, "the last minute of the column that is sorted by, else of CPU")
+
+#: In the order in which they stand.
+COLUMNS = (
+    NAME,
+    VERDICT,
+    SLOW_DOWN,
+    BY,
+    _measured("CPU", 5, 2, ("cpu_usage_cores",), render.number, "cores in use by the vCPUs"),
+    _measured("GIPS", 4, 8, ("gips",), render.number, "1e9 instructions per second"),
+    _measured("CPI", 4, 4, ("cpi",), render.number, "cycles per instruction"),
+    CPI_JOB,
+    _measured("LLC", 5, 10, ("llc_occupancy_bytes",), render.si, "bytes of the last-level cache"),
+    _measured("MEMBW", 5, 11, ("memory_bandwidth_bytes_per_s",), render.si, "memory traffic, bytes/s"),
+    _measured(
+        "DISK", 4, 12, ("disk_read_bytes_per_s", "disk_write_bytes_per_s"), render.si, "bytes/s, both ways"
+    ),
+    _measured(
+        "NET",
+        4,
+        13,
+        ("network_receive_bytes_per_s", "network_transmit_bytes_per_s"),
+        render.si,
+        "bytes/s, both ways",
+    ),
+    _measured("RUNQ%", 5, 6, ("run_queue_wait_ratio",), _percent, "time in which its vCPUs waited for a CPU"),
+    JOB,
+    TREND,
+)
+#: All that is asked of the agent.
+METRICS = frozenset(name for column in COLUMNS if column.numbers for name in column.numbers.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One VM at one moment. `numbers` by column title; what is not known is not in it."""
+
+    vm: host_pb2.VmSummary
+    word: Word
+    by: str
+    numbers: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Of the VM in its present epoch: what its history is kept under."""
+        return (self.vm.uuid, self.vm.epoch)
+
+    def text(self, column: Column) -> str:
+        """Return a cell without its colour."""
+        if column.is_text:
+            word = f"{self.word.symbol} {self.word.text}"
+            texts = {
+                NAME.title: self.vm.name,
+                VERDICT.title: word,
+                BY.title: self.by,
+                JOB.title: self.vm.job,
+            }
+            return texts[column.title] or render.UNKNOWN
+        value = self.numbers.get(column.title)
+        if value is None:
+            return render.UNKNOWN
+        if column is SLOW_DOWN:
+            return render.degradation(_slow_down(self.vm))
+        return column.numbers.show(value) if column.numbers else render.number(value, "x")
+
+    def order(self, column: Column) -> tuple[bool, float, str]:
+        """Return what rows are sorted by: the first says that it is not known, which is always last."""
+        name = self.vm.name.casefold()
+        if column is VERDICT:
+            worst = self.numbers.get(SLOW_DOWN.title, 0.0) if self.word is VICTIM else 0.0
+            return (False, self.word.need - worst / 1e6, name)
+        if column.is_text:
+            text = self.text(column).casefold()
+            return (text == render.UNKNOWN, 0.0, text if column is NAME else f"{text}\0{name}")
+        value = self.numbers.get(column.title)
+        return (value is None, -(value or 0.0), name)
+
+
+def row_of(vm: host_pb2.VmSummary) -> Row:
+    """Make a VM's row."""
+    found = values_of(vm)
+    numbers: dict[str, float] = {}
+    for column in COLUMNS:
+        if column.numbers and (value := sum_of(found, column.numbers.metrics)) is not None:
+            numbers[column.title] = value
+    cpi = numbers.get("CPI")
+    if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not; older agents leave it 0
+        numbers[CPI_JOB.title] = cpi / vm.job_mean_cpi
+    ratio = _slow_down(vm).ratio
+    if math.isfinite(ratio):
+        numbers[SLOW_DOWN.title] = ratio
+    culprits = list(vm.cloud_white.culprits) or ([vm.top_suspect] if vm.top_suspect else [])
+    by = f"{culprits[0]} +{len(culprits) - 1}" if len(culprits) > 1 else "".join(culprits)
+    return Row(vm, word_of(vm), by, numbers)
+
+
+def _slow_down(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
+    """Return the host's own estimate of latency; where it does not look, the ratio of CPIs, without an interval."""
+    if vm.HasField("cloud_white"):
+        unknown = agent_pb2.Degradation(ratio=math.nan)
+        return vm.cloud_white.degradation if vm.cloud_white.HasField("degradation") else unknown
+    return agent_pb2.Degradation(ratio=vm.degradation, low=math.nan, high=math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A column where it stands: from character `start` on, `width` wide."""
+
+    column: Column
+    start: int
+    width: int
+
+
+def fit(
+    columns: Sequence[Column], rows: Sequence[Row], width: int
+) -> tuple[tuple[Shown, ...], tuple[Column, ...]]:
+    """Choose and place the columns for a terminal: those of the lowest ranks, then room for long texts.
+
+    Returns:
+        What is shown, in the columns' order, and the columns for which there was no room.
+
+    """
+    longest = {c.title: max((len(row.text(c)) for row in rows), default=0) for c in columns if c.is_text}
+    widths = {c.title: c.width for c in columns}
+    widths[NAME.title] = max(NAME.width, min(longest.get(NAME.title, 0), _NAME_FIRST))
+    kept: list[Column] = []
+    room = width
+    for column in sorted(columns, key=lambda c: c.rank):
+        if kept and widths[column.title] > room:
+            continue  # a narrower one may still fit
+        kept.append(column)
+        room -= widths[column.title] + 1
+    room += 1  # nothing stands behind the last one
+    for column in (c for c in sorted(kept, key=lambda c: c.rank) if c.is_text):
+        more = max(0, min(room, min(column.most, longest[column.title]) - widths[column.title]))
+        widths[column.title] += more
+        room -= more
+    shown, start = [], 0
+    for column in columns:
+        if column in kept:
+            shown.append(Shown(column, start, widths[column.title]))
+            start += widths[column.title] + 1
+    return tuple(shown), tuple(c for c in columns if c not in kept)

@@ -1,0 +1,169 @@
+"""Where the live view's looks come from: the agent of this host, asked each second from a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from agent.local_client import Client, connect
+from agent.top.columns import METRICS
+from agent.top.model import Frame
+from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.v1 import host_pb2
+
+__all__ = ["PERIOD_S", "Came", "Feed", "Gone", "LiveFeed", "Position", "Tape", "Tell"]
+
+PERIOD_S = 1.0
+_STOP_WAIT_S = 6.0  # a question that is under way ends by its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a recording is being shown: seconds from its beginning; `length_s` None is not known.
+
+    `seeking`: it is on its way to another place. `note`: what is wrong with the file, "" nothing.
+    """
+
+    at_s: float
+    length_s: float | None
+    playing: bool
+    speed: float
+    ended: bool = False
+    seeking: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """News: looks at the host, oldest first, and all about the VM that was asked for, as of the last one.
+
+    `anew`: what came before is of another time (a recording was wound). `position`: of recordings only.
+    """
+
+    frames: tuple[Frame, ...] = ()
+    explanation: host_pb2.VmExplanation | None = None
+    anew: bool = False
+    position: Position | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nobody answers; it is asked again. `why` is one line with the remedy."""
+
+    why: str
+
+
+Tell = Callable[[Came | Gone], None]
+
+
+class Feed(Protocol):
+    """Something that tells news from a thread of its own."""
+
+    def start(self, tell: Tell) -> None:
+        """Begin; `tell` is called in the feed's thread."""
+
+    def want(self, uuid: str | None) -> None:
+        """Explain this VM with each look from now on, and at once; None: none."""
+
+    def stop(self) -> None:
+        """End; returns when nothing more is told."""
+
+
+@runtime_checkable
+class Tape(Feed, Protocol):
+    """A feed of a recording: it can be paused and wound."""
+
+    def toggle(self) -> None:
+        """Pause, or play on; at the end from the beginning."""
+
+    def wind(self, by_s: float) -> None:
+        """Go forward, or back, by so many seconds."""
+
+    def change_speed(self, step: int) -> None:
+        """Take the next faster speed, or the next slower."""
+
+
+class LiveFeed:
+    """The agent that answers at a socket. One that goes away is asked again each second, and told of.
+
+    Args:
+        socket: the agent's.
+        period_s: between two looks, on an absolute schedule.
+
+    """
+
+    def __init__(self, socket: Path, period_s: float = PERIOD_S) -> None:
+        self._socket = socket
+        self._period_s = period_s
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._wanted: str | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, tell: Tell) -> None:
+        """Begin to ask."""
+        self._thread = threading.Thread(target=self._run, args=(tell,), name="top-feed", daemon=True)
+        self._thread.start()
+
+    def want(self, uuid: str | None) -> None:
+        """Explain this VM with each look from now on, and at once."""
+        self._wanted = uuid
+        if uuid is not None:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End, waiting for the question that is under way."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_WAIT_S)
+
+    def _run(self, tell: Tell) -> None:
+        while not self._stop.is_set():
+            try:
+                # The channel is made anew each time: gRPC's own would try again less and less often.
+                with connect(self._socket) as client:
+                    self._ask_on(client, tell)
+            except (UnavailableError, InputError) as error:
+                if not self._stop.is_set():
+                    tell(Gone(str(error)))
+            self._wake.clear()
+            if not self._stop.is_set():
+                self._pause(time.monotonic() + self._period_s)
+
+    def _ask_on(self, client: Client, tell: Tell) -> None:
+        due_s = time.monotonic()
+        while not self._stop.is_set():
+            self._wake.clear()
+            frame = Frame(client.vms(METRICS), client.status())
+            found = self._explained(client, self._wanted)
+            if self._stop.is_set():
+                return
+            tell(Came((frame,), found))
+            # What was missed, while the agent was slow, is not made up for.
+            due_s = max(due_s + self._period_s, time.monotonic())
+            self._pause_or_explain(client, due_s, tell)
+
+    def _pause_or_explain(self, client: Client, due_s: float, tell: Tell) -> None:
+        while self._pause(due_s):
+            self._wake.clear()
+            if found := self._explained(client, self._wanted):
+                tell(Came(explanation=found))
+
+    def _pause(self, until_s: float) -> bool:
+        """Wait; return True where somebody wants something before."""
+        self._wake.wait(max(0.0, until_s - time.monotonic()))
+        return self._wake.is_set() and not self._stop.is_set() and time.monotonic() < until_s
+
+    @staticmethod
+    def _explained(client: Client, uuid: str | None) -> host_pb2.VmExplanation | None:
+        if uuid is None:
+            return None
+        try:
+            return client.explain(uuid)
+        except InputError:  # it has gone from this host meanwhile
+            return None

@@ -1,0 +1,81 @@
+"""The list of keys and columns (`?`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Static
+
+from agent.cli._words import DIM, WORDS
+from agent.top.columns import COLUMNS
+
+__all__ = ["KEYS", "PLAYER_KEYS", "Keys"]
+
+#: What docs/top.md lists too.
+KEYS = (
+    ("↑ ↓ PgUp PgDn Home End", "select a VM"),
+    ("Enter, d", "why: explain the selected VM; Tab goes there to scroll"),
+    ("< >, S s", "sort by the column before, by the next one; a click on its title does too"),
+    ("r", "sort the other way round"),
+    ("/", "filter by name or job: text or a regular expression; Esc takes it away"),
+    ("space", "freeze the picture, and go on; pause a recording, and play on"),
+    ("Esc", "take the filter away, or close the explanation"),
+    ("?", "this list"),
+    ("q, Ctrl+C", "quit"),
+)
+PLAYER_KEYS = (
+    ("← →", "back and forward by 10 s"),
+    ("[ ]", "back and forward by a minute"),
+    ("- +", "slower and faster: a quarter of the speed to 64 times"),
+)
+
+
+class Keys(ModalScreen[None]):
+    """All keys, columns and symbols.
+
+    Args:
+        is_recording: list what winds it too.
+
+    """
+
+    DEFAULT_CSS = """
+    Keys { align: center middle; }
+    Keys > VerticalScroll { width: 76; height: auto; max-height: 100%; border: solid $primary; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter,space", "dismiss", "Back", key_display="esc")
+    ]
+
+    def __init__(self, *, is_recording: bool) -> None:
+        super().__init__()
+        self._keys = KEYS + (PLAYER_KEYS if is_recording else ())
+
+    def compose(self) -> Iterator[Widget]:
+        """Make the list."""
+        with VerticalScroll():
+            yield Static(self._text())
+
+    def _text(self) -> Group:
+        symbols = Text.assemble(
+            *((f"{word.symbol} {word.text}  ", word.style) for word in WORDS), ("a dash is not known", DIM)
+        )
+        return Group(
+            _table(self._keys), Text(), symbols, Text(), _table([(c.title, c.help) for c in COLUMNS])
+        )
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for key, text in rows:
+        table.add_row(Text(key), Text(text))
+    return table

@@ -1,0 +1,197 @@
+"""Plays a recording to the live view: play, pause, wind, speed. Works in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from agent.config import AgentConfig
+from agent.top.feed import Came, Gone, Position, Tell
+from agent.top.model import HISTORY, Frame
+from agent.top.recorded import RecordedHost, length_s
+from whitepanda.common.errors import InputError
+
+__all__ = ["SPEEDS", "Player"]
+
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_TELL_S = 0.1  # ticks that are due closer to each other are told of together
+_PROGRESS_S = 0.25
+_STOP_WAIT_S = 10.0
+
+
+class Player:
+    """A recording as a feed. It is read forwards only: to go back it is read again from its beginning.
+
+    Args:
+        file: the recording.
+        config: job rules and analysis.
+
+    Raises:
+        InputError: the file cannot be read or is no recording.
+
+    """
+
+    def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
+        self._file = file
+        self._config = config
+        self._length_s = length_s(file)
+        self._host = RecordedHost(file, config)
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._playing = True
+        self._speed = 1.0
+        self._target_s: float | None = 0.0
+        self._asked = False
+        self._anew = False
+        self._wanted: str | None = None
+        self._ended = False
+        self._thread: threading.Thread | None = None
+        self._anchor = (0.0, 0.0)  # when, and where in the recording, it began to play
+
+    # --- what keys do; from any thread ---
+
+    def start(self, tell: Tell) -> None:
+        """Begin to play."""
+        self._thread = threading.Thread(target=self._run, args=(tell,), name="top-player", daemon=True)
+        self._thread.start()
+
+    def want(self, uuid: str | None) -> None:
+        """Explain this VM with each tick from now on, and at once."""
+        with self._condition:
+            self._wanted, self._asked = uuid, True
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """End, and close the file."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join(_STOP_WAIT_S)
+        else:
+            self._host.close()
+
+    def toggle(self) -> None:
+        """Pause, or play on; at the end from the beginning."""
+        with self._condition:
+            if self._ended and not self._playing:
+                self._target_s = 0.0
+            self._playing, self._asked = not self._playing, True
+            self._anchor_here()
+            self._condition.notify()
+
+    def wind(self, by_s: float) -> None:
+        """Go forward, or back, by so many seconds; keys that follow each other add up."""
+        with self._condition:
+            at_s = self._host.at_s if self._target_s is None else self._target_s
+            end_s = float("inf") if self._length_s is None else self._length_s
+            self._target_s = min(max(0.0, at_s + by_s), end_s)
+            self._condition.notify()
+
+    def change_speed(self, step: int) -> None:
+        """Take the next faster speed, or the next slower."""
+        with self._condition:
+            at = min(max(0, SPEEDS.index(self._speed) + step), len(SPEEDS) - 1)
+            self._speed, self._asked = SPEEDS[at], True
+            self._anchor_here()
+            self._condition.notify()
+
+    # --- the thread ---
+
+    def _run(self, tell: Tell) -> None:
+        try:
+            while True:
+                with self._condition:
+                    self._condition.wait_for(self._has_work, self._wait_s())
+                    if self._stopping:
+                        return
+                    target_s = self._target_s
+                    asked, self._asked = self._asked, False
+                if target_s is not None:
+                    self._wind_to(target_s, tell)
+                elif asked:
+                    self._tell((), tell)
+                else:
+                    self._play(tell)
+        except InputError as error:  # the file has gone, or is another one
+            tell(Gone(str(error)))
+        finally:
+            self._host.close()
+
+    def _has_work(self) -> bool:
+        return self._stopping or self._asked or self._target_s is not None
+
+    def _wait_s(self) -> float | None:
+        """Seconds until the next tick is looked for; None: nothing to do until a key."""
+        return max(_TELL_S, -self._due_s() / self._speed) if self._playing else None
+
+    def _play(self, tell: Tell) -> None:
+        """Read the ticks that are due by now."""
+        frames: deque[Frame] = deque(maxlen=HISTORY)
+        until = time.monotonic() + _PROGRESS_S
+        while self._due_s() >= 0 and not self._has_work() and time.monotonic() < until:
+            if not self._host.advance():
+                self._end()
+                break
+            frames.append(self._host.frame())
+        if time.monotonic() >= until:
+            self._anchor_here()  # this machine is slower than the speed: do not run after it
+        if frames or self._ended:
+            self._tell(tuple(frames), tell)
+
+    def _due_s(self) -> float:
+        """Seconds since which the next tick is due, taking it to be one tick after the last."""
+        began_s, from_s = self._anchor
+        return (time.monotonic() - began_s) * self._speed - (self._host.at_s - from_s) - self._host.tick_s
+
+    def _wind_to(self, target_s: float, tell: Tell) -> None:
+        """Read up to a moment; the minute before it is shown as history."""
+        host = self._host
+        if target_s < host.at_s:
+            host.close()
+            self._host = host = RecordedHost(self._file, self._config)
+            self._ended, self._anew = False, True
+        frames: deque[Frame] = deque(maxlen=HISTORY)
+        told_s = time.monotonic()
+        since_s = target_s - HISTORY * host.tick_s
+        while not host.begun or host.at_s < target_s:
+            if self._stopping or self._target_s != target_s:
+                return  # another key has come
+            if not host.advance():
+                self._end()
+                break
+            if host.at_s >= since_s:
+                frames.append(host.frame())
+            if time.monotonic() - told_s > _PROGRESS_S:
+                tell(Came(position=self._position(seeking=True)))
+                told_s = time.monotonic()
+        with self._condition:
+            if self._target_s == target_s:
+                self._target_s = None
+        self._anchor_here()
+        self._tell(tuple(frames), tell)
+
+    def _end(self) -> None:
+        self._ended, self._playing = True, False
+
+    def _anchor_here(self) -> None:
+        self._anchor = (time.monotonic(), self._host.at_s)
+
+    def _tell(self, frames: tuple[Frame, ...], tell: Tell) -> None:
+        wanted = self._wanted
+        found = self._host.explain(wanted) if wanted else None
+        anew, self._anew = self._anew, False
+        tell(Came(frames, found, anew, self._position()))
+
+    def _position(self, *, seeking: bool = False) -> Position:
+        return Position(
+            self._host.at_s,
+            self._length_s,
+            self._playing,
+            self._speed,
+            self._ended,
+            seeking,
+            self._host.trouble,
+        )

@@ -1,0 +1,170 @@
+"""A recorded host as the agent would have shown it: the same pipeline and analysis, the same messages."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from agent.cloud_white import CloudWhite
+from agent.coefficients import CoefficientStore
+from agent.config import AgentConfig, AnalysisSection, CloudWhiteSection
+from agent.degradation_models import load
+from agent.host_analysis import HostAnalysis
+from agent.local_messages import explanation_message, status_message, vms_message
+from agent.playback import Playback
+from agent.ticks import TickSchedule
+from agent.top.columns import METRICS
+from agent.top.model import Frame
+from agent.view import Names, StateView
+from whitepanda.common.errors import InputError
+from whitepanda.v1 import host_pb2
+
+__all__ = ["RecordedHost", "length_s"]
+
+_TAIL_BYTES = 1 << 20
+_TICK_LINE = b'{"tick":'
+
+
+class _TickLine(msgspec.Struct, frozen=True):
+    class Tick(msgspec.Struct, frozen=True):
+        """Of a tick's line, what says when it was."""
+
+        mono_ns: int
+
+    tick: Tick
+
+
+class _TickClock:
+    """Stands at the last tick that was read."""
+
+    def __init__(self) -> None:
+        self.mono = 0
+        self.unix = 0
+
+    def mono_ns(self) -> int:
+        return self.mono
+
+    def unix_ns(self) -> int:
+        return self.unix
+
+    async def sleep_until(self, mono_ns: int) -> None:
+        """Nobody sleeps in a recording."""
+
+
+class RecordedHost:
+    """A recording, tick by tick; `close` closes the file.
+
+    A line that is wrong costs itself: it is left out and told of by `trouble`.
+
+    Args:
+        file: the recording.
+        config: job rules and analysis; without it those of `Playback` and the defaults.
+
+    Raises:
+        InputError: the file cannot be read or is no recording.
+
+    """
+
+    def __init__(self, file: Path, config: AgentConfig | None = None) -> None:
+        self._playback = Playback(file, config)
+        self._ticks = self._playback.ticks()
+        self._clock = _TickClock()
+        section = config.cloud_white if config else CloudWhiteSection()
+        self._cloud_white = None if section.detector == "off" else CloudWhite(section, load(section.models))
+        # No coefficients are recorded: as an agent that central has not sent any.
+        self._analysis = HostAnalysis(
+            config.analysis if config else AnalysisSection(), "", CoefficientStore(None)
+        )
+        self._state = StateView(
+            names=Names(file.name, "", "", 0, 0),
+            clock=self._clock,
+            pipeline=self._playback.pipeline,
+            schedule=TickSchedule(1, 0),
+            analysis=self._analysis,
+            cloud_white=self._cloud_white,
+        )
+        self._first_ns: int | None = None
+        #: What was wrong with the file so far; "" nothing.
+        self.trouble = ""
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds from one tick to the next."""
+        return self._playback.tick_s
+
+    @property
+    def begun(self) -> bool:
+        """Whether a tick has been read."""
+        return self._first_ns is not None
+
+    @property
+    def at_s(self) -> float:
+        """Seconds since the first tick."""
+        return 0.0 if self._first_ns is None else (self._clock.mono - self._first_ns) / 1e9
+
+    def advance(self) -> bool:
+        """Go to the next tick; return False at the end, which changes nothing."""
+        while True:
+            try:
+                found = next(self._ticks, None)
+            except InputError as error:
+                self.trouble = str(error)
+                self._ticks = self._playback.ticks()  # goes on behind the wrong line
+                continue
+            break
+        if found is None:
+            self.trouble = self._playback.cut_off or self.trouble
+            return False
+        tick, windows = found
+        self._clock.mono, self._clock.unix = tick.mono_ns, tick.unix_ns
+        if self._first_ns is None:
+            self._first_ns = tick.mono_ns
+        pipeline = self._playback.pipeline
+        if windows:
+            self._analysis.observe(windows, tick.unix_ns)
+        if self._cloud_white is not None:
+            try:
+                self._cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
+            except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no look
+                self.trouble = f"the search for victims failed: {error!r}"
+            self._cloud_white.take_events()
+        return True
+
+    def frame(self) -> Frame:
+        """Return the look at the host at this tick."""
+        return Frame(vms_message(self._state, METRICS), status_message(self._state))
+
+    def explain(self, uuid: str) -> host_pb2.VmExplanation | None:
+        """Return all about a VM at this tick; None where it is not there."""
+        return explanation_message(self._state, uuid, self._state.vms(()))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._playback.close()
+
+
+def length_s(file: Path) -> float | None:
+    """Return the seconds from a recording's first tick to its last; None where the file does not tell.
+
+    Raises:
+        InputError: the file cannot be read.
+
+    """
+    try:
+        with file.open("rb") as stream:
+            first = next((line for line in stream if line.startswith(_TICK_LINE)), b"")
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            lines = stream.read().splitlines()
+    except OSError as error:
+        raise InputError(f"{file}: cannot read: {error.strerror}") from error
+    last = next(
+        (line for line in reversed(lines) if line.startswith(_TICK_LINE) and line.endswith(b"}}")), b""
+    )
+    try:
+        ends = [msgspec.json.decode(line, type=_TickLine).tick.mono_ns for line in (first, last)]
+    except ValueError:
+        return None
+    return (ends[1] - ends[0]) / 1e9

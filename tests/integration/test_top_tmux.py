@@ -1,0 +1,217 @@
+"""`whitepanda top` as a user runs it: in a real terminal (tmux), of a running agent that is killed on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+WHITEPANDA = Path(sys.executable).parent / "whitepanda"
+SCENARIO = """\
+seed = 1
+[[vms]]
+name = "web-1"
+job = "web"
+vcpus = 4
+load = { cores = 2.0 }
+[[vms]]
+name = "db-1"
+job = "db"
+load = { cores = 0.5 }
+[[vms]]
+name = "scan-1"
+job = "scan"
+vcpus = 8
+load = { cores = 5.0 }
+"""
+AGENT = """\
+[agent]
+host = "demo-1"
+socket = "{folder}/a.sock"
+state_dir = "{folder}/state"
+[sources.simulated]
+mode = "required"
+scenario = "{folder}/scenario.toml"
+[[jobs]]
+fact = "job"
+pattern = "^(.+)$"
+job = "\\\\1"
+"""
+
+
+class Agent:
+    """A real agent with simulated VMs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "state").mkdir()
+        (folder / "scenario.toml").write_text(SCENARIO)
+        self.config = folder / "agent.toml"
+        self.config.write_text(AGENT.format(folder=folder))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder / "agent.log").open("ab") as out:
+            command = [WHITEPANDA, "agent", "run", "--config", self.config]
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+        self.until_it_answers()
+
+    def until_it_answers(self) -> None:
+        for _ in range(300):
+            done = subprocess.run(
+                [WHITEPANDA, "agent", "status", "--socket", self.folder / "a.sock"],
+                capture_output=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                return
+            time.sleep(0.1)
+        pytest.fail((self.folder / "agent.log").read_text())
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Terminal:
+    """A terminal of tmux's, with a shell in it."""
+
+    def __init__(self, folder: Path, width: int = 80, height: int = 24) -> None:
+        self._tmux = ("tmux", "-S", str(folder / "tmux.sock"), "-f", "/dev/null")
+        environment = {
+            **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TMUX")},
+            "PS1": "$ ",
+            "LC_ALL": "C.UTF-8",
+        }
+        size = ("-x", str(width), "-y", str(height))
+        subprocess.run([*self._tmux, "new-session", "-d", *size, "/bin/sh"], check=True, env=environment)
+
+    def ask(self, *arguments: str) -> str:
+        return subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True).stdout
+
+    def type(self, *keys: str) -> None:
+        self.ask("send-keys", *keys)
+
+    def screen(self, *options: str) -> list[str]:
+        return self.ask("capture-pane", "-p", *options).splitlines()
+
+    def state(self) -> str:
+        return self.ask(
+            "display-message", "-p", "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"
+        ).strip()
+
+    def until(self, is_seen: Callable[[list[str]], object]) -> list[str]:
+        for _ in range(300):
+            lines = self.screen()
+            if is_seen(lines):
+                return lines
+            time.sleep(0.1)
+        pytest.fail("not seen:\n" + "\n".join(self.screen()))
+
+    def close(self) -> None:
+        self.ask("kill-server")
+
+
+@pytest.fixture
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tests/lab/packages.sh did not install all: no tmux")
+    running = Agent(tmp_path_factory.mktemp("t"))
+    running.start()
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def terminal(agent: Agent) -> Iterator[Terminal]:
+    running = Terminal(agent.folder)
+    yield running
+    running.close()
+
+
+def vms(lines: list[str]) -> list[str]:
+    """Return the VMs in the order in which they stand."""
+    first = [line.split()[0] for line in lines if line.startswith(" ") and line.strip()]
+    return [word for word in first if word in ("web-1", "db-1", "scan-1")]
+
+
+def has(*texts: str) -> Callable[[list[str]], bool]:
+    return lambda lines: all(any(text in line for line in lines) for text in texts)
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_from_start_to_quit_the_terminal_is_as_it_was(agent: Agent, terminal: Terminal) -> None:
+    terminal.type("stty -a > before; clear", "Enter")
+    before = terminal.state()
+    terminal.type(
+        f"cd {agent.folder}; stty -a > before; {WHITEPANDA} top --config agent.toml; echo rc=$?", "Enter"
+    )
+    terminal.until(has("demo-1  3 VMs", "● live", "web-1", "scan-1", "RUNQ%", "not shown: CPI/JOB"))
+    assert terminal.state().startswith("1 ")
+    terminal.type(">", ">")  # NAME, VERDICT, CPU: no VM suffers, so there is no SLOW-DOWN
+    terminal.type("<")
+    lines = terminal.until(has("sorted by CPU ↓"))
+    assert vms(lines) == ["scan-1", "web-1", "db-1"]
+    terminal.type("r")
+    assert vms(terminal.until(has("sorted by CPU ↑"))) == ["db-1", "web-1", "scan-1"]
+    terminal.type("/", "^web|db$")
+    terminal.until(has("filter '^web|db$': 2 of 3"))
+    terminal.type("Enter")
+    assert vms(terminal.screen()) == ["db-1", "web-1"]
+    terminal.type("Enter")
+    terminal.until(has("─why─", "job web (not latency-sensitive)"))  # that was first when all was calm
+    terminal.type("Up")
+    terminal.until(has("job db (not latency-sensitive)"))
+    terminal.type("Escape")
+    terminal.until(has("3 VMs", "scan-1"))
+    terminal.type("Escape")
+    terminal.type("Space")
+    terminal.until(has("■ FROZEN"))
+    terminal.type("Space")
+    terminal.until(has("● live"))
+    agent.kill()
+    terminal.until(has("✗ STALE", "no agent answers", "scan-1"))
+    agent.start()
+    terminal.until(has("● live"))
+    terminal.type("q")
+    terminal.until(has("rc=0"))
+    assert terminal.state() == before
+    terminal.type("stty -a > after; clear; echo done", "Enter")
+    terminal.until(lambda lines: lines and "done" in lines[0])
+    assert (agent.folder / "after").read_text() == (agent.folder / "before").read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_without_colours_nothing_but_the_terminals_own(agent: Agent, terminal: Terminal) -> None:
+    def colours() -> bool:
+        return any(
+            mark in line
+            for line in terminal.screen("-e")
+            for mark in ("[38;", "[48;", ";38;", ";48;", "[31m")
+        )
+
+    run = f"{WHITEPANDA} top --socket {agent.folder}/a.sock"
+    terminal.type(run, "Enter")
+    terminal.until(has("● live", "web-1"))
+    assert colours()
+    terminal.type("q")
+    terminal.until(lambda lines: lines[-1:] != [] and not has("● live")(lines))
+    terminal.type(f"NO_COLOR=1 {run}; echo rc=$?", "Enter")
+    terminal.until(has("● live", "web-1"))
+    assert not colours()
+    pid = subprocess.run(
+        ["pgrep", "-f", f"top --socket {agent.folder}/a.sock"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    for one in pid:
+        os.kill(int(one), 15)
+    terminal.until(has("rc=0"))  # SIGTERM leaves the terminal as `q` does
+    assert terminal.state().startswith("0 1 0")
