@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
+from whitepanda.common.config import Range, address_problem, is_loopback, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
 
@@ -32,6 +33,9 @@ RANGES: tuple[Range, ...] = (
     ("ingest.roll_rows", 1, 100_000_000),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
+    ("webhooks.timeout_s", 0.1, 300),
+    ("webhooks.retry_for_s", 0, 30 * 86_400),
+    ("webhooks.max_waiting", 1, 1_000_000),
     ("placement.cpu_cores", 1, 1e6),
     ("placement.memory_units", 0, 1e6),
     ("placement.disk_units", 1, 1e6),
@@ -97,6 +101,18 @@ class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retention_days: float = 400.0  # incidents that were over before are forgotten
 
 
+class WebhooksSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is told over HTTP when an incident begins and ends, as Alertmanager tells webhooks (docs/monitoring.md)."""
+
+    urls: tuple[str, ...] = ()  # where messages are posted: https, or http on this machine
+    secret_file: str = ""  # what signs messages, in a file that only central's user may read; "" = unsigned
+    ca: str = ""  # PEM file: who must have signed the receivers' certificates; "" = whom the system trusts
+    incident_url: str = ""  # where people see an incident, `{id}` is its number; "" = nowhere
+    timeout_s: float = 10.0  # for a receiver's answer
+    retry_for_s: float = 86400.0  # what no receiver took in this time is given up
+    max_waiting: int = 10_000  # notices for a receiver that is away; the oldest go first
+
+
 class LakeSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What central does for its lake by itself, once a day, by the replica that builds."""
 
@@ -148,6 +164,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ingest: IngestSection = IngestSection()
     build: BuildSection = BuildSection()
     incidents: IncidentsSection = IncidentsSection()
+    webhooks: WebhooksSection = WebhooksSection()
     lake: LakeSection = LakeSection()
     placement: PlacementSection = PlacementSection()
     runtime: RuntimeSection = RuntimeSection()
@@ -190,11 +207,42 @@ def _problems(config: CentralConfig) -> Iterator[str]:
         # The rest may hold a password.
         begins = f"begins with {kind[:20]!r}" if colon else "is no URL"
         yield f'incidents.url must be postgresql://user:password@host/database, or "" for SQLite (value {begins})'
+    yield from _webhook_problems(config.webhooks)
     if config.build.engine == "spark" and not _SPARK_MASTER.fullmatch(config.build.spark_master):
         yield (
             "build.spark_master must be a master of Spark such as local[2], spark://host:7077, yarn or "
             f"k8s://https://host:443 (value {config.build.spark_master[:80]!r})"
         )
+
+
+def _webhook_problems(webhooks: WebhooksSection) -> Iterator[str]:
+    """Tell of URLs that cannot be posted to, without what may be a secret in them."""
+    known = set()
+    for number, url in enumerate(webhooks.urls):
+        key = f"webhooks.urls[{number}]"
+        scheme, host = _scheme_and_host(url)
+        if scheme not in {"http", "https"} or not host:
+            yield f"{key} must be https://host[:port]/path (value begins with {url.partition('://')[0][:20]!r})"
+        elif scheme == "http" and not is_loopback(host):
+            yield f"{key} must be https: messages name VMs and jobs; http only to this machine (host {host[:80]!r})"
+        if url in known:
+            yield f"{key} is there twice (host {host[:80]!r})"
+        known.add(url)
+    url = webhooks.incident_url
+    if url and (_scheme_and_host(url)[0] not in {"http", "https"} or "{id}" not in url):
+        yield (
+            "webhooks.incident_url must be a URL with {id} where the incident's number belongs, such as "
+            f"https://central.example.net/v1/incidents/{{id}} (value {url[:80]!r})"
+        )
+
+
+def _scheme_and_host(url: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return "", ""
+    return parts.scheme, parts.hostname or ""
 
 
 def _place_problems(central: CentralSection) -> Iterator[str]:

@@ -33,6 +33,7 @@ from central.refusals import Refusals, reading_standard_error
 from central.roll_worker import RollWorker
 from central.rolls import Roller
 from central.streams import StreamRegistry
+from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
@@ -94,6 +95,13 @@ class Central:
             self.recorder = IncidentRecorder(
                 config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s
             )
+            self.webhooks = Webhooks(
+                config.webhooks,
+                self.incidents,
+                replica=config.central.replica,
+                gap_ns=self.recorder.gap_ns,
+            )
+            self.recorder.on_recorded = self.webhooks.wake
             self.ingest = Ingest(config, self.journal, self.registry)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
@@ -115,6 +123,8 @@ class Central:
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
         self._spawn(self.recorder.run(), "incidents")
+        if config.webhooks.urls:
+            self._spawn(self.webhooks.run(), "webhooks")
         self._spawn(garbage.collect_rarely(lambda: self.registry.ended), "garbage")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
@@ -190,6 +200,8 @@ class Central:
             runtime=config.runtime,
             roll_error=lambda: self.roller.failure,
             incidents_error=lambda: self.recorder.failure,
+            webhooks=self.webhooks.status,
+            gap_ns=self.recorder.gap_ns,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

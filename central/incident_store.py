@@ -1,22 +1,24 @@
 """Incident history: SQLite in central's folder, or PostgreSQL by URL, which several replicas may share.
 
-All methods block and may be called from any thread; those that write are called by one thread at a time.
+All methods block and may be called from any thread; those that write wait for each other.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central import incident_tables as tables
 from central.triggers import TriggerRow
+from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -31,6 +33,8 @@ _STATEMENT_TIMEOUT_MS = 10_000
 
 #: Where a page of incidents goes on: (first_unix_ns, id) of the last one shown.
 Place = tuple[int, int]
+
+Answer = TypeVar("Answer")
 
 
 class StoreError(Exception):
@@ -62,6 +66,7 @@ class IncidentStore:
     """
 
     def __init__(self, url: str, folder: Path) -> None:
+        self._writing = threading.Lock()  # SQLite has one writer, and tells others to go away
         self._engine = _sqlite(folder / "incidents.sqlite") if not url else _postgresql(url)
         self.name = self._engine.url.render_as_string(hide_password=True)
         try:
@@ -94,11 +99,9 @@ class IncidentStore:
             StoreError: nothing was taken.
 
         """
-        try:
-            with self._engine.begin() as connection:
-                return tables.take(connection, rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        return self.write(
+            lambda connection: tables.take(connection, rows, gap_ns=gap_ns, oldest_unix_ns=oldest_unix_ns)
+        )
 
     def prune(self, oldest_unix_ns: int) -> int:
         """Delete some of what was over before a time; call it again until it returns 0.
@@ -107,9 +110,18 @@ class IncidentStore:
             StoreError: nothing was deleted.
 
         """
+        return self.write(lambda connection: tables.prune(connection, oldest_unix_ns))
+
+    def write(self, work: Callable[[sa.Connection], Answer]) -> Answer:
+        """Do some work in one transaction.
+
+        Raises:
+            StoreError: nothing of it was done.
+
+        """
         try:
-            with self._engine.begin() as connection:
-                return tables.prune(connection, oldest_unix_ns)
+            with self._writing, self._engine.begin() as connection:
+                return work(connection)
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
@@ -162,6 +174,25 @@ class IncidentStore:
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
+    @staticmethod
+    def messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fleet_pb2.Incident]:
+        """Return incidents of rows of their table, in this order, within the caller's transaction."""
+        return _messages(connection, rows)
+
+    def count_open(self, since_unix_ns: int) -> int:
+        """Return how many incidents had a report at a time or later.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        count = sa.select(sa.func.count()).where(tables.incidents.c.last_unix_ns >= since_unix_ns)
+        try:
+            with self._engine.connect() as connection:
+                return int(connection.scalar(count) or 0)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
     def suspect_jobs(self, *, limit: int, after: str = "", job: str = "") -> list[fleet_pb2.SuspectJob]:
         """Return jobs by name, each with how often it was suspected first and on how many hosts.
 
@@ -179,7 +210,7 @@ class IncidentStore:
         """Make the tables where they are missing; replicas that start together do it one after the other."""
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": 0x77686975})
-        tables.METADATA.create_all(connection)
+        METADATA.create_all(connection)
         schema = connection.scalar(sa.select(tables.meta.c.value).where(tables.meta.c.key == "schema"))
         if schema is None:
             connection.execute(tables.meta.insert().values(key="schema", value=SCHEMA_VERSION))

@@ -33,6 +33,10 @@ class IncidentRecorder:
         journal: where reports wait.
         store: where they go.
 
+    Attributes:
+        gap_ns: reports of one incident are no further apart.
+        on_recorded: called, on the loop, when the history has something new.
+
     """
 
     def __init__(
@@ -44,12 +48,13 @@ class IncidentRecorder:
         slot_s: float,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._gap_ns = round(max(section.quiet_gap_s, 2 * slot_s) * 1e9)
+        self.gap_ns = round(max(section.quiet_gap_s, 2 * slot_s) * 1e9)
         self._retention_ns = round(section.retention_days * 86_400e9)
         self._journal = journal
         self._store = store
         self._clock = clock_unix_ns
         self._log = log.get("incidents")
+        self.on_recorded: Callable[[], None] = lambda: None
         self.failure = ""  # why the history does not take reports now; "" while it does
         self.recorded = 0  # reports that were new to the history, since the start
 
@@ -82,9 +87,12 @@ class IncidentRecorder:
         waiting = await asyncio.to_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]
-            self.recorded += await asyncio.to_thread(
-                self._store.take, rows, gap_ns=self._gap_ns, oldest_unix_ns=self._oldest_unix_ns()
+            new = await asyncio.to_thread(
+                self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns()
             )
+            self.recorded += new
+            if new:
+                self.on_recorded()
             await self._journal.forget_triggers(waiting[-1][0])
         return len(waiting)
 

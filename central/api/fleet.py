@@ -22,7 +22,7 @@ from central.api.vm_windows import VmWindows
 from central.api.work import Worker
 from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
-from central.incident_store import IncidentStore
+from central.incident_store import IncidentStore, StoreError
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError
 from central.placement.live import LiveFleet
@@ -62,6 +62,8 @@ class Fleet(
         runtime: where the model of runtimes is.
         roll_error: says why the last roll failed, "" if it did not.
         incidents_error: the same of what writes incident history.
+        webhooks: says how each of them does.
+        gap_ns: an incident without a report for so long is over.
 
     """
 
@@ -78,6 +80,8 @@ class Fleet(
         runtime: RuntimeSection | None = None,
         roll_error: Callable[[], str] = str,
         incidents_error: Callable[[], str] = str,
+        webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list,
+        gap_ns: int = 900 * 10**9,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._live = LiveFleet(
@@ -98,6 +102,8 @@ class Fleet(
         self._incidents = incidents
         self._roll_error = roll_error
         self._incidents_error = incidents_error
+        self._webhooks = webhooks
+        self._gap_ns = gap_ns
         self._operators = frozenset(operators)
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
@@ -109,6 +115,7 @@ class Fleet(
         """Totals of ingest, lake and builds."""
         await self.check_operator(context)
         segments, rows = await asyncio.to_thread(self._lake_totals)
+        open_incidents = await asyncio.to_thread(self._count_open)
         stats, built = self._journal.stats, self._builder.current
         times = self._journal.ack_times
         return fleet_pb2.FleetStatus(
@@ -139,7 +146,19 @@ class Fleet(
             acknowledgements=fleet_pb2.AcknowledgementTimes(
                 bound_s=BOUNDS_S, batches=times.counts, sum_s=times.sum_s
             ),
+            known_hosts=len(self._journal.hosts),
+            open_incidents=open_incidents,
+            webhooks=self._webhooks(),
         )
+
+    def _count_open(self) -> int | None:
+        """Return how many incidents go on; None while the history does not answer."""
+        if self._incidents_error():  # known to be away: nobody is kept waiting for it
+            return None
+        try:
+            return self._incidents.count_open(self._clock_unix_ns() - self._gap_ns)
+        except StoreError:
+            return None
 
     async def ListHosts(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListHostsRequest, context: Context

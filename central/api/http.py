@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import json
 import os
 import socket
@@ -34,6 +33,7 @@ from central.api.fleet import Fleet
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from whitepanda.common import log
+from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import fleet_pb2
@@ -209,14 +209,6 @@ class HttpApi:
                 except OSError as error:
                     told = "changed certificate files cannot be used for HTTP; the ones before stay in force"
                     log.get("http").error(told, problem=str(error))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class _Server(uvicorn.Server):

@@ -16,7 +16,20 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["ACKNOWLEDGEMENT", "CONTENT_TYPE", "COUNTERS", "FAILURES", "GAUGES", "REASONS", "render"]
+__all__ = [
+    "ACKNOWLEDGEMENT",
+    "COEFFICIENTS_CREATED",
+    "CONTENT_TYPE",
+    "COUNTERS",
+    "FAILURES",
+    "GAUGES",
+    "OPEN_INCIDENTS",
+    "REASONS",
+    "WEBHOOKS",
+    "WEBHOOK_DROPPED",
+    "WEBHOOK_OLDEST",
+    "render",
+]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "whitepanda_central_"
@@ -37,6 +50,7 @@ REASONS = (
 )
 GAUGES = (
     ("connected_hosts", "connected_hosts", "open streams"),
+    ("known_hosts", "known_hosts", "hosts that ever connected"),
     ("journal_batches", "journal_batches", "batches that wait for the next roll"),
     ("lake_segments", "lake_segments", "segments in the lake"),
     ("lake_rows", "lake_rows", "rows in the lake"),
@@ -56,6 +70,20 @@ FAILURES = (
     ("incidents_failed", "last_incidents_error", "1 while incident history takes no reports, else 0"),
 )
 ACKNOWLEDGEMENT = "acknowledgement_seconds"
+#: Of each receiver of webhooks: name, field of WebhookReceiver, what it is. The first two are counters.
+WEBHOOKS = (
+    ("webhook_delivered_notices", "delivered", "notices that a receiver took, since central's start"),
+    (
+        "webhook_failed_attempts",
+        "failed_attempts",
+        "posts that a receiver did not take, since central's start",
+    ),
+    ("webhook_waiting_notices", "waiting", "notices that wait for a receiver"),
+)
+WEBHOOK_DROPPED = "webhook_dropped_notices"
+WEBHOOK_OLDEST = "webhook_oldest_waiting_timestamp_seconds"
+OPEN_INCIDENTS = "open_incidents"
+COEFFICIENTS_CREATED = "coefficients_created_timestamp_seconds"
 
 
 class _Families(Collector):
@@ -73,6 +101,17 @@ class _Families(Collector):
         for name, field, text in FAILURES:
             yield GaugeMetricFamily(_PREFIX + name, text, float(bool(getattr(status, field))))
         yield _times(status.acknowledgements)
+        yield from _webhooks(status.webhooks)
+        yield _known(
+            OPEN_INCIDENTS,
+            "incidents that go on; none while incident history is away",
+            status.open_incidents if status.HasField("open_incidents") else None,
+        )
+        yield _known(
+            COEFFICIENTS_CREATED,
+            "when the version in force was made, since 1970; none without a version",
+            status.coefficient_created_unix_ns / 1e9 or None,
+        )
         started = GaugeMetricFamily(_PREFIX + "start_time_seconds", "when central started, since 1970")
         started.add_metric([], status.started_unix_ns / 1e9)
         yield started
@@ -86,6 +125,41 @@ def _by_reason(name: str, text: str, counts: Iterable[agent_pb2.RejectedRows]) -
     for each in counts:
         family.add_metric([each.reason], each.count)
     return family
+
+
+def _known(name: str, text: str, value: float | None) -> Metric:
+    """Return a gauge, which has no sample where its value is not known."""
+    family = GaugeMetricFamily(_PREFIX + name, text)
+    if value is not None:
+        family.add_metric([], value)
+    return family
+
+
+def _webhooks(receivers: Iterable[fleet_pb2.WebhookReceiver]) -> Iterator[Metric]:
+    told = list(receivers)
+    for name, field, text in WEBHOOKS:
+        kind = GaugeMetricFamily if field == "waiting" else CounterMetricFamily
+        family = kind(_PREFIX + name, text, labels=["receiver"])
+        for each in told:
+            family.add_metric([each.receiver], getattr(each, field))
+        yield family
+    oldest = GaugeMetricFamily(
+        _PREFIX + WEBHOOK_OLDEST,
+        "since when a receiver's oldest notice waits, since 1970; none where none does",
+        labels=["receiver"],
+    )
+    dropped = CounterMetricFamily(
+        _PREFIX + WEBHOOK_DROPPED,
+        "notices given up, by reason, since central's start",
+        labels=["receiver", "reason"],
+    )
+    for each in told:
+        if each.oldest_waiting_unix_ns:
+            oldest.add_metric([each.receiver], each.oldest_waiting_unix_ns / 1e9)
+        for one in each.dropped:
+            dropped.add_metric([each.receiver, one.reason], one.count)
+    yield oldest
+    yield dropped
 
 
 def _times(times: fleet_pb2.AcknowledgementTimes) -> Metric:

@@ -112,13 +112,13 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
 
 
 def to_json(message: Message) -> dict[str, Any]:
-    """Return a message as a JSON object: every field, a message that is not there as null."""
+    """Return a message as a JSON object: every field; a message, or an optional number, that is not there as null."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.is_repeated:
             found[field.name] = [_json_value(field, one) for one in value]
-        elif field.message_type is not None and not message.HasField(field.name):
+        elif field.has_presence and not message.HasField(field.name):
             found[field.name] = None
         else:
             found[field.name] = _json_value(field, value)
@@ -207,6 +207,8 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
             schema = {"type": "array", "items": schema}
         elif field.message_type is not None:
             schema = {"oneOf": [schema, {"type": "null"}]}
+        elif field.has_presence:
+            schema = {**schema, "type": [schema["type"], "null"]}
         note = notes().get((message.name, field.name))
         properties[field.name] = {**schema, "description": note} if note else schema
     schemas[message.name] = {

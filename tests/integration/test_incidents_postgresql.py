@@ -8,12 +8,17 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
+from central.webhooks import tables
+from tests.support.webhook_receiver import Receiver
 from tests.unit.central.test_incidents import DAY, GAP, NOW, S, row
+from tests.unit.central.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
 
 pytestmark = pytest.mark.integration
@@ -125,6 +130,35 @@ def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tm
         pass
     assert plain(stores[1]) == []
     for store in (*stores, sqlite):
+        store.close()
+
+
+async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
+    """Both look for what is new, which comes by both, and each incident is told once; then the other takes over."""
+    receiver = Receiver()
+    stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
+    first, second = (
+        webhooks(store, receiver, replica=name) for store, name in zip(stores, "ab", strict=True)
+    )
+    async with running(first), running(second):
+        for n in range(30):
+            take(stores[n % 2], row(n, NOW + n, host=f"h{n}"))
+            first.wake()
+            second.wake()
+        await until(lambda: sum(s.delivered for s in (*first.status(), *second.status())) == 30)
+        assert sorted(s.active for s in (*first.status(), *second.status())) == [False, True]
+    assert len(set(receiver.taken())) == 30
+    holder = stores[0].write(lambda c: c.scalar(sa.select(tables.receivers.c.holder)))
+    other = "b" if holder == "a" else "a"
+    take(stores[0], row(40, NOW, host="h40"))
+    async with running(webhooks(stores[1], receiver, replica=other)) as third:
+        await until(lambda: third.status()[0].receiver and not third.status()[0].active)
+        stores[0].write(lambda c: c.execute(sa.update(tables.receivers).values(until_unix_ns=time.time_ns())))
+        await until(lambda: len(receiver.taken()) == 31)
+    receiver.close()
+    for store in stores:
+        while store.prune(NOW + DAY):
+            pass
         store.close()
 
 

@@ -12,6 +12,7 @@ PACKAGES=(
     postgresql-15                                                        # incident history of several replicas
     radosgw ceph-mon ceph-osd                                            # a real S3 server for the lake
     openjdk-17-jre-headless                                              # what Spark runs on
+    prometheus prometheus-alertmanager                                   # and promtool: rules, dashboards, webhooks
     strace                                                               # what central does before it acknowledges
     tmux                                                                 # the terminal in which `top` is used
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python

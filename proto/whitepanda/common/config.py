@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import operator
 import re
@@ -14,7 +15,7 @@ import msgspec
 
 from whitepanda.common.errors import ConfigError
 
-__all__ = ["Range", "address_problem", "convert", "load_toml", "out_of_range", "read_toml"]
+__all__ = ["Range", "address_problem", "convert", "is_loopback", "load_toml", "out_of_range", "read_toml"]
 
 T = TypeVar("T")
 
@@ -88,6 +89,14 @@ def address_problem(key: str, address: str, *, min_port: int = 1) -> str | None:
     if not min_port <= int(match["port"]) <= _MAX_PORT:
         return f"{key} must have a port of {min_port} to {_MAX_PORT} (value {_show(address)})"
     return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by address or name, is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load_toml(path: Path, kind: type[T]) -> T:

@@ -12,7 +12,7 @@ class GetFleetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files")
+    __slots__ = ("central_version", "protocol_version", "started_unix_ns", "connected_hosts", "accepted_batches", "accepted_rows", "duplicate_batches", "rejected", "rejected_batches", "journal_batches", "lake_segments", "lake_rows", "coefficient_version", "coefficient_created_unix_ns", "last_build_error", "days_left_out", "rows_left_out", "accepted_events", "rejected_events", "refused_streams", "last_commit_error", "last_roll_error", "last_incidents_error", "acknowledgements", "damaged_files", "known_hosts", "open_incidents", "webhooks")
     CENTRAL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,9 @@ class FleetStatus(_message.Message):
     LAST_INCIDENTS_ERROR_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENTS_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FILES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    WEBHOOKS_FIELD_NUMBER: _ClassVar[int]
     central_version: str
     protocol_version: int
     started_unix_ns: int
@@ -63,7 +66,30 @@ class FleetStatus(_message.Message):
     last_incidents_error: str
     acknowledgements: AcknowledgementTimes
     damaged_files: int
-    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ...) -> None: ...
+    known_hosts: int
+    open_incidents: int
+    webhooks: _containers.RepeatedCompositeFieldContainer[WebhookReceiver]
+    def __init__(self, central_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., accepted_batches: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., duplicate_batches: _Optional[int] = ..., rejected: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., rejected_batches: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., journal_batches: _Optional[int] = ..., lake_segments: _Optional[int] = ..., lake_rows: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_created_unix_ns: _Optional[int] = ..., last_build_error: _Optional[str] = ..., days_left_out: _Optional[int] = ..., rows_left_out: _Optional[int] = ..., accepted_events: _Optional[int] = ..., rejected_events: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., refused_streams: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., last_commit_error: _Optional[str] = ..., last_roll_error: _Optional[str] = ..., last_incidents_error: _Optional[str] = ..., acknowledgements: _Optional[_Union[AcknowledgementTimes, _Mapping]] = ..., damaged_files: _Optional[int] = ..., known_hosts: _Optional[int] = ..., open_incidents: _Optional[int] = ..., webhooks: _Optional[_Iterable[_Union[WebhookReceiver, _Mapping]]] = ...) -> None: ...
+
+class WebhookReceiver(_message.Message):
+    __slots__ = ("receiver", "active", "delivered", "failed_attempts", "dropped", "waiting", "oldest_waiting_unix_ns", "last_error")
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAITING_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    receiver: str
+    active: bool
+    delivered: int
+    failed_attempts: int
+    dropped: _containers.RepeatedCompositeFieldContainer[_agent_pb2.RejectedRows]
+    waiting: int
+    oldest_waiting_unix_ns: int
+    last_error: str
+    def __init__(self, receiver: _Optional[str] = ..., active: _Optional[bool] = ..., delivered: _Optional[int] = ..., failed_attempts: _Optional[int] = ..., dropped: _Optional[_Iterable[_Union[_agent_pb2.RejectedRows, _Mapping]]] = ..., waiting: _Optional[int] = ..., oldest_waiting_unix_ns: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class AcknowledgementTimes(_message.Message):
     __slots__ = ("bound_s", "batches", "sum_s")

@@ -41,6 +41,27 @@ def written(tmp_path: Path, text: str) -> Path:
             "[lake]\nraw_days = 7\nslot_days = 30",
             "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days (value 30)",
         ),
+        (
+            "[webhooks]\nurls = ['ftp://a/secret']",
+            "webhooks.urls[0] must be https://host[:port]/path (value begins with 'ftp')",
+        ),
+        (
+            "[webhooks]\nurls = ['https://a:port/secret']",
+            "webhooks.urls[0] must be https://host[:port]/path (value begins with 'https')",
+        ),
+        (
+            "[webhooks]\nurls = ['http://127.0.0.1:1/', 'http://u:secret@a.example/secret']",
+            "webhooks.urls[1] must be https: messages name VMs and jobs; http only to this machine (host 'a.example')",
+        ),
+        ("[webhooks]\nurls = ['https://a/', 'https://a/']", "webhooks.urls[1] is there twice (host 'a')"),
+        (
+            "[webhooks]\nincident_url = 'https://a/17'",
+            (
+                "webhooks.incident_url must be a URL with {id} where the incident's number belongs, such as "
+                "https://central.example.net/v1/incidents/{id} (value 'https://a/17')"
+            ),
+        ),
+        ("[webhooks]\nmax_waiting = 0", "webhooks.max_waiting must be 1 to 1000000 (value 0)"),
         ("[build]\nslot_s = 7.0", "build.slot_s must divide a day, 86400 s (value 7.0)"),
         ("[central]\nlisten = 'nowhere'", "central.listen must be host:port (value 'nowhere')"),
         ("[central]\nlisten = 'a:\u00b2'", "central.listen must be host:port (value 'a:\u00b2')"),

@@ -309,6 +309,7 @@ async def test_totals_are_there_for_prometheus_too(served, local) -> None:
     failures = [f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents")]
     assert [found[name,] for name in failures] == [0, 0, 0, 0]
     assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
+    assert found["whitepanda_central_open_incidents",] == 0
     served.fleet._builder.last_error = "OSError: no space"
     served.journal.failure = "disk is full"
     served.roll_error, served.incidents_error = "no bucket", "away"
@@ -322,7 +323,12 @@ async def test_totals_are_there_for_prometheus_too(served, local) -> None:
     assert f"{name}_count 5.0\n" in text and f"{name}_sum 11.209\n" in text
     _, status = await get(local, "/v1/status")
     assert (status["last_commit_error"], status["last_roll_error"]) == ("disk is full", "no bucket")
-    assert status["last_incidents_error"] == "away"
+    assert (status["last_incidents_error"], status["open_incidents"]) == ("away", None)
+    assert "\nwhitepanda_central_open_incidents " not in text
+    served.incidents_error = ""
+    served.store.take([row(1)], gap_ns=GAP, oldest_unix_ns=0)  # its time is in the future: it goes on
+    _, status = await get(local, "/v1/status")
+    assert status["open_incidents"] == 1
     operate = (Path(__file__).parents[3] / "docs" / "operate.md").read_text()
     tables = (metrics.COUNTERS, metrics.REASONS, metrics.GAUGES, metrics.FAILURES)
     names = {metrics.ACKNOWLEDGEMENT, *(name for table in tables for name, _, _ in table)}

@@ -1,0 +1,254 @@
+"""Tells every receiver of incidents: a task for each notes what is new and posts it, in order, until it is taken.
+
+What waits is in the database of incident history, so a kill loses nothing; a message that was taken while central was
+killed is told once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from sqlalchemy import Connection
+
+from central.config import WebhooksSection
+from central.incident_store import IncidentStore, StoreError
+from central.webhooks import tables
+from central.webhooks.sender import Answer, Sender, receiver_names
+from whitepanda.common import log
+from whitepanda.v1 import agent_pb2, fleet_pb2
+
+__all__ = ["DROP_REASONS", "Timing", "Webhooks"]
+
+#: Why a notice is given up.
+DROP_REASONS = ("expired", "refused", "too_many")
+
+_KEEP_UNCLAIMED_NS = 30 * 86_400 * 10**9  # of receivers that are in no configuration any more
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds between looks at the history, and before a message is posted again: doubling, half of it by chance."""
+
+    poll_s: float = 2.0
+    first_retry_s: float = 1.0
+    last_retry_s: float = 300.0
+    lease_s: float = 60.0  # beyond the time that a post may take
+
+
+@dataclass(slots=True)
+class _Receiver:
+    """One URL as this replica knows it. `due_s` is monotonic: nothing is posted before."""
+
+    name: str
+    key: str
+    sender: Sender
+    attempts: int = 0
+    due_s: float = 0.0
+    is_ours: bool = False
+    error: str = ""
+    delivered: int = 0
+    failed: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    waiting: tables.Waiting = field(default_factory=tables.Waiting)
+
+
+class Webhooks:
+    """All receivers of one central.
+
+    Args:
+        section: who they are.
+        store: incident history.
+        replica: this central's name; one that starts again under its name goes on at once.
+        gap_ns: an incident is over when it had no report for so long.
+        clock_unix_ns: central's clock.
+        timing: for tests.
+        rng: for the jitter.
+
+    Raises:
+        ConfigError: `webhooks.secret_file` cannot be used.
+        TlsError: `webhooks.ca` cannot be used.
+
+    """
+
+    def __init__(
+        self,
+        section: WebhooksSection,
+        store: IncidentStore,
+        *,
+        replica: str,
+        gap_ns: int,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+        timing: Timing | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._section = section
+        self._store = store
+        self._replica = replica
+        self._gap_ns = gap_ns
+        self._clock = clock_unix_ns
+        self._timing = timing or Timing()
+        self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
+        self._news: dict[str, asyncio.Event] = {}
+        self._log = log.get("webhooks")
+        names = receiver_names(section.urls)
+        self._receivers = [
+            _Receiver(name, _key(url), self._sender(url))
+            for name, url in zip(names, section.urls, strict=True)
+        ]
+
+    def wake(self) -> None:
+        """Look at the history now: there is something new. From the loop that `run` is on."""
+        for event in self._news.values():
+            event.set()
+
+    async def run(self) -> None:
+        """Tell all of them, for ever."""
+        self._news = {receiver.key: asyncio.Event() for receiver in self._receivers}
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tidy())
+                for receiver in self._receivers:
+                    group.create_task(self._serve(receiver))
+        finally:
+            for receiver in self._receivers:
+                await receiver.sender.close()
+
+    def status(self) -> list[fleet_pb2.WebhookReceiver]:
+        """Return how each receiver does, as this replica knows it."""
+        return [
+            fleet_pb2.WebhookReceiver(
+                receiver=one.name,
+                active=one.is_ours,
+                delivered=one.delivered,
+                failed_attempts=one.failed,
+                dropped=[
+                    agent_pb2.RejectedRows(reason=reason, count=one.dropped[reason])
+                    for reason in DROP_REASONS
+                ],
+                waiting=one.waiting.count,
+                oldest_waiting_unix_ns=one.waiting.oldest_unix_ns,
+                last_error=one.error,
+            )
+            for one in self._receivers
+        ]
+
+    def _sender(self, url: str) -> Sender:
+        section = self._section
+        return Sender(url, ca=section.ca, secret_file=section.secret_file, timeout_s=section.timeout_s)
+
+    async def _serve(self, receiver: _Receiver) -> None:
+        news = self._news[receiver.key]
+        while True:
+            news.clear()
+            try:
+                pause_s = await self._turn(receiver)
+            except StoreError as error:
+                receiver.is_ours = False  # by the time that the database answers it may be another's
+                self._tell(receiver, f"incident history does not answer: {error}")
+                pause_s = self._timing.poll_s
+            if pause_s > 0:
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await news.wait()
+                except TimeoutError:
+                    pass
+
+    async def _turn(self, receiver: _Receiver) -> float:
+        """Note what is new and post what is next, if it is time; return how long to wait before the next turn."""
+        notice = await asyncio.to_thread(self._look, receiver)
+        if notice is None:
+            self._tell(receiver, "")
+            return self._timing.poll_s
+        early_s = receiver.due_s - time.monotonic()
+        if early_s > 0:
+            return min(early_s, self._timing.poll_s)
+        answer = await receiver.sender.post(notice.message)
+        receiver.failed += bool(answer.why)
+        if not answer.why or answer.is_final:
+            receiver.attempts, receiver.due_s = 0, 0.0
+            if answer.is_final:
+                await self._give_up(receiver, notice, "refused", answer.why)
+            else:
+                await asyncio.to_thread(self._store.write, partial(tables.forget, notice=notice))
+                receiver.delivered += 1
+            self._tell(receiver, "")
+            return 0.0
+        self._tell(receiver, answer.why)
+        receiver.due_s = time.monotonic() + self._delay_s(receiver, answer)
+        receiver.attempts += 1
+        if self._clock() - notice.created_unix_ns > self._section.retry_for_s * 1e9:
+            await self._give_up(receiver, notice, "expired", answer.why)
+        return min(self._timing.poll_s, self._timing.first_retry_s)
+
+    def _look(self, receiver: _Receiver) -> tables.Notice | None:
+        """Note what is new; return what is to be told next, None where nothing is or another replica tells it."""
+
+        def look(connection: Connection) -> tuple[bool, int, tables.Waiting, tables.Notice | None]:
+            section, now = self._section, self._clock()
+            lease_ns = round((section.timeout_s + self._timing.lease_s) * 1e9)
+            if not tables.claim(connection, receiver.key, self._replica, lease_ns=lease_ns, now_unix_ns=now):
+                return False, 0, tables.Waiting(), None
+            dropped = tables.change(
+                connection,
+                receiver.key,
+                self._store.messages,
+                open_since_unix_ns=now - self._gap_ns,
+                now_unix_ns=now,
+                incident_url=section.incident_url,
+                max_waiting=section.max_waiting,
+            )
+            waiting = tables.waiting(connection, receiver.key)
+            return True, dropped, waiting, tables.first(connection, receiver.key) if waiting.count else None
+
+        receiver.is_ours, dropped, receiver.waiting, notice = self._store.write(look)
+        if dropped:
+            receiver.dropped["too_many"] += dropped
+            told = "too many notices wait for a webhook; the oldest are dropped"
+            self._log.error(told, receiver=receiver.name, dropped=dropped)
+        return notice
+
+    def _delay_s(self, receiver: _Receiver, answer: Answer) -> float:
+        timing = self._timing
+        ceiling_s = min(timing.last_retry_s, timing.first_retry_s * 2.0 ** min(receiver.attempts, 30))
+        return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
+
+    async def _give_up(self, receiver: _Receiver, notice: tables.Notice, reason: str, why: str) -> None:
+        await asyncio.to_thread(self._store.write, partial(tables.forget, notice=notice))
+        receiver.dropped[reason] += 1
+        self._log.error(
+            "a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice.id
+        )
+
+    async def _tidy(self) -> None:
+        """Forget receivers that nobody has told of for a month, now and daily."""
+        while True:
+            forget = partial(
+                tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
+            )
+            try:
+                gone = await asyncio.to_thread(self._store.write, forget)
+            except StoreError:
+                gone = 0  # told by those who have something to do there
+            if gone:
+                self._log.info("webhooks that are configured no more are forgotten", receivers=gone)
+            await asyncio.sleep(_DAY_S)
+
+    def _tell(self, receiver: _Receiver, error: str) -> None:
+        if error and not receiver.error:
+            self._log.error("a webhook cannot be told; notices wait", receiver=receiver.name, why=error)
+        elif receiver.error and not error:
+            self._log.info("a webhook is told again", receiver=receiver.name)
+        receiver.error = error
+
+
+def _key(url: str) -> str:
+    """Return what a receiver is known by in the database, which its URL's secrets have no business in."""
+    return hashlib.sha256(url.encode()).hexdigest()[:32]

@@ -1,0 +1,179 @@
+"""Posting a message to a receiver: signed, within a time, without following where it is sent on to."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import ssl
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from whitepanda.common.errors import ConfigError, TlsError
+
+__all__ = ["SIGNATURE", "TIMESTAMP", "Answer", "Sender", "read_secret", "receiver_names", "sign"]
+
+TIMESTAMP = "X-Whitepanda-Timestamp"
+SIGNATURE = "X-Whitepanda-Signature"
+_MIN_SECRET_BYTES = 16
+_MAX_SECRET_BYTES = 4096
+#: Answers by which a receiver says that it is this message which it does not take. Whatever else is no success may
+#: pass: a wrong path or password is mended while the notices wait.
+_REFUSALS = frozenset({400, 413, 415, 422})
+_MAX_DELAY_S = 3600.0  # that a receiver may ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a message: `why` is "" where it was taken; `is_final`: it will never be taken.
+
+    `delay_s` is how long the receiver asks to be left alone; 0 where it does not say.
+    """
+
+    why: str = ""
+    is_final: bool = False
+    delay_s: float = 0.0
+
+
+class Sender:
+    """Posts to one URL, over connections that it keeps.
+
+    Args:
+        url: of the receiver.
+        ca: PEM file of who has signed its certificate; "" for the system's.
+        secret_file: what messages are signed with, read for each, so it may be changed; "" for no signature.
+        timeout_s: for all of it, however slowly the receiver answers.
+        clock_s: seconds since 1970, for the signature.
+
+    Raises:
+        ConfigError: `url` or `secret_file` cannot be used.
+        TlsError: `ca` cannot be used.
+
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        ca: str = "",
+        secret_file: str = "",
+        timeout_s: float = 10.0,
+        clock_s: Callable[[], float] = time.time,
+    ) -> None:
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"webhooks.urls: the one to {receiver_names((url,))[0]}: {error}") from error
+        self._secret_file = Path(secret_file) if secret_file else None
+        self._timeout_s = timeout_s
+        self._clock_s = clock_s
+        if self._secret_file is not None:
+            read_secret(self._secret_file)
+        # No proxy and no password from the environment: what is configured is what is done.
+        self._client = httpx.AsyncClient(
+            verify=_context(ca),
+            timeout=timeout_s,
+            follow_redirects=False,
+            trust_env=False,
+            headers={"User-Agent": "whitepanda-central"},
+        )
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    async def post(self, message: str) -> Answer:
+        """Post a message once; whatever goes wrong is in the answer."""
+        body = message.encode()
+        headers = {"Content-Type": "application/json"}
+        try:
+            if self._secret_file is not None:
+                timestamp = str(int(self._clock_s()))
+                signature = sign(read_secret(self._secret_file), timestamp, body)
+                headers |= {TIMESTAMP: timestamp, SIGNATURE: signature}
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._client.stream("POST", self._url, content=body, headers=headers) as response,
+            ):
+                return _answer(response)  # what it says beside its status is not read
+        except TimeoutError:
+            return Answer(f"no answer in {self._timeout_s:g} s")
+        except ConfigError as error:
+            return Answer(str(error))
+        except httpx.HTTPError as error:
+            return Answer(" ".join(str(error).split())[:200] or type(error).__name__)
+
+
+def sign(secret: bytes, timestamp: str, body: bytes) -> str:
+    """Return the value of the header `SIGNATURE`: HMAC-SHA256, in hexadecimal, over TIMESTAMP "." BODY."""
+    digest = hmac.new(secret, timestamp.encode("ascii") + b"." + body, hashlib.sha256).hexdigest()
+    return f"sha256={digest}"
+
+
+def read_secret(path: Path) -> bytes:
+    """Read the secret: the file's text without white space around it.
+
+    Raises:
+        ConfigError: it cannot be read, others may read it, or it is too short or too long.
+
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"webhooks.secret_file {path}: cannot read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(
+            f"webhooks.secret_file {path}: others may read or write it (mode {mode:04o}); chmod 0600 {path}"
+        )
+    if not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"webhooks.secret_file {path}: must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes (it has "
+            f"{len(secret)}); try: openssl rand -hex 32"
+        )
+    return secret
+
+
+def receiver_names(urls: tuple[str, ...]) -> list[str]:
+    """Return a name for each URL, for logs and metrics: its host and port, numbered where several have the same.
+
+    Paths, passwords and queries are left out: they may be secrets.
+    """
+    names: list[str] = []
+    for url in urls:
+        parts = urlsplit(url)
+        name = parts.netloc.rpartition("@")[2]
+        same = sum(each.partition("#")[0] == name for each in names)
+        names.append(f"{name}#{same + 1}" if same else name)
+    return names
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:  # ssl.SSLError is one
+        raise TlsError(
+            f"webhooks.ca {ca}: cannot be used: {error.strerror or error}; give a PEM file of CA certificates"
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _answer(response: httpx.Response) -> Answer:
+    if response.is_success:
+        return Answer()
+    why = f"answered {response.status_code} {response.reason_phrase}".strip()
+    if response.is_redirect:
+        why += "; webhooks.urls must be where it is, redirections are not followed"
+    asked = response.headers.get("Retry-After", "")
+    # It may be a date too; then our own back-off does.
+    delay_s = min(float(asked), _MAX_DELAY_S) if asked.isascii() and asked.isdigit() else 0.0
+    return Answer(why[:200], response.status_code in _REFUSALS, delay_s)

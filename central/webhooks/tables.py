@@ -1,0 +1,223 @@
+"""What webhooks still have to tell, beside incident history: it is there after a kill, and replicas share it.
+
+Each receiver (a URL) has notices, told in their order, and remembers which incidents it was told that go on. Who holds
+its lease makes them and tells them: so of several replicas with one database one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Index,
+    Integer,
+    Row,
+    Table,
+    Text,
+    delete,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from central.incident_tables import METADATA, incidents
+from central.webhooks import messages
+from whitepanda.v1 import fleet_pb2
+
+__all__ = [
+    "METADATA",  # with these tables in it
+    "Notice",
+    "Waiting",
+    "change",
+    "claim",
+    "first",
+    "forget",
+    "forget_receivers",
+    "waiting",
+]
+
+_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only under this name
+_AT_ONCE = 200  # incidents in one transaction
+
+receivers = Table(
+    "webhook_receivers",
+    METADATA,
+    Column("receiver", Text, primary_key=True),  # a digest of its URL, which may hold a secret
+    Column("holder", Text, nullable=False),  # the replica that tells it
+    Column("until_unix_ns", BigInteger, nullable=False),  # by the database's clock, where it has one
+)
+notices = Table(
+    "webhook_notices",
+    METADATA,
+    Column("id", _ID, primary_key=True),
+    Column("receiver", Text, nullable=False),
+    Column("created_unix_ns", BigInteger, nullable=False),
+    Column("message", Text, nullable=False),
+    Index("webhook_notices_by_receiver", "receiver", "id"),
+    sqlite_autoincrement=True,  # a number is never used twice
+)
+#: Incidents of which the receiver was told, or will be by a notice that waits, that they go on.
+told = Table(
+    "webhook_told",
+    METADATA,
+    Column("receiver", Text, primary_key=True),
+    Column("incident", BigInteger, primary_key=True, autoincrement=False),
+    Column("message", Text, nullable=False),
+)
+
+#: Incidents with their VMs, of rows of `incidents`.
+Messages = Callable[[Connection, Sequence[Row[Any]]], list[fleet_pb2.Incident]]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a receiver has to be told: `message` is JSON."""
+
+    id: int
+    created_unix_ns: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many notices wait for a receiver, and since when the oldest does; 0 where none does."""
+
+    count: int = 0
+    oldest_unix_ns: int = 0
+
+
+def claim(connection: Connection, receiver: str, holder: str, *, lease_ns: int, now_unix_ns: int) -> bool:
+    """Take or renew a receiver's lease; return whether it is ours now.
+
+    It is written at most once per half of its length.
+    """
+    now_unix_ns = _now(connection, now_unix_ns)
+    r = receivers.c
+    row = connection.execute(select(receivers).where(r.receiver == receiver)).first()
+    is_ours = row is not None and row.holder == holder
+    if row is not None and is_ours and row.until_unix_ns - now_unix_ns > lease_ns // 2:
+        return True
+    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(receivers)
+    statement = insert.values(receiver=receiver, holder=holder, until_unix_ns=now_unix_ns + lease_ns)
+    taken = statement.on_conflict_do_update(
+        index_elements=["receiver"],
+        set_={"holder": holder, "until_unix_ns": now_unix_ns + lease_ns},
+        where=(r.holder == holder) | (r.until_unix_ns < now_unix_ns),
+    ).returning(r.receiver)
+    return connection.execute(taken).first() is not None
+
+
+def _now(connection: Connection, now_unix_ns: int) -> int:
+    """Return the time of leases: the database's, where replicas with clocks of their own share it."""
+    if connection.dialect.name != "postgresql":
+        return now_unix_ns
+    found = connection.scalar(text("SELECT (extract(epoch FROM clock_timestamp()) * 1e9)::bigint"))
+    return int(found or 0)
+
+
+def change(
+    connection: Connection,
+    receiver: str,
+    as_messages: Messages,
+    *,
+    open_since_unix_ns: int,
+    now_unix_ns: int,
+    incident_url: str,
+    max_waiting: int,
+) -> int:
+    """Note for a receiver which incidents have begun and ended since it was last told, within the caller's transaction.
+
+    Args:
+        connection: of the holder of its lease.
+        receiver: who is to be told.
+        as_messages: makes incidents of rows.
+        open_since_unix_ns: an incident whose last report is from then or later goes on.
+        now_unix_ns: the time.
+        incident_url: as in `messages.firing`.
+        max_waiting: the oldest notices beyond this many are dropped.
+
+    Returns:
+        How many were dropped.
+
+    """
+    mine = told.c.receiver == receiver
+    i = incidents.c
+    # By their end, so the index is read from there on; those that began first are told first.
+    begun = connection.execute(
+        select(incidents)
+        .where(i.last_unix_ns >= open_since_unix_ns, i.id.not_in(select(told.c.incident).where(mine)))
+        .order_by(i.first_unix_ns, i.id)
+        .limit(_AT_ONCE)
+    ).all()
+    over = connection.execute(
+        select(told.c.incident, told.c.message, i.id)
+        .outerjoin(incidents, i.id == told.c.incident)
+        .where(mine, i.id.is_(None) | (i.last_unix_ns < open_since_unix_ns))
+        .order_by(told.c.incident)
+        .limit(_AT_ONCE)
+    ).all()
+    if not begun and not over:
+        return 0
+    ended = connection.execute(select(incidents).where(i.id.in_([row.incident for row in over]))).all()
+    known = {one.id: one for one in as_messages(connection, [*ended, *begun])}
+    new = []
+    for row in over:
+        new.append(
+            messages.resolved(known.get(row.incident), row.message, incident_url, ended_unix_ns=now_unix_ns)
+        )
+        connection.execute(delete(told).where(mine, told.c.incident == row.incident))
+    for row in begun:
+        new.append(messages.firing(known[row.id], incident_url))
+        connection.execute(told.insert().values(receiver=receiver, incident=row.id, message=new[-1]))
+    rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
+    connection.execute(notices.insert(), rows)
+    return _cut(connection, receiver, max_waiting)
+
+
+def _cut(connection: Connection, receiver: str, at_most: int) -> int:
+    mine = notices.c.receiver == receiver
+    last_kept = connection.scalar(
+        select(notices.c.id).where(mine).order_by(notices.c.id.desc()).offset(at_most - 1).limit(1)
+    )
+    if last_kept is None:
+        return 0
+    return connection.execute(delete(notices).where(mine, notices.c.id < last_kept)).rowcount
+
+
+def first(connection: Connection, receiver: str) -> Notice | None:
+    """Return what a receiver is to be told next; None where nothing waits."""
+    n = notices.c
+    row = connection.execute(
+        select(n.id, n.created_unix_ns, n.message).where(n.receiver == receiver).order_by(n.id).limit(1)
+    ).first()
+    return None if row is None else Notice(row.id, row.created_unix_ns, row.message)
+
+
+def forget(connection: Connection, notice: Notice) -> None:
+    """Delete a notice, which was told or is given up."""
+    connection.execute(delete(notices).where(notices.c.id == notice.id))
+
+
+def waiting(connection: Connection, receiver: str) -> Waiting:
+    """Count what waits for a receiver."""
+    n = notices.c
+    count, oldest = connection.execute(
+        select(func.count(), func.min(n.created_unix_ns)).where(n.receiver == receiver)
+    ).one()
+    return Waiting(int(count), int(oldest or 0))
+
+
+def forget_receivers(connection: Connection, *, unclaimed_for_ns: int, now_unix_ns: int) -> int:
+    """Delete receivers that nobody has told for so long, which are in no configuration any more; return how many."""
+    before = _now(connection, now_unix_ns) - unclaimed_for_ns
+    gone = select(receivers.c.receiver).where(receivers.c.until_unix_ns < before)
+    names = list(connection.scalars(gone))
+    for table in (notices, told, receivers):
+        connection.execute(delete(table).where(table.c.receiver.in_(names)))
+    return len(names)

@@ -1,0 +1,87 @@
+"""Webhooks of a real central: kill -9 while a receiver is being told loses and confuses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import time
+
+import pytest
+
+from central.incident_store import IncidentStore
+from tests.support.central_process import CentralProcess
+from tests.support.waiting import wait_until
+from tests.support.webhook_receiver import HANG, Receiver
+from tests.unit.central.test_http_api import fetch
+from tests.unit.central.test_incidents import GAP, row
+from tests.unit.central.test_webhooks import secret_file, verify
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def receiver():
+    found = Receiver()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def central(tmp_path, receiver):
+    secret = secret_file(tmp_path)
+    settings = f"""
+[webhooks]
+urls = ["{receiver.url}"]
+secret_file = "{secret}"
+"""
+    process = CentralProcess(tmp_path, build=settings)
+    process.http_listen = "127.0.0.1:0"
+    yield process
+    process.end()
+
+
+def test_a_killed_central_tells_all_of_it(central, receiver):
+    now = time.time_ns()
+    with contextlib.closing(IncidentStore("", make(central.state_dir))) as store:
+        store.take([row(n, now + n, host=f"h{n}") for n in (1, 2)], gap_ns=GAP, oldest_unix_ns=0)
+    receiver.answers.extend([200, HANG])
+    central.start()
+    wait_until(lambda: len(receiver.posts) == 2)  # the second is on its way
+    central.kill()
+    central.start()
+    wait_until(lambda: receiver.taken() == [("1", "firing"), ("2", "firing")])
+    assert receiver.posts[1].body == receiver.posts[2].body
+    for post in receiver.posts:
+        verify(post)
+        assert json.loads(post.body)["version"] == "4"
+    # Over: as if there had been no report for long.
+    with contextlib.closing(sqlite3.connect(central.state_dir / "incidents.sqlite", timeout=20)) as database:
+        database.execute("UPDATE incidents SET last_unix_ns = last_unix_ns - ?", (2 * GAP,))
+        database.commit()
+    wait_until(lambda: len(receiver.taken()) == 4)
+    assert receiver.taken()[2:] == [("1", "resolved"), ("2", "resolved")]
+    wait_until(
+        lambda: f'webhook_waiting_notices{{receiver="127.0.0.1:{receiver.port}"}} 0.0' in metrics(central)
+    )
+    assert "whitepanda_central_open_incidents 0.0" in metrics(central)
+    assert central.stop() == 0
+    log = central.log.read_text()
+    assert "Traceback" not in log and "/hook" not in log
+
+
+def metrics(central) -> str:
+    port = int((central.state_dir / "http_port").read_text())
+    return fetch(port, "/metrics")[1]
+
+
+def make(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_a_secret_that_others_may_read_is_told_at_the_start(central, tmp_path):
+    (tmp_path / "secret").chmod(0o644)
+    central.start(wait=False)
+    assert central.process.wait(30) == 2
+    assert "others may read or write it (mode 0644); chmod 0600" in central.log.read_text()

@@ -1,0 +1,254 @@
+"""Webhooks: what is told of an incident, and how it is posted; over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import math
+import ssl
+
+import pytest
+
+from central.pki import issue, make_ca
+from central.webhooks import messages
+from central.webhooks.sender import Answer, Sender, read_secret, receiver_names, sign
+from tests.support.webhook_receiver import HANG, Receiver
+from tests.unit.central.test_incidents import NOW, S
+from whitepanda.common.errors import ConfigError, TlsError
+from whitepanda.v1 import fleet_pb2
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def receiver():
+    found = Receiver()
+    yield found
+    found.close()
+
+
+# -- what is told
+
+#: As Prometheus' documentation of Alertmanager's <webhook_config> lists them.
+KEYS = {
+    "version", "groupKey", "truncatedAlerts", "status", "receiver", "groupLabels", "commonLabels", "commonAnnotations",
+    "externalURL", "alerts",
+}  # fmt: skip
+ALERT_KEYS = {"status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint"}
+URL = "https://central.example.net:7480/v1/incidents/{id}"
+
+
+def incident(**changes) -> fleet_pb2.Incident:
+    found = fleet_pb2.Incident(
+        id=17, host="h1", suspect_job="scan", first_unix_ns=NOW, last_unix_ns=NOW + 300 * S, reports=2,
+        peak_mn_cpi=3.25, peak_threshold=2.0,
+        victims=[fleet_pb2.IncidentVm(vm="u1", name="web-1", job="web", peak=4.0, reports=2)],
+        suspects=[
+            fleet_pb2.IncidentVm(vm="u2", name="scan-1", job="scan", peak=2.0, reports=2),
+            fleet_pb2.IncidentVm(vm="u3", job="odd", peak=math.nan, reports=2),
+        ],
+    )  # fmt: skip
+    found.MergeFrom(fleet_pb2.Incident(**changes))
+    return found
+
+
+def test_an_incident_is_an_alert_of_alertmanagers_format():
+    found = json.loads(messages.firing(incident(), URL))
+    assert set(found) == KEYS
+    assert (found["version"], found["status"], found["truncatedAlerts"]) == ("4", "firing", 0)
+    assert found["groupKey"] == '{}:{alertname="WhitepandaContention", incident="17"}'
+    assert found["externalURL"] == "https://central.example.net:7480"
+    (alert,) = found["alerts"]
+    assert set(alert) == ALERT_KEYS
+    assert alert["labels"] == found["commonLabels"] == {
+        "alertname": "WhitepandaContention", "severity": "warning", "host": "h1", "suspect_job": "scan",
+        "incident": "17",
+    }  # fmt: skip
+    assert (alert["startsAt"], alert["endsAt"]) == ("2027-01-15T08:00:00.000Z", "0001-01-01T00:00:00Z")
+    assert alert["generatorURL"] == "https://central.example.net:7480/v1/incidents/17"
+    assert alert["annotations"] == found["commonAnnotations"] == {
+        "summary": "VM web-1 suffers from contention on host h1: job scan is suspected first",
+        "description": (
+            "mean nCPI was up to 3.25, threshold 2, in 2 slots; victims (nCPI): web-1 of job web (4); suspects "
+            "(score): scan-1 of job scan (2), u3 of job odd (not known); evidence: whitepanda incidents show 17"
+        ),
+    }  # fmt: skip
+
+
+def test_its_end_has_the_labels_and_the_beginning_that_were_told():
+    first = messages.firing(incident(), "")
+    later = incident()
+    later.first_unix_ns -= 900 * S  # a report of before came late
+    later.suspect_job = "dedup"
+    found = json.loads(messages.resolved(later, first, "", ended_unix_ns=0))
+    (alert,), (before,) = found["alerts"], json.loads(first)["alerts"]
+    assert found["status"] == alert["status"] == "resolved"
+    assert alert["endsAt"] == "2027-01-15T08:05:00.000Z"
+    for key in ("labels", "startsAt", "fingerprint"):
+        assert alert[key] == before[key]
+    assert (alert["generatorURL"], found["externalURL"]) == ("", "")
+    gone = json.loads(messages.resolved(None, first, "", ended_unix_ns=NOW))["alerts"][0]
+    assert gone == before | {"status": "resolved", "endsAt": "2027-01-15T08:00:00.000Z"}
+
+
+def test_many_victims_and_no_suspect():
+    many = [fleet_pb2.IncidentVm(vm=f"u{n}", job="web", peak=1.0) for n in range(7)]
+    found = incident(victims=many)
+    found.suspect_job = ""
+    alert = json.loads(messages.firing(found, ""))["alerts"][0]
+    assert alert["annotations"]["summary"] == "8 VMs suffer from contention on host h1: nobody is suspected"
+    assert "and 3 more; suspects" in alert["annotations"]["description"]
+    assert "suspect_job" not in alert["labels"]
+
+
+# -- posting
+
+
+def verify(post, secret: bytes = SECRET) -> None:
+    """What docs/monitoring.md tells receivers to do."""
+    text = post.headers["x-whitepanda-timestamp"].encode() + b"." + post.body
+    expected = "sha256=" + hmac.new(secret, text, hashlib.sha256).hexdigest()
+    assert hmac.compare_digest(post.headers["x-whitepanda-signature"], expected)
+
+
+def secret_file(tmp_path, text: bytes = SECRET + b"\n", mode: int = 0o600):
+    path = tmp_path / "secret"
+    path.touch()
+    path.chmod(0o600)
+    path.write_bytes(text)
+    path.chmod(mode)
+    return path
+
+
+async def post(url: str, message: str | None = None, **options) -> Answer:
+    sender = Sender(url, **options)
+    try:
+        return await sender.post(message or messages.firing(incident(), ""))
+    finally:
+        await sender.close()
+
+
+async def test_a_message_is_signed_and_a_secret_may_be_changed(receiver, tmp_path):
+    path = secret_file(tmp_path)
+    sender = Sender(receiver.url, secret_file=str(path), clock_s=lambda: 1_800_000_000.9)
+    assert await sender.post(messages.firing(incident(), "")) == Answer()
+    secret_file(tmp_path, b"another secret of some length")
+    assert await sender.post(messages.firing(incident(), "")) == Answer()
+    path.chmod(0o640)
+    answer = await sender.post(messages.firing(incident(), ""))
+    assert "others may read" in answer.why and not answer.is_final
+    await sender.close()
+    first, second = receiver.posts
+    verify(first)
+    verify(second, b"another secret of some length")
+    with pytest.raises(AssertionError):
+        verify(second)
+    assert first.headers["x-whitepanda-timestamp"] == "1800000000"
+    assert first.headers["content-type"] == "application/json"
+    assert first.path == "/hook"
+
+
+def test_a_signature_is_over_time_and_body():
+    assert sign(SECRET, "1", b"a") != sign(SECRET, "2", b"a") != sign(SECRET, "2", b"b")
+    # Reckoned by OpenSSL: printf '1.a' | openssl dgst -sha256 -hmac 0123456789abcdef0123456789abcdef
+    assert sign(SECRET, "1", b"a") == f"sha256={OPENSSL}"
+
+
+OPENSSL = "2124fcfeccda933b19c486cedf20a83fe77c6940825439e44739c1d2d7eb50b5"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [
+        (SECRET, 0o640, "others may read or write it (mode 0640); chmod 0600"),
+        (SECRET, 0o604, "others may read or write it (mode 0604)"),
+        (b"  short\n", 0o600, "must have 16 to 4096 bytes (it has 5); try: openssl rand -hex 32"),
+        (b"x" * 5000, 0o600, "must have 16 to 4096 bytes"),
+    ],
+)
+def test_a_secret_that_is_none(tmp_path, text, mode, problem):
+    path = secret_file(tmp_path, text, mode)
+    with pytest.raises(ConfigError) as caught:
+        Sender("https://a/", secret_file=str(path))
+    assert str(caught.value).startswith(f"webhooks.secret_file {path}: ") and problem in str(caught.value)
+    with pytest.raises(ConfigError, match=r"nothing: cannot read: No such file"):
+        read_secret(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (202, Answer()),
+        (500, Answer("answered 500 Internal Server Error")),
+        (404, Answer("answered 404 Not Found")),
+        (400, Answer("answered 400 Bad Request", is_final=True)),
+        ((429, {"Retry-After": "7"}), Answer("answered 429 Too Many Requests", delay_s=7.0)),
+        ((503, {"Retry-After": "99999"}), Answer("answered 503 Service Unavailable", delay_s=3600.0)),
+        ((503, {"Retry-After": "Fri, 1 Jan 2027"}), Answer("answered 503 Service Unavailable")),
+        (
+            (302, {"Location": "http://127.0.0.1:1/elsewhere"}),
+            Answer("answered 302 Found; webhooks.urls must be where it is, redirections are not followed"),
+        ),
+    ],
+)
+async def test_answers(receiver, answer, expected):
+    receiver.answers.append(answer)
+    assert await post(receiver.url) == expected
+    assert len(receiver.posts) == 1
+
+
+async def test_a_receiver_that_hangs_or_is_not_there(receiver):
+    receiver.answers.append(HANG)
+    assert await post(receiver.url, timeout_s=0.2) == Answer("no answer in 0.2 s")
+    receiver.close()
+    answer = await post(receiver.url)
+    assert "connection" in answer.why.lower() and not answer.is_final
+
+
+async def test_a_receiver_that_answers_byte_by_byte_has_no_more_time(tmp_path):
+    async def drip(_reader, writer):
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(b"H")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    answer = await post(f"http://127.0.0.1:{port}/", timeout_s=0.3)
+    assert answer.why and not answer.is_final
+    server.close()
+
+
+async def test_over_tls_by_whom_the_configuration_trusts(tmp_path):
+    make_ca(tmp_path / "pki")
+    make_ca(tmp_path / "other")
+    files = issue(tmp_path / "pki", "hook", server=True, addresses=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    receiver = Receiver(context)
+    try:
+        assert await post(receiver.url, ca=files.ca) == Answer()
+        for ca in ("", str(tmp_path / "other" / "ca.crt")):
+            answer = await post(receiver.url, ca=ca)
+            assert "certificate verify failed" in answer.why and not answer.is_final
+    finally:
+        receiver.close()
+    with pytest.raises(TlsError, match=r"webhooks\.ca .*secret: cannot be used"):
+        Sender(receiver.url, ca=str(secret_file(tmp_path)))
+
+
+def test_names_of_receivers_have_no_secrets():
+    urls = (
+        "https://u:pw@a.example:99/T0/xyz",
+        "https://a.example:99/other?k=1",
+        "https://b/x",
+        "https://a.example:99/3",
+    )
+    assert receiver_names(urls) == ["a.example:99", "a.example:99#2", "b", "a.example:99#3"]
+    with pytest.raises(ConfigError, match=r"^webhooks\.urls: the one to h: ") as caught:
+        Sender("https://h/secret\x00")
+    assert "secret" not in str(caught.value)

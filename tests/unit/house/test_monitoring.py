@@ -1,0 +1,154 @@
+"""What is shipped for Prometheus and Grafana agrees with the code and with the docs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.exposition import family_name
+from agent.metrics import METRICS
+from central.api import metrics as central
+from central.config import load
+
+ROOT = Path(__file__).resolve().parents[3]
+GRAFANA = ROOT / "packaging" / "grafana"
+RULES = ROOT / "packaging" / "prometheus" / "whitepanda.rules.yml"
+NAMES = ("fleet", "host", "central")
+#: Told of VMs beside the table of metrics (docs/metrics.md).
+OF_VMS = (
+    "victim", "degradation_ratio", "behaviour", "latency_degradation_ratio", "latency_degradation_low_ratio",
+    "latency_degradation_high_ratio", "latency_degradation_absent", "baseline_ticks", "baseline_ready",
+    "part_age_seconds", "part_absent", "metric_absent",
+)  # fmt: skip
+
+
+def rules() -> list[dict]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def known_names() -> set[str]:
+    agent = {family_name(metric) for metric in METRICS} | {f"whitepanda_vm_{name}" for name in OF_VMS}
+    plain = [name for table in (central.GAUGES, central.FAILURES) for name, _, _ in table]
+    plain += [central.OPEN_INCIDENTS, central.COEFFICIENTS_CREATED, central.WEBHOOK_OLDEST]
+    plain += ["start_time_seconds", "info", "webhook_waiting_notices"]
+    plain += [f"{central.ACKNOWLEDGEMENT}_{part}" for part in ("bucket", "count", "sum")]
+    counted = [
+        name for table in (central.COUNTERS, central.REASONS, central.WEBHOOKS) for name, _, _ in table
+    ]
+    plain += [f"{name}_total" for name in (*counted, central.WEBHOOK_DROPPED)]
+    return agent | {f"whitepanda_central_{name}" for name in plain} | {"whitepanda_agent_info"}
+
+
+def expressions() -> list[str]:
+    found = [rule["expr"] for rule in rules()]
+    for name in NAMES:
+        text = (GRAFANA / f"{name}.json").read_text()
+        found += re.findall(r'"(?:expr|query)": "((?:[^"\\]|\\.)*)"', text)
+    return found
+
+
+def test_rules_and_dashboards_know_no_metric_that_is_not_there() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    used = {name for text in expressions() for name in re.findall(r"(?:\w+:)*whitepanda_\w+(?::\w+)*", text)}
+    assert len(used) > 80
+    assert used - known_names() - recorded == set()
+
+
+def test_every_alert_is_explained_and_no_other() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    alerts = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+    assert list(sections) == list(alerts), "in the rules' order"
+    for name, rule in alerts.items():
+        assert sections[name].startswith(rule["labels"]["severity"]), name
+        assert " ".join(rule["expr"].split()) in " ".join(sections[name].split()), name
+        assert "**What to do.** " in sections[name], name
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, name
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"
+        assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in {
+            "critical",
+            "warning",
+            "info",
+        }
+        if rule.get("for"):
+            assert f"after {rule['for']}: " in sections[name], name
+
+
+def test_dashboards_are_fresh() -> None:
+    command = [sys.executable, str(ROOT / "tools" / "generate_dashboards.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dashboards_are_grafanas(name: str) -> None:
+    board = json.loads((GRAFANA / f"{name}.json").read_text())
+    assert board["schemaVersion"] >= 39 and board["uid"] == f"whitepanda-{name}"
+    source, *variables = board["templating"]["list"]
+    assert (source["type"], source["query"]) == ("datasource", "prometheus")
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert {panel["type"] for panel in panels} <= {"timeseries", "stat", "table", "state-timeline"}
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {(x + place["x"], y + place["y"]) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken and all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+    for panel in panels:
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        for each in (panel, *panel["targets"]):
+            assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    names = {f"${variable['name']}" for variable in variables} | {"$__rate_interval"}
+    used = {name for panel in panels for t in panel["targets"] for name in re.findall(r"\$\w+", t["expr"])}
+    assert used <= names
+
+
+def test_units_are_those_of_the_metrics() -> None:
+    """What Grafana is told of a panel is what the names say."""
+    units = {"bytes": ("bytes",), "bytes_per_second": ("Bps",), "seconds": ("s", "none")}
+    for name in NAMES:
+        for panel in json.loads((GRAFANA / f"{name}.json").read_text())["panels"]:
+            if panel["type"] not in {"timeseries", "stat"}:
+                continue
+            for target in panel["targets"]:
+                expression = target["expr"]
+                if "/" in expression or "rate(" in expression:
+                    continue
+                for word in re.findall(r"whitepanda_\w+", expression):
+                    for suffix, allowed in units.items():
+                        if word.endswith(f"_{suffix}"):
+                            assert panel["fieldConfig"]["defaults"]["unit"] in allowed, (panel["title"], word)
+
+
+def test_the_example_of_the_guide_is_taken(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    (example,) = re.findall(r"^((?:    .*\n)*    \[webhooks\]\n(?:    .*\n)+)", page, re.MULTILINE)
+    text = "\n".join(line.removeprefix("    ") for line in example.splitlines())
+    (tmp_path / "central.toml").write_text(f"[central]\n{text}\n")
+    webhooks = load(tmp_path / "central.toml").webhooks
+    assert webhooks.urls == ("https://hooks.example.net/whitepanda",)
+
+
+def test_the_check_of_signatures_in_the_guide_works() -> None:
+    from central.webhooks.sender import sign  # noqa: PLC0415 - httpx is loaded for nothing else here
+
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict = {}
+    exec(code, found)  # noqa: S102 - our own page
+    now = str(int(found["time"].time()))
+    headers = {"X-Whitepanda-Timestamp": now, "X-Whitepanda-Signature": sign(b"s" * 16, now, b"{}")}
+    assert found["is_genuine"](b"s" * 16, headers, b"{}")
+    assert not found["is_genuine"](b"s" * 16, headers, b"{ }")
+    assert not found["is_genuine"](b"t" * 16, headers, b"{}")
+    old = str(int(now) - 400)
+    headers = {"X-Whitepanda-Timestamp": old, "X-Whitepanda-Signature": sign(b"s" * 16, old, b"{}")}
+    assert not found["is_genuine"](b"s" * 16, headers, b"{}")
