@@ -188,6 +188,7 @@ class Central:
             operators=config.central.operators,
             placement=config.placement,
             runtime=config.runtime,
+            quiet_gap_s=config.incidents.quiet_gap_s,
             roll_error=lambda: self.roller.failure,
             incidents_error=lambda: self.recorder.failure,
         )
