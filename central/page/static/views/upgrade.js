@@ -100,7 +100,7 @@ function answer(c) {
       ["Weight that is covered", percent(c.coverage)],
       ["Machines", `${count(c.current_machines)} and ${count(c.new_machines)}`],
       ["VMs", `${count(c.current_instances)} and ${count(c.new_instances)}`],
-      ["Left out", c.left_out.map((each) => `${each.reason} ${count(each.jobs)}`).join(", ")],
+      ["Left out", c.left_out.map((each) => `${each.reason} ${count(each.count)}`).join(", ")],
     ]),
     table("upgrade-jobs", `Jobs on both sides, the heaviest first: ${count(c.jobs.length)} of ${count(c.jobs_in_all)}`, JOBS, c.jobs, "No job is on both sides."));
 }
