@@ -123,7 +123,7 @@ class PageCentral:
                     **known, cpi=cpi * 1.6, n_cpi=strength, threshold_cpi=cpi * 1.2, cpu_usage_cores=cores
                 )
             elif not is_sensitive and len(told.suspects) < 16:
-                usage = cores * (1 + 0.2 * math.sin(k + vm))
+                usage = cores * (1 + 0.1 * math.sin(k) - 0.02 * len(told.suspects))
                 told.suspects.add(
                     **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
                 )
@@ -157,16 +157,17 @@ class PageCentral:
             late = start > self.now - 300 * S
             noise = np.exp(0.04 * rng.standard_normal(len(vms)))
             usage = cores * (1 + 0.25 * np.sin(k / 9 + vms)) * noise
+            now_cpi = cpi * level * noise * (1 + 0.6 * suffers * late) * (1 + 0.1 * (host % 2))
             columns = {
                 **names,
                 "machine": names["host"],
                 "sequence": pa.array(np.full(len(vms), k + 1), pa.uint64()),
                 "start_unix_ns": pa.array(np.full(len(vms), start)),
                 "duration_ns": pa.array(np.full(len(vms), size.window_s * S)),
-                "cpi": pa.array(cpi * level * noise * (1 + 0.6 * suffers * late) * (1 + 0.1 * (host % 2))),
+                "cpi": pa.array(now_cpi),
                 "cpu_usage_cores": pa.array(usage),
                 "cycles": pa.array((usage * 2e9 * size.window_s).astype(np.int64)),
-                "instructions": pa.array((usage * 2e9 * size.window_s / cpi).astype(np.int64)),
+                "instructions": pa.array((usage * 2e9 * size.window_s / now_cpi).astype(np.int64)),
                 "memory_stall_ratio": pa.array(np.clip(0.2 * noise, 0, 1)),
                 "io_wait_ratio": pa.array(np.clip(0.02 * noise, 0, 1)),
             }

@@ -3,6 +3,7 @@ import { ask, AskError } from "./api.js";
 import { h } from "./dom.js";
 import { clock } from "./format.js";
 
+const SOON_MS = 1000;
 const EVERY_MS = Number(new URLSearchParams(location.search).get("every_ms")) || 5000;
 
 /** The first part of a link's path, and the module that shows it. */
@@ -111,8 +112,11 @@ async function refresh() {
   } finally {
     if (!signal.aborted) {
       main.removeAttribute("aria-busy");
+      main.dataset.shows = location.hash;
       // A question that takes long is asked again when it is asked for again.
-      if (view.isLive !== false || document.body.classList.contains("is-stale")) timer = setTimeout(tick, EVERY_MS);
+      if (view.isLive !== false || document.body.classList.contains("is-stale")) {
+        timer = setTimeout(tick, shown.data && view.isUnfinished?.(shown.data) ? Math.min(EVERY_MS, SOON_MS) : EVERY_MS);
+      }
     }
   }
 }
@@ -135,6 +139,7 @@ async function navigate() {
   if (!load) {
     shown = { route, view: null, text: "", at: 0, data: null };
     main.removeAttribute("aria-busy");
+    main.dataset.shows = location.hash;
     show("Nothing is here", [h("p", null, "No view has this link. ", h("a", { href: "#/" }, "Overview"))]);
     return;
   }

@@ -66,7 +66,19 @@ function chart(title, sentence, data, options) {
   return figure;
 }
 
-const clocks = (_u, ticks) => ticks.map((s) => clock(s * 1e3).slice(-8, -3));
+const clocks = (_u, ticks, _axis, _space, step) => ticks.map((s) => clock(s * 1e3).slice(-8, step < 60 ? undefined : -3));
+
+/** Values of which gaps of up to `most` steps are drawn over (undefined): windows may be longer than steps. */
+function bridged(values, most) {
+  const found = [...values];
+  let last = -1;
+  values.forEach((value, k) => {
+    if (value === null) return;
+    if (last >= 0 && k - last - 1 <= most) found.fill(undefined, last + 1, k);
+    last = k;
+  });
+  return found;
+}
 
 /**
  * Lines over time.
@@ -77,10 +89,11 @@ const clocks = (_u, ticks) => ticks.map((s) => clock(s * 1e3).slice(-8, -3));
  * @param {Array} lines each {label, values (null where not known), dash: whether it is a threshold, points}.
  * @param {string} unit of y.
  * @param {Array} spans [from, to] in seconds that are shaded.
+ * @param {number} most gaps of so many steps are drawn over.
  */
-export function timeChart(title, sentence, seconds, lines, unit, spans = []) {
+export function timeChart(title, sentence, seconds, lines, unit, spans = [], most = 0) {
   const isShort = lines.every((line) => line.values.filter((value) => value !== null).length < 3);
-  return chart(title, sentence, [seconds, ...lines.map((line) => line.values)], () => ({
+  return chart(title, sentence, [seconds, ...lines.map((line) => bridged(line.values, most))], () => ({
     scales: { x: { time: true } },
     legend: { live: true },
     plugins: [shades(spans)],
@@ -136,19 +149,21 @@ export function histogram(title, sentence, edges, series, unit, what) {
 const SPARK_WIDTH = 160;
 const SPARK_HEIGHT = 28;
 
-/** A small line within a row; gaps stay gaps. */
-export function spark(values, sentence) {
+/** A small line within a row; gaps of more than `most` steps stay gaps. */
+export function spark(values, sentence, most = 0) {
   const known = values.filter((value) => value !== null);
   const low = Math.min(...known);
   const high = Math.max(...known);
   const y = (value) => SPARK_HEIGHT - 3 - ((value - low) / (high - low || 1)) * (SPARK_HEIGHT - 6);
   const x = (k) => (values.length > 1 ? (k / (values.length - 1)) * (SPARK_WIDTH - 2) + 1 : SPARK_WIDTH / 2);
   let path = "";
-  values.forEach((value, k) => {
-    if (value === null) return;
-    const begins = !k || values[k - 1] === null;
-    path += `${begins ? "M" : "L"}${x(k).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (begins && (k + 1 === values.length || values[k + 1] === null)) path += "h1";
+  let isGap = true;
+  bridged(values, most).forEach((value, k, all) => {
+    if (value === null) isGap = true;
+    if (value === null || value === undefined) return;
+    path += `${isGap ? "M" : "L"}${x(k).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (isGap && (k + 1 === all.length || all[k + 1] === null)) path += "h1";
+    isGap = false;
   });
   return svg("svg", { class: "spark", width: SPARK_WIDTH, height: SPARK_HEIGHT, viewBox: `0 0 ${SPARK_WIDTH} ${SPARK_HEIGHT}`, role: "img", "aria-label": sentence },
     svg("path", { d: path }));

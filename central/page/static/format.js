@@ -11,7 +11,7 @@ export function number(value, digits = 2) {
 }
 
 export function plain(value, digits = 2) {
-  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
 }
 
 export function count(value) {

@@ -5,6 +5,8 @@ import { table } from "../table.js";
 import { hostLink, INCIDENT_COLUMNS, jobLink } from "../words.js";
 
 export const title = () => "Fleet";
+/** Whether it is to be asked again soon: central counts VMs the first time. */
+export const isUnfinished = (o) => !o.is_counted && o.hosts > 0;
 export const load = (ask) => ask("v1/overview");
 
 const tile = (label, value, href, kind) =>
