@@ -54,7 +54,7 @@ function markNavigation(name) {
 }
 
 function problem(error) {
-  const title = error instanceof AskError && error.status === 404 ? "Not found" : "No answer";
+  const title = error.status === 404 ? "Not found" : error.status >= 400 && error.status < 500 ? "Not possible" : "No answer";
   return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), error.message));
 }
 
@@ -156,6 +156,7 @@ async function navigate() {
   if (signal.aborted) return;
   const isSame = shown.route?.name === route.name && shown.route?.what === route.what;
   shown = { route, view, text: "", at: 0, data: null };
+  updated.textContent = "";
   document.title = `${view.title(route)} · whitepanda`;
   if (!isSame) show(view.title(route), [h("p", { class: "quiet" }, "Asking central …")]);
   if (!isFirst && !isSame) {

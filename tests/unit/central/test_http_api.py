@@ -195,6 +195,8 @@ async def test_all_routes_answer_on_loopback(local):
             "RankHosts": 400,
             "PlanObservation": 400,
             "CompareSides": 400,
+            "GetJob": 400,
+            "GetHostTimeline": 400,
         }
         assert status == {**refused, "PredictRuntime": 400}.get(route.method, 200), answer
     status, found = await get(local, "/openapi.json")

@@ -36,7 +36,7 @@ export function draw(found, route) {
     question(route),
     h("p", null, `Its loading: ${loading}. Of windows since `, time(found.since_unix_ns), "."),
     table("placement", `Where it would suffer least first: ${count(found.hosts.length)} of ${count(found.hosts_in_all)} hosts`, columns, found.hosts, "No host is connected and none ran a VM lately."),
-    found.unmeasured.length > 0 && h("details", { id: "placement-unmeasured" }, h("summary", null, `${found.unmeasured.length} resources are left out`),
+    found.unmeasured.length > 0 && h("details", { id: "placement-unmeasured" }, h("summary", null, `Resources left out: ${found.unmeasured.length}`),
       h("ul", null, found.unmeasured.map((each) => h("li", null, `${each.resource}: ${each.why}`)))),
   ];
 }
