@@ -120,7 +120,7 @@ class DetailQueries:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
         step = -(-(until - since) // points)
         # On a grid, so that the same steps come again a moment later.
-        since, until = since // step * step, until // step * step
+        since, until = since // step * step, -(-until // step) * step
         query = IncidentQuery(host=request.host, since_unix_ns=since, until_unix_ns=until)
         incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
 

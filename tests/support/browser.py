@@ -7,10 +7,13 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
+
+AXE = Path(__file__).resolve().parents[1] / "fixtures" / "axe" / "axe.min.js"
 
 # Chromium's own sandbox does not work for root; what is opened here is ours alone.
 _ARGUMENTS = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -35,7 +38,8 @@ class Watched:
         """Wait until the view asks for nothing and its charts are drawn."""
         await self.page.wait_for_function(
             "() => document.querySelector('main').dataset.shows === location.hash"
-            " && !document.querySelector('main[aria-busy]') && [...document.querySelectorAll('.chart')].every((each) => each.dataset.drawn)"
+            " && !document.querySelector('main[aria-busy]')"
+            " && [...document.querySelectorAll('.chart')].every((each) => each.dataset.drawn)"
         )
 
 
@@ -71,3 +75,17 @@ async def watched(browser: Browser, url: str, **options: object) -> AsyncIterato
         yield found
     finally:
         await context.close()
+
+
+async def serious(page: Page) -> list[str]:
+    """Return what axe-core finds serious or critical in the page, a line for each element."""
+    # By the debugger, as the page's own policy lets no foreign script in.
+    if not await page.evaluate("() => 'axe' in window"):
+        await page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = await page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{rule['id']}: {node['target']}: {node['failureSummary']}"
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]

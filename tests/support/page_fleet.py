@@ -1,5 +1,7 @@
-"""A central with a made-up fleet of any size behind its real HTTP server: written straight into lake, versions, incident
-history and journal, so that a thousand hosts take a second. For the page's tests, its benchmark and its screenshots."""
+"""A central with a made-up fleet of any size behind its real HTTP server, for the page's tests, benchmark and pictures.
+
+What there is goes straight into lake, versions, incident history and journal, so that a thousand hosts take a second.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import { h } from "./dom.js";
 import { clock } from "./format.js";
 
 const SOON_MS = 1000;
-const EVERY_MS = Number(new URLSearchParams(location.search).get("every_ms")) || 5000;
+const EVERY_MS = 5000;
 
 /** The first part of a link's path, and the module that shows it. */
 const VIEWS = {

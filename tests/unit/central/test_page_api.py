@@ -1,4 +1,4 @@
-"""What the page asks for: the fleet at a glance, a job, a host's lines, how whole the data is. By hand, and refusals."""
+"""What the page asks for: the fleet at a glance, a job, a host's lines, how whole the data is; and refusals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import duckdb
 import pyarrow as pa
 import pytest
-
 
 from central.api.history import CoefficientHistory
 from central.api.http import HttpApi
@@ -230,25 +229,31 @@ async def test_how_whole_the_data_is(fleet, local):
     assert len(short["silent"]) == 1 and short["gone_hosts"] == 1
 
 
-@pytest.mark.parametrize(
-    ("path", "status", "said"),
-    [
+async def test_what_cannot_be_answered_is_told_in_one_line(local):
+    refused = [
         ("/v1/overview?top=1001", 400, "top must be at most 1000 (value 1001)"),
         ("/v1/data-health?top=1001", 400, "top must be at most 1000 (value 1001)"),
         ("/v1/job", 400, "job is missing: name one, as /v1/job-statistics has them"),
         ("/v1/job?job=x&bins=201", 400, "bins must be at most 200 (value 201)"),
         ("/v1/host-timeline", 400, "host is missing: name one, as /v1/hosts has them"),
         ("/v1/host-timeline?host=h&points=501", 400, "points must be at most 500, and points * top 100000"),
-        ("/v1/host-timeline?host=h&points=500&top=201", 400, "points must be at most 500, and points * top 100000"),
+        (
+            "/v1/host-timeline?host=h&points=500&top=201",
+            400,
+            "points must be at most 500, and points * top 100000",
+        ),
         ("/v1/host-timeline?host=h&since_unix_ns=9&until_unix_ns=9", 400, "until_unix_ns must be after"),
-        ("/v1/host-timeline?host=h&since_unix_ns=1&until_unix_ns=86400000000002", 400, "until_unix_ns must be after"),
+        (
+            "/v1/host-timeline?host=h&since_unix_ns=1&until_unix_ns=86400000000002",
+            400,
+            "until_unix_ns must be after",
+        ),
         ("/v1/host-timeline?host=nope", 404, "nothing is known of host 'nope' in this time; /v1/hosts lists"),
-    ],
-)  # fmt: skip
-async def test_what_cannot_be_answered_is_told_in_one_line(local, path, status, said):
-    found, answer = await get(local, path)
-    assert (found, answer["error"][: len(said)]) == (status, said)
-    assert "\n" not in answer["error"]
+    ]
+    for path, status, said in refused:
+        found, answer = await get(local, path)
+        assert (found, answer["error"][: len(said)]) == (status, said)
+        assert "\n" not in answer["error"]
 
 
 async def test_a_lake_or_history_that_cannot_be_read_is_said_so(fleet, local, monkeypatch):

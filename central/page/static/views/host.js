@@ -17,7 +17,7 @@ export function load(ask, { what, parameters }) {
   const points = 120;
   // On the grid of its steps, so that nothing changes until the next one begins.
   const step = (hours * HOUR_MS) / points;
-  const at = Number(parameters.at) || Math.floor(Date.now() / step) * step;
+  const at = Number(parameters.at) || Math.ceil(Date.now() / step) * step;
   return ask("v1/host-timeline", { host: what, since_unix_ns: nanoseconds(at - hours * HOUR_MS), until_unix_ns: nanoseconds(at), points });
 }
 
