@@ -48,7 +48,7 @@ async def one(tmp_path_factory):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def thousand(tmp_path_factory):
-    size = Size(hosts=1000, windows=5, jobs=60)
+    size = Size(hosts=1000, windows=5, jobs=60, contended=20)
     async with PageCentral(tmp_path_factory.mktemp("thousand"), size) as central:
         yield central
 
@@ -146,7 +146,7 @@ async def test_wrong_links_are_told(one, browser):
             ("#/incidents?page=x", "page_token is not one of this request's pages"),
             ("#/placement?loading=warp=1", "no resource 'warp' here"),
             ("#/upgrade?margin=abc", "margin_percent must be a number (value 'abc')"),
-            ("#/upgrade?by=time&new=soon", "new_since_unix_ns must be an integer"),
+            ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
             ("#/runtime?job=web", "name"),
         ):
             await seen.open(link)

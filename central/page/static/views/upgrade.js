@@ -1,4 +1,5 @@
 // Did an upgrade help? WSMeter: how much to observe, and both sides compared.
+import { AskError } from "../api.js";
 import { facts, field, form, h, section } from "../dom.js";
 import { count, isKnown, number, percent, plain, time } from "../format.js";
 import { table } from "../table.js";
@@ -36,7 +37,8 @@ const DAY_MS = 86_400_000;
 function comparison({ by = "hosts", new: changed, current, metric }) {
   if (by === "platform") return { new_platform: changed, current_platform: current, metric };
   if (by === "time") {
-    const at = Date.parse(changed); // NaN is no integer, and central says so
+    const at = Date.parse(changed);
+    if (Number.isNaN(at)) throw new AskError(400, `${changed} is no time; write one such as 2026-03-01T12:00`);
     const until = Math.min(at + DAY_MS, Date.now());
     return { current_since_unix_ns: ns(at - DAY_MS), current_until_unix_ns: ns(at), new_since_unix_ns: ns(at), new_until_unix_ns: ns(until), metric };
   }
