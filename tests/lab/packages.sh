@@ -12,6 +12,7 @@ PACKAGES=(
     postgresql-15                                                        # incident history of several replicas
     radosgw ceph-mon ceph-osd                                            # a real S3 server for the lake
     openjdk-17-jre-headless                                              # what Spark runs on
+    chromium fonts-dejavu-core                                           # the fleet page in a real browser
     strace                                                               # what central does before it acknowledges
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )
