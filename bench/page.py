@@ -2,7 +2,7 @@
 
     python bench/page.py [--hosts 1000] [--vms 50] [--json]
 
-A made-up fleet (tests/support/page_fleet.py: a quarter of an hour of 10 s windows, 50 incidents) is behind central's
+A made-up fleet (tests/support/page_fleet.py: five minutes of 10 s windows, 50 incidents, 20 versions) is behind central's
 real HTTP server in this process; Chromium (Debian's) opens each view in a fresh profile, five times.
 """
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--vms", type=int, default=50, help="per host")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    size = Size(hosts=options.hosts, vms_per_host=options.vms, windows=90, window_s=10, versions=50,
+    size = Size(hosts=options.hosts, vms_per_host=options.vms, windows=30, window_s=10, versions=20, slots=1,
                 contended=20, jobs=300)  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="whitepanda-page-") as folder:
         found = asyncio.run(measure(Path(folder), size))

@@ -1,4 +1,4 @@
-"""Take the pictures of the fleet page for docs/page.md: docs/images/page-*.png, small ones of 64 colours.
+"""Take the pictures of the fleet page for docs/page.md: docs/images/page-*.png, small ones of few colours.
 
 python tools/screenshots.py
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 IMAGES = ROOT / "docs" / "images"
 _WIDTH, _HEIGHT = 1200, 820
-_COLOURS = 64
+_COLOURS = 200
 
 # Central counts VMs a moment after it was first asked.
 _COUNTED = "() => [...document.querySelectorAll('.tiles strong')].every((each) => each.textContent !== '…')"
@@ -26,7 +26,7 @@ _COUNTED = "() => [...document.querySelectorAll('.tiles strong')].every((each) =
 #: Name of the picture, the view's link, and the colours.
 PICTURES = (
     ("overview", "", "light"),
-    ("host", "#/host/node0005?hours=1", "dark"),
+    ("host", "#/host/node0013?hours=1", "dark"),
     ("job", "#/job/batch-scan", "light"),
     ("incident", "#/incident/2", "light"),
     ("upgrade", "#/upgrade?by=platform&new=EPYC+9354&current=Xeon+Gold+6430", "light"),

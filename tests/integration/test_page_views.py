@@ -48,7 +48,7 @@ async def one(tmp_path_factory):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def thousand(tmp_path_factory):
-    size = Size(hosts=1000, windows=5, jobs=60, contended=20)
+    size = Size(hosts=1000, windows=5, jobs=60, contended=20, slots=2)
     async with PageCentral(tmp_path_factory.mktemp("thousand"), size) as central:
         yield central
 

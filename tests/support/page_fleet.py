@@ -43,7 +43,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is. `windows` of `window_s` per VM end now; every `contended`-th host has incidents."""
+    """How much there is. `windows` of `window_s` per VM end now; every `contended`-th host had `slots` in contention."""
 
     hosts: int = 1
     vms_per_host: int = 6
@@ -51,6 +51,7 @@ class Size:
     window_s: int = 60
     versions: int = 6
     contended: int = 4
+    slots: int = 4
     jobs: int = 6
 
 
@@ -77,7 +78,7 @@ class PageCentral:
             self._write_windows()
             self._write_versions()
             self._write_hosts()
-            self.report_contention(range(0, size.hosts, size.contended))
+            self.report_contention(range(0, size.hosts, size.contended), size.slots)
         builder = Builder(BuildSection(), self.lake)
         self.fleet = Fleet(
             self.journal, self.registry, self.lake, builder, self.store, operators=("operator",)

@@ -264,6 +264,8 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
 
     try:
         assert (await get(api, "/v1/hosts", context(operator)))[0] == 200
+        assert (await get(api, "/", context(operator)))[0] == 200
+        assert (await get(api, "/", context(host)))[0] == 403, "the page, too"
         status, answer = await get(api, "/v1/hosts", context(host))
         assert (status, answer["error"]) == (
             403,

@@ -27,6 +27,7 @@ const nCpi = (vm) => (isKnown(vm.mean_cpi) && isKnown(vm.job_mean_cpi) && vm.job
 export function draw(host, route) {
   const names = new Map(host.incidents.flatMap((i) => [...i.victims, ...i.suspects]).map((vm) => [vm.vm, vm.name]));
   const name = (vm) => names.get(vm.vm) || vm.vm;
+  const short = (vm) => names.get(vm.vm) || `${vm.job} ${vm.vm.slice(0, 8)}`;
   const seconds = (host.vms[0]?.cpi ?? []).map((_, k) => (host.since_unix_ns + k * host.step_ns) / 1e9);
   const spans = host.incidents.map((i) => [i.first_unix_ns / 1e9, i.last_unix_ns / 1e9]);
   const worst = [...host.vms].filter((vm) => isKnown(vm.mean_cpi)).sort((a, b) => (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity)).slice(0, LINES);
@@ -56,10 +57,10 @@ export function draw(host, route) {
     ]) : h("p", { class: "quiet" }, "This host never connected itself; its windows were imported."),
     host.vms.length ? [
       worst.length ? timeChart("CPI", `${steps}; the ${worst.length} VMs furthest above their jobs' CPI. Shaded: incidents.`, seconds,
-        worst.map((vm) => ({ label: name(vm), values: vm.cpi })), "cycles per instruction", spans, most)
+        worst.map((vm) => ({ label: short(vm), values: vm.cpi })), "cycles per instruction", spans, most)
         : h("p", { class: "empty" }, "No CPI is known of these VMs: the host has no hardware counters, or its agent may not read them (whitepanda doctor says which)."),
       timeChart("CPU usage", `${steps}; the ${busiest.length} VMs that use the most. Shaded: incidents.`, seconds,
-        busiest.map((vm) => ({ label: name(vm), values: vm.cpu_usage_cores })), "cores", spans, most),
+        busiest.map((vm) => ({ label: short(vm), values: vm.cpu_usage_cores })), "cores", spans, most),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
     section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}`, vms, host.vms, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",

@@ -52,7 +52,7 @@ export function draw(job) {
       ["On hosts", count(job.hosts_in_all)],
       ["Suspected first", job.recurrence ? link("/incidents", `in ${count(job.recurrence.incidents)} incidents on ${count(job.recurrence.hosts)} hosts`, { suspect_job: job.job }) : "never"],
       ["Suffered", link("/incidents", "incidents", { victim_job: job.job })],
-      ["Where another would suffer least", link("/placement", "rank hosts", { job: job.job })],
+      ["For another VM", link("/placement", "rank hosts", { job: job.job })],
     ]),
     distributions(job),
     section("CPI statistics", table("job-statistics", "Of the version in force, by platform", STATISTICS, job.statistics, "The version in force has no statistics of it yet.")),
