@@ -2,8 +2,8 @@
 
     python bench/page.py [--hosts 1000] [--vms 50] [--json]
 
-A made-up fleet (tests/support/page_fleet.py: five minutes of 10 s windows, 50 incidents, 20 versions) is behind central's
-real HTTP server in this process; Chromium (Debian's) opens each view in a fresh profile, five times.
+A made-up fleet (tests/support/page_fleet.py: five minutes of 10 s windows, 50 incidents, 20 versions) is behind
+central's real HTTP server in this process; Debian's Chromium opens each view in a fresh profile, five times.
 """
 
 from __future__ import annotations

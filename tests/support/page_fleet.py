@@ -43,7 +43,10 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is. `windows` of `window_s` per VM end now; every `contended`-th host had `slots` in contention."""
+    """How much there is: `windows` of `window_s` per VM that end now; `slots` in contention on some hosts.
+
+    Every `contended`-th host has some.
+    """
 
     hosts: int = 1
     vms_per_host: int = 6
