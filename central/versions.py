@@ -243,14 +243,13 @@ class VersionStore:
         return BuiltVersion(manifest, statistics, coefficients)
 
     def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
-        """Read the coefficient of one job in a version, and nothing else of it; None where it has none.
+        """Read the coefficient of one job in a version, None where it has none; of its statistics nothing is read.
 
         Raises: as `read`.
         """
         manifest = self.manifest(number)
-        data = self._objects.read(self._name(number, manifest.files + _COEFFICIENTS_FILE))
-        table = pq.read_table(pa.BufferReader(data), filters=[("job", "=", job)])
-        for row in _completed(table, COEFFICIENTS).to_pylist():
+        table = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
+        for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():
             error = row["standard_error"]
             return fleet_pb2.CoefficientAt(
                 version=number,

@@ -8,6 +8,7 @@ from collections import OrderedDict
 import msgspec
 import pyarrow as pa
 
+from central.lake_errors import LakeError
 from central.versions import VersionStore
 from whitepanda.v1 import fleet_pb2
 
@@ -45,5 +46,5 @@ class CoefficientHistory:
     def _read(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
         try:
             return self._versions.coefficient(number, job)
-        except (OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
+        except (LakeError, OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
             return None  # deleted meanwhile, or damaged, of which whoever builds warns

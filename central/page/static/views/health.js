@@ -55,6 +55,7 @@ export function draw({ status: s, health: d }) {
       ["Batches taken, ever", count(s.accepted_batches)],
       ["Batches that came twice", count(s.duplicate_batches)],
       ["Batches that wait for the lake", count(s.journal_batches)],
+      ["Damaged files of the lake", s.damaged_files ? state("failed", count(s.damaged_files)) : state("ok", "none found")],
       ["Newest segment", time(d.last_segment_unix_ns)],
       ["Too old to count in a version", s.rows_left_out ? `${count(s.rows_left_out)} windows of ${count(s.days_left_out)} days` : "nothing"],
     ])),
