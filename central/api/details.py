@@ -17,6 +17,7 @@ from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
 from central.api.segment_times import SegmentTimes
+from central.api.vm_windows import SlowError
 from central.api.work import Worker
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore
@@ -71,8 +72,11 @@ class DetailQueries:
         try:
             running = await self._drawing.run(self._recent.read, context)
             history = await asyncio.to_thread(self._history.of, request.job)
-        except (LakeError, OSError) as error:
-            message = f"the lake cannot be read: {error}; `whitepanda lake verify` tells more"
+        except (SlowError, LakeError, OSError) as error:
+            remedy = "`whitepanda lake verify` tells more"
+            if isinstance(error, SlowError):
+                remedy = "the machine is busy, or placement.gone_s is very long: try again in a while"
+            message = f"who runs now, in the lake: {error}; {remedy}"
             await abort(context, grpc.StatusCode.UNAVAILABLE, message)
         mine = running.vms.filter(pc.equal(running.vms.column("job"), request.job))
         hosts = _hosts(mine)
@@ -129,10 +133,11 @@ class DetailQueries:
 
         try:
             lines = await self._drawing.run(read, context)
-        except (LakeError, OSError) as error:
-            message = (
-                f"windows of {request.host[:80]!r} in the lake: {error}; `whitepanda lake verify` tells more"
-            )
+        except (SlowError, LakeError, OSError) as error:
+            remedy = "`whitepanda lake verify` tells more"
+            if isinstance(error, SlowError):
+                remedy = "ask for a shorter time by since_unix_ns and until_unix_ns"
+            message = f"windows of {request.host[:80]!r} in the lake: {error}; {remedy}"
             await abort(context, grpc.StatusCode.UNAVAILABLE, message)
         record = self._journal.hosts.get(request.host)
         if record is None and not len(lines) and not incidents:

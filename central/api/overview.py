@@ -13,6 +13,7 @@ import grpc
 from central.api.incidents import ask_store
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
+from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
@@ -146,7 +147,7 @@ class OverviewQueries:
         antagonist.standard_error = float("nan") if found is None else found.standard_error
 
     async def _refresh(self) -> None:
-        with contextlib.suppress(LakeError, OSError):  # GetJob, which waits for it, tells
+        with contextlib.suppress(SlowError, LakeError, OSError):  # GetJob, which waits for it, tells
             await asyncio.to_thread(self._recent.read)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from central.api.segment_times import SegmentTimes
+from central.api.vm_windows import SlowError
 from central.engine import answering
 from central.lake import Lake, LakeError
 
@@ -21,6 +23,8 @@ __all__ = ["RecentVms", "Running", "read_lines"]
 
 _S_NS = 10**9
 _MEMORY_MIB = 512
+_DEADLINE_S = 20.0
+_AGAIN_S = 0.1  # an interrupt between two queries stops neither
 
 Found = TypeVar("Found")
 
@@ -76,6 +80,7 @@ class RecentVms:
         """Return who runs now, or did at most `refresh_s` ago.
 
         Raises:
+            SlowError: it takes longer than 20 s.
             LakeError, OSError: the lake cannot be read.
 
         """
@@ -120,6 +125,7 @@ def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until:
         cpu_usage_cores, both means weighted by duration; by vm and bin.
 
     Raises:
+        SlowError: it takes longer than 20 s.
         LakeError, OSError: the lake cannot be read.
 
     """
@@ -149,7 +155,7 @@ def _ask(
     for is_last in (False, True):
         try:
             segments = times.overlapping(since, until)
-            with answering(_MEMORY_MIB) as connection:
+            with answering(_MEMORY_MIB) as connection, _hurried(connection):
                 windows = lake.samples(connection, segments=segments)
                 in_time = windows.filter(windows.start_unix_ns >= since, windows.start_unix_ns < until)
                 return ask(connection, in_time)
@@ -160,3 +166,32 @@ def _ask(
             if is_last:
                 raise LakeError(f"lake {lake.name}: {' '.join(str(error).split())[:300]}") from error
     raise AssertionError("the second time returns or raises")
+
+
+@contextlib.contextmanager
+def _hurried(connection: Any) -> Iterator[None]:
+    """Have queries within take no longer than the deadline.
+
+    Raises:
+        SlowError: they did.
+
+    """
+    import duckdb  # noqa: PLC0415 - as ibis
+
+    done = threading.Event()
+
+    def watch() -> None:
+        wait_s = _DEADLINE_S
+        while not done.wait(wait_s):
+            connection.con.interrupt()
+            wait_s = _AGAIN_S
+
+    watcher = threading.Thread(target=watch, name="deadline of a question", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise SlowError(f"took longer than {_DEADLINE_S:g} s") from error
+    finally:
+        done.set()
+        watcher.join()

@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from central.api import recent
 from central.api.history import CoefficientHistory
 from central.api.http import HttpApi
 from central.api.recent import RecentVms, read_lines
@@ -329,6 +330,24 @@ def test_a_segment_merged_away_meanwhile_is_looked_for_once_more(tmp_path, monke
     expected = FileNotFoundError if isinstance(error, FileNotFoundError) else LakeError
     with pytest.raises(expected, match=r"gone|No files found"):
         read_lines(lake, SegmentTimes(lake), "h1", NOW - 300 * S, NOW, MINUTE)
+
+
+async def test_what_takes_too_long_is_broken_off(fleet, local, monkeypatch):
+    monkeypatch.setattr(recent, "_DEADLINE_S", 0.01)
+
+    def endless(_self, connection, **_named):
+        connection.raw_sql("SELECT count(*) FROM range(1000000000000) WHERE random() < 0")
+
+    monkeypatch.setattr(Lake, "samples", endless)
+    status, answer = await get(local, "/v1/host-timeline?host=h1")
+    assert status == 503
+    assert answer["error"].startswith(
+        "windows of 'h1' in the lake: took longer than 0.01 s; ask for a shorter time"
+    )
+    status, answer = await get(local, "/v1/job?job=web")
+    assert status == 503 and answer["error"].startswith(
+        "who runs now, in the lake: took longer than 0.01 s; the"
+    )
 
 
 def test_a_coefficients_history_is_read_once_per_version(tmp_path, monkeypatch):
