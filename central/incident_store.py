@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central import incident_tables as tables
+from central.incident_totals import IncidentTotals, read_totals
 from central.triggers import TriggerRow
 from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
@@ -203,6 +204,19 @@ class IncidentStore:
         try:
             with self._engine.connect() as connection:
                 return _jobs(connection, limit, after, job)
+        except SQLAlchemyError as error:
+            raise StoreError(_line(error)) from error
+
+    def totals(self, *, since_unix_ns: int, open_since_unix_ns: int, top: int) -> IncidentTotals:
+        """Count incidents since a time; see `incident_totals.read_totals`.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        try:
+            with self._engine.connect() as connection:
+                return read_totals(connection, since_unix_ns, open_since_unix_ns, top)
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 

@@ -312,7 +312,9 @@ class Lake:
             path.unlink(missing_ok=True)
         return len(left)
 
-    def samples(self, connection: Any, days: Iterable[date] | None = None) -> ir.Table:
+    def samples(
+        self, connection: Any, days: Iterable[date] | None = None, segments: Iterable[Segment] | None = None
+    ) -> ir.Table:
         """Return the reading view as an Ibis table with the columns of `central.schema.SAMPLES`: every batch once.
 
         A batch (host, spool_id, sequence) that more than one journal took (an agent went from one replica to another
@@ -322,13 +324,14 @@ class Lake:
         Args:
             connection: an Ibis backend, such as `ibis.duckdb.connect()`.
             days: only these; None means all. Days without segments add nothing.
+            segments: only these; None means all. Where a batch is in several, all of them or none.
 
         """
         import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
 
         by_origin: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
         wanted = None if days is None else set(days)
-        for segment in self.segments():
+        for segment in self.segments() if segments is None else segments:
             if wanted is None or segment.day in wanted:
                 by_origin[segment.origin, segment.columns()].append(str(segment.path))
         if not by_origin:

@@ -29,7 +29,7 @@ from central.lake_errors import DamagedError, LakeError
 from central.lease import FencedError
 from central.objects import Folder, Objects
 from whitepanda.common import log
-from whitepanda.v1 import agent_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "NotFiniteError", "VersionStore"]
 
@@ -241,6 +241,24 @@ class VersionStore:
         statistics = self._table(manifest, number, _STATISTICS_FILE, JOB_STATISTICS)
         coefficients = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
         return BuiltVersion(manifest, statistics, coefficients)
+
+    def coefficient(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
+        """Read the coefficient of one job in a version, None where it has none; of its statistics nothing is read.
+
+        Raises: as `read`.
+        """
+        manifest = self.manifest(number)
+        table = self._table(manifest, number, _COEFFICIENTS_FILE, COEFFICIENTS)
+        for row in table.filter(pc.equal(table.column("job"), job)).to_pylist():
+            error = row["standard_error"]
+            return fleet_pb2.CoefficientAt(
+                version=number,
+                created_unix_ns=manifest.created_unix_ns,
+                value=row["coefficient"],
+                standard_error=float("nan") if error is None else error,
+                samples=row["samples"],
+            )
+        return None
 
     def manifest(self, number: int) -> Manifest:
         """Read where a version comes from.

@@ -13,10 +13,15 @@ import msgspec
 import pyarrow as pa
 
 from central.ack_times import BOUNDS_S
+from central.api.details import DetailQueries
+from central.api.history import CoefficientHistory
 from central.api.incidents import IncidentQueries
+from central.api.overview import OverviewQueries
 from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, abort, encode, read_page
 from central.api.placement import PlacementQueries
+from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
+from central.api.segment_times import SegmentTimes
 from central.api.sides import SideQueries
 from central.api.vm_windows import VmWindows
 from central.api.work import Worker
@@ -24,7 +29,7 @@ from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore, StoreError
 from central.journal import HostRecord, Journal
-from central.lake import Lake, LakeError
+from central.lake import Lake, LakeError, Segment
 from central.placement.live import LiveFleet
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
@@ -44,6 +49,8 @@ class Fleet(
     PlacementQueries,
     SideQueries,
     RuntimeQueries,
+    OverviewQueries,
+    DetailQueries,
     fleet_pb2_grpc.FleetServicer,  # type: ignore[misc] # generated code is untyped
 ):
     """The service `whitepanda.v1.Fleet`.
@@ -84,9 +91,10 @@ class Fleet(
         gap_ns: int = 900 * 10**9,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        placement = placement or PlacementSection()
         self._live = LiveFleet(
             lake,
-            placement or PlacementSection(),
+            placement,
             lambda: [stream.host for stream in registry.connected()],
             clock_unix_ns,
         )
@@ -97,7 +105,18 @@ class Fleet(
         self._journal = journal
         self._registry = registry
         self._lake = lake
-        self._vm_windows = VmWindows(lake)
+        self._times = SegmentTimes(lake)
+        self._vm_windows = VmWindows(lake, times=self._times)
+        self._recent = RecentVms(
+            lake,
+            self._times,
+            gone_s=placement.gone_s,
+            refresh_s=placement.refresh_s,
+            clock_unix_ns=clock_unix_ns,
+        )
+        self._refreshing: asyncio.Task[None] | None = None
+        self._drawing = Worker(most_waiting=16)
+        self._history = CoefficientHistory(builder.versions)
         self._builder = builder
         self._incidents = incidents
         self._roll_error = roll_error
@@ -114,7 +133,7 @@ class Fleet(
     ) -> fleet_pb2.FleetStatus:
         """Totals of ingest, lake and builds."""
         await self.check_operator(context)
-        segments, rows = await asyncio.to_thread(self._lake_totals)
+        segments = await asyncio.to_thread(self._segment_totals)
         open_incidents = await asyncio.to_thread(self._count_open)
         stats, built = self._journal.stats, self._builder.current
         times = self._journal.ack_times
@@ -129,8 +148,8 @@ class Fleet(
             rejected=_counts(stats.rejected_rows),
             rejected_batches=_counts(stats.rejected_batches),
             journal_batches=stats.journal_batches,
-            lake_segments=segments,
-            lake_rows=rows,
+            lake_segments=len(segments),
+            lake_rows=sum(rows for _, rows in segments.values()),
             coefficient_version=built.version if built else 0,
             coefficient_created_unix_ns=built.manifest.created_unix_ns if built else 0,
             last_build_error=self._builder.last_error,
@@ -275,15 +294,15 @@ class Fleet(
             self._older = older
         return older
 
-    def _lake_totals(self) -> tuple[int, int]:
-        """Count segments and rows. Segments never change, so each footer is read once."""
+    def _segment_totals(self) -> dict[str, tuple[Segment, int]]:
+        """Return the lake's segments with their rows, by name. Segments never change: each footer is read once."""
         known = self._segment_rows
-        rows: dict[str, int] = {}
+        found: dict[str, tuple[Segment, int]] = {}
         for segment in self._lake.segments():
-            name = segment.name
-            rows[name] = segment.rows if (count := known.get(name)) is None else count
-        self._segment_rows = rows
-        return len(rows), sum(rows.values())
+            count = known.get(segment.name)
+            found[segment.name] = (segment, segment.rows if count is None else count)
+        self._segment_rows = {name: rows for name, (_, rows) in found.items()}
+        return found
 
     def _summary(self, record: HostRecord) -> fleet_pb2.HostSummary:
         stream = self._registry.get(record.host)

@@ -1,4 +1,4 @@
-"""The fleet API as JSON over HTTP: the methods of gRPC's service, answered by the very same code.
+"""The fleet API as JSON over HTTP: the methods of gRPC's service, answered by the very same code; and the fleet page.
 
 On loopback it is plain HTTP for whoever is on the machine. Anywhere else it is TLS with central's certificate, and
 callers need an operator's. It runs on central's loop.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ import grpc
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +34,7 @@ from central.api import metrics
 from central.api.fleet import Fleet
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
+from central.page import files
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
@@ -52,6 +55,8 @@ _MAX_CONNECTIONS = 200  # further ones are answered with 503
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
 _RELOAD_S = 30.0
+_COMPRESSED_FROM_BYTES = 1000
+_COMPRESSION = 4  # 1000 hosts in 3 ms, a tenth of their size
 
 
 class _RefusedError(Exception):
@@ -95,10 +100,14 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
         HttpRoute("/openapi.json", openapi),
         HttpRoute("/healthz", health),
         HttpRoute("/metrics", totals),
+        *files.routes(),
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
+        ],
         exception_handlers={
             404: _not_found,
             405: lambda _request, _error: _json({"error": "only GET is known here"}, 405),
@@ -113,7 +122,7 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
     async def answer(request: Request) -> Response:
         try:
             values = [*request.query_params.multi_items(), *request.path_params.items()]
-            return _json(to_json(await method(read_request(route, values), _Caller())))
+            return _tagged(request, to_json(await method(read_request(route, values), _Caller())))
         except ParameterError as error:
             return _json({"error": str(error)}, 400)
         except _RefusedError as error:
@@ -124,6 +133,16 @@ def _endpoint(fleet: Fleet, route: Route) -> Any:
 
 def _json(value: Any, status: int = 200) -> Response:
     return Response(json.dumps(value, allow_nan=False), status, media_type="application/json")
+
+
+def _tagged(request: Request, value: Any) -> Response:
+    """Return the value, or 304 where the caller has it already: pages ask for the same again and again."""
+    text = json.dumps(value, allow_nan=False).encode()
+    etag = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
+    if files.is_known(request, etag):
+        return Response(status_code=304, headers=headers)
+    return Response(text, media_type="application/json", headers=headers)
 
 
 def _not_found(_request: Request, _error: Exception) -> Response:

@@ -16,7 +16,7 @@ from central.journal import Journal
 from central.lake import LakeError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["IncidentQueries"]
+__all__ = ["IncidentQueries", "ask_store"]
 
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
 _MAX_INT64 = 2**63 - 1
@@ -47,7 +47,7 @@ class IncidentQueries:
         after: Place | None = None
         if request.page_token:
             after = (page.token.offset, page.token.version)
-        found = await _ask(context, self._incidents.find, query, limit=page.size + 1, after=after)
+        found = await ask_store(context, self._incidents.find, query, limit=page.size + 1, after=after)
         shown = found[: page.size]
         token = ""
         if len(found) > page.size:
@@ -60,7 +60,7 @@ class IncidentQueries:
     ) -> fleet_pb2.IncidentDetail:
         """One incident with its evidence, and how often its suspect was one elsewhere."""
         await self.check_operator(context)
-        found = await _ask(context, self._incidents.get, min(request.id, _MAX_INT64))
+        found = await ask_store(context, self._incidents.get, min(request.id, _MAX_INT64))
         if found is None:
             message = (
                 f"no incident {request.id}; it was forgotten, became part of an earlier one, or never was"
@@ -74,7 +74,7 @@ class IncidentQueries:
         """Jobs that were suspected first, by name: how often, and on how many hosts."""
         await self.check_operator(context)
         page = await read_page(request, "suspect_jobs", request.job, context)
-        found = await _ask(
+        found = await ask_store(
             context,
             self._incidents.suspect_jobs,
             limit=page.size + 1,
@@ -108,7 +108,7 @@ class IncidentQueries:
         if problem:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
         query = IncidentQuery(vm=request.vm, since_unix_ns=since, until_unix_ns=until)
-        incidents = await _ask(context, self._incidents.find, query, limit=_MAX_LISTED)
+        incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
         events = await asyncio.to_thread(
             self._journal.read_events,
             before_id=_MAX_INT64,
@@ -152,8 +152,10 @@ class IncidentQueries:
             await abort(context, grpc.StatusCode.UNAVAILABLE, message)
 
 
-async def _ask(context: Context, question: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
-    """Ask incident history in a thread."""
+async def ask_store(
+    context: Context, question: Callable[..., Answer], *arguments: Any, **named: Any
+) -> Answer:
+    """Ask incident history in a thread; ends the call with UNAVAILABLE where it does not answer."""
     try:
         return await asyncio.to_thread(question, *arguments, **named)
     except StoreError as error:

@@ -62,6 +62,12 @@ ROUTES = (
     Route("/v1/observation-plan", "PlanObservation", "How many VMs of which jobs to observe for a margin"),
     Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake"),
     Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform"),
+    Route(
+        "/v1/overview", "GetOverview", "The fleet at a glance: contended hosts, open incidents, antagonists"
+    ),
+    Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs"),
+    Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents"),
+    Route("/v1/data-health", "GetDataHealth", "What the lake has by day, and which hosts send nothing"),
 )
 
 

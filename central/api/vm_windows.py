@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from central.lake import DAY_NS, Lake, LakeError, Segment, day_of
+from central.api.segment_times import SegmentTimes
+from central.lake import DAY_NS, Lake, LakeError, Segment
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["SlowError", "VmWindows"]
 
-_KNOWN_SEGMENTS = 20_000
 _SHOWN = ("machine", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
 _BATCH = ("host", "spool_id", "sequence")
-_EVER = (-(2**63), 2**63 - 1)
-
-#: Of each row group the least and the greatest `start_unix_ns`.
-_Times = tuple[tuple[int, int], ...]
 
 
 class SlowError(Exception):
@@ -39,13 +34,13 @@ class VmWindows:
     Args:
         lake: where the segments are.
         deadline_s: of one question.
+        times: which segments have which times; None makes one.
 
     """
 
-    def __init__(self, lake: Lake, deadline_s: float = 20.0) -> None:
-        self._lake = lake
+    def __init__(self, lake: Lake, deadline_s: float = 20.0, times: SegmentTimes | None = None) -> None:
         self._deadline_s = deadline_s
-        self._times: dict[str, _Times] = {}
+        self._times = times or SegmentTimes(lake)
 
     def read(self, vm: str, since: int, until: int, limit: int) -> list[fleet_pb2.VmWindow]:
         """Return the last `limit` windows of a VM that start in [since, until), oldest first, each batch once.
@@ -79,7 +74,7 @@ class VmWindows:
         """Return the rows; of a batch that several journals took, those of the origin that `Lake.samples` reads."""
         origins: dict[tuple[Any, ...], str] = {}
         rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for segment in self._segments(since, until):
+        for segment in self._times.segments(since, until):
             if time.monotonic() > give_up_at_s:
                 raise SlowError(f"took longer than {self._deadline_s:g} s")
             for row in self._rows(segment, vm, since, until):
@@ -91,15 +86,8 @@ class VmWindows:
                     rows.setdefault(batch, []).append(row)
         return [row for found in rows.values() for row in found]
 
-    def _segments(self, since: int, until: int) -> Iterator[Segment]:
-        day, last = day_of(since), day_of(max(since, until - 1))
-        while day <= last:
-            yield from self._lake.segments(day)
-            day += timedelta(days=1)
-
     def _rows(self, segment: Segment, vm: str, since: int, until: int) -> Iterator[dict[str, Any]]:
-        times = self._times_of(segment)
-        groups = [k for k, (first, last) in enumerate(times) if first < until and last >= since]
+        groups = self._times.row_groups(segment, since, until)
         if not groups:
             return
         try:
@@ -118,17 +106,6 @@ class VmWindows:
         except pa.ArrowException as error:
             raise LakeError(f"{segment.objects.root}/{segment.key} is damaged: {error}") from error
 
-    def _times_of(self, segment: Segment) -> _Times:
-        known = self._times.get(segment.key)
-        if known is None:
-            column = segment.columns().index("start_unix_ns")  # tells of a newer central
-            footer = segment.footer
-            known = tuple(_range(footer.row_group(k).column(column)) for k in range(footer.num_row_groups))
-            if len(self._times) >= _KNOWN_SEGMENTS:
-                self._times.clear()
-            self._times[segment.key] = known
-        return known
-
 
 def _equal(table: pa.Table, vm: str) -> pa.ChunkedArray | None:
     """Return which rows are the VM's; None where none is. A dictionary of the column tells it at once."""
@@ -138,11 +115,3 @@ def _equal(table: pa.Table, vm: str) -> pa.ChunkedArray | None:
         is_there = is_there or at >= 0
         chunks.append(pc.equal(chunk.indices, at))
     return pa.chunked_array(chunks, pa.bool_()) if is_there else None
-
-
-def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Return the least and the greatest value; where the footer does not tell, anything."""
-    statistics = column.statistics
-    if statistics is None or not statistics.has_min_max:
-        return _EVER
-    return statistics.min, statistics.max

@@ -13,6 +13,7 @@ PACKAGES=(
     radosgw ceph-mon ceph-osd                                            # a real S3 server for the lake
     openjdk-17-jre-headless                                              # what Spark runs on
     prometheus prometheus-alertmanager                                   # and promtool: rules, dashboards, webhooks
+    chromium fonts-dejavu-core                                           # the fleet page in a real browser
     strace                                                               # what central does before it acknowledges
     tmux                                                                 # the terminal in which `top` is used
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python

@@ -706,3 +706,261 @@ class RuntimePrediction(_message.Message):
     predicted_us: float
     bounds: _containers.RepeatedCompositeFieldContainer[RuntimeBound]
     def __init__(self, platform: _Optional[str] = ..., beside: _Optional[_Iterable[str]] = ..., not_known: _Optional[_Iterable[str]] = ..., predicted_us: _Optional[float] = ..., bounds: _Optional[_Iterable[_Union[RuntimeBound, _Mapping]]] = ...) -> None: ...
+
+class GetOverviewRequest(_message.Message):
+    __slots__ = ("since_unix_ns", "top")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    top: int
+    def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+
+class Overview(_message.Message):
+    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists")
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    LATE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    GONE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    IS_COUNTED_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_FIELD_NUMBER: _ClassVar[int]
+    CONTENDED_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ANTAGONISTS_FIELD_NUMBER: _ClassVar[int]
+    since_unix_ns: int
+    hosts: int
+    connected_hosts: int
+    late_hosts: int
+    gone_hosts: int
+    is_counted: bool
+    vms: int
+    jobs: int
+    open_incidents: int
+    incidents: int
+    contended: _containers.RepeatedCompositeFieldContainer[HostContention]
+    contended_hosts: int
+    open: _containers.RepeatedCompositeFieldContainer[Incident]
+    antagonists: _containers.RepeatedCompositeFieldContainer[Antagonist]
+    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ...) -> None: ...
+
+class HostContention(_message.Message):
+    __slots__ = ("host", "incidents", "open_incidents", "reports", "peak_mn_cpi", "last_unix_ns")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MN_CPI_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    incidents: int
+    open_incidents: int
+    reports: int
+    peak_mn_cpi: float
+    last_unix_ns: int
+    def __init__(self, host: _Optional[str] = ..., incidents: _Optional[int] = ..., open_incidents: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., last_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Antagonist(_message.Message):
+    __slots__ = ("job", "incidents", "hosts", "last_unix_ns", "coefficient", "standard_error")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    incidents: int
+    hosts: int
+    last_unix_ns: int
+    coefficient: float
+    standard_error: float
+    def __init__(self, job: _Optional[str] = ..., incidents: _Optional[int] = ..., hosts: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., coefficient: _Optional[float] = ..., standard_error: _Optional[float] = ...) -> None: ...
+
+class GetJobRequest(_message.Message):
+    __slots__ = ("job", "bins", "top")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    BINS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    bins: int
+    top: int
+    def __init__(self, job: _Optional[str] = ..., bins: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+
+class JobDetail(_message.Message):
+    __slots__ = ("job", "statistics", "coefficient", "history", "distributions", "hosts", "hosts_in_all", "vms", "since_unix_ns", "until_unix_ns", "recurrence")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    COEFFICIENT_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    RECURRENCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    statistics: _containers.RepeatedCompositeFieldContainer[_agent_pb2.JobStatistics]
+    coefficient: _agent_pb2.Coefficient
+    history: _containers.RepeatedCompositeFieldContainer[CoefficientAt]
+    distributions: _containers.RepeatedCompositeFieldContainer[CpiDistribution]
+    hosts: _containers.RepeatedCompositeFieldContainer[JobHost]
+    hosts_in_all: int
+    vms: int
+    since_unix_ns: int
+    until_unix_ns: int
+    recurrence: SuspectJob
+    def __init__(self, job: _Optional[str] = ..., statistics: _Optional[_Iterable[_Union[_agent_pb2.JobStatistics, _Mapping]]] = ..., coefficient: _Optional[_Union[_agent_pb2.Coefficient, _Mapping]] = ..., history: _Optional[_Iterable[_Union[CoefficientAt, _Mapping]]] = ..., distributions: _Optional[_Iterable[_Union[CpiDistribution, _Mapping]]] = ..., hosts: _Optional[_Iterable[_Union[JobHost, _Mapping]]] = ..., hosts_in_all: _Optional[int] = ..., vms: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., recurrence: _Optional[_Union[SuspectJob, _Mapping]] = ...) -> None: ...
+
+class CoefficientAt(_message.Message):
+    __slots__ = ("version", "created_unix_ns", "value", "standard_error", "samples")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CREATED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    STANDARD_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    created_unix_ns: int
+    value: float
+    standard_error: float
+    samples: int
+    def __init__(self, version: _Optional[int] = ..., created_unix_ns: _Optional[int] = ..., value: _Optional[float] = ..., standard_error: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class CpiDistribution(_message.Message):
+    __slots__ = ("platform", "low_cpi", "high_cpi", "vms", "vms_without_cpi")
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    LOW_CPI_FIELD_NUMBER: _ClassVar[int]
+    HIGH_CPI_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    VMS_WITHOUT_CPI_FIELD_NUMBER: _ClassVar[int]
+    platform: str
+    low_cpi: float
+    high_cpi: float
+    vms: _containers.RepeatedScalarFieldContainer[int]
+    vms_without_cpi: int
+    def __init__(self, platform: _Optional[str] = ..., low_cpi: _Optional[float] = ..., high_cpi: _Optional[float] = ..., vms: _Optional[_Iterable[int]] = ..., vms_without_cpi: _Optional[int] = ...) -> None: ...
+
+class JobHost(_message.Message):
+    __slots__ = ("host", "platform", "vms", "mean_cpi", "cpu_usage_cores")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    platform: str
+    vms: int
+    mean_cpi: float
+    cpu_usage_cores: float
+    def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., vms: _Optional[int] = ..., mean_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
+
+class GetHostTimelineRequest(_message.Message):
+    __slots__ = ("host", "since_unix_ns", "until_unix_ns", "points", "top")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    since_unix_ns: int
+    until_unix_ns: int
+    points: int
+    top: int
+    def __init__(self, host: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., points: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
+
+class HostTimeline(_message.Message):
+    __slots__ = ("host", "summary", "since_unix_ns", "until_unix_ns", "step_ns", "vms", "vms_in_all", "incidents")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    VMS_FIELD_NUMBER: _ClassVar[int]
+    VMS_IN_ALL_FIELD_NUMBER: _ClassVar[int]
+    INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    summary: HostSummary
+    since_unix_ns: int
+    until_unix_ns: int
+    step_ns: int
+    vms: _containers.RepeatedCompositeFieldContainer[VmTimeline]
+    vms_in_all: int
+    incidents: _containers.RepeatedCompositeFieldContainer[Incident]
+    def __init__(self, host: _Optional[str] = ..., summary: _Optional[_Union[HostSummary, _Mapping]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmTimeline, _Mapping]]] = ..., vms_in_all: _Optional[int] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+
+class VmTimeline(_message.Message):
+    __slots__ = ("vm", "job", "platform", "latency_sensitive", "mean_cpi", "mean_cpu_usage_cores", "cpi", "cpu_usage_cores", "job_mean_cpi", "job_std_cpi")
+    VM_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PLATFORM_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
+    MEAN_CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    CPI_FIELD_NUMBER: _ClassVar[int]
+    CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    JOB_MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
+    JOB_STD_CPI_FIELD_NUMBER: _ClassVar[int]
+    vm: str
+    job: str
+    platform: str
+    latency_sensitive: bool
+    mean_cpi: float
+    mean_cpu_usage_cores: float
+    cpi: _containers.RepeatedScalarFieldContainer[float]
+    cpu_usage_cores: _containers.RepeatedScalarFieldContainer[float]
+    job_mean_cpi: float
+    job_std_cpi: float
+    def __init__(self, vm: _Optional[str] = ..., job: _Optional[str] = ..., platform: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., mean_cpi: _Optional[float] = ..., mean_cpu_usage_cores: _Optional[float] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., job_mean_cpi: _Optional[float] = ..., job_std_cpi: _Optional[float] = ...) -> None: ...
+
+class GetDataHealthRequest(_message.Message):
+    __slots__ = ("top",)
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    top: int
+    def __init__(self, top: _Optional[int] = ...) -> None: ...
+
+class DataHealth(_message.Message):
+    __slots__ = ("days", "last_segment_unix_ns", "late_hosts", "gone_hosts", "silent", "spooled_batches", "dropped_batches")
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEGMENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    LATE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    GONE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    days: _containers.RepeatedCompositeFieldContainer[LakeDay]
+    last_segment_unix_ns: int
+    late_hosts: int
+    gone_hosts: int
+    silent: _containers.RepeatedCompositeFieldContainer[SilentHost]
+    spooled_batches: int
+    dropped_batches: int
+    def __init__(self, days: _Optional[_Iterable[_Union[LakeDay, _Mapping]]] = ..., last_segment_unix_ns: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., silent: _Optional[_Iterable[_Union[SilentHost, _Mapping]]] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...
+
+class LakeDay(_message.Message):
+    __slots__ = ("day", "segments", "rows", "size_bytes")
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    day: str
+    segments: int
+    rows: int
+    size_bytes: int
+    def __init__(self, day: _Optional[str] = ..., segments: _Optional[int] = ..., rows: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
+class SilentHost(_message.Message):
+    __slots__ = ("host", "connected", "last_seen_unix_ns", "spooled_batches", "dropped_batches")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SPOOLED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    connected: bool
+    last_seen_unix_ns: int
+    spooled_batches: int
+    dropped_batches: int
+    def __init__(self, host: _Optional[str] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ...) -> None: ...

@@ -104,6 +104,26 @@ class FleetStub:
                 request_serializer=whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.SerializeToString,
                 response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.FromString,
                 _registered_method=True)
+        self.GetOverview = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetOverview',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetOverviewRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.Overview.FromString,
+                _registered_method=True)
+        self.GetJob = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetJob',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetJobRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.JobDetail.FromString,
+                _registered_method=True)
+        self.GetHostTimeline = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetHostTimeline',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetHostTimelineRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.HostTimeline.FromString,
+                _registered_method=True)
+        self.GetDataHealth = channel.unary_unary(
+                '/whitepanda.v1.Fleet/GetDataHealth',
+                request_serializer=whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.SerializeToString,
+                response_deserializer=whitepanda_dot_v1_dot_fleet__pb2.DataHealth.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -197,6 +217,32 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetOverview(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJob(self, request, context):
+        """NOT_FOUND where nothing is known of the job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetHostTimeline(self, request, context):
+        """NOT_FOUND where nothing is known of the host.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDataHealth(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -269,6 +315,26 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.PredictRuntime,
                     request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.FromString,
                     response_serializer=whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.SerializeToString,
+            ),
+            'GetOverview': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOverview,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetOverviewRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.Overview.SerializeToString,
+            ),
+            'GetJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJob,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetJobRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.JobDetail.SerializeToString,
+            ),
+            'GetHostTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHostTimeline,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetHostTimelineRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.HostTimeline.SerializeToString,
+            ),
+            'GetDataHealth': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDataHealth,
+                    request_deserializer=whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.FromString,
+                    response_serializer=whitepanda_dot_v1_dot_fleet__pb2.DataHealth.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -649,6 +715,114 @@ class Fleet:
             '/whitepanda.v1.Fleet/PredictRuntime',
             whitepanda_dot_v1_dot_fleet__pb2.PredictRuntimeRequest.SerializeToString,
             whitepanda_dot_v1_dot_fleet__pb2.RuntimePrediction.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOverview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetOverview',
+            whitepanda_dot_v1_dot_fleet__pb2.GetOverviewRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.Overview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetJob',
+            whitepanda_dot_v1_dot_fleet__pb2.GetJobRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.JobDetail.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHostTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetHostTimeline',
+            whitepanda_dot_v1_dot_fleet__pb2.GetHostTimelineRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.HostTimeline.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDataHealth(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/whitepanda.v1.Fleet/GetDataHealth',
+            whitepanda_dot_v1_dot_fleet__pb2.GetDataHealthRequest.SerializeToString,
+            whitepanda_dot_v1_dot_fleet__pb2.DataHealth.FromString,
             options,
             channel_credentials,
             insecure,

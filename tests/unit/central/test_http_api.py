@@ -195,6 +195,8 @@ async def test_all_routes_answer_on_loopback(local):
             "RankHosts": 400,
             "PlanObservation": 400,
             "CompareSides": 400,
+            "GetJob": 400,
+            "GetHostTimeline": 400,
         }
         assert status == {**refused, "PredictRuntime": 400}.get(route.method, 200), answer
     status, found = await get(local, "/openapi.json")
@@ -262,6 +264,8 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
 
     try:
         assert (await get(api, "/v1/hosts", context(operator)))[0] == 200
+        assert (await get(api, "/", context(operator)))[0] == 200
+        assert (await get(api, "/", context(host)))[0] == 403, "the page, too"
         status, answer = await get(api, "/v1/hosts", context(host))
         assert (status, answer["error"]) == (
             403,

@@ -1,0 +1,50 @@
+"""How a job's coefficient came to be what it is: its value in every version that is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import msgspec
+import pyarrow as pa
+
+from central.lake_errors import LakeError
+from central.versions import VersionStore
+from whitepanda.v1 import fleet_pb2
+
+__all__ = ["CoefficientHistory"]
+
+_KEPT_JOBS = 200
+
+
+class CoefficientHistory:
+    """Reads versions, each once per job: they never change. Safe in threads."""
+
+    def __init__(self, versions: VersionStore) -> None:
+        self._versions = versions
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, dict[int, fleet_pb2.CoefficientAt | None]] = OrderedDict()
+
+    def of(self, job: str) -> list[fleet_pb2.CoefficientAt]:
+        """Return the job's coefficients, oldest version first; versions without one, or damaged, are left out.
+
+        Raises:
+            OSError: the versions cannot be listed.
+
+        """
+        with self._lock:
+            before = self._known.pop(job, {})
+            now = {
+                number: before[number] if number in before else self._read(number, job)
+                for number in self._versions.numbers()
+            }
+            self._known[job] = now
+            if len(self._known) > _KEPT_JOBS:
+                self._known.popitem(last=False)
+        return [found for found in now.values() if found is not None]
+
+    def _read(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
+        try:
+            return self._versions.coefficient(number, job)
+        except (LakeError, OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
+            return None  # deleted meanwhile, or damaged, of which whoever builds warns

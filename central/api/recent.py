@@ -1,0 +1,197 @@
+"""What runs now, for the page: every VM of the lake's last windows with its means, and the lines of one host's VMs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from central.api.segment_times import SegmentTimes
+from central.api.vm_windows import SlowError
+from central.engine import answering
+from central.lake import Lake, LakeError
+
+if TYPE_CHECKING:
+    import ibis.expr.types as ir
+
+__all__ = ["RecentVms", "Running", "read_lines"]
+
+_S_NS = 10**9
+_MEMORY_MIB = 512
+_DEADLINE_S = 20.0
+_AGAIN_S = 0.1  # an interrupt between two queries stops neither
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """VMs with windows that began in [since, until), each where it was last.
+
+    `vms` has the columns machine, vm, job, platform, cpi (null where not known) and cpu_usage_cores.
+    """
+
+    since_unix_ns: int
+    until_unix_ns: int
+    vms: pa.Table
+    jobs: int
+
+
+class RecentVms:
+    """Reads who runs now; one answer is good for `refresh_s`. Safe in threads.
+
+    Args:
+        lake: where agents' windows are.
+        times: which segments have which times.
+        gone_s: how far back windows are read.
+        refresh_s: how old an answer may be.
+        clock_unix_ns: the time.
+
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        times: SegmentTimes,
+        *,
+        gone_s: float,
+        refresh_s: float,
+        clock_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._lake = lake
+        self._times = times
+        self._gone_ns = int(gone_s * _S_NS)
+        self._refresh_ns = int(refresh_s * _S_NS)
+        self._clock = clock_unix_ns
+        self._lock = threading.Lock()
+        self._last: Running | None = None
+
+    def known(self) -> tuple[Running | None, bool]:
+        """Return the last answer, of whatever age, and whether it is too old. Waits for nothing."""
+        last = self._last
+        return last, not self._is_good(last)
+
+    def read(self) -> Running:
+        """Return who runs now, or did at most `refresh_s` ago.
+
+        Raises:
+            SlowError: it takes longer than 20 s.
+            LakeError, OSError: the lake cannot be read.
+
+        """
+        with self._lock:
+            last = self._last
+            if last is None or not self._is_good(last):
+                until = self._clock()
+                last = self._last = self._read(until - self._gone_ns, until)
+            return last
+
+    def _is_good(self, last: Running | None) -> bool:
+        return last is not None and 0 <= self._clock() - last.until_unix_ns < max(self._refresh_ns, 1)
+
+    def _read(self, since: int, until: int) -> Running:
+        def ask(connection: Any, windows: ir.Table) -> pa.Table:
+            import ibis  # noqa: PLC0415 - takes a second to import, and ingest does not need it
+
+            timed = windows.duration_ns.sum(where=windows.cpi.notnull()).nullif(0)
+            means = windows.group_by(["machine", "vm", "job", "platform"]).aggregate(
+                cpi=(windows.cpi * windows.duration_ns).sum() / timed,
+                cpu_usage_cores=windows.cpu_usage_cores.mean(),
+                last=windows.start_unix_ns.max(),
+            )
+            # A VM that has moved counts where it was last.
+            order = [ibis.desc("last"), "machine", "job", "platform"]
+            placed = means.mutate(place=ibis.row_number().over(group_by="vm", order_by=order))
+            return connection.to_pyarrow(
+                placed.filter(placed.place == 0).drop("place", "last").order_by("vm")
+            )
+
+        found = _ask(self._lake, self._times, since, until, ask)
+        return Running(since, until, found, len(found.column("job").unique()))
+
+
+def read_lines(lake: Lake, times: SegmentTimes, machine: str, since: int, until: int, step: int) -> pa.Table:
+    """Return a machine's windows that begin in [since, until), merged by VM and step.
+
+    Times are nanoseconds since 1970.
+
+    Returns:
+        vm, job, platform, latency_sensitive, bin (0 is that of `since`), cpi (null where not known) and
+        cpu_usage_cores, both means weighted by duration; by vm and bin.
+
+    Raises:
+        SlowError: it takes longer than 20 s.
+        LakeError, OSError: the lake cannot be read.
+
+    """
+
+    def ask(connection: Any, windows: ir.Table) -> pa.Table:
+        mine = windows.filter(windows.machine == machine, windows.duration_ns > 0)
+        mine = mine.mutate(bin=((mine.start_unix_ns - since) // step).cast("int64"))
+        timed = mine.duration_ns.sum(where=mine.cpi.notnull()).nullif(0)
+        return connection.to_pyarrow(
+            mine.group_by(["vm", "job", "platform", "latency_sensitive", "bin"])
+            .aggregate(
+                cpi=(mine.cpi * mine.duration_ns).sum() / timed,
+                cpu_usage_cores=(mine.cpu_usage_cores * mine.duration_ns).sum() / mine.duration_ns.sum(),
+            )
+            .order_by(["vm", "bin", "job", "platform"])
+        )
+
+    return _ask(lake, times, since, until, ask)
+
+
+def _ask(
+    lake: Lake, times: SegmentTimes, since: int, until: int, ask: Callable[[Any, ir.Table], Found]
+) -> Found:
+    """Ask of the windows that begin in [since, until); once more where a segment was merged away meanwhile."""
+    import duckdb  # noqa: PLC0415 - as ibis
+
+    for is_last in (False, True):
+        try:
+            segments = times.overlapping(since, until)
+            with answering(_MEMORY_MIB) as connection, _hurried(connection):
+                windows = lake.samples(connection, segments=segments)
+                in_time = windows.filter(windows.start_unix_ns >= since, windows.start_unix_ns < until)
+                return ask(connection, in_time)
+        except FileNotFoundError:
+            if is_last:
+                raise
+        except duckdb.IOException as error:
+            if is_last:
+                raise LakeError(f"lake {lake.name}: {' '.join(str(error).split())[:300]}") from error
+    raise AssertionError("the second time returns or raises")
+
+
+@contextlib.contextmanager
+def _hurried(connection: Any) -> Iterator[None]:
+    """Have queries within take no longer than the deadline.
+
+    Raises:
+        SlowError: they did.
+
+    """
+    import duckdb  # noqa: PLC0415 - as ibis
+
+    done = threading.Event()
+
+    def watch() -> None:
+        wait_s = _DEADLINE_S
+        while not done.wait(wait_s):
+            connection.con.interrupt()
+            wait_s = _AGAIN_S
+
+    watcher = threading.Thread(target=watch, name="deadline of a question", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise SlowError(f"took longer than {_DEADLINE_S:g} s") from error
+    finally:
+        done.set()
+        watcher.join()

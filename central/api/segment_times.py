@@ -1,0 +1,73 @@
+"""Which of the lake's segments have windows of a time: their footers tell, and each is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pyarrow.parquet as pq
+
+from central.lake import Lake, Segment, day_of
+
+__all__ = ["SegmentTimes"]
+
+_KNOWN_SEGMENTS = 20_000
+_EVER = (-(2**63), 2**63 - 1)
+
+#: Of each row group the least and the greatest `start_unix_ns`.
+_Times = tuple[tuple[int, int], ...]
+
+
+class SegmentTimes:
+    """Segments never change, so what is known of one stays. Safe in threads.
+
+    Times are nanoseconds since 1970.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._known: dict[str, _Times] = {}
+
+    def segments(self, since: int, until: int) -> Iterator[Segment]:
+        """Yield the segments of the days that [since, until) touches, by day and name."""
+        day, last = day_of(since), day_of(max(since, until - 1))
+        while day <= last:
+            yield from self._lake.segments(day)
+            day += timedelta(days=1)
+
+    def overlapping(self, since: int, until: int) -> list[Segment]:
+        """Return the segments that may have windows that begin in [since, until).
+
+        Raises:
+            LakeError: one is damaged, or of a newer central.
+            FileNotFoundError: one was merged into another since it was listed.
+
+        """
+        return [each for each in self.segments(since, until) if self.row_groups(each, since, until)]
+
+    def row_groups(self, segment: Segment, since: int, until: int) -> list[int]:
+        """Return the numbers of a segment's row groups that may have windows that begin in [since, until).
+
+        Raises: as `overlapping`.
+        """
+        times = self._times_of(segment)
+        return [k for k, (first, last) in enumerate(times) if first < until and last >= since]
+
+    def _times_of(self, segment: Segment) -> _Times:
+        known = self._known.get(segment.key)
+        if known is None:
+            column = segment.columns().index("start_unix_ns")  # tells of a newer central
+            footer = segment.footer
+            known = tuple(_range(footer.row_group(k).column(column)) for k in range(footer.num_row_groups))
+            if len(self._known) >= _KNOWN_SEGMENTS:
+                self._known.clear()
+            self._known[segment.key] = known
+        return known
+
+
+def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return the least and the greatest value; where the footer does not tell, anything."""
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
+        return _EVER
+    return statistics.min, statistics.max

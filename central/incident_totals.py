@@ -1,0 +1,97 @@
+"""Totals of incident history since a time: by host, by suspected job, in all. Functions of a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from central.incident_tables import incidents
+from whitepanda.v1 import fleet_pb2
+
+__all__ = ["IncidentTotals", "read_totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentTotals:
+    """What happened since a time.
+
+    `contended` are hosts, the most reports first; `antagonists` jobs, suspected first in the most incidents first.
+    Coefficients are not filled in.
+    """
+
+    incidents: int
+    open_incidents: int
+    contended_hosts: int
+    contended: list[fleet_pb2.HostContention]
+    antagonists: list[fleet_pb2.Antagonist]
+
+
+def read_totals(
+    connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int
+) -> IncidentTotals:
+    """Count the incidents that were not over before a time.
+
+    Args:
+        connection: SQLite or PostgreSQL.
+        since_unix_ns: of incidents' last reports.
+        open_since_unix_ns: incidents reported at this time or later are open.
+        top: rows of each list.
+
+    """
+    i = incidents.c
+    recent = i.last_unix_ns >= since_unix_ns
+    is_open = sa.case((i.last_unix_ns >= open_since_unix_ns, 1), else_=0)
+    number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(is_open), 0)
+    total, opened, hosts = connection.execute(
+        sa.select(number, still_open, sa.func.count(sa.distinct(i.host))).where(recent)
+    ).one()
+    reports = sa.func.sum(i.reports)
+    by_host = (
+        sa.select(
+            i.host,
+            number.label("incidents"),
+            still_open.label("open_incidents"),
+            reports.label("reports"),
+            sa.func.max(i.peak_mn_cpi).label("peak_mn_cpi"),
+            sa.func.max(i.last_unix_ns).label("last_unix_ns"),
+        )
+        .where(recent)
+        .group_by(i.host)
+        .order_by(reports.desc(), i.host)
+        .limit(top)
+    )
+    by_job = (
+        sa.select(
+            i.suspect_job.label("job"),
+            number.label("incidents"),
+            sa.func.count(sa.distinct(i.host)).label("hosts"),
+            sa.func.max(i.last_unix_ns).label("last_unix_ns"),
+        )
+        .where(recent, i.suspect_job != "")
+        .group_by(i.suspect_job)
+        .order_by(number.desc(), i.suspect_job)
+        .limit(top)
+    )
+    return IncidentTotals(
+        int(total),
+        int(opened),
+        int(hosts),
+        [
+            fleet_pb2.HostContention(
+                host=row.host,
+                incidents=int(row.incidents),
+                open_incidents=int(row.open_incidents),
+                reports=int(row.reports),
+                peak_mn_cpi=row.peak_mn_cpi,
+                last_unix_ns=row.last_unix_ns,
+            )
+            for row in connection.execute(by_host)
+        ],
+        [
+            fleet_pb2.Antagonist(
+                job=row.job, incidents=int(row.incidents), hosts=int(row.hosts), last_unix_ns=row.last_unix_ns
+            )
+            for row in connection.execute(by_job)
+        ],
+    )

@@ -1,0 +1,39 @@
+// Asking central. The browser keeps answers and asks whether they still hold (ETag); 304 costs nearly nothing.
+
+/** What central answered instead: `status` 0 is no answer at all. */
+export class AskError extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const LONGEST_MS = 60_000;
+
+/** Ask for a path with parameters; those that are "" or undefined are left out, lists are given one by one. */
+export async function ask(path, parameters = {}, signal = undefined) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(parameters)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== undefined && one !== null && one !== "") query.append(name, one);
+    }
+  }
+  const address = query.size ? `${path}?${query}` : path;
+  const slow = AbortSignal.timeout(LONGEST_MS);
+  let answer, text;
+  try {
+    answer = await fetch(address, { signal: signal ? AbortSignal.any([signal, slow]) : slow, cache: "no-cache" });
+    text = await answer.text();
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new AskError(0, slow.aborted ? `central has not answered for ${LONGEST_MS / 1000} s` : "central does not answer");
+  }
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    throw new AskError(answer.status, `central answered ${answer.status} with something that is no JSON`);
+  }
+  if (!answer.ok) throw new AskError(answer.status, value.error ?? `central answered ${answer.status}`);
+  return value;
+}

@@ -1,0 +1,184 @@
+// Which view is shown, and that it stays fresh: asked again every few seconds while somebody looks.
+import { ask, AskError } from "./api.js";
+import { h } from "./dom.js";
+import { clock } from "./format.js";
+
+const SOON_MS = 1000;
+const EVERY_MS = 5000;
+
+/** The first part of a link's path, and the module that shows it. */
+const VIEWS = {
+  "": () => import("./views/overview.js"),
+  hosts: () => import("./views/hosts.js"),
+  host: () => import("./views/host.js"),
+  jobs: () => import("./views/jobs.js"),
+  job: () => import("./views/job.js"),
+  incidents: () => import("./views/incidents.js"),
+  incident: () => import("./views/incident.js"),
+  upgrade: () => import("./views/upgrade.js"),
+  placement: () => import("./views/placement.js"),
+  runtime: () => import("./views/runtime.js"),
+  health: () => import("./views/health.js"),
+};
+const PARENTS = { host: "hosts", job: "jobs", incident: "incidents" };
+
+const main = document.getElementById("main");
+const stale = document.getElementById("stale");
+const updated = document.getElementById("updated");
+
+/** What is shown now. `at` is when central last answered. */
+let shown = { route: null, view: null, text: "", at: 0, data: null };
+let asking = new AbortController();
+let timer = 0;
+
+/** A link's view, the name behind it and its parameters: #/host/node1?hours=6. */
+function parse(hash) {
+  const [path, query = ""] = hash.replace(/^#?\/?/, "").split("?", 2);
+  const slash = path.indexOf("/");
+  const name = slash < 0 ? path : path.slice(0, slash);
+  let what = slash < 0 ? "" : path.slice(slash + 1);
+  try {
+    what = decodeURIComponent(what);
+  } catch {
+    // It is no escape sequence, so it is meant as it stands.
+  }
+  return { name, what, parameters: Object.fromEntries(new URLSearchParams(query)) };
+}
+
+function markNavigation(name) {
+  const current = `#/${PARENTS[name] ?? name}`;
+  for (const each of document.querySelectorAll("nav a")) {
+    if (each.getAttribute("href") === current) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+  }
+}
+
+function problem(error) {
+  const title = error.status === 404 ? "Not found" : error.status >= 400 && error.status < 500 ? "Not possible" : "No answer";
+  return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), error.message));
+}
+
+/** Put a view into the page; the element that has the focus, and what is folded open, stay so. */
+function show(title, children) {
+  const focused = document.activeElement?.id;
+  const selection = document.activeElement?.selectionStart ?? null;
+  const isOpen = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
+  main.replaceChildren(h("h1", { tabindex: "-1" }, title), ...children.flat(Infinity).filter(Boolean));
+  for (const each of main.querySelectorAll("details[id]")) each.open ||= isOpen.has(each.id);
+  const again = focused && main.querySelector(`#${CSS.escape(focused)}`);
+  if (again) {
+    again.focus({ preventScroll: true });
+    if (selection !== null && again.setSelectionRange) again.setSelectionRange(selection, selection);
+  }
+}
+
+function sayStale(error) {
+  const since = shown.at ? ` What is shown is of ${clock(shown.at)}.` : "";
+  const text = error.status === 0 ? `Central does not answer.${since}` : `Central answers ${error.status}: ${error.message}.${since}`;
+  if (stale.textContent !== text) stale.textContent = text; // or it would be read aloud each time
+  document.body.classList.add("is-stale");
+}
+
+function sayFresh() {
+  if (document.body.classList.contains("is-stale")) {
+    document.body.classList.remove("is-stale");
+    stale.textContent = "";
+  }
+  shown.at = Date.now();
+  updated.textContent = `As of ${clock(shown.at)}.`;
+}
+
+async function refresh() {
+  const { route, view } = shown;
+  const { signal } = asking;
+  try {
+    const data = await view.load((path, parameters) => ask(path, parameters, signal), route);
+    if (signal.aborted) return;
+    const text = JSON.stringify(data);
+    if (text !== shown.text) {
+      Object.assign(shown, { text, data });
+      show(view.title(route), view.draw(data, route));
+    }
+    sayFresh();
+  } catch (error) {
+    if (signal.aborted) return;
+    if (!(error instanceof AskError)) throw error;
+    if (shown.text && error.status !== 404) sayStale(error);
+    else {
+      shown.text = "";
+      if (error.status === 0) sayStale(error);
+      show(view.title(route), [view.form?.(route), problem(error)]);
+    }
+  } finally {
+    if (!signal.aborted) {
+      main.removeAttribute("aria-busy");
+      main.dataset.shows = location.hash;
+      // A question that takes long is asked again when it is asked for again.
+      if (view.isLive !== false || document.body.classList.contains("is-stale")) {
+        timer = setTimeout(tick, shown.data && view.isUnfinished?.(shown.data) ? Math.min(EVERY_MS, SOON_MS) : EVERY_MS);
+      }
+    }
+  }
+}
+
+function tick() {
+  if (document.hidden) return; // `visibilitychange` goes on
+  refresh();
+}
+
+async function navigate() {
+  asking.abort();
+  asking = new AbortController();
+  clearTimeout(timer);
+  const { signal } = asking;
+  const route = parse(location.hash);
+  const isFirst = shown.route === null;
+  markNavigation(route.name);
+  main.setAttribute("aria-busy", "true");
+  const load = Object.hasOwn(VIEWS, route.name) ? VIEWS[route.name] : null;
+  if (!load) {
+    shown = { route, view: null, text: "", at: 0, data: null };
+    main.removeAttribute("aria-busy");
+    main.dataset.shows = location.hash;
+    show("Nothing is here", [h("p", null, "No view has this link. ", h("a", { href: "#/" }, "Overview"))]);
+    return;
+  }
+  let view;
+  try {
+    view = await load();
+  } catch {
+    if (signal.aborted) return;
+    shown = { route, view: null, text: "", at: 0, data: null };
+    main.removeAttribute("aria-busy");
+    show("No answer", [problem(new AskError(0, "central does not answer; load the page again once it does"))]);
+    return;
+  }
+  if (signal.aborted) return;
+  const isSame = shown.route?.name === route.name && shown.route?.what === route.what;
+  shown = { route, view, text: "", at: 0, data: null };
+  updated.textContent = "";
+  document.title = `${view.title(route)} · whitepanda`;
+  if (!isSame) show(view.title(route), [h("p", { class: "quiet" }, "Asking central …")]);
+  if (!isFirst && !isSame) {
+    window.scrollTo(0, 0);
+    main.querySelector("h1").focus({ preventScroll: true });
+  }
+  await refresh();
+}
+
+window.addEventListener("hashchange", navigate);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden && shown.view && (shown.view.isLive !== false)) {
+    clearTimeout(timer);
+    refresh();
+  }
+});
+// Charts have their colours from the style sheet at the time they are drawn.
+const redraw = () => shown.data && show(shown.view.title(shown.route), shown.view.draw(shown.data, shown.route));
+document.addEventListener("colours", redraw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+document.querySelector("a.skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the link's place is not a view
+  main.focus();
+});
+navigate();

@@ -1,0 +1,60 @@
+// Making elements. Text goes in as text, never as markup: nothing that a VM or a job is called can become a tag.
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
+  return element;
+}
+
+function make(element, attributes) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  return element;
+}
+
+/** An element: its tag, its attributes (a function under `onclick` and the like is a listener), its children. */
+export function h(tag, attributes, ...children) {
+  return append(make(document.createElement(tag), attributes), children);
+}
+
+/** The same of SVG. */
+export function svg(tag, attributes, ...children) {
+  return append(make(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes), children);
+}
+
+/** A part of a view with a heading of its own. */
+export function section(title, ...children) {
+  return h("section", null, h("h2", null, title), children);
+}
+
+/** Names with values: rows of [name, what] of which those without a value are left out. */
+export function facts(rows) {
+  const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h("dl", { class: "facts" }, shown.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+}
+
+/** A labelled input of a form. `options` of a select are [value, text]. */
+export function field(label, attributes, options) {
+  const id = `field-${attributes.id ?? attributes.name}`;
+  const input = options
+    ? h("select", { name: attributes.name, id }, options.map(([value, text]) =>
+        h("option", { value, selected: value === attributes.value }, text)))
+    : h("input", { type: "text", autocomplete: "off", spellcheck: "false", ...attributes, id });
+  return h("div", { class: "field" }, h("label", { for: id }, label), input);
+}
+
+/** A form whose fields become the parameters of a view's link. */
+export function form(path, label, submit, ...fields) {
+  const go = (event) => {
+    event.preventDefault();
+    const given = [...new FormData(event.target)].filter(([, value]) => value.trim() !== "").map(([k, v]) => [k, v.trim()]);
+    const link = `#${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+    if (link === location.hash) window.dispatchEvent(new Event("hashchange"));
+    else location.hash = link;
+  };
+  return h("form", { "aria-label": label, onsubmit: go }, fields, h("button", { type: "submit", class: "go" }, submit));
+}

@@ -1,0 +1,93 @@
+// Tables with a caption, buttons that sort, and a filter where there are many rows.
+import { h } from "./dom.js";
+import { count } from "./format.js";
+
+const SHOWN = 200;
+const FILTERED_FROM = 15;
+
+/** How each table is sorted, filtered and unfolded, by its id: kept while views are drawn anew. */
+const states = new Map();
+
+function order(a, b) {
+  const unknownA = a === null || a === undefined || Number.isNaN(a);
+  const unknownB = b === null || b === undefined || Number.isNaN(b);
+  if (unknownA || unknownB) return null;
+  return typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
+}
+
+function sorted(rows, column, descending) {
+  return rows
+    .map((row, k) => [row, column.value(row), k])
+    .sort(([, a, k], [, b, l]) => {
+      const found = order(a, b);
+      if (found !== null) return (descending ? -found : found) || k - l;
+      const isKnown = (x) => x !== null && x !== undefined && !Number.isNaN(x);
+      return Number(isKnown(b)) - Number(isKnown(a)) || k - l; // what is not known comes last, either way
+    })
+    .map(([row]) => row);
+}
+
+/**
+ * A table.
+ *
+ * @param {string} id of the table in the whole page.
+ * @param {string} caption what its rows are.
+ * @param {Array} columns each {label, value: row => what it is sorted by, cell: row => what is shown (or the value),
+ *   numeric}; the first one heads the row.
+ * @param {Array} rows in the order in which they come where nobody sorts.
+ * @param {string} empty what is said without rows.
+ */
+export function table(id, caption, columns, rows, empty) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  const state = states.get(id) ?? { column: -1, descending: false, filter: "", all: false };
+  states.set(id, state);
+  const body = h("tbody");
+  const note = h("p", { class: "quiet", id: `${id}-note`, "aria-live": "polite" });
+  const headers = columns.map((column, k) => {
+    const sort = () => {
+      if (state.column === k) state.descending = !state.descending;
+      else Object.assign(state, { column: k, descending: Boolean(column.numeric) });
+      fill();
+    };
+    return h("th", { scope: "col", class: column.numeric ? "number" : null },
+      h("button", { type: "button", id: `${id}-sort-${k}`, onclick: sort, title: column.hint }, column.label));
+  });
+
+  function fill() {
+    const wanted = state.filter.toLowerCase();
+    const matching = wanted
+      ? rows.filter((row) => columns.some((column) => typeof column.value(row) === "string" && column.value(row).toLowerCase().includes(wanted)))
+      : rows;
+    const inOrder = state.column < 0 ? matching : sorted(matching, columns[state.column], state.descending);
+    const shown = state.all ? inOrder : inOrder.slice(0, SHOWN);
+    headers.forEach((header, k) => {
+      if (k === state.column) header.setAttribute("aria-sort", state.descending ? "descending" : "ascending");
+      else header.removeAttribute("aria-sort");
+    });
+    body.replaceChildren(...shown.map((row) =>
+      h("tr", null, columns.map((column, k) =>
+        h(k ? "td" : "th", { scope: k ? null : "row", class: column.numeric ? "number" : null }, (column.cell ?? column.value)(row))))));
+    const rest = inOrder.length - shown.length;
+    note.replaceChildren();
+    if (wanted) note.append(`${count(inOrder.length)} of ${count(rows.length)} match. `);
+    if (rest > 0) {
+      const unfold = () => {
+        state.all = true;
+        fill();
+        headers[0].firstChild.focus();
+      };
+      note.append(`${count(rest)} more rows. `, h("button", { type: "button", id: `${id}-all`, onclick: unfold }, "Show all"));
+    }
+  }
+
+  fill();
+  const filter = h("input", {
+    type: "search", id: `${id}-filter`, value: state.filter, placeholder: "Filter", "aria-label": `Filter: ${caption}`,
+    oninput: (event) => { state.filter = event.target.value; fill(); },
+  });
+  return h("div", { class: "table" },
+    rows.length >= FILTERED_FROM && h("div", { class: "filter" }, filter),
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Table: ${caption}`, id: `${id}-scroll` },
+      h("table", null, h("caption", null, caption), h("thead", null, h("tr", null, headers)), body)),
+    note);
+}

@@ -1,0 +1,69 @@
+// Is the data whole? The lake, what was refused and why, agents that are late or gone.
+import { facts, h, section } from "../dom.js";
+import { bytes, count, duration, number, time } from "../format.js";
+import { table } from "../table.js";
+import { hostLink, hostState, state } from "../words.js";
+
+export const title = () => "Data health";
+
+export async function load(ask) {
+  const [status, health] = await Promise.all([ask("v1/status"), ask("v1/data-health")]);
+  delete status.acknowledgements; // changes with each batch and is not shown
+  return { status, health };
+}
+
+const DAYS = [
+  { label: "Day (UTC)", value: (d) => d.day },
+  { label: "Windows", value: (d) => d.rows, cell: (d) => count(d.rows), numeric: true },
+  { label: "Segments", value: (d) => d.segments, cell: (d) => count(d.segments), numeric: true },
+  { label: "Size", value: (d) => d.size_bytes, cell: (d) => bytes(d.size_bytes), numeric: true },
+];
+const REASONS = [
+  { label: "Reason", value: (r) => r.reason },
+  { label: "What", value: (r) => r.what },
+  { label: "Count", value: (r) => r.count, cell: (r) => count(r.count), numeric: true },
+];
+const SILENT = [
+  { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
+  { label: "State", value: (x) => hostState(x.connected, x.last_seen_unix_ns), cell: (x) => state(hostState(x.connected, x.last_seen_unix_ns)) },
+  { label: "Last seen", value: (x) => x.last_seen_unix_ns, cell: (x) => time(x.last_seen_unix_ns), numeric: true },
+  { label: "Silent for", value: (x) => -x.last_seen_unix_ns, cell: (x) => (x.last_seen_unix_ns ? duration(Date.now() * 1e6 - x.last_seen_unix_ns) : number(null)), numeric: true },
+  { label: "Spooled there", value: (x) => x.spooled_batches, cell: (x) => count(x.spooled_batches), numeric: true, hint: "batches, by its last word" },
+  { label: "Dropped there", value: (x) => x.dropped_batches, cell: (x) => count(x.dropped_batches), numeric: true },
+];
+const WORKS = [
+  ["Acknowledging batches", "last_commit_error"],
+  ["Rolling into the lake", "last_roll_error"],
+  ["Incident history", "last_incidents_error"],
+  ["Building versions", "last_build_error"],
+];
+
+export function draw({ status: s, health: d }) {
+  const rejected = [
+    ...s.rejected.map((each) => ({ ...each, what: "windows" })),
+    ...s.rejected_batches.map((each) => ({ ...each, what: "batches" })),
+    ...s.rejected_events.map((each) => ({ ...each, what: "events" })),
+    ...s.refused_streams.map((each) => ({ ...each, what: "streams, since central's start" })),
+  ].sort((a, b) => b.count - a.count);
+  return [
+    section("Central", facts([
+      ...WORKS.map(([what, key]) => [what, s[key] ? state("failed", s[key]) : state("ok", "goes well")]),
+      ["Version", s.central_version],
+      ["Started", time(s.started_unix_ns)],
+      ["Statistics and coefficients", s.coefficient_version ? h("span", null, `version ${s.coefficient_version}, `, time(s.coefficient_created_unix_ns)) : "none built yet"],
+      ["Windows taken, ever", count(s.accepted_rows)],
+      ["Batches taken, ever", count(s.accepted_batches)],
+      ["Batches that came twice", count(s.duplicate_batches)],
+      ["Batches that wait for the lake", count(s.journal_batches)],
+      ["Damaged files of the lake", s.damaged_files ? state("failed", count(s.damaged_files)) : state("ok", "none found")],
+      ["Newest segment", time(d.last_segment_unix_ns)],
+      ["Too old to count in a version", s.rows_left_out ? `${count(s.rows_left_out)} windows of ${count(s.days_left_out)} days` : "nothing"],
+    ])),
+    section("Agents that are late or gone", h("p", { class: "quiet" },
+      `${count(d.late_hosts)} late: connected, and nothing came for three minutes. ${count(d.gone_hosts)} gone: not connected. ${count(d.spooled_batches)} batches wait on hosts, ${count(d.dropped_batches)} were dropped there.`),
+      table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "Every host that ever connected sends.")),
+    h("div", { class: "columns" },
+      section("Refused, by reason", table("health-rejected", "Ever, the most first", REASONS, rejected, "Nothing was refused.")),
+      section("Lake", table("health-lake", `The last days with windows, the newest first; ${count(s.lake_rows)} windows in ${count(s.lake_segments)} segments in all`, DAYS, d.days, "The lake is empty."))),
+  ];
+}

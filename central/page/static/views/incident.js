@@ -1,0 +1,99 @@
+// One incident: who, when, the evidence, the suspects over time, what to do.
+import { timeChart } from "../charts.js";
+import { facts, h, section } from "../dom.js";
+import { count, duration, isKnown, number, plain, time } from "../format.js";
+import { table } from "../table.js";
+import { hostLink, isOpen, jobLink, link, state } from "../words.js";
+
+const LINES = 5;
+
+export const title = ({ what }) => `Incident ${what}`;
+export const load = (ask, { what }) => ask(`v1/incidents/${encodeURIComponent(what)}`);
+
+const vmColumns = (peak, hint) => [
+  { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => h("span", { title: vm.vm }, vm.name || vm.vm) },
+  { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
+  { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
+  { label: "Slots", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
+];
+const EVIDENCE = [
+  { label: "Slot's end", value: (r) => r.unix_ns, cell: (r) => time(r.unix_ns) },
+  { label: "mnCPI", value: (r) => r.mn_cpi, cell: (r) => number(r.mn_cpi), numeric: true },
+  { label: "Threshold", value: (r) => r.mn_cpi_threshold, cell: (r) => number(r.mn_cpi_threshold), numeric: true },
+  { label: "Victim that suffers most", value: (r) => r.victims[0]?.name ?? "", cell: (r) => r.victims[0]?.name || r.victims[0]?.vm || number(null) },
+  { label: "Its CPI", value: (r) => r.victims[0]?.cpi, cell: (r) => number(r.victims[0]?.cpi), numeric: true },
+  { label: "Above", value: (r) => r.victims[0]?.threshold_cpi, cell: (r) => number(r.victims[0]?.threshold_cpi), numeric: true, hint: "mean + 2 std of its job" },
+  { label: "First suspect", value: (r) => r.suspects[0]?.name ?? "", cell: (r) => r.suspects[0]?.name || r.suspects[0]?.vm || number(null) },
+  { label: "Its CPU, cores", value: (r) => r.suspects[0]?.cpu_usage_cores, cell: (r) => number(r.suspects[0]?.cpu_usage_cores), numeric: true },
+  { label: "Its score", value: (r) => r.suspects[0]?.score, cell: (r) => number(r.suspects[0]?.score), numeric: true, hint: "coefficient * CPU usage" },
+];
+
+/** A list of words as a shell takes it. */
+const quoted = (words) => words.map((word) => (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
+
+function effect(expected) {
+  if (!expected) return null;
+  const before = isKnown(expected.before) ? ` ${expected.signal} ${plain(expected.before)} now` : ` ${expected.signal}`;
+  const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
+  const after = isKnown(expected.after) ? `, then ${plain(expected.after)}${ends}` : ", then not known";
+  const bar = isKnown(expected.threshold) ? `; it should not exceed ${plain(expected.threshold)}` : "";
+  const why = expected.unknown_because ? `. ${expected.unknown_because}` : "";
+  return h("p", null, h("strong", null, "Expected:"), `${before}${after}${bar}${why}`);
+}
+
+function action(recommended, k) {
+  const amount = isKnown(recommended.amount) ? ` to ${plain(recommended.amount)} ${recommended.unit}` : "";
+  const of = recommended.name || recommended.vm;
+  return h("li", { class: "action" },
+    h("h3", null, `${k + 1}. ${String(recommended.action).replaceAll("_", " ")}${of ? `: ${of}` : ""}${amount}`),
+    effect(recommended.effect),
+    (recommended.evidence ?? []).map((line) => h("p", { class: "quiet" }, line)),
+    (recommended.commands ?? []).map((command) => h("p", null, `${command.purpose} `, h("code", null, quoted(command.words)))));
+}
+
+function charts(reports) {
+  if (!reports.length) return [];
+  const seconds = reports.map((report) => report.unix_ns / 1e9);
+  const best = new Map();
+  for (const report of reports) {
+    for (const suspect of report.suspects) {
+      if (isKnown(suspect.score)) best.set(suspect.vm, { name: suspect.name || suspect.vm, score: Math.max(suspect.score, best.get(suspect.vm)?.score ?? -Infinity) });
+    }
+  }
+  const first = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
+  return [
+    timeChart("Contention", `mnCPI of the victims in ${reports.length} slots, against the threshold.`, seconds, [
+      { label: "mnCPI", values: reports.map((r) => r.mn_cpi), points: true },
+      { label: "threshold", values: reports.map((r) => r.mn_cpi_threshold), dash: true },
+    ], "mnCPI"),
+    first.length > 0 && timeChart("Suspects", `Scores of ${first.length} suspects over time, the highest: ${first.map(([, s]) => `${s.name} ${plain(s.score)}`).join(", ")}.`, seconds,
+      first.map(([vm, s]) => ({ label: s.name, values: reports.map((r) => r.suspects.find((x) => x.vm === vm)?.score ?? null), points: true })), "score"),
+  ];
+}
+
+export function draw(detail) {
+  const i = detail.incident;
+  const recommendations = i.recommendations ?? [];
+  const rides = detail.recurrence;
+  const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
+  const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
+  return [
+    h("p", { class: "verdict" }, state(isOpen(i) ? "open" : "over"), ` · ${count(i.victims.length)} ${i.victims.length === 1 ? "VM suffers" : "VMs suffer"} on `, hostLink(i.host),
+      i.suspect_job ? [", most likely from ", jobLink(i.suspect_job), "."] : "; no VM there has a score, so nobody is named."),
+    facts([
+      ["Began", time(i.first_unix_ns)],
+      ["Last reported", time(i.last_unix_ns)],
+      ["Lasted", duration(i.last_unix_ns - i.first_unix_ns)],
+      ["Slots in contention", count(i.reports)],
+      ["Peak mnCPI (threshold)", h("span", null, number(i.peak_mn_cpi), " (", number(i.peak_threshold), ")")],
+      ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "timeline", { hours: [1, 3, 6, 24].find((n) => n >= hours) ?? 24, at: around })],
+      ["This job elsewhere", rides && link("/incidents", `${count(rides.incidents)} incidents on ${count(rides.hosts)} hosts`, { suspect_job: rides.job })],
+    ]),
+    recommendations.length > 0 && section("What to do", h("ol", { class: "actions" }, recommendations.map(action))),
+    h("div", { class: "columns" }, charts(detail.reports)),
+    h("div", { class: "columns" },
+      section("Victims", table("incident-victims", "The highest nCPI first", vmColumns("Peak nCPI", "standard deviations above its job's mean"), i.victims, "None.")),
+      section("Suspects", table("incident-suspects", "The highest score first", vmColumns("Peak score", "coefficient * CPU usage"), i.suspects, "No VM that may be blamed."))),
+    section("Evidence", table("incident-evidence", "What the host reported, the last 100 slots, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
+  ];
+}

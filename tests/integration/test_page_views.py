@@ -1,0 +1,222 @@
+"""The fleet page in a real browser: every view with 0, 1 and 1,000 hosts, live, by keyboard, and what goes wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import pytest_asyncio
+
+from central.api.http import HttpApi
+from central.page import files
+from central.triggers import TriggerRow
+from tests.support.browser import chromium, serious, watched
+from tests.support.page_fleet import PageCentral, S, Size
+from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
+
+#: Link of each view, its heading, and what it shows of a fleet and of nothing.
+VIEWS = (
+    ("", "Fleet", "Top antagonists", "No host has connected yet"),
+    ("#/hosts", "Hosts", "node0001", "No host has connected yet"),
+    ("#/host/node0001?hours=1", "Host node0001", "CPI over time", "nothing is known of host 'node0001'"),
+    ("#/jobs", "Jobs", "batch-scan", "No version of statistics has been built yet"),
+    ("#/job/batch-scan", "Job batch-scan", "Coefficient over versions", "nothing is known of job 'batch-scan'"),
+    ("#/incidents", "Incidents", "batch-scan", "No host has reported contention yet"),
+    ("#/incident/1", "Incident 1", "Evidence", "no incident 1;"),
+    ("#/upgrade?margin=20", "Upgrade: A/B evaluation", "VMs to observe", "Did it help?"),
+    ("#/placement?job=web", "Placement what-if", "Stretched by", "no VM of job 'web' was seen"),
+    ("#/runtime?job=web&platform=p", "Runtime what-if", "no model of runtimes", "no model of runtimes"),
+    ("#/health", "Data health", "Newest segment", "The lake is empty"),
+)  # fmt: skip
+NOT_ANSWERED = re.compile(r"Failed to load resource: the server responded with a status of (400|404|410|503)")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser():
+    async with chromium() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def one(tmp_path_factory):
+    async with PageCentral(tmp_path_factory.mktemp("one"), Size(vms_per_host=24)) as central:
+        yield central
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def thousand(tmp_path_factory):
+    size = Size(hosts=1000, windows=5, jobs=60, contended=20, slots=2)
+    async with PageCentral(tmp_path_factory.mktemp("thousand"), size) as central:
+        yield central
+
+
+async def look(seen, link, heading, expected):
+    await seen.open(link)
+    assert await seen.page.inner_text("h1") == heading
+    assert await seen.page.title() == f"{heading} · whitepanda"
+    assert expected in await seen.page.inner_text("main")
+    assert [error for error in seen.errors if not NOT_ANSWERED.match(error)] == []
+    assert seen.foreign == []
+
+
+async def test_every_view_without_a_host(tmp_path, browser):
+    async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
+        for link, heading, _, empty in VIEWS:
+            await look(seen, link, heading, empty)
+            assert await serious(seen.page) == [], link
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+async def test_every_view_of_one_host(one, browser, colours):
+    async with watched(browser, one.url, color_scheme=colours) as seen:
+        for link, heading, expected, _ in VIEWS:
+            await look(seen, link, heading, expected)
+            assert await serious(seen.page) == [], link
+
+
+async def test_every_view_of_a_thousand_hosts(thousand, browser):
+    async with watched(browser, thousand.url) as seen:
+        for link, heading, expected, _ in VIEWS:
+            await look(seen, link, heading, expected)
+        await seen.open("#/hosts")
+        rows = seen.page.locator("tbody tr")
+        assert await rows.count() == 200
+        await seen.page.get_by_role("button", name="Show all").click()
+        assert await rows.count() == 1000
+        await seen.page.get_by_role("searchbox").fill("node099")
+        assert await rows.count() == 10
+        assert "10 of 1,000 match" in await seen.page.inner_text("#hosts-note")
+        await seen.open("")
+        await seen.page.wait_for_function("() => document.body.innerText.includes('6,000')")
+        assert await serious(seen.page) == []
+
+
+async def test_a_view_follows_what_happens_and_the_focus_stays(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/incidents?suspect_job=live")
+        assert "No incident is like that" in await seen.page.inner_text("main")
+        await seen.page.locator("#field-host").focus()
+        report(one, "live", 1)
+        await seen.page.wait_for_selector("tbody tr")
+        assert await seen.page.evaluate("() => document.activeElement.id") == "field-host"
+        report(one, "live", 2)
+        await seen.page.wait_for_function("() => document.querySelector('tbody').innerText.includes('2 min')")
+
+
+def report(central, suspect, number, at=None):
+    """One slot in contention on a host of its own, with a suspect of this job."""
+    at = at or central.now + number * 120 * S
+    told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=3.0, mn_cpi_threshold=2.0)
+    told.victims.add(vm="v", name=suspect, job=suspect, cpi=1.0, n_cpi=2.0, threshold_cpi=1.0)
+    told.suspects.add(vm="s", name=suspect, job=suspect, coefficient=1.0, cpu_usage_cores=1.0, score=1.0)
+    row = TriggerRow("other", suspect, number, 0, "other", at, told.SerializeToString())
+    central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
+
+
+async def test_central_goes_and_comes_back(tmp_path, browser):
+    async with PageCentral(tmp_path, Size()) as central, watched(browser, central.url) as seen:
+        await seen.open("#/hosts")
+        await central.api.stop()
+        await seen.page.wait_for_selector("#stale:has-text('Central does not answer. What is shown is of')")
+        assert "node0001" in await seen.page.inner_text("main"), "what is known stays"
+        assert await serious(seen.page) == []
+        # A view that cannot be fetched now says so, and where it was.
+        await seen.page.get_by_role("link", name="Runtime").click()
+        await seen.page.wait_for_selector("main .problem")
+        await seen.page.evaluate("() => { location.hash = '#/hosts'; }")
+        await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Hosts'")
+        again = HttpApi(central.fleet, f"127.0.0.1:{central.api.port}", TlsFiles(), ("operator",))
+        central.api = again
+        await again.start()
+        await seen.page.wait_for_function(
+            "() => !document.getElementById('stale').innerText && document.body.innerText.includes('node0001')"
+        )
+
+
+async def test_wrong_links_are_told(one, browser):
+    async with watched(browser, one.url) as seen:
+        for link, said in (
+            ("#/nothing", "No view has this link"),
+            ("#/job/%E0%A4%A", "nothing is known of job '%E0%A4%A'"),
+            ("#/job/" + "x" * 3000, "nothing is known of job 'xxx"),
+            ("#/incident/x", "id must be an integer"),
+            ("#/incidents?page=x", "page_token is not one of this request's pages"),
+            ("#/placement?loading=warp=1", "no resource 'warp' here"),
+            ("#/upgrade?margin=abc", "margin_percent must be a number (value 'abc')"),
+            ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
+            ("#/runtime?job=web", "name"),
+        ):
+            await seen.open(link)
+            assert said in await seen.page.inner_text("main"), link
+        assert [error for error in seen.errors if not NOT_ANSWERED.match(error)] == []
+
+
+async def test_forms_are_links(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/placement")
+        await seen.page.get_by_label("VM of the job").fill("web")
+        await seen.page.keyboard.press("Enter")
+        await seen.page.wait_for_selector("tbody tr")
+        assert await seen.page.evaluate("() => location.hash") == "#/placement?job=web&top=20"
+        await seen.open("#/jobs")
+        await seen.page.get_by_label("Job by name").fill("ci-runner")
+        await seen.page.get_by_role("button", name="Open", exact=True).click()
+        await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Job ci-runner'")
+        await seen.page.go_back()
+        await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Jobs'")
+
+
+async def test_by_keyboard(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/host/node0001")
+        await seen.page.keyboard.press("Tab")
+        await seen.page.keyboard.press("Enter")
+        assert await seen.page.evaluate("() => document.activeElement.id") == "main"
+        assert await seen.page.locator("nav a[aria-current]").inner_text() == "Hosts"
+        header = seen.page.get_by_role("columnheader", name="VM", exact=True).first
+        await seen.page.get_by_role("button", name="VM", exact=True).focus()
+        for direction in ("ascending", "descending"):
+            await seen.page.keyboard.press("Enter")
+            assert await header.get_attribute("aria-sort") == direction
+        names = await seen.page.locator("#host-vms-scroll tbody th").all_inner_texts()
+        assert names[0].startswith("web-") and names[-1].startswith("batch-scan-")
+        await seen.page.get_by_role("link", name="Jobs", exact=True).focus()
+        await seen.page.keyboard.press("Enter")
+        await seen.page.wait_for_function("() => document.activeElement.tagName === 'H1'")
+        await seen.page.get_by_role("button", name="Colours: system").press("Enter")
+        await seen.page.get_by_role("button", name="Colours: light").press("Enter")
+        await seen.page.reload()
+        await seen.settled()
+        assert await seen.page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+
+
+NAME = "<img src=x onerror=window.ran=1>"
+INLINE = """() => {
+    const script = document.createElement("script");
+    script.textContent = "window.ran = 1";
+    document.head.append(script);
+}"""
+
+
+async def test_nothing_foreign_runs(one, browser):
+    report(one, NAME, 1)
+    async with watched(browser, one.url) as seen:
+        for link in ("", "#/incidents", f"#/job/{NAME}"):
+            await seen.open(link)
+            assert NAME in await seen.page.inner_text("body")
+        assert seen.foreign == []
+        await seen.page.evaluate(INLINE)
+        assert not await seen.page.evaluate("() => window.ran")
+        assert "violates the following Content Security Policy" in seen.errors[-1]
+
+
+async def test_a_lax_policy_would_be_seen(tmp_path, browser, monkeypatch):
+    lax = files.POLICY.replace("script-src 'self'", "script-src 'self' 'unsafe-inline'")
+    monkeypatch.setitem(files._HEADERS, "Content-Security-Policy", lax)
+    async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
+        await seen.open()
+        await seen.page.evaluate(INLINE)
+        assert await seen.page.evaluate("() => window.ran")

@@ -1,0 +1,91 @@
+"""Debian's Chromium, driven by Playwright, and a page that notes all that goes wrong in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+AXE = Path(__file__).resolve().parents[1] / "fixtures" / "axe" / "axe.min.js"
+
+# Chromium's own sandbox does not work for root; what is opened here is ours alone.
+_ARGUMENTS = ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
+@dataclass
+class Watched:
+    """A page with its troubles: errors of scripts and policy, requests to anywhere else, answers by status."""
+
+    page: Page
+    origin: str
+    errors: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    statuses: list[tuple[int, str]] = field(default_factory=list)
+
+    async def open(self, link: str = "") -> None:
+        """Open a view by its link and wait until it is drawn."""
+        await self.page.goto(f"{self.origin}/{link}")
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until the view asks for nothing and its charts are drawn."""
+        await self.page.wait_for_function(
+            "() => document.querySelector('main').dataset.shows === location.hash"
+            " && !document.querySelector('main[aria-busy]')"
+            " && [...document.querySelectorAll('.chart')].every((each) => each.dataset.drawn)"
+        )
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """Start a browser; skips where this machine has none."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium; tests/lab/packages.sh installs it")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def watched(browser: Browser, url: str, **options: object) -> AsyncIterator[Watched]:
+    """Open a page of its own, which knows nothing of others; `options` are those of a Playwright context."""
+    context = await browser.new_context(**options)
+    try:
+        page = await context.new_page()
+        found = Watched(page, url.rstrip("/"))
+        ours = urlsplit(url).netloc
+        page.on("pageerror", lambda error: found.errors.append(str(error)))
+        page.on("console", lambda told: found.errors.append(told.text) if told.type == "error" else None)
+        page.on(
+            "request",
+            lambda asked: found.foreign.append(asked.url) if urlsplit(asked.url).netloc != ours else None,
+        )
+        page.on("response", lambda answer: found.statuses.append((answer.status, answer.url)))
+        yield found
+    finally:
+        await context.close()
+
+
+async def serious(page: Page) -> list[str]:
+    """Return what axe-core finds serious or critical in the page, a line for each element."""
+    # By the debugger, as the page's own policy lets no foreign script in.
+    if not await page.evaluate("() => 'axe' in window"):
+        await page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = await page.evaluate("() => axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{rule['id']}: {node['target']}: {node['failureSummary']}"
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
