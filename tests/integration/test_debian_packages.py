@@ -164,13 +164,15 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert fresh.run("cat", "/etc/whitepanda/agent.toml") == AGENT
     assert fresh.run("cat", "/etc/whitepanda/agent.toml.dpkg-dist").endswith("# new in 0.2\n")
     assert fresh.spooled() == before
-    assert "db" in fresh.run("cat", "/var/lib/whitepanda/baselines.json")
     assert not re.search(r"learning anew|level=error|Traceback", machine.journal("whitepanda-agent"))
     # Nothing that the package brought was changed by running, but the configuration by its administrator.
     assert fresh.run("dpkg", "-V", "whitepanda-agent", check=False).split("\n")[1:] == [""]
 
-    fresh.run("systemctl", "disable", "whitepanda-agent")
+    fresh.run("systemctl", "disable", "--now", "whitepanda-agent", timeout_s=60)
+    baselines = fresh.run("cat", "/var/lib/whitepanda/baselines.json")
+    assert len(json.loads(baselines)["state"]["vms"]) == 2
     fresh.install(agent.old)  # a way back; what was disabled stays so
+    assert fresh.run("cat", "/var/lib/whitepanda/baselines.json") == baselines
     assert (fresh.enabled("whitepanda-agent"), machine.is_active("whitepanda-agent")) == ("disabled", "inactive")
     fresh.run("systemctl", "enable", "--now", "whitepanda-agent", timeout_s=60)
 

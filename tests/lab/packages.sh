@@ -13,6 +13,7 @@ PACKAGES=(
     radosgw ceph-mon ceph-osd                                            # a real S3 server for the lake
     openjdk-17-jre-headless                                              # what Spark runs on
     strace                                                               # what central does before it acknowledges
+    lintian                                                              # what it has to say of the packages
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )
 
