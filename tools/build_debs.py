@@ -34,13 +34,19 @@ SIDES = ("agent", "central")
 LOCKS = {"agent": "host", "central": "central"}
 #: Debian's own packages are linked to instead: they fit the host's library, and get its security fixes.
 DEBIANS_OWN = {"agent": ("libvirt-python",), "central": ()}
-LINKED = ("libvirt.py", "libvirt_qemu.py", "libvirtmod.cpython-311-{triplet}.so", "libvirtmod_qemu.cpython-311-{triplet}.so")
+LINKED = (
+    "libvirt.py",
+    "libvirt_qemu.py",
+    "libvirtmod.cpython-311-{triplet}.so",
+    "libvirtmod_qemu.cpython-311-{triplet}.so",
+)
 SOURCE_ONLY = "ovs"  # pure Python, but its makers ship no wheel
 #: Where both are installed, central's commands include the agent's.
 PRIORITIES = {"agent": 40, "central": 60}
 #: The agent's defaults work; central needs certificates first.
 ENABLED = {"agent": "whitepanda-agent.service", "central": ""}
 STATE = {"agent": "/var/lib/whitepanda", "central": "/var/lib/whitepanda-central"}
+SCRIPTS = ("postinst", "prerm", "postrm")
 #: Commands that central's environment does as well or better, although the agent's code has them.
 EITHER = {"check-config"}
 ZSTD_LEVEL = 10
@@ -62,7 +68,9 @@ def run(command: list[str | Path], **variables: str) -> str:
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise fail(f"{' '.join(words[:4])} failed (exit {done.returncode}):\n{done.stdout}{done.stderr}".rstrip())
+        raise fail(
+            f"{' '.join(words[:4])} failed (exit {done.returncode}):\n{done.stdout}{done.stderr}".rstrip()
+        )
     return done.stdout
 
 
@@ -94,7 +102,9 @@ def default_version() -> str:
 def commands_of_agent() -> list[str]:
     """Return the commands that work best in the agent's environment, which has the host's libraries."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    return sorted(n for n, v in points["whitepanda.commands"].items() if v.startswith("agent.") and n not in EITHER)
+    return sorted(
+        n for n, v in points["whitepanda.commands"].items() if v.startswith("agent.") and n not in EITHER
+    )
 
 
 class Package:
@@ -117,11 +127,10 @@ class Package:
         self._documents()
         self._compile()
 
-    def _write(self, place: str, text: str, *, executable: bool = False) -> None:
+    def _write(self, place: str, text: str) -> None:
         path = self.tree / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        path.chmod(0o755 if executable else 0o644)
 
     def _fill(self, template: str) -> str:
         """Return a template of packaging/debian with this package's words in place of @WORDS@."""
@@ -152,12 +161,25 @@ class Package:
         wanted = "".join(f"{line}\n" for line in lock.splitlines() if line.partition("==")[0] not in left_out)
         pinned = self.tree.parent / f"{self.name}.lock"
         pinned.write_text(wanted, encoding="utf-8")
-        pip = [python, "-IB", f"{PIP}/pip", "--disable-pip-version-check", "install", "-qq", "--no-compile", "--no-deps"]
+        pip = [
+            python,
+            "-IB",
+            f"{PIP}/pip",
+            "--disable-pip-version-check",
+            "install",
+            "-qq",
+            "--no-compile",
+            "--no-deps",
+        ]
         pip += ["--no-warn-script-location"]
         date = str(self.date)
-        run([*pip, "--only-binary", ":all:", "--no-binary", SOURCE_ONLY, "-r", pinned], SOURCE_DATE_EPOCH=date)
+        run(
+            [*pip, "--only-binary", ":all:", "--no-binary", SOURCE_ONLY, "-r", pinned], SOURCE_DATE_EPOCH=date
+        )
         run([*pip, ROOT], SOURCE_DATE_EPOCH=date)
-        for path in python.parent.iterdir():  # other libraries' programs, whose first line has this folder's name
+        for (
+            path
+        ) in python.parent.iterdir():  # other libraries' programs, whose first line has this folder's name
             if path != python:
                 path.unlink()
         for place in self.site.glob("*.dist-info"):
@@ -181,12 +203,9 @@ class Package:
 
     def _program(self) -> None:
         home = f"/{self.home}"
-        self._write(
-            f"{self.home}/bin/whitepanda",
-            f"#!{home}/bin/python3 -IB\nfrom agent.start import main\n\nmain()\n",
-            executable=True,
-        )
-        self._write(f"{self.home}/libexec/whitepanda", self._fill("launcher.sh"), executable=True)
+        program = f"#!{home}/bin/python3 -IB\nfrom agent.start import main\n\nmain()\n"
+        self._write(f"{self.home}/bin/whitepanda", program)
+        self._write(f"{self.home}/libexec/whitepanda", self._fill("launcher.sh"))
 
     def _unit_names(self) -> list[str]:
         """Return which units of systemd/ are this package's: central's own, or all others."""
@@ -199,7 +218,11 @@ class Package:
             text = (ROOT / "systemd" / name).read_text(encoding="utf-8")
             self._write(f"lib/systemd/system/{name}", text.replace(old, new))
         lines = (ROOT / "systemd" / "sysusers.conf").read_text(encoding="utf-8").splitlines()
-        ours = [x for x in lines if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")]
+        ours = [
+            x
+            for x in lines
+            if not x.startswith("#") and ("whitepanda-central" in x) == (self.side == "central")
+        ]
         self._write(f"usr/lib/sysusers.d/{self.name}.conf", "".join(f"{line}\n" for line in ours))
         tmpfiles = (ROOT / "systemd" / "tmpfiles.conf").read_text(encoding="utf-8")
         self._write(f"usr/lib/tmpfiles.d/{self.name}.conf", tmpfiles)
@@ -213,7 +236,9 @@ class Package:
         doc = f"usr/share/doc/{self.name}"
         for page in sorted((ROOT / "docs").glob("*.md")):
             self._write(f"{doc}/{page.name}", page.read_text(encoding="utf-8"))
-        self._write(f"{doc}/copyright", copyright_text(self.site, f"/{self.home}/lib/python3.11/site-packages"))
+        self._write(
+            f"{doc}/copyright", copyright_text(self.site, f"/{self.home}/lib/python3.11/site-packages")
+        )
         self._zip(f"{doc}/changelog.gz", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
         overrides = DEBIAN / f"{self.name}.lintian-overrides"
         self._write(f"usr/share/lintian/overrides/{self.name}", overrides.read_text(encoding="utf-8"))
@@ -236,18 +261,14 @@ class Package:
     def _compile(self) -> None:
         """Compile everything once, here: nobody may write below /opt later, and dpkg knows each file."""
         # In one process and a fixed order, and strings hashed alike: .pyc files depend on both.
-        run(
-            [PYTHON, "-IB", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-            + ["-s", self.tree, "-p", "/", self.tree / self.home / "lib"],
-            PYTHONHASHSEED="0",
-        )
+        command = [PYTHON, "-IB", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
+        run([*command, "-s", self.tree, "-p", "/", self.tree / self.home / "lib"], PYTHONHASHSEED="0")
 
     def pack(self, out: Path, version: str) -> Path:
         """Write the package file of this version from the staged tree; return its path."""
         control = self.tree / "DEBIAN"
         shutil.rmtree(control, ignore_errors=True)
         self._changelog(version)
-        self._modes()  # those of DEBIAN are set as its files are written
         files = sorted(p for p in self.tree.rglob("*") if p.is_file() and not p.is_symlink())
         kib = sum(-(-path.stat().st_size // 1024) for path in files)
         arch = run(["dpkg", "--print-architecture"]).strip()
@@ -257,8 +278,8 @@ class Package:
             "DEBIAN/control",
             f"{head}\nVersion: {version}\nArchitecture: {arch}\nInstalled-Size: {kib}\n{rest}",
         )
-        for script in ("postinst", "prerm", "postrm"):
-            self._write(f"DEBIAN/{script}", self._fill(f"{script}.sh"), executable=True)
+        for script in SCRIPTS:
+            self._write(f"DEBIAN/{script}", self._fill(f"{script}.sh"))
         self._write("DEBIAN/conffiles", f"/etc/whitepanda/{self.side}.toml\n")
         sums = [
             f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  {path.relative_to(self.tree)}\n"
@@ -266,19 +287,19 @@ class Package:
             if not path.is_relative_to(self.tree / "etc")
         ]
         self._write("DEBIAN/md5sums", "".join(sums))
+        self._modes()
         self._times()
         out.mkdir(parents=True, exist_ok=True)
         target = out / f"{self.name}_{version}_{arch}.deb"
-        run(
-            ["dpkg-deb", "--root-owner-group", "-Zzstd", f"-z{ZSTD_LEVEL}", "--threads-max=1", "--build"]
-            + [self.tree, target],
-            SOURCE_DATE_EPOCH=str(self.date),
-        )
+        command = ["dpkg-deb", "--root-owner-group", "-Zzstd", f"-z{ZSTD_LEVEL}", "--threads-max=1"]
+        run([*command, "--build", self.tree, target], SOURCE_DATE_EPOCH=str(self.date))
         return target
 
     def _changelog(self, version: str) -> None:
         when = datetime.fromtimestamp(self.date, UTC).strftime("%a, %d %b %Y %H:%M:%S +0000")
-        maintainer = re.search(r"(?m)^Maintainer: (.*)$", (DEBIAN / f"{self.name}.control").read_text("utf-8"))
+        maintainer = re.search(
+            r"(?m)^Maintainer: (.*)$", (DEBIAN / f"{self.name}.control").read_text("utf-8")
+        )
         if maintainer is None:
             raise fail(f"{self.name}.control has no Maintainer")
         self._zip(
@@ -292,7 +313,7 @@ class Package:
         """Set each mode: what the building user's umask and the wheels' makers chose is not for others' hosts."""
         for path in [self.tree, *self.tree.rglob("*")]:
             if not path.is_symlink():
-                runs = path.is_dir() or path.parent.name in {"bin", "libexec"}
+                runs = path.is_dir() or path.parent.name in {"bin", "libexec"} or path.name in SCRIPTS
                 path.chmod(0o755 if runs else 0o644)
 
     def _times(self) -> None:

@@ -45,7 +45,9 @@ def _library(folder: Path, meta: Message, installed: str) -> str:
     texts = sorted(p for p in folder.rglob("*") if p.is_file() and _LICENCE_FILES.match(p.name))
     words = _licence(meta) or ("see the files below" if texts else "")
     if not words:
-        raise SystemExit(f"whitepanda: {meta['Name']} {meta['Version']} names no licence; it cannot be bundled")
+        raise SystemExit(
+            f"whitepanda: {meta['Name']} {meta['Version']} names no licence; it cannot be bundled"
+        )
     name = f"{meta['Name']}-{meta['Version']}"
     author = meta["Author"] or meta["Author-email"] or meta["Maintainer"] or meta["Maintainer-email"] or ""
     author = " ".join(author.split()) or f"the authors of {meta['Name']}"

@@ -71,7 +71,7 @@ def page(name: str, command: Any, context: Any, date: str, see: str) -> str:
         lines += [".SH OPTIONS", *options(command, context)]
     lines += [
         ".SH EXIT STATUS",
-        "0 success; 2 a wrong command line or configuration; other values: an error, which one line on standard error names.",
+        "0 success; 2 a wrong command line or configuration; else an error, which one line on standard error names.",
         ".SH SEE ALSO",
         see,
     ]
@@ -100,11 +100,11 @@ def completion(root: Any) -> str:
     tree = [name for name, inner in rows if hasattr(inner, "commands")]
     for name, inner in sorted(rows, key=lambda row: -len(row[0].split())):
         words = sorted(getattr(inner, "commands", {}))
-        words += [w for one in inner.params if not getattr(one, "hidden", False) for w in one.opts if w[:2] == "--"]
-        if name in tree:
-            pattern = f'"{name}"'
-        else:  # what comes after it is its arguments
-            pattern = f'"{name}" | "{name} "*'
+        words += [
+            w for one in inner.params if not getattr(one, "hidden", False) for w in one.opts if w[:2] == "--"
+        ]
+        # What comes after a command without subcommands is its arguments.
+        pattern = f'"{name}"' if name in tree else f'"{name}" | "{name} "*'
         lines.append(f'    {pattern}) words="{" ".join([*words, "--help"])}" ;;')
     lines += [
         "    esac",

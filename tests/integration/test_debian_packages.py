@@ -43,6 +43,10 @@ name = "batch"
 job = "batch"
 load.cores = 3.0
 """
+QUERY = """
+import json, sqlite3, sys
+print(json.dumps(sqlite3.connect(sys.argv[1], uri=True).execute(sys.argv[2]).fetchall()))
+"""
 SPOOL = "select id, spool_id, sequence from batches order by id limit 5"
 RECEIVED = "select host, spool_id, first, last from received"
 
@@ -87,7 +91,9 @@ class Packaged:
     def install(self, deb):
         """As apt does where nobody is asked: files that the administrator has changed stay."""
         shutil.copy(deb, self.debs)
-        return self.run("dpkg", "--force-confdef", "--force-confold", "-i", f"/srv/debs/{deb.name}", timeout_s=300)
+        return self.run(
+            "dpkg", "--force-confdef", "--force-confold", "-i", f"/srv/debs/{deb.name}", timeout_s=300
+        )
 
     def dpkg(self, *words):
         return self.run("dpkg", *words, timeout_s=120)
@@ -102,8 +108,7 @@ class Packaged:
         return self.run("systemctl", "is-enabled", unit, check=False).strip()
 
     def rows(self, file, query):
-        code = "import json,sqlite3,sys\nprint(json.dumps(sqlite3.connect(sys.argv[1]).execute(sys.argv[2]).fetchall()))"
-        return json.loads(self.run("python3", "-c", code, file, query))
+        return json.loads(self.run("python3", "-c", QUERY, f"file:{file}?mode=ro", query))
 
     def rows_of_stopped(self, unit, file, query):
         """Rows of a file that the running service keeps locked; it is as before afterwards."""
@@ -134,7 +139,9 @@ def simulate(packaged):
     packaged.write("/etc/whitepanda/agent.toml", AGENT)
     packaged.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml")
     packaged.run("systemctl", "restart", "whitepanda-agent", timeout_s=60)
-    eventually(lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent"))
+    eventually(
+        lambda: packaged.vms() == {"db", "batch"}, lambda: packaged.machine.journal("whitepanda-agent")
+    )
     eventually(lambda: spooled_batches(packaged) >= 5, lambda: packaged.machine.journal("whitepanda-agent"))
 
 
@@ -152,7 +159,9 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert json.loads(fresh.run("whitepanda", "agent", "status", "--json"))
     assert "whitepanda 0.1.0" in fresh.run("whitepanda", "--version")
     assert ".SH COMMANDS" in fresh.run("zcat", "/usr/share/man/man1/whitepanda.1.gz")
-    complete = ". /usr/share/bash-completion/completions/whitepanda; COMP_WORDS=(whitepanda agent st) COMP_CWORD=2; "
+    complete = (
+        ". /usr/share/bash-completion/completions/whitepanda; COMP_WORDS=(whitepanda agent st) COMP_CWORD=2; "
+    )
     assert fresh.run("bash", "-c", f"{complete} _whitepanda; echo ${{COMPREPLY[@]}}").strip() == "status"
 
     simulate(fresh)
@@ -170,10 +179,13 @@ def test_agent_from_install_to_purge(fresh, agent):
 
     fresh.run("systemctl", "disable", "--now", "whitepanda-agent", timeout_s=60)
     baselines = fresh.run("cat", "/var/lib/whitepanda/baselines.json")
-    assert len(json.loads(baselines)["state"]["vms"]) == 2
+    assert len({vm["uuid"] for vm in json.loads(baselines)["state"]["vms"]}) == 2
     fresh.install(agent.old)  # a way back; what was disabled stays so
     assert fresh.run("cat", "/var/lib/whitepanda/baselines.json") == baselines
-    assert (fresh.enabled("whitepanda-agent"), machine.is_active("whitepanda-agent")) == ("disabled", "inactive")
+    assert (fresh.enabled("whitepanda-agent"), machine.is_active("whitepanda-agent")) == (
+        "disabled",
+        "inactive",
+    )
     fresh.run("systemctl", "enable", "--now", "whitepanda-agent", timeout_s=60)
 
     fresh.dpkg("-r", "whitepanda-agent")
@@ -200,12 +212,15 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
     simulate(fresh)
     fresh.install(central.old)
     # Without certificates there is nothing to start.
-    assert (fresh.enabled("whitepanda-central"), machine.is_active("whitepanda-central")) == ("disabled", "inactive")
+    assert (fresh.enabled("whitepanda-central"), machine.is_active("whitepanda-central")) == (
+        "disabled",
+        "inactive",
+    )
     assert machine.show("whitepanda-central", "NRestarts") == "0"
     fresh.keys("central.crt", "central.key", owner="whitepanda-central")
     fresh.run("systemctl", "enable", "--now", "whitepanda-central", timeout_s=120)
-    journal = "/var/lib/whitepanda-central/journal.db"
-    first = eventually(lambda: fresh.rows(journal, RECEIVED), lambda: machine.journal("whitepanda-agent"))
+    journal = "/var/lib/whitepanda-central/journal.sqlite"
+    first = eventually(lambda: fresh.rows(journal, RECEIVED), lambda: machine.journal("whitepanda-agent"), 60)
     # One command line for both, and each command where it works best.
     assert fresh.vms() == {"db", "batch"}
     fresh.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml", "/etc/whitepanda/central.toml")
@@ -252,7 +267,15 @@ def test_a_script_that_takes_data_with_it_is_caught(fresh, agent, monkeypatch):
 
 def build(folder, **variables):
     """A build as a user runs it, the agent's."""
-    command = [sys.executable, ROOT / "tools/build_debs.py", "--out", folder, "--work", folder / "work", "agent"]
+    command = [
+        sys.executable,
+        ROOT / "tools/build_debs.py",
+        "--out",
+        folder,
+        "--work",
+        folder / "work",
+        "agent",
+    ]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **variables})
     (deb,) = folder.glob("*.deb")
     return deb
