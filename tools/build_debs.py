@@ -45,7 +45,7 @@ SOURCE_ONLY = "ovs"  # pure Python, but its makers ship no wheel
 PRIORITIES = {"agent": 40, "central": 60}
 #: The agent's defaults work; central needs certificates first.
 ENABLED = {"agent": "whitepanda-agent.service", "central": ""}
-STATE = {"agent": "/var/lib/whitepanda", "central": "/var/lib/whitepanda-central"}
+STATE = {"agent": "/var/lib/whitepanda /var/lib/whitepanda-act", "central": "/var/lib/whitepanda-central"}
 SCRIPTS = ("postinst", "prerm", "postrm")
 #: Commands that central's environment does as well or better, although the agent's code has them.
 EITHER = {"check-config"}

@@ -68,7 +68,9 @@ def test_every_unit_is_one_package_s_and_starts_the_program_there(tmp_path):
             assert set(programs) == {f"/opt/whitepanda/{package.side}/bin/whitepanda"}
         users = (package.tree / f"usr/lib/sysusers.d/{package.name}.conf").read_text()
         assert ("whitepanda-central" in users) == (package.side == "central")
-        assert users.count("\n") == 1
+    lines = (ROOT / "systemd" / "sysusers.conf").read_text().splitlines()
+    shipped = "".join(path.read_text() for path in tmp_path.glob("*/usr/lib/sysusers.d/*")).splitlines()
+    assert sorted(shipped) == sorted(line for line in lines if not line.startswith("#"))
 
 
 def test_scripts_are_whole_and_a_shell_can_read_them(package, tmp_path):
