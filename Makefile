@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 LAB := tests/lab
 
-.PHONY: help demo test test-long check format protos bench bench-host lab-up lab-down setup setup-dev setup-lab clean
+.PHONY: help demo test test-long check format protos deb bench bench-host lab-up lab-down setup setup-dev setup-lab clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ format: setup-dev
 
 protos: setup-dev
 	@$(PY) tools/generate_protos.py
+
+## make deb         Debian packages of agent and central, in dist/ (Debian 12; docs/packages.md)
+deb:
+	@/usr/bin/python3 tools/build_debs.py $(ARGS)
 
 ## make bench       the hot paths, with ratios
 bench: setup-dev

@@ -16,6 +16,7 @@ PACKAGES=(
     chromium fonts-dejavu-core                                           # the fleet page in a real browser
     strace                                                               # what central does before it acknowledges
     tmux                                                                 # the terminal in which `top` is used
+    lintian                                                              # what it has to say of the packages
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
 )
 

@@ -1,0 +1,20 @@
+#!/bin/sh
+set -e
+
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+    systemctl --system daemon-reload >/dev/null || true
+fi
+if [ "$1" = remove ]; then
+    for unit in @UNITS@; do
+        deb-systemd-helper mask "$unit" >/dev/null || true
+    done
+fi
+if [ "$1" = purge ]; then
+    for unit in @UNITS@; do
+        deb-systemd-helper purge "$unit" >/dev/null || true
+        deb-systemd-helper unmask "$unit" >/dev/null || true
+    done
+    # Configuration is dpkg's to delete; keys and certificates that were put beside it are not ours. The user stays, as
+    # Debian's do, so that nobody else gets its number and what it owned.
+    rm -rf @STATE@
+fi

@@ -1,0 +1,46 @@
+"""The Debian packages of this checkout, built once for all tests of a run, and others that differ in one thing."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD, NEW = "0.1.0-1", "0.2.0-1"
+
+
+def tool(name: str):
+    """A module of tools/, whose scripts import each other."""
+    tools = str(ROOT / "tools")
+    if tools not in sys.path:
+        sys.path.insert(0, tools)
+    return importlib.import_module(name)
+
+
+def need_debian():
+    """Skip where packages cannot be built."""
+    python = tool("build_debs").PYTHON
+    if not python.exists():
+        pytest.skip(f"needs {python} (Debian 12: python3)")
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("needs dpkg-deb (Debian: dpkg)")
+
+
+class Built:
+    """One side's packages: `old` from the checkout; `new`, a higher version whose configuration file is another."""
+
+    def __init__(self, side: str, folder: Path) -> None:
+        build = tool("build_debs")
+        self.package = build.Package(side, folder / "work", build.source_date())
+        self.out = folder / "out"
+        self.package.stage()
+        self.old = self.package.pack(self.out, OLD)
+        configuration = self.package.tree / f"etc/whitepanda/{side}.toml"
+        text = configuration.read_text(encoding="utf-8")
+        configuration.write_text(text + "\n# new in 0.2\n", encoding="utf-8")
+        self.new = self.package.pack(self.out, NEW)
+        configuration.write_text(text, encoding="utf-8")
