@@ -8,17 +8,44 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
 #: What an indented line has to begin with, to be a command and no output, formula or settings.
-PROGRAMS = (
-    "apt-get apt curl docker dpkg getfacl install journalctl make mount openstack podman promtool python python3 scp sqlite3 "
-    "systemctl systemd-sysusers tar virsh whitepanda"
-).split()
+PROGRAMS = frozenset(
+    (
+        *(
+            "apt",
+            "apt-get",
+            "curl",
+            "docker",
+            "dpkg",
+            "install",
+            "journalctl",
+            "make",
+            "mount",
+            "openstack",
+            "podman",
+        ),
+        *(
+            "promtool",
+            "python",
+            "python3",
+            "scp",
+            "sqlite3",
+            "systemctl",
+            "systemd-sysusers",
+            "tar",
+            "virsh",
+            "whitepanda",
+        ),
+    )
+)
 _FENCE = re.compile(r"^ *```(\w*)")
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
 _COMMENT = re.compile(r"\s+# .*$")
@@ -43,7 +70,7 @@ class Script:
         """Its commands, one line each: continued lines joined, comments and here-documents left out."""
         found: list[str] = []
         end = None
-        for line in self.text.replace("\\\n", " ").splitlines():
+        for line in self.text.replace("\\\n", "").splitlines():
             if end is not None:
                 end = None if line == end else end
                 continue
@@ -119,7 +146,10 @@ def whitepanda_words(command: str) -> list[list[str]]:
     found = []
     for part in re.split(r"\s(?:\||&&|\|\||;|&|do|then)\s|;\s", f" {command} "):
         try:
-            words = shlex.split(re.sub(r"(?<=\s)[0-9]?>{1,2}\s*(?:&\d|\S+)|&>\S+|\s&\s*$|;\s*$|<\s*\S+", " ", part), comments=True)
+            words = shlex.split(
+                re.sub(r"(?<=\s)[0-9]?>{1,2}\s*(?:&\d|\S+)|&>\S+|\s&\s*$|;\s*$|<\s*\S+", " ", part),
+                comments=True,
+            )
         except ValueError:
             continue
         while words and (_ASSIGNMENT.match(words[0]) or words[0] in {"until", "while", "if", "!"}):
@@ -127,3 +157,33 @@ def whitepanda_words(command: str) -> list[list[str]]:
         if words and words[0].rpartition("/")[2] == "whitepanda":
             found.append(words[1:])
     return found
+
+
+@dataclass(frozen=True)
+class Left:
+    """A row of tests/doc_commands.toml."""
+
+    page: str
+    starts: str
+    reason: str
+    tested_by: str = ""
+    optional: bool = False
+
+    def covers(self, script: Script) -> bool:
+        """Whether it is of that script."""
+        return fnmatch(script.page, self.page) and script.text.startswith(self.starts)
+
+
+def exceptions() -> list[Left]:
+    """What is not run, and why."""
+    rows = tomllib.loads((ROOT / "tests" / "doc_commands.toml").read_text(encoding="utf-8"))["cannot"]
+    return [Left(**row) for row in rows]
+
+
+def all_scripts() -> list[Script]:
+    """Every script of every page."""
+    return [
+        script
+        for page in pages()
+        for script in scripts(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+    ]
