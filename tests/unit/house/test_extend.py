@@ -117,9 +117,7 @@ def test_the_method_finds_who_does_more_than_usual(load, capsys):
     raised = (100, 101, 102, 103)
     days = [(0, day_of(0)), (1, day_of(1)), (2, day_of(2, raised))]
     made = load(BLOCKS[2], "unusual_example")
-    module(
-        BLOCKS[3], "protocol_example", monkeypatch, Unusual=made.Unusual, days=days, antagonists=np.array([6])
-    )
+    load(BLOCKS[3], "protocol_example", Unusual=made.Unusual, days=days, antagonists=np.array([6]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "unusual: mean percentile 1.000 at 2 events"
     assert [line.partition(":")[0] for line in lines] == ["unusual", "panda", "whitepanda"]
