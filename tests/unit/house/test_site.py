@@ -22,6 +22,7 @@ def build(docs, out):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.long  # 5 s of CPU; what most breaks it, links and the navigation, is looked at in every run
 def test_the_site_builds_and_each_page_is_in_it(tmp_path):
     out = tmp_path / "site"
     code, told, wrong = build(DOCS, out)
