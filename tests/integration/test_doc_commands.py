@@ -59,8 +59,8 @@ def write_runs(folder: Path) -> None:
     names = ("scenario", "repetition", "vm", "phase", "at_s", "p95_latency_s", "ipc", "llc_mpki")
     more = ("memory_bandwidth_bytes_per_s", "total_stall_ratio", "guest_ratio")
     rows = []
-    for scenario in range(3):
-        for repetition in range(2):
+    for scenario in range(2):
+        for repetition in range(3):
             for at_s in range(12):
                 stress = 0.0 if at_s < 4 else (0.2 + 0.2 * scenario) * chance.uniform(0.9, 1.1)
                 busy = 0.3 * (1 + stress)

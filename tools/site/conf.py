@@ -18,6 +18,7 @@ root_doc = "index"
 exclude_patterns = ["navigation.toml"]
 highlight_language = "text"
 nitpicky = True
+smartquotes = False  # `--json` stays two hyphens, and what is quoted can be copied
 
 # Headings are linked to by GitHub's anchors, which people see first.
 myst_heading_anchors = 6
@@ -33,7 +34,6 @@ html_domain_indices = False
 html_static_path = ["static"]
 html_css_files = ["wide.css"]
 html_theme_options = {"footer_icons": [], "top_of_page_buttons": []}
-pygments_style = "sphinx"
 
 
 def navigation(docs: Path) -> list[dict[str, Any]]:
