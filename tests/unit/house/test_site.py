@@ -33,7 +33,7 @@ def test_the_site_builds_and_each_page_is_in_it(tmp_path):
     front = (out / "index.html").read_text(encoding="utf-8")
     assert {page for page in pages if page.name != "index.html" and f'href="{page}"' not in front} == set()
     assert list(problems(out)) == []
-    assert "multiplexed" in (out / "searchindex.js").read_text(encoding="utf-8")
+    assert '"wsmeter":' in (out / "searchindex.js").read_text(encoding="utf-8")
     # Tables, and a table's code with a bar, are what they were written as.
     settings = (out / "configuration.html").read_text(encoding="utf-8")
     assert "<td><p>off | auto | required</p></td>" in settings
