@@ -99,7 +99,7 @@ def reason_codes() -> dict[str, set[str]]:
         "reports": {*EVENT_REASONS, *TRIGGER_REASONS, "trigger_backlog_full"},
         "handshakes": {name for name, _, _ in refusals.REASONS},
         "streams": set().union(*central.values()),
-        "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject",))},
+        "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
     }
 
 
