@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 LAB := tests/lab
 
-.PHONY: help demo test test-long check format protos deb bench bench-host lab-up lab-down setup setup-dev setup-lab clean
+.PHONY: help demo test test-long check docs format protos deb bench bench-host lab-up lab-down setup setup-dev setup-docs setup-lab clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -13,7 +13,10 @@ setup:
 	@$(PYTHON) tools/bootstrap.py central
 
 setup-dev:
-	@$(PYTHON) tools/bootstrap.py dev predict
+	@$(PYTHON) tools/bootstrap.py dev predict docs
+
+setup-docs:
+	@$(PYTHON) tools/bootstrap.py docs
 
 # Debian packages of the lab where we are root on a Debian; elsewhere the tests that need them skip with the reason.
 setup-lab:
@@ -38,6 +41,10 @@ check: setup-dev
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@$(PY) tools/generate_protos.py --check
+
+## make docs        the site of docs/ in build/site, checked: no dead links, nothing asked of other hosts
+docs: setup-docs
+	@$(PY) tools/build_docs.py $(ARGS)
 
 format: setup-dev
 	@.venv/bin/ruff check --fix-only --quiet . ; .venv/bin/ruff format .

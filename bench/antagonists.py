@@ -257,7 +257,7 @@ def study_tables(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
     """Write the tables of one preset's traces; whether the bars are held."""
     names = [*METHODS, "oracle"]
     rows = [[run["methods"][name]["percentile"] for name in names] for run in found]
-    lines = ["", f"### {found[0]['preset']}", "", "| seed | events | " + " | ".join(names) + " |"]
+    lines = ["", f"## {found[0]['preset']}", "", "| seed | events | " + " | ".join(names) + " |"]
     lines.append("|---" * (len(names) + 2) + "|")
     lines += [
         f"| {run['seed']} | {run['events']} | " + " | ".join(_value(v) for v in row) + " |"
@@ -282,7 +282,7 @@ def study_tables(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
 def ablation_table(found: list[dict[str, Any]]) -> list[str]:
     """Write the table of the development traces."""
     names = list(found[0]["scores"])
-    lines = ["", "### Ablation", "", "| | " + " | ".join(run["trace"] for run in found) + " | mean |"]
+    lines = ["", "## Ablation", "", "| | " + " | ".join(run["trace"] for run in found) + " | mean |"]
     lines.append("|---" * (len(found) + 2) + "|")
     for name in names:
         values = [run["scores"][name] for run in found]
@@ -319,7 +319,7 @@ def marginals(path: Path, least: int) -> list[str]:
     values = np.array(halves).reshape(2, -1, len(names))
     lines = [
         "",
-        "### Real marginals",
+        "## Real marginals",
         "",
         f"{rows.num_rows:,} rows with a CPI, {len(cpi):,} distinct (job, time, CPI);",
     ]

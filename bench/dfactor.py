@@ -96,7 +96,7 @@ def pairs_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
         f"{seconds:.0f} s of CPU time."
     )
     text = [
-        "### Pairs",
+        "## Pairs",
         "",
         about,
         "",
@@ -136,7 +136,7 @@ def day_part(options: argparse.Namespace) -> tuple[bool, list[str]]:
         f"{dfactor_day.HOSTS} hosts, {dfactor_day.ARRIVALS:,} arrivals, {options.seeds} days (seeds from 0)"
     )
     text = [
-        "### A day",
+        "## A day",
         "",
         f"{what}; mean slow-down over 1, and how far D-Factor is below (least over the seeds).",
         "",
@@ -206,7 +206,7 @@ def rank_part(_options: argparse.Namespace) -> tuple[bool, list[str]]:
         f"bar {RANK_BAR_MS:g} ms)"
     )
     loop_words = f"a loop over hosts with the same result {loop:.0f} ms, {loop / took:.0f} times as long"
-    return took < RANK_BAR_MS, ["### A ranking", "", f"{what}: {took_words}; {loop_words}.", ""]
+    return took < RANK_BAR_MS, ["## A ranking", "", f"{what}: {took_words}; {loop_words}.", ""]
 
 
 def naive(fleet: Fleet, request: Request) -> list[int]:

@@ -1,6 +1,6 @@
 """Make the environment .venv with only Python's standard library: no pip, no python3-venv, no compiler needed.
 
-python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, host, spark, predict, s3,
+python3 tools/bootstrap.py [--copy] EXTRA [EXTRA ...]     EXTRA: base, central, dev, docs, host, spark, predict, s3,
 top, train
 
 --copy installs the product into the environment instead of linking to this checkout.
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = Path(os.environ.get("WHITEPANDA_VENV", ROOT / ".venv"))
 PIP = next((ROOT / "tools").glob("pip-*.whl"))
-EXTRAS = ("base", "central", "dev", "host", "spark", "predict", "s3", "top", "train")
+EXTRAS = ("base", "central", "dev", "docs", "host", "spark", "predict", "s3", "top", "train")
 SOURCE_ONLY = {"host": "libvirt-python,ovs", "spark": "pyspark"}
 
 

@@ -7,6 +7,7 @@ python tools/generate_docs.py --check   exits 1 and names those that are not fre
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import subprocess
@@ -73,8 +74,8 @@ def _kind(kind: object) -> str:
     for noise in ("typing.", "whitepanda.common.tls."):
         text = text.replace(noise, "")
     if text.startswith("Literal["):
-        text = text[8:-1].replace("'", "").replace(",", " \\|")
-    return text
+        return text[8:-1].replace("'", "").replace(",", " \\|")
+    return text.replace("|", "\\|")
 
 
 def _tables(
@@ -103,7 +104,7 @@ def _tables(
     if not rows:
         return nested
     title = f"## `[{prefix}]`" if prefix else "## top level"
-    doc = (kind.__doc__ or "").strip()
+    doc = inspect.cleandoc(kind.__doc__ or "")
     return [
         title,
         "",

@@ -1,13 +1,25 @@
+import ast
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from agent.cli import _render
+from agent.config import AgentConfig
 from agent.config import load as load_agent
+from agent.metrics import METRICS
+from central import refusals
+from central.config import CentralConfig
+from central.events import EVENT_REASONS
+from central.triggers import TRIGGER_REASONS
+from central.validate import BATCH_REASONS, ROW_REASONS
 from collector.base import Reason
 from collector.simulated.scenario import load as load_scenario
+from collector.traces import TraceReader
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -61,15 +73,92 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor[1:] in anchors(path), f"{page.name}: {target}{anchor}"
 
 
-def test_every_reason_code_has_a_remedy_in_the_guide() -> None:
+def codes_in(path: Path, called: tuple[str, ...]) -> set[str]:
+    """The reason codes that a module gives to functions or errors so called: each first text of theirs that is one."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            if name in called and texts and re.fullmatch(r"[a-z]+(_[a-z]+)*", texts[0]):
+                found.add(texts[0])
+    return found
+
+
+def reason_codes() -> dict[str, set[str]]:
+    """Every reason code that people meet, by where it comes from."""
+    central = {
+        path.stem: codes_in(path, ("refuse", "reject", "BatchError"))
+        for path in (ROOT / "central").glob("*.py")
+    }
+    trace_rows = re.findall(r'^ +"(\w+)": [~a-z]', inspect.getsource(TraceReader._accept), re.MULTILINE)
+    return {
+        "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
+        "slow-downs": set(_render._CANNOT_TELL),
+        "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
+        "reports": {*EVENT_REASONS, *TRIGGER_REASONS, "trigger_backlog_full"},
+        "handshakes": {name for name, _, _ in refusals.REASONS},
+        "streams": set().union(*central.values()),
+        "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
+    }
+
+
+def test_every_reason_code_has_a_row_with_a_meaning_in_the_guide() -> None:
     guide = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
-    rows = [line for line in guide.splitlines() if line.startswith("| `")]
-    missing = [
-        r.code
-        for r in Reason
-        if r is not Reason.UNSPECIFIED and not any(f"`{r.code}`" in row for row in rows)
-    ]
-    assert missing == []
+    troubles = guide.partition("## Troubleshooting by reason code")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in troubles.splitlines() if line.startswith("| `")]
+    explained = {code for row in rows for code in re.findall(r"`(\w+)(?::SIGNAL)?`", row[0])}
+    known = reason_codes()
+    assert {where: codes - explained for where, codes in known.items() if codes - explained} == {}
+    assert all(len(codes) > 2 for codes in known.values())
+    assert explained - set().union(*known.values()) == set()  # nor one that there is not
+    assert [
+        row for row in rows if len(row) not in {2, 4} or any(len(cell.strip(" |")) < 3 for cell in row)
+    ] == []
+
+
+def test_trigger_backlog_is_what_it_is_called_in_the_code() -> None:
+    assert '"trigger_backlog_full"' in (ROOT / "central" / "journal_tables.py").read_text(encoding="utf-8")
+
+
+def test_every_line_of_the_units_is_explained() -> None:
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    for unit in ("whitepanda-agent.service", "whitepanda-central.service"):
+        text = (
+            (ROOT / "systemd" / unit)
+            .read_text(encoding="utf-8")
+            .partition("[Service]")[2]
+            .partition("[Install]")[0]
+        )
+        keys = set(re.findall(r"^(\w+)=", text, re.MULTILINE))
+        assert len(keys) > 30
+        assert {key for key in keys if not re.search(rf"`{key}[=`]", page)} == set(), unit
+
+
+def test_every_metric_and_setting_is_in_the_reference() -> None:
+    metrics = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [metric.name for metric in METRICS if f"| `{metric.name}` |" not in metrics] == []
+    settings = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for kind in (AgentConfig, CentralConfig):
+        for section in msgspec.structs.fields(kind):
+            inner = getattr(section.type, "__args__", (section.type,))[0]
+            for field in msgspec.structs.fields(inner) if hasattr(inner, "__struct_fields__") else ():
+                name = field.name
+                assert f"`{name}`" in settings or f".{name}]`" in settings, f"{section.name}.{name}"
+
+
+def test_tables_have_as_many_cells_in_each_row() -> None:
+    """A bar in a table's text splits its cell, unless it is escaped."""
+    wrong = []
+    for page in PAGES:
+        cells, code = 0, False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= line.lstrip().startswith("```")
+            found = len(re.findall(r"(?<!\\)\|", line)) if line.startswith("|") and not code else 0
+            if found and cells and found != cells:
+                wrong.append(f"{page.name}:{number}")
+            cells = found
+    assert wrong == []
 
 
 def test_every_setting_has_a_meaning() -> None:

@@ -1,0 +1,127 @@
+"""The examples of docs/extend.md are complete: they are run as they stand there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.rates import Limits
+from agent.vm_table import JobRules, VmTable
+from central.models.slots import SLOTS_PER_DAY, TaskSlots
+from collector.base import InterfaceDevice, Reason, Source, VmIdentity
+from collector.registry import SourceSpec, build_sources
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "extend.md"
+BLOCKS = [
+    re.sub(r"^   ", "", b, flags=re.MULTILINE) if b.startswith("   ") else b
+    for b in re.findall(
+        r"^ *```python\n(.*?)^ *```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+]
+S = 10**9
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """A block of the page as a module of its own."""
+
+    def loaded(text, name, **given):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        made = importlib.util.module_from_spec(spec)
+        made.__dict__.update(given)
+        monkeypatch.setitem(sys.modules, name, made)  # dataclasses look their module up
+        spec.loader.exec_module(made)
+        return made
+
+    return loaded
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host's /sys with one tap, and two VMs of which one's device is not there."""
+    folder = tmp_path / "class" / "net" / "tap1"
+    (folder / "statistics").mkdir(parents=True)
+    (folder / "ifindex").write_text("7\n")
+
+    def write(**counts):
+        for direction in ("rx", "tx"):
+            for what in ("bytes", "packets", "dropped"):
+                (folder / "statistics" / f"{direction}_{what}").write_text(
+                    f"{counts.get(f'{direction}_{what}', 0)}\n"
+                )
+
+    vms = tuple(
+        VmIdentity(f"u{n}", f"vm{n}", 100 + n, "e", interfaces=(InterfaceDevice(f"tap{n}"),)) for n in (1, 2)
+    )
+    inventory = types.SimpleNamespace(vms=lambda: vms)
+    return types.SimpleNamespace(root=tmp_path, write=write, inventory=inventory)
+
+
+def test_the_source_is_one_and_its_counters_become_rates(host, load):
+    made = load(BLOCKS[0], "taps_example")
+    row = load(f"row = {BLOCKS[1]}", "row_example", SourceSpec=SourceSpec, TapsSource=made.TapsSource).row
+    section = types.SimpleNamespace(mode="required", root=str(host.root))
+    ((source, mode),) = build_sources(types.SimpleNamespace(taps=section), host.inventory, specs=[row])
+    assert mode == "required"
+    assert isinstance(source, Source)
+    assert source.probe().available
+    source.open()
+    table = VmTable(JobRules([]), Limits(0.2, 0.01), 60 * S, lambda _name: None)
+    samples = []
+    for counts in ({"rx_bytes": 1000, "tx_bytes": 50}, {"rx_bytes": 4000, "tx_bytes": 50, "tx_dropped": 3}):
+        host.write(**counts)
+        samples.append(source.sample())
+        table.update(samples[-1:], samples[-1].mono_ns)
+    vm = next(vm for vm in table if vm.identity.name == "vm1")
+    seconds = (samples[1].mono_ns - samples[0].mono_ns) / S
+    assert vm.rates.network_transmit_bytes_per_s * seconds == pytest.approx(3000)
+    assert vm.rates.network_receive_bytes_per_s == 0
+    assert vm.rates.network_receive_drops_per_s * seconds == pytest.approx(3)
+    other = next(vm for vm in table if vm.identity.name == "vm2")
+    assert other.rates.network_receive_bytes_per_s is Reason.NOT_PRESENT
+    source.close()
+
+
+def test_the_source_says_what_it_lacks(tmp_path, load):
+    made = load(BLOCKS[0], "taps_example")
+    probe = made.TapsSource(None, str(tmp_path)).probe()
+    assert (probe.available, probe.reason) == (False, Reason.NOT_PRESENT)
+    assert probe.detail == f"no {tmp_path}/class/net: mount sysfs"
+
+
+def day_of(day, raised=()):
+    """Two latency-sensitive tasks, and three of batch; in `raised` slots CPI is 2 and job 6 uses thrice its usual."""
+    rows = []
+    for slot in range(SLOTS_PER_DAY):
+        place = day * SLOTS_PER_DAY + slot
+        rows += [
+            (0, place, 100 + job, job, 0, True, 0.05, 2.0 if slot in raised else (1.0, 1.2)[(slot + job) % 2])
+            for job in (1, 2)
+        ]
+        rows += [
+            (0, place, 100 + job, job, 0, False, usage * (3 if job == 6 and slot in raised else 1), np.nan)
+            for job, usage in ((5, 0.3), (6, 0.1), (7, 0.2))
+        ]
+    return TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def test_the_method_finds_who_does_more_than_usual(load, capsys):
+    raised = (100, 101, 102, 103)
+    days = [(0, day_of(0)), (1, day_of(1)), (2, day_of(2, raised))]
+    made = load(BLOCKS[2], "unusual_example")
+    load(BLOCKS[3], "protocol_example", Unusual=made.Unusual, days=days, antagonists=np.array([6]))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "unusual: mean percentile 1.000 at 2 events"
+    assert [line.partition(":")[0] for line in lines] == ["unusual", "panda", "whitepanda"]
+
+
+def test_no_other_code_is_on_the_page():
+    assert len(BLOCKS) == 4
