@@ -31,7 +31,7 @@ PIP = next((ROOT / "tools").glob("pip-*.whl"))
 #: Debian 12's. Compiled libraries and .pyc files are of this one version; `Depends` in the control files says so too.
 PYTHON = Path("/usr/bin/python3.11")
 SIDES = ("agent", "central")
-LOCKS = {"agent": "host", "central": "central"}
+LOCKS = {"agent": ("host", "top"), "central": ("central",)}
 #: Debian's own packages are linked to instead: they fit the host's library, and get its security fixes.
 DEBIANS_OWN = {"agent": ("libvirt-python",), "central": ()}
 LINKED = (
@@ -156,9 +156,10 @@ class Package:
         python = self.tree / self.home / "bin" / "python3"
         python.parent.mkdir()
         python.symlink_to(PYTHON)
-        lock = (ROOT / "requirements" / f"{LOCKS[self.side]}.lock").read_text(encoding="utf-8")
+        locks = [ROOT / "requirements" / f"{extra}.lock" for extra in LOCKS[self.side]]
+        lines = sorted({line for lock in locks for line in lock.read_text(encoding="utf-8").splitlines()})
         left_out = DEBIANS_OWN[self.side]
-        wanted = "".join(f"{line}\n" for line in lock.splitlines() if line.partition("==")[0] not in left_out)
+        wanted = "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in left_out)
         pinned = self.tree.parent / f"{self.name}.lock"
         pinned.write_text(wanted, encoding="utf-8")
         pip = [
