@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 import pytest_asyncio
@@ -167,6 +168,16 @@ async def test_forms_are_links(one, browser):
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Job ci-runner'")
         await seen.page.go_back()
         await seen.page.wait_for_function("() => document.querySelector('h1').innerText === 'Jobs'")
+
+
+async def test_what_to_do_is_told_with_a_command_that_a_shell_takes(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/incident/1")
+        text = await seen.page.inner_text(".actions")
+        assert "1. cap cpu: batch-scan-3 to 1.30 cores" in text
+        assert "then 1.80 (1.50 to 2.10); it should not exceed 2.00" in text
+        command = await seen.page.inner_text(".actions code")
+        assert shlex.split(command) == ["virsh", "schedinfo", "batch-scan-3's", "--live", "vcpu_quota=65000"]
 
 
 async def test_by_keyboard(one, browser):

@@ -133,6 +133,16 @@ class PageCentral:
                 told.suspects.add(
                     **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
                 )
+        if told.suspects:
+            suspect = told.suspects[0]
+            advice = told.recommendations.add(
+                action=agent_pb2.ACTION_CAP_CPU, vm=suspect.vm, name=suspect.name, job=suspect.job, amount=1.3,
+                unit="cores", evidence=[f"it used {suspect.cpu_usage_cores:.2f} cores over the slot"],
+            )  # fmt: skip
+            advice.effect.signal, advice.effect.before, advice.effect.after = "mn_cpi", strength, 1.8
+            advice.effect.low, advice.effect.high, advice.effect.threshold = 1.5, 2.1, 2.0
+            words = ["virsh", "schedinfo", f"{suspect.name}'s", "--live", "vcpu_quota=65000"]
+            advice.commands.add(purpose="Cap it:", words=words)
         return told
 
     def _job_of(self, vm: int) -> int:
