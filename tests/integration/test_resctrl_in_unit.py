@@ -271,6 +271,8 @@ def test_every_vm_gets_its_turn(machine, tree):
 
 
 def test_all_threads_of_a_vm_are_in_its_group(machine, tree):
+    eventually(tree.mine, "it made no groups")
+
     def complete():
         name = min(tree.mine())
         try:
