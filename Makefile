@@ -32,7 +32,7 @@ test: setup-dev setup-lab
 
 ## make test-long   what takes longer
 test-long: setup-dev setup-lab
-	@$(PYTEST) -m long --timeout 1500 $(ARGS)
+	@$(PY) tools/run_tests.py --long
 
 ## make check       lint, format, types, import contracts, generated code
 check: setup-dev

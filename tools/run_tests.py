@@ -6,6 +6,7 @@ run those marked `alone`: of the lab, for the machine has one libvirtd, and thos
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
+    tools/run_tests.py --long                      what `make test-long` promises, likewise
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ONE_THREAD = {
 _APART = ("tests/unit/agent", "tests/unit/central")
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
+_LONG_TIMEOUT = ("--timeout", "1500")  # seconds that one test may take
+_NICE = 10
 
 
 def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
@@ -40,6 +43,13 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 
+def long_parts() -> tuple[list[list[str]], list[str]]:
+    """Return the same of the long tests. Those of tests/unit only compute: they leave the CPUs to the rest."""
+    rest = ["tests", "--ignore=tests/unit", *_LONG_TIMEOUT]
+    beside = [["tests/unit", *_LONG_TIMEOUT, "-m", "long"], [*rest, "-m", "long and not alone"]]
+    return beside, [*rest, "-m", "long and alone"]
+
+
 def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:
     """Run the parts; print what each says when it is over, the last one's at once.
 
@@ -51,8 +61,11 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
     running = []
     for arguments in beside:
         said = tempfile.TemporaryFile()  # noqa: SIM115 - read when its process has ended
+        command = _pytest(arguments)
+        if arguments[-1] == "long":
+            command = ["nice", "-n", str(_NICE), *command]
         process = subprocess.Popen(
-            _pytest(arguments), stdout=said, stderr=subprocess.STDOUT, cwd=root, env=os.environ | _ONE_THREAD
+            command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=os.environ | _ONE_THREAD
         )
         running.append((arguments, process, said))
     statuses = []
@@ -81,6 +94,8 @@ def _pytest(arguments: Sequence[str]) -> list[str]:
 def main() -> int:
     """Run what the command line says."""
     arguments = sys.argv[1:]
+    if arguments == ["--long"]:
+        return run(*long_parts())
     if arguments:
         return subprocess.run(_pytest(arguments), check=False, cwd=ROOT).returncode
     beside, alone = parts()

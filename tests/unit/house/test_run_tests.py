@@ -37,6 +37,17 @@ def test_every_file_is_in_one_part_and_only_integration_is_divided():
     assert unheard == [Path(__file__)]  # which writes such tests
 
 
+def test_every_file_is_in_one_part_of_the_long_tests_too():
+    (units, rest), alone = run_tests.long_parts()
+    assert sorted(files_of(units) + files_of(rest)) == sorted((ROOT / "tests").rglob("test_*.py"))
+    assert files_of(rest) == files_of(alone)
+    assert [part[part.index("-m") + 1] for part in (units, rest, alone)] == [
+        "long",
+        "long and not alone",
+        "long and alone",
+    ]
+
+
 NOTE = "    import pathlib; pathlib.Path({file!r}).open('a').write({name!r} + '\\n')\n"
 LAB = "import pytest\n@pytest.fixture\ndef lab(): pass\n@pytest.fixture\ndef vms(lab): pass\n"
 
