@@ -111,10 +111,13 @@ class Ingest:
         receiver = asyncio.create_task(self._receive(flow, context))
         try:
             await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
-            if receiver.done() and not sender.done() and receiver.exception() is None:
-                await flow.idle.wait()  # the agent has said its last word; it still gets its acknowledgements
-                stream.close("ended by the agent")
-                await sender
+            if receiver.done() and not sender.done():
+                if is_plain := receiver.exception() is None:
+                    # The agent has said its last word; it still gets its acknowledgements.
+                    await flow.idle.wait()
+                stream.close("ended by the agent" if is_plain else "refused")
+                # gRPC takes no status while a message is being written: the refused one would wait for it for ever.
+                await asyncio.wait((sender,), timeout=None if is_plain else _DRAIN_S)
             self._raise_end(stream, sender, receiver)
         finally:
             self.room.flows.discard(flow)

@@ -19,6 +19,7 @@ from central import greeting, room
 from central import ingest as ingest_module
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
+from central.ingest import Ingest
 from central.pki import issue, make_ca
 from tests.support.central_process import CentralProcess
 from whitepanda.common.errors import TlsError, UnavailableError
@@ -280,6 +281,53 @@ async def test_what_is_no_message_is_counted_and_told(make, when, raw, code, rea
     await again.hello("h1")
     await again.batch(1)
     assert (await again.ack()).accepted_rows == 2
+
+
+class SlowContext:
+    """A stream's context whose messages leave when they are let go."""
+
+    def __init__(self, context) -> None:
+        self.context = context
+        self.go = asyncio.Event()
+        self.go.set()
+        self.begun = self.ended = 0
+        self.at_abort = (0, 0)
+
+    def __getattr__(self, name):
+        return getattr(self.context, name)
+
+    async def write(self, message: bytes) -> None:
+        self.begun += 1
+        await self.go.wait()
+        await self.context.write(message)
+        self.ended += 1
+
+    async def abort(self, code, detail) -> None:
+        self.at_abort = (self.begun, self.ended)
+        await self.context.abort(code, detail)
+
+
+async def test_a_refusal_waits_for_the_message_that_is_being_written(make, monkeypatch) -> None:
+    """Amid a message gRPC takes no status, and the stream would stay open for ever."""
+    contexts, connect = [], Ingest.connect
+
+    async def slowly(self, requests, context) -> None:
+        contexts.append(SlowContext(context))
+        await connect(self, requests, contexts[-1])
+
+    monkeypatch.setattr(Ingest, "connect", slowly)
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    contexts[0].go.clear()
+    await peer.batch(1)
+    await _until(lambda: contexts[0].begun == 2)
+    await peer.send(b"\xff" * 50)
+    await _until(lambda: central.ingest.refused_streams == {"malformed": 1})
+    contexts[0].go.set()
+    assert (await peer.ack()).accepted_rows == 2
+    assert (await peer.refused())[0] == "INVALID_ARGUMENT"
+    assert contexts[0].at_abort == (2, 2)
 
 
 async def test_beyond_the_transports_limit_the_client_is_told_and_central_lives(make) -> None:
