@@ -4,185 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import ssl
-import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import psutil
 import pytest
-from google.protobuf.message import DecodeError
 
 from bench.ingest_agents import frame, opening
+from central.events import EVENT_REASONS
+from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
+from central.triggers import TRIGGER_REASONS, TriggerRow
+from central.validate import is_name
 from tests.support.central_process import CentralProcess
+from tests.support.hostile_messages import MAX_MESSAGE_BYTES, MAX_ROWS, Expected, Fuzzer
+from tests.support.hostile_reports import hello
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
-from whitepanda.v1 import agent_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 CONNECT = "/whitepanda.v1.AgentStream/Connect"
 SENDERS = 8
 SLOW = 20
-MAX_MESSAGE_BYTES = 1 << 20
-MAX_ROWS = 1000
 MAX_GROWTH_BYTES = 400 << 20
-ROWS = 5
-
-
-class Expected:
-    """What central's counters must say at the end."""
-
-    def __init__(self) -> None:
-        self.kinds: Counter[str] = Counter()  # of messages
-        self.rows: Counter[str] = Counter()
-        self.batches: Counter[str] = Counter()
-        self.accepted_rows = self.accepted_batches = self.duplicates = 0
-
-
-class Fuzzer:
-    """Makes one host's messages. Each method returns the bytes, and whether they end the stream."""
-
-    def __init__(self, host: str, seed: int, expected: Expected) -> None:
-        self.random, self.expected, self.sequence = random.Random(seed), expected, 0
-        self.spool = f"spool-of-{host}"
-        self.kinds: list[Callable[[], tuple[bytes, bool]]] = [
-            self.good, self.good, self.good, self.bad_rows, self.bad_rows, self.bad_rows, self.bad_batch,
-            self.bad_batch, self.duplicate, self.unnumbered, self.noise, self.damaged, self.wrong_type,
-            self.other_type,
-        ]  # fmt: skip
-
-    def message(self) -> tuple[bytes, bool]:
-        kind = self.huge if self.random.random() < 0.01 else self.random.choice(self.kinds)
-        self.expected.kinds[kind.__name__] += 1
-        return kind()
-
-    def batch(self, rows: int = ROWS) -> agent_pb2.CpiBatch:
-        self.sequence += 1
-        return agent_pb2.CpiBatch(
-            spool_id=self.spool,
-            sequence=self.sequence,
-            tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(ROWS)],
-            task_index=[row % ROWS for row in range(rows)],
-            start_unix_ns=[time.time_ns()] * rows,
-            duration_ns=[10**10] * rows,
-            cpi=[self.random.uniform(0.1, 9) for _ in range(rows)],
-            cpu_usage_cores=[1.0] * rows,
-            cycles=[7] * rows,
-        )
-
-    def take(self, batch: agent_pb2.CpiBatch, lost: int = 0) -> tuple[bytes, bool]:
-        self.expected.accepted_batches += 1
-        self.expected.accepted_rows += len(batch.task_index) - lost
-        return agent_pb2.AgentMessage(batch=batch).SerializeToString(), False
-
-    def good(self) -> tuple[bytes, bool]:
-        return self.take(self.batch())
-
-    def bad_rows(self) -> tuple[bytes, bool]:
-        batch, now = self.batch(), time.time_ns()
-        reason, name, value = self.random.choice(
-            [
-                ("future_time", "start_unix_ns", now + 10**15),
-                ("old_time", "start_unix_ns", 5),
-                ("bad_time", "start_unix_ns", 2**64 - 1),
-                ("bad_time", "duration_ns", 0),
-                ("bad_cpu_usage", "cpu_usage_cores", math.nan),
-                ("bad_cpu_usage", "cpu_usage_cores", math.inf),
-                ("bad_cpi", "cpi", -math.inf),
-                ("bad_cpi", "cpi", 0.0),
-                ("absurd_cpi", "cpi", 1e300),
-                ("bad_counter", "cycles", 2**63),
-            ]
-        )
-        rows = self.random.sample(range(ROWS), self.random.randint(1, ROWS))
-        for row in rows:
-            getattr(batch, name)[row] = value
-        self.expected.rows[reason] += len(rows)
-        return self.take(batch, lost=len(rows))
-
-    def bad_batch(self) -> tuple[bytes, bool]:
-        batch = self.batch()
-        reason = self.random.choice(["column_length", "task_index", "foreign_machine", "too_many_rows"])
-        if reason == "column_length":
-            batch.running_ratio.append(1.0)
-        elif reason == "task_index":
-            batch.task_index[0] = self.random.randint(ROWS, 2**32 - 1)
-        elif reason == "foreign_machine":
-            batch.tasks[0].machine = "someone-else"
-        else:
-            batch.task_index.extend([0] * MAX_ROWS)
-        self.expected.batches[reason] += 1
-        return agent_pb2.AgentMessage(batch=batch).SerializeToString(), False
-
-    def duplicate(self) -> tuple[bytes, bool]:
-        if not self.sequence:
-            return self.good()
-        batch = self.batch()
-        self.sequence -= 1
-        batch.sequence = self.random.randint(1, self.sequence)
-        self.expected.duplicates += 1
-        return agent_pb2.AgentMessage(batch=batch).SerializeToString(), False
-
-    def unnumbered(self) -> tuple[bytes, bool]:
-        batch = self.batch()
-        self.sequence -= 1
-        reason = self.random.choice(["no_spool", "bad_spool", "no_sequence"])
-        if reason == "no_sequence":
-            batch.sequence = self.random.choice([0, 2**63, 2**64 - 1])
-        else:
-            batch.spool_id = "" if reason == "no_spool" else "\x1b" * self.random.randint(1, 99)
-        self.expected.batches[reason] += 1
-        return agent_pb2.AgentMessage(batch=batch).SerializeToString(), False
-
-    def noise(self) -> tuple[bytes, bool]:
-        while self.is_message(raw := self.random.randbytes(self.random.randint(1, 300))):
-            continue
-        self.expected.batches["malformed"] += 1
-        return raw, True
-
-    def damaged(self) -> tuple[bytes, bool]:
-        """A good batch that breaks off: its length says so."""
-        raw = agent_pb2.AgentMessage(batch=self.batch()).SerializeToString()
-        self.sequence -= 1
-        self.expected.batches["malformed"] += 1
-        return raw[: self.random.randint(2, len(raw) - 1)], True
-
-    def wrong_type(self) -> tuple[bytes, bool]:
-        """A column of doubles whose bytes are no multiple of eight."""
-        body = self.batch().SerializeToString() + b"\x3a\x07" + self.random.randbytes(7)
-        self.sequence -= 1
-        size = bytes((len(body) & 0x7F | 0x80, len(body) >> 7))
-        self.expected.batches["malformed"] += 1
-        return b"\x12" + size + body, True
-
-    def other_type(self) -> tuple[bytes, bool]:
-        """A column that must be there, sent as another type: to protobuf it is no such field."""
-        batch = self.batch()
-        batch.ClearField("cpu_usage_cores")
-        number = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["cpu_usage_cores"].number
-        wire = self.random.choice([(0, b"\x01"), (5, b"\x00" * 4)])
-        body = batch.SerializeToString() + bytes([number << 3 | wire[0]]) + wire[1]
-        self.expected.batches["column_length"] += 1
-        return b"\x12" + bytes((len(body) & 0x7F | 0x80, len(body) >> 7)) + body, False
-
-    def huge(self) -> tuple[bytes, bool]:
-        batch = self.batch()
-        self.sequence -= 1
-        batch.cpi.extend([1.0] * (MAX_MESSAGE_BYTES // 8))
-        self.expected.batches["oversized"] += 1
-        return agent_pb2.AgentMessage(batch=batch).SerializeToString(), True
-
-    @staticmethod
-    def is_message(raw: bytes) -> bool:
-        try:
-            agent_pb2.AgentMessage.FromString(raw)
-        except DecodeError:
-            return False
-        return True
+REFUSED = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+)
+STREAM_REASONS = {
+    "malformed", "oversized", "no_hello", "second_hello", "bad_hello", "wrong_host", "protocol_version",
+}  # fmt: skip
+OPENINGS = 0.05  # of all messages: streams that are refused for their first words
 
 
 class Stream:
@@ -193,9 +48,8 @@ class Stream:
         self.host = host
         self.reader = asyncio.create_task(self.read())
 
-    async def open(self) -> None:
-        hello = agent_pb2.Hello(host=self.host, platform="P", protocol_version=2, min_protocol_version=1)
-        await self.call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+    async def open(self, rng: random.Random) -> None:
+        await self.call.write(agent_pb2.AgentMessage(hello=hello(rng, self.host)).SerializeToString())
 
     async def read(self) -> grpc.StatusCode:
         try:
@@ -213,18 +67,47 @@ async def send(central: CentralProcess, host: str, seed: int, count: int, expect
     )
     fuzzer = Fuzzer(host, seed, expected)
     stream = Stream(channel, host)
-    await stream.open()
+    await stream.open(fuzzer.random)
     for _ in range(count):
+        if fuzzer.random.random() < OPENINGS:
+            await knock(channel, fuzzer)
+            continue
         raw, is_last = fuzzer.message()
         await stream.call.write(raw)
         if is_last:
             code = await asyncio.wait_for(stream.reader, 60)
-            assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED), code
+            assert code in REFUSED, code
             stream = Stream(channel, host)
-            await stream.open()
+            await stream.open(fuzzer.random)
     await stream.call.done_writing()
     assert await asyncio.wait_for(stream.reader, 60) == grpc.StatusCode.OK
     await channel.close()
+
+
+async def knock(channel: grpc.aio.Channel, fuzzer: Fuzzer) -> None:
+    """Begin a stream beside the host's open one, and be refused."""
+    raw, code = fuzzer.opening()
+    stream = Stream(channel, fuzzer.host)
+    if raw is None:
+        await stream.call.done_writing()
+    else:
+        await stream.call.write(raw)
+    assert await asyncio.wait_for(stream.reader, 60) == code, raw
+
+
+async def refused_streams(central: CentralProcess) -> dict[str, int]:
+    """Ask central how many streams it refused, by reason."""
+    files = central.client("operator")
+    async with grpc.aio.secure_channel(central.address, channel_credentials(files)) as channel:
+        status = await fleet_pb2_grpc.FleetStub(channel).GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+    return {each.reason: each.count for each in status.refused_streams}
+
+
+def recorded_triggers(central: CentralProcess, waiting: list[TriggerRow]) -> int:
+    """Return how many reports of contention incident history has, once it has those that wait in the journal."""
+    with IncidentStore("", central.state_dir) as store:
+        store.take(waiting, gap_ns=900 * 10**9, oldest_unix_ns=0)
+        return sum(incident.reports for incident in store.find(IncidentQuery(), limit=10**6))
 
 
 async def sleepers(central: CentralProcess) -> grpc.aio.Channel:
@@ -235,7 +118,7 @@ async def sleepers(central: CentralProcess) -> grpc.aio.Channel:
         central.address, channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
     )
     for name in names:
-        await Stream(channel, name).open()
+        await Stream(channel, name).open(random.Random(name))
     return channel
 
 
@@ -292,6 +175,7 @@ async def attack(folder: Path, messages: int) -> None:
             await asyncio.wait({senders}, timeout=0.2)
             highest = max(highest, server.memory_info().rss)
         await senders
+        refused = await refused_streams(central)
         assert not any(task.done() for task in slow)
         await asleep.close()
         assert await asyncio.to_thread(central.stop) == 0, "with the slow ones still at it"
@@ -303,17 +187,31 @@ async def attack(folder: Path, messages: int) -> None:
         central.end()
     assert "Traceback" not in central.log.read_text()
     journal = Journal(central.state_dir, replica="central-0", commit_interval_s=0.001)
-    stats = journal.stats
+    stats, hosts = journal.stats, journal.hosts
+    waiting = [row for _, row in journal.read_triggers(messages)]
     await journal.close()
+    print(
+        f"{expected.kinds.total()} messages: {stats.rejected_rows.total()} rows, {stats.rejected_batches.total()} "
+        f"batches, {stats.rejected_events.total()} reports and {sum(refused.values())} streams refused; "
+        f"memory grew by {(highest - before) >> 20} MiB"
+    )
+    assert refused == expected.streams
     assert stats.rejected_rows == expected.rows
     assert stats.rejected_batches == expected.batches
+    assert stats.rejected_events == expected.reports
+    assert stats.accepted_events == expected.accepted_events
+    assert recorded_triggers(central, waiting) == expected.accepted_triggers
+    assert all(is_name(job) for host in hosts.values() for job in host.jobs)
     assert (stats.accepted_batches, stats.accepted_rows, stats.duplicate_batches) == (
         expected.accepted_batches,
         expected.accepted_rows,
         expected.duplicates,
     )
-    assert min(*expected.rows.values(), *expected.batches.values(), expected.duplicates) > 0
-    assert set(expected.kinds) == {kind.__name__ for kind in Fuzzer("", 0, expected).kinds} | {"huge"}
+    assert set(expected.reports) == {*EVENT_REASONS, *TRIGGER_REASONS}
+    assert set(expected.streams) == STREAM_REASONS
+    assert min(expected.duplicates, expected.accepted_events, expected.accepted_triggers) > 0
+    rare = {"huge", "too_many_reports", "opening"}
+    assert set(expected.kinds) == {kind.__name__ for kind in Fuzzer("", 0, expected).kinds} | rare
 
 
 async def test_hostile_messages_are_counted_by_reason(tmp_path: Path) -> None:
