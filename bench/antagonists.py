@@ -15,91 +15,34 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
+from antagonists_ablation import (
+    DEVELOPMENT,
+    DEVELOPMENT_SEED,
+    ablation_table,
+    run_ablation,
+    shown,
+    trace,
+)
 
-from central.evaluation.methods import METHODS, Known, Method, Whitepanda
-from central.evaluation.protocol import evaluate
-from central.models import whitepanda, whitepanda_solve
-from central.models.groups import Column, Floats, group, sums
+from central.evaluation.methods import METHODS, Known, Method
+from central.evaluation.protocol import DEFAULT_FROM_DAY, evaluate
+from central.models.groups import Floats, group
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
-from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
 from central.synth.presets import preset
-from central.synth.settings import SynthSettings
-from central.synth.simulate import Effects, simulate
 
 OURS = "whitepanda"
 FORMS = ("paper", "paper-saturating")
 OTHERS = ("other-1", "other-2", "other-3")
 #: Bars: share of the gap between PANDA and the oracle, and how far below PANDA any seed may be.
 GAP_CLOSED, WORST_LOSS = 0.8, 0.01
-
-_BASE = SynthSettings(days=15, machines=30, companions=8, burners=6)
-#: Development traces: what ours was developed on (seeds 101 to 103).
-DEVELOPMENT: Mapping[str, SynthSettings] = {
-    "weak": replace(_BASE, antagonist_effect=0.03, cpi_noise=0.4, machine_noise=0.1),
-    "confounded": replace(
-        _BASE,
-        companions=12,
-        ride_along=0.95,
-        companion_usage_correlation=0.9,
-        antagonist_effect=0.06,
-        cpi_noise=0.35,
-    ),
-    "rare jobs": replace(
-        _BASE,
-        machines=20,
-        batch_jobs=300,
-        antagonists=30,
-        antagonist_effect=0.08,
-        cpi_noise=0.35,
-        background_effect=0.01,
-    ),
-    "lag": replace(_BASE, antagonist_effect=0.06, cpi_noise=0.35, effect_memory_h=1, usage_memory_h=0.5),
-    "bursts": replace(_BASE, effect_threshold=1.2, antagonist_effect=0.1, cpi_noise=0.35, ls_antagonists=3),
-    "corrupted": replace(
-        _BASE, corrupted_share=0.01, noise_tail=2.5, antagonist_effect=0.08, machine_noise_spread=0.5
-    ),
-    "steady usage": replace(
-        _BASE,
-        usage_noise=0.0,
-        diurnal_load=0,
-        batch_diurnal_load=0,
-        batch_lifetime_h=2000,
-        platforms=1,
-        machine_effect=0.03,
-        antagonist_effect=0.1,
-        machine_noise=0.1,
-        machine_noise_memory_h=1,
-    ),
-}
-DEVELOPMENT_SEED, DEVELOPMENT_FROM_DAY = 103, 10
-
-
-def trace(settings: SynthSettings) -> tuple[list[tuple[int, TaskSlots]], Column, dict[int, float]]:
-    """Generate a trace in memory: its days, the antagonists, and every job's true mean coefficient."""
-    jobs, machines = make_jobs(settings), make_machines(settings)
-    tasks = make_tasks(settings, jobs)
-    effects = Effects(len(jobs.job_id))
-    days = []
-    for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
-        job = tasks.job[day.task].astype(np.int64)
-        machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
-        platform = np.zeros(len(job), np.int8)  # as in a trace's files, which have none
-        sensitive = jobs.is_sensitive[job]
-        days.append(
-            (number, TaskSlots(machine, day.slot, day.task, job, platform, sensitive, day.usage, day.cpi))
-        )
-    antagonists = np.flatnonzero(jobs.role == ROLES.index("antagonist"))
-    return days, antagonists, dict(enumerate(effects.coefficient.tolist()))
 
 
 class _Timed:
@@ -125,13 +68,20 @@ class _Timed:
         return found
 
 
-def run_all(name: str, seed: int) -> dict[str, Any]:
-    """Evaluate all methods and the oracle on one trace of a preset."""
-    days, antagonists, coefficients = trace(replace(preset(name), seed=seed))
-    methods = {method: _Timed(make()) for method, make in METHODS.items()} | {
+def run_all(
+    name: str,
+    seed: int,
+    *,
+    makers: Mapping[str, Callable[[], Method]] = METHODS,
+    from_day: int = DEFAULT_FROM_DAY,
+    **size: int,
+) -> dict[str, Any]:
+    """Evaluate methods and the oracle on one trace of a preset, of another `size` (knobs) where it is given."""
+    days, antagonists, coefficients = trace(replace(preset(name), seed=seed, **size))
+    methods = {method: _Timed(make()) for method, make in makers.items()} | {
         "oracle": _Timed(Known(coefficients))
     }
-    found = evaluate(days, antagonists, methods)
+    found = evaluate(days, antagonists, methods, from_day=from_day)
     return {
         "preset": name,
         "seed": seed,
@@ -150,91 +100,6 @@ def run_all(name: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _plain_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
-    keys, code = group(job, platform, day)
-    n = len(keys[0])
-    count = np.bincount(code, minlength=n)
-    deviation = cpi - (sums(code, cpi, n) / count)[code]
-    std = np.sqrt(sums(code, deviation**2, n) / count)[code]
-    return np.divide(deviation, std, out=np.zeros_like(cpi), where=std > 0)
-
-
-def _marginal(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
-    return b / np.diag(gram), 1 / np.diag(gram)
-
-
-def _non_negative(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """Coordinate descent with every coefficient at least 0."""
-    a, residual = np.zeros(len(b)), b.copy()
-    for _ in range(200):
-        before = a.copy()
-        for k in range(len(b)):
-            new = max(0.0, a[k] + residual[k] / gram[k, k])
-            residual -= gram[:, k] * (new - a[k])
-            a[k] = new
-        if np.abs(a - before).max() <= 1e-7 * np.abs(a).max():
-            break
-    return a, np.diag(np.linalg.inv(gram))
-
-
-class _LowerBound(Whitepanda):
-    """Ranks by the estimate less one standard error instead of the shrunk one."""
-
-    def settle(self) -> None:
-        """Compute the coefficients."""
-        if self._state:
-            found = self._state.coefficients()
-            self._jobs, self._values = found.job, found.estimate - found.standard_error
-
-
-Patch = tuple[Any, str, Any]
-#: Ours with one idea changed each.
-ABLATION: Mapping[str, tuple[Callable[[], Method], tuple[Patch, ...]]] = {
-    "ours": (Whitepanda, ()),
-    "mean and std instead of median and IQR of the log": (
-        Whitepanda,
-        ((whitepanda, "robust_n_cpi", _plain_n_cpi),),
-    ),
-    "not cut at 3": (Whitepanda, ((whitepanda, "CLIP", np.inf),)),
-    "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_dense", _marginal),)),
-    "non-negative": (Whitepanda, ((whitepanda_solve, "_dense", _non_negative),)),
-    "no quasi-differences": (
-        Whitepanda,
-        ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "MAX_WEIGHT", 1.0)),
-    ),
-    "machine effects left in": (
-        Whitepanda,
-        ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "_weight", lambda _first, _other: 1.0)),
-    ),
-    "within machine days only": (Whitepanda, ((whitepanda_solve, "MAX_WEIGHT", 0.0),)),
-    "ridge a tenth": (Whitepanda, ((whitepanda_solve, "RIDGE_SLOTS", 1.0),)),
-    "ridge ten times": (Whitepanda, ((whitepanda_solve, "RIDGE_SLOTS", 100.0),)),
-    "not shrunk": (Whitepanda, ((whitepanda_solve, "EVIDENCE", 0.0),)),
-    "estimate less its error instead of shrunk": (_LowerBound, ()),
-}
-
-
-@contextmanager
-def _changed(patches: tuple[Patch, ...]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, value in patches:
-            stack.enter_context(mock.patch.object(owner, name, value))
-        yield
-
-
-def run_ablation(name: str, seed: int) -> dict[str, Any]:
-    """Evaluate ours with each idea changed on one development trace."""
-    days, antagonists, coefficients = trace(replace(DEVELOPMENT[name], seed=seed))
-    plain: dict[str, Method] = {"panda": METHODS["panda"](), "oracle": Known(coefficients)}
-    found = evaluate(days, antagonists, plain, from_day=DEVELOPMENT_FROM_DAY)
-    scores = {method: result.mean_percentile.value for method, result in found.methods.items()}
-    for variant, (make, patches) in ABLATION.items():
-        with _changed(patches):
-            one = evaluate(days, antagonists, {variant: make()}, from_day=DEVELOPMENT_FROM_DAY)
-        scores[variant] = one.methods[variant].mean_percentile.value
-    return {"trace": name, "seed": seed, "events": found.events, "rows": found.task_slots, "scores": scores}
-
-
 def _run(kind: str, name: str, seed: int, out: Path) -> dict[str, Any]:
     path = out / f"{kind}-{name.replace(' ', '-')}-{seed}.json"
     if path.exists():
@@ -244,13 +109,24 @@ def _run(kind: str, name: str, seed: int, out: Path) -> dict[str, Any]:
     return found
 
 
-def _value(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
 def gap(panda: float, ours: float, oracle: float) -> float:
     """Share of the gap between PANDA and the oracle that ours closes."""
     return (ours - panda) / (oracle - panda) if oracle != panda else float("nan")
+
+
+def bars(found: list[dict[str, Any]]) -> tuple[float, float]:
+    """Share of the gap closed in the mean of some traces, and the least lead over PANDA on one of them."""
+    scores = {
+        name: np.array([run["methods"][name]["percentile"] for run in found])
+        for name in ("panda", OURS, "oracle")
+    }
+    closed = gap(*(float(values.mean()) for values in scores.values()))
+    return closed, float((scores[OURS] - scores["panda"]).min())
+
+
+def are_held(closed: float, worst: float) -> bool:
+    """Whether the results of `bars` reach them."""
+    return closed >= GAP_CLOSED and worst >= -WORST_LOSS
 
 
 def study_tables(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
@@ -260,36 +136,21 @@ def study_tables(found: list[dict[str, Any]]) -> tuple[list[str], bool]:
     lines = ["", f"## {found[0]['preset']}", "", "| seed | events | " + " | ".join(names) + " |"]
     lines.append("|---" * (len(names) + 2) + "|")
     lines += [
-        f"| {run['seed']} | {run['events']} | " + " | ".join(_value(v) for v in row) + " |"
+        f"| {run['seed']} | {run['events']} | " + " | ".join(shown(v) for v in row) + " |"
         for run, row in zip(found, rows, strict=True)
     ]
     mean = np.mean(np.array(rows, dtype=np.float64), axis=0)
-    lines.append("| mean | | " + " | ".join(_value(v) for v in mean) + " |")
+    lines.append("| mean | | " + " | ".join(shown(v) for v in mean) + " |")
     for metric, label in (
         ("consistency", "consistency"),
         ("first", "first is an antagonist"),
         ("seconds", "seconds"),
     ):
         cells = [np.nanmean([run["methods"][n][metric] or np.nan for run in found]) for n in names]
-        lines.append(f"| {label} | | " + " | ".join(_value(float(c)) for c in cells) + " |")
-    at = {name: mean[names.index(name)] for name in names}
-    closed = gap(at["panda"], at[OURS], at["oracle"])
-    worst = min(row[names.index(OURS)] - row[names.index("panda")] for row in rows)
+        lines.append(f"| {label} | | " + " | ".join(shown(float(c)) for c in cells) + " |")
+    closed, worst = bars(found)
     lines += ["", f"Gap closed in the mean: {closed:.0%}; least lead over PANDA on a seed: {worst:+.3f}."]
-    return lines, bool(closed >= GAP_CLOSED and worst >= -WORST_LOSS)
-
-
-def ablation_table(found: list[dict[str, Any]]) -> list[str]:
-    """Write the table of the development traces."""
-    names = list(found[0]["scores"])
-    lines = ["", "## Ablation", "", "| | " + " | ".join(run["trace"] for run in found) + " | mean |"]
-    lines.append("|---" * (len(found) + 2) + "|")
-    for name in names:
-        values = [run["scores"][name] for run in found]
-        mean = float(np.mean([v for v in values if v is not None]))
-        lines.append(f"| {name} | " + " | ".join(_value(v) for v in values) + f" | {mean:.3f} |")
-    lines.append("| events | " + " | ".join(str(run["events"]) for run in found) + " | |")
-    return lines
+    return lines, are_held(closed, worst)
 
 
 def marginals(path: Path, least: int) -> list[str]:
@@ -336,6 +197,16 @@ def marginals(path: Path, least: int) -> list[str]:
     return lines
 
 
+def _work(parts: list[str], seeds: int) -> list[tuple[str, str, int]]:
+    """Return part, trace and seed of each run."""
+    of_part = {
+        "study": [(form, seed) for seed in range(1, seeds + 1) for form in FORMS],
+        "others": [(name, seed) for name in OTHERS for seed in (1, 2)],
+        "ablation": [(name, DEVELOPMENT_SEED) for name in DEVELOPMENT],
+    }
+    return [(part, *run) for part, runs in of_part.items() if part in parts for run in runs]
+
+
 def main() -> int:
     """Run what is asked for and write the tables."""
     parser = argparse.ArgumentParser(
@@ -349,14 +220,7 @@ def main() -> int:
     parser.add_argument("--least", type=int, default=5, help="CPI values of a job in each half of the days")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    parts = arguments.parts.split(",")
-    work = []
-    if "study" in parts:
-        work += [("study", form, seed) for seed in range(1, arguments.seeds + 1) for form in FORMS]
-    if "others" in parts:
-        work += [("others", name, seed) for name in OTHERS for seed in (1, 2)]
-    if "ablation" in parts:
-        work += [("ablation", name, DEVELOPMENT_SEED) for name in DEVELOPMENT]
+    work = _work(arguments.parts.split(","), arguments.seeds)
     with ProcessPoolExecutor(arguments.processes) as pool:
         waiting = [
             (kind, name, pool.submit(_run, kind, name, seed, arguments.out)) for kind, name, seed in work

@@ -1,0 +1,184 @@
+"""Ours with one idea changed each, on development traces: the part `ablation` of antagonists.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from central.evaluation.methods import METHODS, Known, Method, Whitepanda
+from central.evaluation.protocol import evaluate
+from central.models import whitepanda, whitepanda_solve
+from central.models.groups import Column, Floats, group, sums
+from central.models.slots import TaskSlots
+from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
+from central.synth.settings import SynthSettings
+from central.synth.simulate import Effects, simulate
+
+Days = list[tuple[int, TaskSlots]]
+
+_BASE = SynthSettings(days=15, machines=30, companions=8, burners=6)
+#: Development traces: what ours was developed on (seeds 101 to 103).
+DEVELOPMENT: Mapping[str, SynthSettings] = {
+    "weak": replace(_BASE, antagonist_effect=0.03, cpi_noise=0.4, machine_noise=0.1),
+    "confounded": replace(
+        _BASE,
+        companions=12,
+        ride_along=0.95,
+        companion_usage_correlation=0.9,
+        antagonist_effect=0.06,
+        cpi_noise=0.35,
+    ),
+    "rare jobs": replace(
+        _BASE,
+        machines=20,
+        batch_jobs=300,
+        antagonists=30,
+        antagonist_effect=0.08,
+        cpi_noise=0.35,
+        background_effect=0.01,
+    ),
+    "lag": replace(_BASE, antagonist_effect=0.06, cpi_noise=0.35, effect_memory_h=1, usage_memory_h=0.5),
+    "bursts": replace(_BASE, effect_threshold=1.2, antagonist_effect=0.1, cpi_noise=0.35, ls_antagonists=3),
+    "corrupted": replace(
+        _BASE, corrupted_share=0.01, noise_tail=2.5, antagonist_effect=0.08, machine_noise_spread=0.5
+    ),
+    "steady usage": replace(
+        _BASE,
+        usage_noise=0.0,
+        diurnal_load=0,
+        batch_diurnal_load=0,
+        batch_lifetime_h=2000,
+        platforms=1,
+        machine_effect=0.03,
+        antagonist_effect=0.1,
+        machine_noise=0.1,
+        machine_noise_memory_h=1,
+    ),
+}
+DEVELOPMENT_SEED, DEVELOPMENT_FROM_DAY = 103, 10
+
+
+def trace(settings: SynthSettings) -> tuple[Days, Column, dict[int, float]]:
+    """Generate a trace in memory: its days, the antagonists, and every job's true mean coefficient."""
+    jobs, machines = make_jobs(settings), make_machines(settings)
+    tasks = make_tasks(settings, jobs)
+    effects = Effects(len(jobs.job_id))
+    days = []
+    for number, day in enumerate(simulate(settings, jobs, machines, tasks, effects)):
+        job = tasks.job[day.task].astype(np.int64)
+        machine = tasks.place[day.task] // (settings.ls_tasks + settings.batch_tasks)
+        platform = np.zeros(len(job), np.int8)  # as in a trace's files, which have none
+        sensitive = jobs.is_sensitive[job]
+        days.append(
+            (number, TaskSlots(machine, day.slot, day.task, job, platform, sensitive, day.usage, day.cpi))
+        )
+    antagonists = np.flatnonzero(jobs.role == ROLES.index("antagonist"))
+    return days, antagonists, dict(enumerate(effects.coefficient.tolist()))
+
+
+def _plain_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Floats:
+    keys, code = group(job, platform, day)
+    n = len(keys[0])
+    count = np.bincount(code, minlength=n)
+    deviation = cpi - (sums(code, cpi, n) / count)[code]
+    std = np.sqrt(sums(code, deviation**2, n) / count)[code]
+    return np.divide(deviation, std, out=np.zeros_like(cpi), where=std > 0)
+
+
+def _marginal(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
+    return b / np.diag(gram), 1 / np.diag(gram)
+
+
+def _non_negative(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Coordinate descent with every coefficient at least 0."""
+    a, residual = np.zeros(len(b)), b.copy()
+    for _ in range(200):
+        before = a.copy()
+        for k in range(len(b)):
+            new = max(0.0, a[k] + residual[k] / gram[k, k])
+            residual -= gram[:, k] * (new - a[k])
+            a[k] = new
+        if np.abs(a - before).max() <= 1e-7 * np.abs(a).max():
+            break
+    return a, np.diag(np.linalg.inv(gram))
+
+
+class _LowerBound(Whitepanda):
+    """Ranks by the estimate less one standard error instead of the shrunk one."""
+
+    def settle(self) -> None:
+        """Compute the coefficients."""
+        if self._state:
+            found = self._state.coefficients()
+            self._jobs, self._values = found.job, found.estimate - found.standard_error
+
+
+Patch = tuple[Any, str, Any]
+#: Ours with one idea changed each.
+ABLATION: Mapping[str, tuple[Callable[[], Method], tuple[Patch, ...]]] = {
+    "ours": (Whitepanda, ()),
+    "mean and std instead of median and IQR of the log": (
+        Whitepanda,
+        ((whitepanda, "robust_n_cpi", _plain_n_cpi),),
+    ),
+    "not cut at 3": (Whitepanda, ((whitepanda, "CLIP", np.inf),)),
+    "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_dense", _marginal),)),
+    "non-negative": (Whitepanda, ((whitepanda_solve, "_dense", _non_negative),)),
+    "no quasi-differences": (
+        Whitepanda,
+        ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "MAX_WEIGHT", 1.0)),
+    ),
+    "machine effects left in": (
+        Whitepanda,
+        ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "_weight", lambda _first, _other: 1.0)),
+    ),
+    "within machine days only": (Whitepanda, ((whitepanda_solve, "MAX_WEIGHT", 0.0),)),
+    "ridge a tenth": (Whitepanda, ((whitepanda_solve, "RIDGE_SLOTS", 1.0),)),
+    "ridge ten times": (Whitepanda, ((whitepanda_solve, "RIDGE_SLOTS", 100.0),)),
+    "not shrunk": (Whitepanda, ((whitepanda_solve, "EVIDENCE", 0.0),)),
+    "estimate less its error instead of shrunk": (_LowerBound, ()),
+}
+
+
+@contextmanager
+def _changed(patches: tuple[Patch, ...]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for owner, name, value in patches:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
+def run_ablation(name: str, seed: int) -> dict[str, Any]:
+    """Evaluate ours with each idea changed on one development trace."""
+    days, antagonists, coefficients = trace(replace(DEVELOPMENT[name], seed=seed))
+    plain: dict[str, Method] = {"panda": METHODS["panda"](), "oracle": Known(coefficients)}
+    found = evaluate(days, antagonists, plain, from_day=DEVELOPMENT_FROM_DAY)
+    scores = {method: result.mean_percentile.value for method, result in found.methods.items()}
+    for variant, (make, patches) in ABLATION.items():
+        with _changed(patches):
+            one = evaluate(days, antagonists, {variant: make()}, from_day=DEVELOPMENT_FROM_DAY)
+        scores[variant] = one.methods[variant].mean_percentile.value
+    return {"trace": name, "seed": seed, "events": found.events, "rows": found.task_slots, "scores": scores}
+
+
+def shown(value: float | None) -> str:
+    """Write a score of a table."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def ablation_table(found: list[dict[str, Any]]) -> list[str]:
+    """Write the table of the development traces."""
+    names = list(found[0]["scores"])
+    lines = ["", "## Ablation", "", "| | " + " | ".join(run["trace"] for run in found) + " | mean |"]
+    lines.append("|---" * (len(found) + 2) + "|")
+    for name in names:
+        values = [run["scores"][name] for run in found]
+        mean = float(np.mean([v for v in values if v is not None]))
+        lines.append(f"| {name} | " + " | ".join(shown(v) for v in values) + f" | {mean:.3f} |")
+    lines.append("| events | " + " | ".join(str(run["events"]) for run in found) + " | |")
+    return lines
