@@ -20,6 +20,7 @@ __all__ = ["Quota", "Virsh"]
 
 _VALUE = re.compile(r"^(vcpu_quota|vcpu_period)\s*:\s*(-?\d+)\s*$", re.MULTILINE)
 _VCPUS = re.compile(r"^CPU\(s\):\s*(\d+)\s*$", re.MULTILINE)
+# What libvirt says of a VM that is not there; of the first it says so too where the connection was lost.
 _GONE = ("failed to get domain", "domain is not running", "domain not found")
 
 
@@ -48,7 +49,7 @@ class Virsh:
         return ["virsh", "-q", "-c", self._uri, *arguments]
 
     def __call__(self, *arguments: str) -> str | None:
-        """Return what virsh prints; None: there is no such VM now.
+        """Return what virsh prints; None: there is no such VM now, and `virsh list` says so too.
 
         Raises:
             ActError: it fails, hangs, or is not there.
@@ -75,8 +76,10 @@ class Virsh:
         if done.returncode == 0:
             return done.stdout
         said = " ".join(done.stderr.split())[:300]
-        if any(words in said.lower() for words in _GONE):
-            return None
+        if arguments[0] != "list" and any(words in said.lower() for words in _GONE):
+            uuids = self("list", "--uuid")
+            if uuids is not None and arguments[1] not in uuids.split():
+                return None
         raise ActError(f"virsh {' '.join(arguments)}: {said or f'exit status {done.returncode}'}")
 
     def running(self) -> int:
@@ -91,6 +94,9 @@ class Virsh:
 
 class Quota:
     """`agent.act.backends.Backend` of vCPU quotas. Amounts are cores."""
+
+    #: A virsh that was killed may have asked already, and libvirt waits 30 s for another job on the VM to end.
+    settles_s = 40.0
 
     def __init__(self, virsh: Virsh) -> None:
         self._virsh = virsh

@@ -1,7 +1,7 @@
 """Cache ways and memory bandwidth of a VM by resctrl: a control group of its own, `whitepanda-act-UUID`.
 
 A state is "" (the VM is where all are, in the root group) or the group's schemata in one line, such as
-"L3:0=3;1=3 MB:0=100;1=100".
+"L3:0=3;1=3 MB:0=100;1=100", without the zeros and blanks that the kernel pads numbers with.
 Only a VM in the root group is taken: one that libvirt's `<cachetune>`, or anybody else, has put into a group of its own
 is left there. The kernel lets threads inherit their group, so QEMU's new ones follow; to remove the group puts all of
 them back. The agent's monitoring groups follow by themselves.
@@ -12,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
+import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.act.records import ActError, Action
+from collector.base import SourceError
 
 __all__ = ["PREFIX", "Resctrl"]
 
@@ -28,6 +31,9 @@ PREFIX = "whitepanda-act-"
 _TRIES = 5  # QEMU may begin threads while they are being moved
 _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.1
 _NO_GROUPS = {"info", "mon_groups", "mon_data"}
+_PERCENT = 100
+
+_Lines = dict[str, dict[str, int]]
 
 
 class Resctrl:
@@ -49,6 +55,9 @@ class Resctrl:
         self._pid_of = pid_of
         self._proc = proc_root
 
+    #: The kernel is done when a call returns, and a killed call does nothing later.
+    settles_s = 0.0
+
     def read(self, vm: str) -> str | None:
         """Return the schemata of the VM's group, "" where it has none."""
         with self._told(vm):
@@ -58,7 +67,7 @@ class Resctrl:
             return None if self._pid_of(vm) is None else ""
 
     def target(self, vm: str, amount: float) -> str:
-        """Return the schemata that limit a VM: of the root's, with the lowest ways or so many percent."""
+        """Return the schemata that limit a VM: the root's, with the lowest ways or so many percent, and no more."""
         with self._told(vm):
             pid = self._pid_of(vm)
             if pid is None:
@@ -68,13 +77,18 @@ class Resctrl:
                     f"{self._root}: no resctrl; needs a CPU with RDT or QoS, "
                     f"and `mount -t resctrl resctrl {self._root}`"
                 )
+            if self._group(vm).is_dir():
+                raise ActError(
+                    f"{self._group(vm)} is left of an action that has no record any more; "
+                    f"`rmdir {self._group(vm)}` lifts it"
+                )
             self._check_is_free(vm, self._threads(pid))
-            lines = self._defaults()
-            name, value = self._value(amount)
+            lines = self._roots()
+            name = "MB" if self._action == "limit-bandwidth" else "L3"
             if name not in lines:
                 feature = "cache allocation (CAT)" if name == "L3" else "bandwidth limits (MBA)"
                 raise ActError(f"{self._root}: this CPU has no {feature}; see {self._root}/info")
-            lines[name] = dict.fromkeys(lines[name], value)
+            lines[name] = self._percent(amount, lines) if name == "MB" else self._ways(amount, lines)
             return _state(lines)
 
     def write(self, vm: str, state: str) -> None:
@@ -90,52 +104,69 @@ class Resctrl:
             self._check_is_free(vm, self._threads(pid))
             self._make(group)
             # The limit is there before anybody is in it, so no thread runs in a group that is half made.
+            fresh = _lines(_parsed((group / "schemata").read_text()))
             for line in state.split():
-                (group / "schemata").write_text(f"{line}\n")
+                if line not in fresh:
+                    (group / "schemata").write_text(f"{line}\n")
             self._move(group, pid)
 
     def is_ours(self, now: str, after: str) -> bool:
         """Whether each line is as we set it or as the kernel makes it: a kill may leave a group half done."""
         try:
-            defaults = _lines(self._defaults())
-        except OSError:
-            defaults = set()
+            made = _lines(self._roots()) | _lines(self._fresh())
+        except (ActError, OSError):
+            made = set()
         wanted = set(after.split())
-        return all(line in wanted or line in defaults for line in now.split())
+        return all(line in wanted or line in made for line in now.split())
 
     def command(self, vm: str, state: str) -> str:
         """Return what is done, as a shell would have it."""
         group = self._group(vm)
         if not state:
             return f"rmdir {group}"
-        return f"mkdir {group}; printf '%s\\n' {state} >{group}/schemata; all threads of the VM into {group}/tasks"
+        lines = shlex.join(state.split())
+        return f"mkdir {group}; printf '%s\\n' {lines} >{group}/schemata; all threads of the VM into {group}/tasks"
 
-    def _value(self, amount: float) -> tuple[str, str]:
-        if self._action == "limit-bandwidth":
-            return "MB", str(round(amount))
-        mask = self._mask()
-        ways = round(amount)
-        least = self._number("L3/min_cbm_bits")
-        if not least <= ways < mask.bit_count():
-            raise ActError(f"ways must be {least} to {mask.bit_count() - 1} on this CPU (value {ways})")
-        return "L3", f"{(1 << ways) - 1:x}"
-
-    def _mask(self) -> int:
-        try:
-            return int((self._root / "info/L3/cbm_mask").read_text(), 16)
-        except OSError as error:
+    def _percent(self, amount: float, roots: _Lines) -> dict[str, int]:
+        """Return a percentage for each domain, rounded up to the step of this CPU as the kernel does."""
+        now = roots["MB"]
+        if max(now.values()) > _PERCENT:
             raise ActError(
-                f"{self._root}: this CPU has no cache allocation (CAT): {error.strerror}"
-            ) from error
+                f"{self._root}: memory bandwidth is not in percent here (the root group has {max(now.values())}): "
+                "an AMD CPU, or mounted with mba_MBps; cap its CPU instead"
+            )
+        step, least = self._number("MB/bandwidth_gran"), self._number("MB/min_bandwidth")
+        percent = math.ceil(max(amount, least) / step) * step
+        if percent >= max(now.values()):
+            raise ActError(f"percent must be below {max(now.values())}, which all have (value {percent})")
+        return {domain: min(percent, value) for domain, value in now.items()}
 
-    def _number(self, name: str) -> int:
-        return int((self._root / "info" / name).read_text())
+    def _ways(self, amount: float, roots: _Lines) -> dict[str, int]:
+        """Return the lowest ways, for each domain."""
+        ways, least = round(amount), self._number("L3/min_cbm_bits")
+        most = min(mask.bit_count() for mask in roots["L3"].values()) - 1
+        if not least <= ways <= most:
+            raise ActError(f"ways must be {least} to {most} on this host (value {ways})")
+        mask = (1 << ways) - 1
+        for domain, roots_mask in roots["L3"].items():
+            if mask & ~roots_mask:
+                raise ActError(
+                    f"the lowest {ways} ways of cache {domain} are not the root group's (it has {roots_mask:x}): "
+                    f"they are kept for somebody else; see {self._root}/schemata"
+                )
+        return dict.fromkeys(roots["L3"], mask)
 
-    def _defaults(self) -> dict[str, dict[str, str]]:
-        """Return what a new group has: everything."""
-        lines = _parsed((self._root / "schemata").read_text())
-        full = {"L3": f"{self._mask():x}" if "L3" in lines else "", "MB": "100"}
-        return {name: dict.fromkeys(domains, full[name]) for name, domains in lines.items()}
+    def _number(self, name: str, base: int = 10) -> int:
+        return int((self._root / "info" / name).read_text(), base)
+
+    def _roots(self) -> _Lines:
+        """Return what the root group has: a VM in it gets no more by being limited."""
+        return _parsed((self._root / "schemata").read_text())
+
+    def _fresh(self) -> _Lines:
+        """Return what the kernel gives to a new group: everything, whatever the root has."""
+        full = {"L3": lambda: self._number("L3/cbm_mask", 16), "MB": lambda: _PERCENT}
+        return {name: dict.fromkeys(domains, full[name]()) for name, domains in self._roots().items()}
 
     # --- groups and threads ---
 
@@ -213,24 +244,35 @@ class Resctrl:
             remedy = "; all groups are taken (num_closids)" if error.errno == errno.ENOSPC else ""
             said = f" ({status})" if status not in {"", "ok"} else ""
             raise ActError(f"resctrl, VM {vm}: {error.filename}: {error.strerror}{said}{remedy}") from error
+        except SourceError as error:  # which VMs run is not known now
+            raise ActError(f"VM {vm}: {error}") from error
         except ValueError as error:
             raise ActError(f"resctrl, VM {vm}: {error}; please report this") from error
 
 
-def _parsed(text: str) -> dict[str, dict[str, str]]:
-    """Read schemata of the cache and of memory bandwidth: {"L3": {"0": "fff"}}, other lines are left out."""
+def _parsed(text: str) -> _Lines:
+    """Read schemata of the cache and of memory bandwidth: {"L3": {"0": 0xfff}}, other lines are left out.
+
+    The kernel pads masks with zeros and percentages with blanks.
+    """
     lines = {}
     for line in text.splitlines():
         name, _, values = line.strip().partition(":")
-        if name in {"L3", "MB"}:
+        if name in _BASES:
             domains = (value.split("=") for value in values.split(";"))
-            lines[name] = {domain.strip(): value.strip().lower() for domain, value in domains}
+            lines[name] = {domain.strip(): int(value, _BASES[name]) for domain, value in domains}
     return lines
 
 
-def _lines(lines: dict[str, dict[str, str]]) -> set[str]:
-    return {f"{name}:" + ";".join(f"{d}={v}" for d, v in domains.items()) for name, domains in lines.items()}
+_BASES = {"L3": 16, "MB": 10}
 
 
-def _state(lines: dict[str, dict[str, str]]) -> str:
+def _lines(lines: _Lines) -> set[str]:
+    return {
+        f"{name}:" + ";".join(f"{d}={v:x}" if name == "L3" else f"{d}={v}" for d, v in domains.items())
+        for name, domains in lines.items()
+    }
+
+
+def _state(lines: _Lines) -> str:
     return " ".join(sorted(_lines(lines)))

@@ -200,11 +200,15 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
 def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     share = _share(suspect.memory_bytes_per_s, suspect.all_memory_bytes_per_s)
     host = situation.host
-    if share is None or share < _BANDWIDTH_SHARE or not 0 < host.min_bandwidth_percent < 100:  # noqa: PLR2004 - percent
+    if share is None or share < _BANDWIDTH_SHARE or not host.min_bandwidth_percent:
         return
+    # The kernel rounds up to its steps: the least that may be asked for is one of them.
     step = max(1, host.bandwidth_step_percent)
+    least, most = math.ceil(host.min_bandwidth_percent / step) * step, 100 - step
+    if least > most:
+        return
     kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
-    percent = min(100 - step, max(host.min_bandwidth_percent, math.floor(kept * 100 / step) * step))
+    percent = min(most, max(least, math.floor(kept * 100 / step) * step))
     yield Recommendation(
         action="limit_bandwidth",
         vm=suspect.vm,

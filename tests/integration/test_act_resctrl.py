@@ -50,7 +50,7 @@ def inside(code, *options):
 def test_ways_and_bandwidth_are_limited_and_given_back():
     found = inside("""
 found = {"tids": TIDS, "before": [cache.read(VM), bandwidth.read(VM)]}
-for name, backend, amount in (("cache", cache, 3), ("bandwidth", bandwidth, 30)):
+for name, backend, amount in (("cache", cache, 3), ("bandwidth", bandwidth, 25)):
     state = backend.target(VM, amount)
     backend.write(VM, state)
     found[name] = [state, schemata(), tids(), backend.read(VM) == state, backend.is_ours(backend.read(VM), state)]
@@ -62,14 +62,14 @@ print(json.dumps(found))
     assert len(found["tids"]) == 3
     assert found["cache"] == [
         "L3:0=7;1=7 MB:0=100;1=100",
-        ["L3:0=7;1=7", "MB:0=100;1=100"],
+        ["L3:0=007;1=007", "MB:0=100;1=100"],
         found["tids"],
         True,
         True,
         False,
         "",
     ]
-    assert found["bandwidth"][:2] == ["L3:0=fff;1=fff MB:0=30;1=30", ["L3:0=fff;1=fff", "MB:0=30;1=30"]]
+    assert found["bandwidth"][:2] == ["L3:0=fff;1=fff MB:0=30;1=30", ["L3:0=fff;1=fff", "MB:0= 30;1= 30"]]
     assert found["bandwidth"][2:] == [found["tids"], True, True, False, ""]
 
 
@@ -140,8 +140,8 @@ for action, amount in (("limit-cache", 2.0), ("limit-bandwidth", 40.0)):
 print(json.dumps(found))
 """)
     assert found == [
-        ["applied", True, ["L3:0=3;1=3", "MB:0=100;1=100"]],
+        ["applied", True, ["L3:0=003;1=003", "MB:0=100;1=100"]],
         [["undone"], False],
-        ["applied", True, ["L3:0=fff;1=fff", "MB:0=40;1=40"]],
+        ["applied", True, ["L3:0=fff;1=fff", "MB:0= 40;1= 40"]],
         [["undone"], False],
     ]

@@ -28,6 +28,8 @@ MON_FILES = ("cpus", "cpus_list", "tasks")
 CTRL_FILES = (*MON_FILES, "schemata", "mode", "size")
 LOCAL_SHARE = 0.8  # of the traffic; the rest goes to other nodes
 OCCUPANCY_SHARE = 0.1  # of the traffic stays in the cache
+CACHE_MASK = 0xFFF
+MIN_PERCENT = PERCENT_STEP = 10  # of memory bandwidth
 OCCUPANCY_STEP = 65536  # the hardware counts in such units
 
 
@@ -51,7 +53,7 @@ class Group:
     inode: int
     parent: Group | None = None
     cpus: int = 0
-    schemata: str = ""
+    schemata: dict[str, dict[int, int]] = field(default_factory=dict)
     mode: str = "shareable"
     tasks: dict[int, Task] = field(default_factory=dict)
     bytes_by_domain: dict[str, float] = field(default_factory=dict)
@@ -99,6 +101,16 @@ def cpu_list(mask: int) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def schemata_text(schemata: dict[str, dict[int, int]]) -> str:
+    """Return schemata as the kernel prints them: masks padded with zeros, percentages with blanks."""
+    width = len(f"{CACHE_MASK:x}")
+    text = ""
+    for name, domains in schemata.items():
+        form = f"0{width}x" if name == "L3" else "3d"
+        text += f"{name:>6}:" + ";".join(f"{domain}={value:{form}}" for domain, value in domains.items()) + "\n"
+    return text
+
+
 class Resctrl:
     """The tree and its rules, without FUSE."""
 
@@ -119,14 +131,14 @@ class Resctrl:
     def make_info(self) -> dict[str, str]:
         closids = str(self.options.closids)
         return {
-            "/info/L3/cbm_mask": "fff",
+            "/info/L3/cbm_mask": f"{CACHE_MASK:x}",
             "/info/L3/num_closids": closids,
             "/info/L3/min_cbm_bits": "1",
             "/info/L3/shareable_bits": "0",
             "/info/L3/bit_usage": ";".join(f"{int(d)}=XXXXXXXXXXXX" for d in self.domains),
             "/info/MB/num_closids": closids,
-            "/info/MB/min_bandwidth": "10",
-            "/info/MB/bandwidth_gran": "10",
+            "/info/MB/min_bandwidth": str(MIN_PERCENT),
+            "/info/MB/bandwidth_gran": str(PERCENT_STEP),
             "/info/MB/delay_linear": "1",
             "/info/L3_MON/mon_features": "\n".join(EVENTS),
             "/info/L3_MON/num_rmids": str(self.options.rmids),
@@ -140,8 +152,7 @@ class Resctrl:
         for domain in self.domains:
             group.bytes_by_domain[domain] = group.occupancy_by_domain[domain] = 0.0
         ids = [int(domain) for domain in self.domains]
-        cache = ";".join(f"{i}=fff" for i in ids)
-        group.schemata = f"    MB:{';'.join(f'{i}=100' for i in ids)}\n    L3:{cache}\n"
+        group.schemata = {"MB": dict.fromkeys(ids, 100), "L3": dict.fromkeys(ids, CACHE_MASK)}
         return group
 
     def children(self, group: Group) -> list[Group]:
@@ -309,7 +320,7 @@ class Resctrl:
         return {
             "cpus": f"{group.cpus:x}\n",
             "cpus_list": cpu_list(group.cpus) + "\n",
-            "schemata": group.schemata,
+            "schemata": schemata_text(group.schemata),
             "mode": group.mode + "\n",
             "size": "    L3:" + ";".join(f"{int(d)}={self.options.l3_bytes}" for d in self.domains) + "\n",
         }[rest]
@@ -333,18 +344,33 @@ class Resctrl:
         elif rest == "cpus":
             self.set_cpus(group, int(text.strip().replace(",", "") or "0", 16) & self.root_mask())
         elif rest == "schemata":
-            for line in text.splitlines():
-                name = line.strip().split(":")[0]
-                if name not in {"L3", "MB"}:
-                    raise fail(errno.EINVAL)
-                group.schemata = "".join(
-                    f"    {line.strip() if old.strip().startswith(name + ':') else old.strip()}\n"
-                    for old in group.schemata.splitlines()
-                )
+            self.write_schemata(text, group)
         elif rest == "mode":
             group.mode = text.strip()
         else:
             raise fail(errno.EPERM)
+
+    def write_schemata(self, text: str, group: Group) -> None:
+        """Set lines of the schemata: percentages are rounded up, masks have no gaps."""
+        self.status = "ok"
+        for line in text.splitlines():
+            name, _, values = line.strip().partition(":")
+            if name not in group.schemata:
+                self.status = f"Unknown or unsupported resource name '{name}'"
+                raise fail(errno.EINVAL)
+            for part in values.split(";"):
+                domain, _, word = part.partition("=")
+                value = int(word, 16 if name == "L3" else 10)
+                ones = value // (value & -value) if value else 0
+                if name == "L3" and (not ones or value & ~CACHE_MASK or ones & (ones + 1)):
+                    self.status = f"Mask {value:x} has no bits, too many or gaps"
+                    raise fail(errno.EINVAL)
+                if name == "MB" and not MIN_PERCENT <= value <= 100:
+                    self.status = f"MB value {value} out of range [{MIN_PERCENT},100]"
+                    raise fail(errno.EINVAL)
+                if name == "MB":
+                    value = -(-value // PERCENT_STEP) * PERCENT_STEP
+                group.schemata[name][int(domain)] = value
 
     def root_mask(self) -> int:
         return (1 << self.cpus) - 1

@@ -254,11 +254,13 @@ class FakeVirsh:
     """`subprocess.run` of a virsh: one VM of four vCPUs."""
 
     def __init__(self, quota="-1", period="100000"):
-        self.quota, self.period, self.ran, self.answer = quota, period, [], None
+        self.quota, self.period, self.ran, self.answer, self.listed = quota, period, [], None, None
 
     def __call__(self, words, **named):
         self.ran.append(words)
         assert named["timeout"] == 10.0 and named["env"]["LC_ALL"] == "C"
+        if words[4] == "list" and self.listed is not None:
+            return self.listed
         if isinstance(self.answer, Exception):
             raise self.answer
         if self.answer is not None:
@@ -312,6 +314,7 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
     virsh = FakeVirsh()
     quota = Quota(Virsh("qemu:///system", 10.0, virsh))
     virsh.answer = failed(f"failed to get domain '{VM}'")
+    virsh.listed = subprocess.CompletedProcess([], 0, f"{VICTIM}\n\n", "")
     assert quota.read(VM) is None
     for call in (lambda: quota.target(VM, 1.0), lambda: quota.write(VM, "1/1")):
         with pytest.raises(ActError, match=f"no VM {VM} runs here"):
@@ -330,6 +333,22 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
         ActError, match="cannot run virsh: No such file or directory; install libvirt-clients"
     ):
         quota.read(VM)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        failed("failed to connect to the hypervisor"),
+        failed("failed to get domain"),
+        subprocess.CompletedProcess([], 0, f"{VICTIM}\n{VM}\n\n", ""),
+    ],
+    ids=["away", "away, in other words", "it runs"],
+)
+def test_a_vm_is_gone_only_where_the_list_of_those_that_run_says_so(listed):
+    virsh = FakeVirsh()
+    virsh.answer, virsh.listed = failed(f"failed to get domain '{VM}'\nerror: Cannot recv data"), listed
+    with pytest.raises(ActError, match="virsh "):
+        Quota(Virsh("u", 10.0, virsh)).read(VM)
 
 
 def test_a_state_is_what_json_keeps():

@@ -115,6 +115,19 @@ def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_
     assert not without & set(actions(recommend(situation(light, host=RDT))))
 
 
+def test_the_least_bandwidth_is_a_step_of_this_cpu():
+    heavy = replace(SCAN, cpu_usage_cores=99.0, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10)
+
+    def percent(least, step):
+        host = replace(RDT, min_bandwidth_percent=least, bandwidth_step_percent=step, min_cores=1.0)
+        found = recommend(situation(replace(heavy, cpu_usage_cores=2.0), host=host))
+        return [one.amount for one in found if one.action == "limit_bandwidth"]
+
+    assert percent(55, 10) == [60.0]  # and not 55, of which the kernel makes 60
+    assert percent(20, 10) == [50.0]
+    assert percent(91, 10) == percent(0, 10) == []
+
+
 def test_each_command_is_what_an_operator_would_run():
     found = recommend(situation(replace(SCAN, standard_error=None), host=RDT))
     ours, by_hand, undo = (c.words for c in by_action(found, "cap_cpu").commands)
