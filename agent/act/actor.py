@@ -6,17 +6,19 @@ changed, and is forgotten only after it was undone. Single-threaded; every metho
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from agent.act.audit import Audit, Line
+from agent.act.audit import Allowance, Audit, Line
 from agent.act.backends import Backend
 from agent.act.journal import Journal
 from agent.act.limits import refusal
 from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError
+from agent.act.victims import Degradation
 from whitepanda.common import log
 
 __all__ = ["SERVICE", "Actor", "Clock"]
@@ -42,10 +44,12 @@ class Clock:
 
 @dataclass(slots=True)
 class _Watched:
-    """What is only known while this process lives."""
+    """What is only known while this process lives. `why` it is to be undone; "": it is not yet."""
 
     worse_looks: int = 0
+    why: str = ""
     retry_at_ns: int = 0
+    settled_at_ns: int | None = None
     trouble: str = ""
 
 
@@ -59,7 +63,7 @@ class Actor:
         audit: who did what.
         backends: by action.
         running: VMs on this host.
-        degradation: of a VM, by UUID, as the agent tells it now; None: not known.
+        degradation: of a VM, by UUID and signal ("": whichever is known), as the agent tells it now; None: not known.
         boot_id: of this boot.
 
     """
@@ -69,19 +73,25 @@ class Actor:
     audit: Audit
     backends: Mapping[Action, Backend]
     running: Callable[[], int]
-    degradation: Callable[[str], float | None]
+    degradation: Callable[[str, str], Degradation | None]
     boot_id: str
     clock: Clock = field(default_factory=Clock)
     _watched: dict[int, _Watched] = field(default_factory=dict)
+    _allowance: Allowance = field(default_factory=Allowance)
 
     def start(self) -> list[Done]:
         """Undo what an earlier process left and is over: its time, its boot, or a change that was interrupted."""
-        over = [one for one in self.journal.records if not one.is_applied or self._is_over(one)]
-        return [self._end(one, SERVICE, "left by an earlier process of the service") for one in over]
+        for one in self.journal.records:
+            if not one.is_applied or self._is_over(one):
+                self._watch(one).why = "left by an earlier process of the service"
+        return self._undo_due()
 
     def stop(self) -> list[Done]:
-        """Undo everything: nobody would be there to do it later."""
-        return [self._end(one, SERVICE, "the service ends") for one in self.journal.records]
+        """Undo everything: nobody would be there to do it later. To be called again until nothing is in force."""
+        for one in self.journal.records:
+            watched = self._watch(one)
+            watched.why, watched.retry_at_ns = "the service ends", 0
+        return self._undo_due()
 
     def apply(self, asked: Apply, peer: Peer) -> Done:
         """Limit a VM, or say what would be done where `dry_run` is set.
@@ -91,6 +101,13 @@ class Actor:
             ActError: libvirt, resctrl or the disk fails; what was changed is undone.
 
         """
+        try:
+            return self._apply(asked, peer)
+        except (RefusedError, ActError) as error:
+            self.refused("apply", peer, str(error), asked)
+            raise
+
+    def _apply(self, asked: Apply, peer: Peer) -> Done:
         if not self.limits.enabled:
             raise RefusedError("act.enabled is false: set it in [act] of the agent's configuration")
         why_not = refusal(
@@ -101,7 +118,6 @@ class Actor:
             self.running(),
         )
         if why_not:
-            self._refuse(asked, peer, why_not)
             raise RefusedError(why_not)
         backend = self.backends[asked.action]
         before, after = backend.read(asked.vm), backend.target(asked.vm, asked.amount)
@@ -114,6 +130,7 @@ class Actor:
             done = Done(0, asked.action, asked.vm, before, after, "dry_run", f"would run: {command}")
             self._note("apply", done, peer, asked.why)
             return done
+        suffers = self.degradation(asked.victim, "") if asked.victim else None
         record = Record(
             number=self.journal.next_number,
             action=asked.action,
@@ -127,7 +144,8 @@ class Actor:
             uid=peer.uid,
             pid=peer.pid,
             victim=asked.victim,
-            victim_degradation=self.degradation(asked.victim) if asked.victim else None,
+            victim_degradation=suffers.ratio if suffers else None,
+            victim_signal=suffers.signal if suffers else "",
             why=asked.why,
         )
         return self._carry_out(record, backend, peer, command)
@@ -141,31 +159,26 @@ class Actor:
         """
         found = [one for one in self.journal.records if number in {0, one.number}]
         if number and not found:
-            raise RefusedError(f"no action {number} is in force; `whitepanda act list` has those that are")
+            why_not = f"no action {number} is in force; `whitepanda act list` has those that are"
+            self.refused("undo", peer, why_not)
+            raise RefusedError(why_not)
         return [self._end(one, peer, "told to") for one in found]
 
     def tick(self) -> list[Done]:
         """Undo what is over, and try again what could not be undone."""
-        now = self.clock.boot_ns()
-        return [
-            self._end(one, SERVICE, "its time is over")
-            for one in self.journal.records
-            if self._is_over(one) and now >= self._watch(one).retry_at_ns
-        ]
+        for one in self.journal.records:
+            watched = self._watch(one)
+            if not watched.why and self._is_over(one):
+                watched.why = "its time is over"
+        return self._undo_due()
 
     def look(self) -> list[Done]:
         """Ask how the victims do; undo what seems to make it worse. Called every `watch_interval_s`."""
-        worse = []
-        for one in self.journal.records:
-            before, watched = one.victim_degradation, self._watch(one)
-            now = self.degradation(one.victim) if before is not None else None
-            if now is None or before is None:
-                continue  # of an agent that is away nothing is concluded
-            watched.worse_looks = watched.worse_looks + 1 if now > before * self.limits.worse_ratio else 0
-            if watched.worse_looks >= _WORSE_LOOKS:
-                why = f"the victim is worse: {now:.3g} times as slow as undisturbed, {before:.3g} before"
-                worse.append(self._end(one, SERVICE, why))
-        return worse
+        # One of which nothing can be learned does not keep the others from being looked at.
+        with contextlib.ExitStack() as looks:
+            for one in reversed(self.journal.records):
+                looks.callback(self._judge, one)
+        return self._undo_due()
 
     def in_force(self) -> tuple[Listing, ...]:
         """Return all actions, with what is left of their time."""
@@ -194,7 +207,8 @@ class Actor:
             backend.write(record.vm, record.after)
         except ActError as error:
             done = self._end(record, SERVICE, f"it failed: {error}")
-            raise ActError(f"{error}; what was changed: {done.result}") from error
+            told = done.detail if done.result == "failed" else done.result
+            raise ActError(f"{error}; what was changed: {told}") from error
         done = Done(record.number, record.action, record.vm, record.before, record.after, "applied", command)
         try:
             self.journal.put(msgspec.structs.replace(record, is_applied=True))
@@ -203,37 +217,101 @@ class Actor:
             self._end(record, SERVICE, "the disk is full")
             raise ActError(f"act.state_dir cannot be written: {error.strerror}; undone") from error
         log.get("act").info(
-            "applied", number=record.number, vm=record.vm, action=record.action, after=record.after
+            "applied",
+            number=record.number,
+            vm=record.vm,
+            action=record.action,
+            after=record.after,
+            uid=peer.uid,
+            pid=peer.pid,
         )
         return done
 
+    def _judge(self, record: Record) -> None:
+        """Ask how a victim does now, by the signal that was known before."""
+        before, watched = record.victim_degradation, self._watch(record)
+        if before is None or watched.why:
+            return
+        now = self.degradation(record.victim, record.victim_signal)
+        if now is None:
+            return  # of an agent that is away nothing is concluded
+        is_worse = now.ratio > before * self.limits.worse_ratio
+        watched.worse_looks = watched.worse_looks + 1 if is_worse else 0
+        if watched.worse_looks >= _WORSE_LOOKS:
+            watched.why = (
+                f"the victim is worse: {now.ratio:.3g} times as slow as undisturbed, {before:.3g} before"
+            )
+
+    def _undo_due(self) -> list[Done]:
+        """Undo what is to be undone and was not tried just now.
+
+        Where a backend fails, the others that are its own wait for the next round: each call may take its whole
+        deadline, and the one that failed waits longer than they do.
+        """
+        tried: list[Done] = []
+        failed: set[Action] = set()
+        for one in self.journal.records:
+            watched = self._watch(one)
+            is_due = bool(watched.why) and self.clock.boot_ns() >= watched.retry_at_ns
+            if is_due and one.action not in failed:
+                tried.append(self._end(one, SERVICE, watched.why))
+                if tried[-1].result == "failed":
+                    failed.add(one.action)
+        return tried
+
     def _end(self, record: Record, peer: Peer, why: str) -> Done:
         """Undo an action, unless somebody else has changed it meanwhile; forget it. Never raises."""
-        backend, watched = self.backends[record.action], self._watch(record)
+        watched = self._watch(record)
         try:
-            now = backend.read(record.vm)
-            if now is None:
-                result, detail = "gone", f"{why}; there is no such VM now"
-            elif now == record.before:
-                result, detail = "undone", f"{why}; it was undone already"
-            elif not backend.is_ours(now, record.after):
-                result, detail = "left_alone", f"{why}; somebody else has made it {now!r} meanwhile"
-            else:
-                backend.write(record.vm, record.before)
-                result, detail = "undone", why
+            result, detail = self._set_back(record, why)
             self.journal.end(record, self.clock.boot_ns())
-        except (ActError, OSError) as error:
-            result, detail = "failed", f"{why}; not undone yet: {error}"
-            watched.retry_at_ns = self.clock.boot_ns() + _RETRY_NS
-            if watched.trouble != str(error):
-                watched.trouble = str(error)
-                log.get("act").error("cannot undo; trying again", number=record.number, error=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it stumbles over, the others are undone and this one again
+            is_known = isinstance(error, (ActError, OSError))
+            said = str(error) if is_known else repr(error)
+            result, detail = "failed", f"{why}; not undone yet: {said}"
+            watched.why, watched.retry_at_ns = why, self.clock.boot_ns() + _RETRY_NS
+            if watched.trouble != said:
+                watched.trouble = said
+                log.get("act").error(
+                    "cannot undo; trying again",
+                    number=record.number,
+                    error=said,
+                    exc_info=None if is_known else error,
+                )
                 self._try_audit("undo", record, peer, result, detail)
         else:
             self._watched.pop(record.number, None)
-            log.get("act").info(result, number=record.number, vm=record.vm, why=detail)
+            log.get("act").info(
+                result, number=record.number, vm=record.vm, why=detail, uid=peer.uid, pid=peer.pid
+            )
             self._try_audit("undo", record, peer, result, detail)
         return Done(record.number, record.action, record.vm, record.after, record.before, result, detail)
+
+    def _set_back(self, record: Record, why: str) -> tuple[str, str]:
+        """Undo an action; return what came of it, and the words for that."""
+        backend = self.backends[record.action]
+        now = backend.read(record.vm)
+        if now is None:
+            return "gone", f"{why}; there is no such VM now"
+        if now == record.before:
+            self._wait_until_settled(record, backend)
+            return "undone", f"{why}; it was undone already"
+        if not backend.is_ours(now, record.after):
+            return "left_alone", f"{why}; somebody else has made it {now!r} meanwhile"
+        backend.write(record.vm, record.before)
+        return "undone", why
+
+    def _wait_until_settled(self, record: Record, backend: Backend) -> None:
+        """Keep a record whose change may still come: who was asked for it may be slower than who asked."""
+        if record.is_applied or record.boot_id != self.boot_id:
+            return
+        watched, now = self._watch(record), self.clock.boot_ns()
+        if watched.settled_at_ns is None:
+            watched.settled_at_ns = now + round(backend.settles_s * 1e9)
+        if now < watched.settled_at_ns:
+            raise ActError(
+                f"setting it was interrupted and may still come; it is looked at for {backend.settles_s:g} s"
+            )
 
     def _forget(self, record: Record) -> None:
         """Drop a record of which nothing was carried out; where the disk fails, it is seen at the next look."""
@@ -279,6 +357,8 @@ class Actor:
             )
 
     def _note(self, event: str, done: Done, peer: Peer, why: str) -> None:
+        if not self._allowance.take(self.clock.boot_ns()):
+            return
         line = Line(
             event=event,
             number=done.number,
@@ -296,5 +376,25 @@ class Actor:
         except OSError as error:
             raise ActError(f"the audit log cannot be written: {error.strerror}; see act.state_dir") from error
 
-    def _refuse(self, asked: Apply, peer: Peer, why_not: str) -> None:
-        self._note("apply", Done(0, asked.action, asked.vm[:64], "", "", "refused"), peer, why_not)
+    def refused(self, event: str, peer: Peer, why_not: str, asked: Apply | None = None) -> None:
+        """Tell who was refused what, in the journal and the audit log; not of everything where it is too much."""
+        if not self._allowance.take(self.clock.boot_ns()):
+            return
+        missed, self._allowance.missed = self._allowance.missed, 0
+        more = f"; and {missed} more refusals before it" if missed else ""
+        vm, action = (asked.vm[:64], asked.action) if asked else ("", "")
+        log.get("act").warning("refused", event_=event, vm=vm, why=why_not + more, uid=peer.uid, pid=peer.pid)
+        line = Line(
+            event=event,
+            number=0,
+            action=action,
+            vm=vm,
+            result="refused",
+            why=why_not + more,
+            uid=peer.uid,
+            pid=peer.pid,
+        )
+        try:
+            self.audit.write(line)
+        except OSError as error:
+            log.get("act").error("the audit log cannot be written", error=str(error), event_=event)

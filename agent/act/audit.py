@@ -6,22 +6,26 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from agent.act.records import Action
 
-__all__ = ["Audit", "Line"]
+__all__ = ["Allowance", "Audit", "Line"]
 
 _MAX_BYTES = 16 << 20  # then it becomes audit.jsonl.1, and that is forgotten
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line. `event`: begin, apply, undo; `uid` and `pid` are who asked, -1 the service itself."""
+    """One line. `event`: begin, apply, undo, request; `uid` and `pid` are who asked, -1 the service itself.
+
+    Of what was no request `action` and `vm` are "".
+    """
 
     event: str
     number: int
-    action: Action
+    action: Action | Literal[""]
     vm: str
     result: str
     before: str = ""
@@ -29,6 +33,36 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     uid: int = -1
     pid: int = -1
+
+
+class Allowance:
+    """Of lines about what changed nothing: whoever may ask could else push all others out of the file.
+
+    Args:
+        burst: so many at once.
+        every_s: and then one.
+
+    Attributes:
+        missed: for how many there was none since the last that was given.
+
+    """
+
+    def __init__(self, burst: int = 50, every_s: float = 10.0) -> None:
+        self._burst, self._every_ns = burst, round(every_s * 1e9)
+        self._left, self._since_ns = burst, 0
+        self.missed = 0
+
+    def take(self, now_ns: int) -> bool:
+        """Whether one more line may be written now."""
+        more = (now_ns - self._since_ns) // self._every_ns
+        if more:
+            self._left = min(self._burst, self._left + more)
+            self._since_ns += more * self._every_ns
+        if not self._left:
+            self.missed += 1
+            return False
+        self._left -= 1
+        return True
 
 
 class Audit:

@@ -8,7 +8,16 @@ __all__ = ["Backend"]
 
 
 class Backend(Protocol):
-    """One way to limit VMs. All methods raise `ActError`, in one line, where it does not do what is asked of it."""
+    """One way to limit VMs. All methods raise `ActError`, in one line, where it does not do what is asked of it.
+
+    Attributes:
+        settles_s: so long after a `write` that was interrupted the state may still change.
+
+    """
+
+    @property
+    def settles_s(self) -> float:
+        """See the class."""
 
     def read(self, vm: str) -> str | None:
         """Return a VM's state now; None: there is no such VM, so nothing of it has to be undone."""

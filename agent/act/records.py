@@ -83,7 +83,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An action as it is kept on the disk, from before the change until it is undone.
 
     `before` and `after` are the backend's words for the VM's state. The end is told by the kernel's clock since boot:
-    no step of the wall clock moves it, and after a reboot (another `boot_id`) it is over.
+    no step of the wall clock moves it, and after a reboot (another `boot_id`) it is over. `victim_signal` is of which
+    kind `victim_degradation` is, as `agent.act.victims` calls it; "" in records of older versions.
     """
 
     number: int
@@ -99,6 +100,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     victim: str = ""
     victim_degradation: float | None = None
+    victim_signal: str = ""
     why: str = ""
     is_applied: bool = False
 

@@ -25,7 +25,18 @@ from agent.act.audit import Audit
 from agent.act.backends import Backend
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
-from agent.act.records import Action, Answer, Apply, Ask, Limits, Peer, Request, Undo
+from agent.act.records import (
+    ActError,
+    Action,
+    Answer,
+    Apply,
+    Ask,
+    Limits,
+    Peer,
+    RefusedError,
+    Request,
+    Undo,
+)
 from agent.act.resctrl import Resctrl
 from agent.act.victims import degradation_of
 from agent.clock import boot_id
@@ -41,6 +52,9 @@ _SOCKET_MODE = 0o660
 _REQUEST_S = 5.0
 _TICK_S = 0.5
 _BACKLOG = 16
+# At the end limits are tried to be undone for so long: longer than an interrupted virsh may take to come to pass.
+_STOP_S = 45.0
+_STOP_PAUSE_S = 1.0
 
 _T = TypeVar("_T")
 
@@ -49,7 +63,7 @@ def run(config: AgentConfig) -> None:
     """Run the service until SIGTERM or SIGINT; all that is in force is undone at the end.
 
     Raises:
-        WhitepandaError: it cannot start.
+        WhitepandaError: it cannot start, or limits are left in force at its end.
 
     """
     journal = Journal(Path(config.act.state_dir))
@@ -87,7 +101,7 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
         audit=Audit(Path(section.state_dir)),
         backends=backends,
         running=virsh.running,
-        degradation=lambda uuid: degradation_of(Path(config.agent.socket), uuid),
+        degradation=lambda uuid, signal: degradation_of(Path(config.agent.socket), uuid, signal),
         boot_id=boot_id(),
     )
 
@@ -98,14 +112,16 @@ class Server:
     Args:
         section: where the socket is, how often victims are looked at.
         actor: what does the work.
+        stop_s: for so long it is tried to undo what is in force at the end.
 
     Attributes:
         ready: set once it answers.
 
     """
 
-    def __init__(self, section: ActSection, actor: Actor) -> None:
+    def __init__(self, section: ActSection, actor: Actor, stop_s: float = _STOP_S) -> None:
         self._section = section
+        self._stop_s = stop_s
         self._actor = actor
         self._worker = ThreadPoolExecutor(1, "act")
         self.ready = asyncio.Event()
@@ -122,6 +138,7 @@ class Server:
 
         Raises:
             UnavailableError: the socket cannot be made.
+            ActError: limits are left in force at the end.
 
         """
         loop = asyncio.get_running_loop()
@@ -148,9 +165,25 @@ class Server:
                 for task in running:
                     task.cancel()
         finally:
+            self._stop.set()  # nothing is applied any more, however it ended
             self._path.unlink(missing_ok=True)
+            try:
+                await self._undo_all()
+            finally:
+                self._worker.shutdown()
+
+    async def _undo_all(self) -> None:
+        deadline_s = asyncio.get_running_loop().time() + self._stop_s
+        await self._work(self._actor.stop)
+        while self._actor.journal.records and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(_STOP_PAUSE_S)
             await self._work(self._actor.stop)
-            self._worker.shutdown()
+        if left := self._actor.in_force():
+            vms = ", ".join(one.record.vm for one in left)
+            raise ActError(
+                f"left in force: {len(left)} limits (VMs {vms}: {left[0].trouble}); "
+                "the next start of the service undoes them"
+            )
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         """Do it in the one thread; what was begun is done to its end, also where nobody waits for it any more."""
@@ -190,7 +223,9 @@ class Server:
             line = await _within(_REQUEST_S, reader.readline())
             request = msgspec.json.decode(line, type=Request)
         except (TimeoutError, ValueError) as error:  # ValueError: too long; msgspec's errors are ones too
-            return Answer(error=f"not a request: {str(error) or 'no line in time'}"[:300], exit_code=3)
+            said = f"not a request: {str(error) or 'no line in time'}"[:300]
+            await self._work(lambda: self._actor.refused("request", peer, said))
+            return Answer(error=said, exit_code=3)
         try:
             return await self._work(lambda: self._do(request, peer))
         except WhitepandaError as error:
@@ -202,6 +237,10 @@ class Server:
     def _do(self, request: Request, peer: Peer) -> Answer:
         actor = self._actor
         match request:
+            case Apply() if self._stop.is_set():
+                why_not = "the service is about to end: what it limits now would be undone at once"
+                actor.refused("apply", peer, why_not, request)
+                raise RefusedError(why_not)
             case Apply():
                 return Answer(done=(actor.apply(request, peer),))
             case Undo(number):

@@ -107,7 +107,9 @@ def schemata_text(schemata: dict[str, dict[int, int]]) -> str:
     text = ""
     for name, domains in schemata.items():
         form = f"0{width}x" if name == "L3" else "3d"
-        text += f"{name:>6}:" + ";".join(f"{domain}={value:{form}}" for domain, value in domains.items()) + "\n"
+        text += (
+            f"{name:>6}:" + ";".join(f"{domain}={value:{form}}" for domain, value in domains.items()) + "\n"
+        )
     return text
 
 

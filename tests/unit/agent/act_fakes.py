@@ -6,6 +6,7 @@ from agent.act.actor import Actor
 from agent.act.audit import Audit
 from agent.act.journal import Journal
 from agent.act.records import ActError, Apply, Limits, Peer
+from agent.act.victims import Degradation
 
 S = 10**9
 VM = "00000000-0000-4000-8000-000000000001"
@@ -49,6 +50,8 @@ class FakeClock:
 class FakeBackend:
     """`agent.act.backends.Backend` over a dict, which outlives the service as VMs do."""
 
+    settles_s = 0.0
+
     def __init__(self, states=None):
         self.states = {VM: "none", OTHER: "none"} if states is None else states
         self.failure = ""
@@ -80,9 +83,11 @@ class Victims:
 
     def __init__(self):
         self.ratio = 2.0
+        self.signal = "latency"
 
-    def __call__(self, _uuid):
-        return self.ratio
+    def __call__(self, _uuid, signal):
+        is_known = self.ratio is not None and signal in {"", self.signal}
+        return Degradation(self.ratio, self.signal) if is_known else None
 
 
 def make(

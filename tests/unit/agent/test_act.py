@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from agent.act import actor as actor_module
-from agent.act.audit import Audit
+from agent.act.audit import Allowance, Audit
 from agent.act.journal import Journal
 from agent.act.records import ActError, RefusedError
+from collector.base import SourceError
 from tests.unit.agent.act_fakes import (
     LIMITS,
     OPERATOR,
@@ -190,6 +191,36 @@ def test_a_victim_of_which_nothing_is_known_is_not_watched(tmp_path, backend):
     assert [actor.look() for _ in range(5)] == [[]] * 5
 
 
+def test_only_the_signal_that_was_known_before_says_that_a_victim_is_worse(tmp_path, backend):
+    victims = Victims()
+    actor = make(tmp_path, backend, victims=victims)
+    actor.apply(asked(), OPERATOR)
+    assert actor.in_force()[0].record.victim_signal == "latency"
+    victims.signal, victims.ratio = "cpi", 9.0
+    assert [actor.look() for _ in range(5)] == [[]] * 5
+    victims.signal = "latency"
+    assert [results(actor.look()) for _ in range(3)] == [[], [], ["undone"]]
+
+
+def test_a_victim_that_cannot_be_asked_about_does_not_hide_the_others(tmp_path, backend):
+    worse = Victims()
+
+    def one_is_broken(uuid, signal):
+        if uuid == VM and worse.ratio > 2:
+            raise RuntimeError("a bug")
+        return worse(uuid, signal)
+
+    actor = make(tmp_path, backend, victims=one_is_broken)
+    actor.apply(asked(vm=OTHER, victim=VM), OPERATOR)
+    actor.apply(asked(), OPERATOR)
+    worse.ratio = 9.0
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="a bug"):
+            actor.look()
+    assert results(actor.tick()) == ["undone"]
+    assert backend.states == {VM: "none", OTHER: "limit 2"}
+
+
 # --- others who meddle, and what fails ---
 
 
@@ -231,6 +262,112 @@ def test_what_cannot_be_undone_is_tried_again_until_it_is(tmp_path, backend, clo
         "failed",
         "undone",
     ]  # said once
+
+
+def test_what_could_not_be_undone_is_tried_again_also_before_its_time_is_over(tmp_path, backend, clock):
+    actor = make(tmp_path, backend, clock=clock)
+    actor.apply(asked(), OPERATOR)
+    backend.failure = "libvirt is away"
+    assert results(actor.undo(1, OPERATOR)) == ["failed"]
+    backend.failure = ""
+    assert actor.tick() == []
+    clock.advance(5)
+    (done,) = actor.tick()
+    assert (done.result, done.detail, backend.states[VM]) == ("undone", "told to", "none")
+
+
+@pytest.mark.parametrize(
+    "error", [ActError("libvirt is away"), SourceError("not known"), RuntimeError("a bug")]
+)
+def test_one_that_cannot_be_undone_does_not_keep_the_others_from_it(
+    tmp_path, backend, clock, monkeypatch, error
+):
+    actor = make(tmp_path, backend, clock=clock)
+    actor.apply(asked(), OPERATOR)
+    actor.apply(asked(vm=OTHER), OPERATOR)
+    actor = restarted(tmp_path, actor, backend, clock)
+    real, asked_for = backend.read, []
+
+    def read(vm):
+        asked_for.append(vm)
+        if vm == VM:
+            raise error
+        return real(vm)
+
+    monkeypatch.setattr(backend, "read", read)
+    clock.advance(900)
+    assert results(actor.start()) == ["failed"]
+    assert asked_for == [VM]  # each may take its deadline: the other is tried in the next round
+    assert results(actor.tick()) == ["undone"]
+    assert backend.states == {VM: "limit 2", OTHER: "none"}
+    assert str(error) in actor.in_force()[0].trouble
+
+
+def test_a_change_that_was_interrupted_and_may_still_come_is_waited_for(
+    tmp_path, backend, clock, monkeypatch
+):
+    """libvirt carries out what a killed virsh asked for, once another job on the VM has ended."""
+    backend.settles_s = 40.0
+
+    def killed(_vm, _state):
+        raise ActError("virsh schedinfo: no answer within 10 s")
+
+    actor = make(tmp_path, backend, clock=clock)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "write", killed)
+        with pytest.raises(ActError, match=r"what was changed: .* was interrupted and may still come"):
+            actor.apply(asked(), OPERATOR)
+    clock.advance(30)
+    assert results(actor.tick()) == ["failed"]
+    backend.states[VM] = "limit 2"  # libvirt got to it
+    clock.advance(5)
+    assert results(actor.tick()) == ["undone"]
+    assert (backend.states[VM], actor.in_force()) == ("none", ())
+
+
+def test_after_that_wait_an_interrupted_change_is_forgotten(tmp_path, backend, clock, monkeypatch):
+    backend.settles_s = 40.0
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        killed_at(patch, FakeBackend, "write")
+        with pytest.raises(KilledError):
+            make(tmp_path, backend, clock=clock, journal=journal).apply(asked(), OPERATOR)
+    journal.close()
+    again = make(tmp_path, backend, clock=clock)
+    assert results(again.start()) == ["failed"]
+    clock.advance(39)
+    assert results(again.tick()) == ["failed"]
+    clock.advance(5)
+    assert results(again.tick()) == ["undone"]
+    assert again.in_force() == ()
+
+
+def test_every_refusal_is_told_of_but_nobody_can_push_other_lines_out_by_them(tmp_path, backend, clock):
+    actor = make(tmp_path, backend, clock=clock)
+
+    def refuse():
+        with pytest.raises(RefusedError):
+            actor.undo(7, OPERATOR)
+
+    backend.failure = "libvirt is away"
+    with pytest.raises(ActError):
+        actor.apply(asked(), OPERATOR)
+    for _ in range(1000):
+        refuse()
+    lines = audit(tmp_path)
+    assert {line["result"] for line in lines} == {"refused"}
+    assert (lines[0]["why"], lines[0]["vm"], lines[1]["event"]) == ("libvirt is away", VM, "undo")
+    assert len(lines) == 50
+    clock.advance(10)
+    refuse()
+    assert audit(tmp_path)[-1]["why"].endswith("; and 951 more refusals before it")
+
+
+def test_an_allowance_fills_up_with_time_and_no_further():
+    allowance = Allowance(burst=2, every_s=10.0)
+    assert [allowance.take(0) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(19 * 10**9) for _ in range(2)] == [True, False]
+    assert [allowance.take(10**12) for _ in range(3)] == [True, True, False]
 
 
 def test_a_limit_that_fails_half_way_is_undone(tmp_path, backend, monkeypatch):

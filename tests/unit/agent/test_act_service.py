@@ -23,7 +23,7 @@ from agent.act.victims import degradation_of
 from agent.config import ActSection, AgentConfig, AgentSection, load
 from agent.local_api import LocalApi
 from tests.unit.agent import canned_agents
-from tests.unit.agent.act_fakes import VICTIM, VM, FakeBackend, asked, make
+from tests.unit.agent.act_fakes import OPERATOR, VICTIM, VM, FakeBackend, asked, make
 from whitepanda.common import cli, log
 from whitepanda.common.errors import ConfigError, UnavailableError
 
@@ -35,11 +35,11 @@ def short(tmp_path_factory):
 
 
 @contextlib.asynccontextmanager
-async def served(folder, backend=None, **changes):
+async def served(folder, backend=None, *, stop_s=60.0, **changes):
     """Serve a fake of the host's VMs; gives the socket's path."""
     section = ActSection(enabled=True, socket=str(folder / "act" / "a.sock"), watch_interval_s=0.1)
     log.configure("error")
-    server = Server(section, make(folder, backend or FakeBackend(), **changes))
+    server = Server(section, make(folder, backend or FakeBackend(), **changes), stop_s)
     running = asyncio.create_task(server.run())
     ready = asyncio.create_task(server.ready.wait())
     await asyncio.wait({running, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +134,7 @@ async def test_two_who_ask_at_once_do_not_pass_the_limits_together(short):
 
 
 async def test_a_look_that_fails_does_not_end_the_service(short, capsys):
-    def broken(_uuid):
+    def broken(_uuid, _signal):
         raise RuntimeError("a bug")
 
     vms = FakeBackend()
@@ -143,6 +143,54 @@ async def test_a_look_that_fails_does_not_end_the_service(short, capsys):
             await ask(path, asked())
         assert (await ask(path, asked(victim=""))).done[0].result == "applied"
     assert vms.states[VM] == "none"
+
+
+async def test_at_its_end_it_tries_again_and_says_what_is_left_in_force(short):
+    vms = FakeBackend()
+
+    async def run():
+        async with served(short, vms, stop_s=0.0) as path:
+            await ask(path, asked())
+            vms.failure = "libvirt is away"
+
+    with pytest.raises(
+        ActError, match=rf"left in force: 1 limits \(VMs {VM}: libvirt is away\); the next start"
+    ):
+        await run()
+    assert vms.states[VM] == "limit 2"
+
+
+async def test_a_failure_that_passes_by_leaves_nothing_in_force_at_its_end(short, monkeypatch):
+    vms, tries = FakeBackend(), []
+    real = vms.read
+
+    def flaky(vm):
+        tries.append(vm)
+        if len(tries) == 2:  # the first at the end
+            raise ActError("libvirt is away")
+        return real(vm)
+
+    monkeypatch.setattr(vms, "read", flaky)
+    async with served(short, vms) as path:
+        await ask(path, asked())
+    assert (len(tries), vms.states[VM]) == (3, "none")
+
+
+async def test_nothing_is_applied_once_it_ends(short):
+    log.configure("error")
+    server = Server(ActSection(socket=str(short / "a.sock")), make(short, FakeBackend()))
+    server.stop()
+    with pytest.raises(RefusedError, match="about to end"):
+        server._do(asked(), OPERATOR)
+    assert server._do(Ask(), OPERATOR).in_force == ()
+    assert "about to end" in (short / "audit.jsonl").read_text()
+
+
+async def test_whoever_sends_nonsense_is_in_the_audit_log(short):
+    async with served(short) as path:
+        await raw(path, b"{}\n")
+    (line,) = map(json.loads, (short / "audit.jsonl").read_text().splitlines())
+    assert (line["event"], line["result"], line["uid"]) == ("request", "refused", os.getuid())
 
 
 def test_where_nobody_answers_it_is_said_what_to_do(short):
@@ -219,7 +267,7 @@ def test_the_limits_are_the_configurations_and_nothing_is_enabled_by_default(tmp
     section = ActSection(state_dir=str(tmp_path / "state"))
     actor = make_actor(AgentConfig(AgentSection(), act=section), journal)
     with pytest.raises(RefusedError, match=r"act\.enabled is false"):
-        actor.apply(asked(), (0, 0))
+        actor.apply(asked(), OPERATOR)
     journal.close()
 
 
@@ -363,18 +411,21 @@ async def test_how_a_victim_does_is_the_hosts_own_estimate_else_by_its_job(short
     state = canned_agents.states(short)["full"]
     path = short / "agent.sock"
 
-    async def told(uuid, cloud_white):
+    async def told(uuid, cloud_white, signal=""):
         state.cloud_white = cloud_white
         api = LocalApi(state, path)
         await api.start()
         try:
-            return await asyncio.to_thread(degradation_of, path, uuid)
+            return await asyncio.to_thread(degradation_of, path, uuid, signal)
         finally:
             await api.stop(0)
 
     suffers = "uuid-instance-0000a1f3"
-    assert await told(suffers, canned_agents.suffering()) == pytest.approx(1.42)
-    assert await told(suffers, None) == pytest.approx(3.1 / 1.2)
+    both = canned_agents.suffering()
+    assert await told(suffers, both) == (pytest.approx(1.42), "latency")
+    assert await told(suffers, both, "cpi") == (pytest.approx(3.1 / 1.2), "cpi")
+    assert await told(suffers, None) == (pytest.approx(3.1 / 1.2), "cpi")
+    assert await told(suffers, None, "latency") is None
     assert await told("uuid-new-1", None) is None
     assert await told("nobody", None) is None
     assert await asyncio.to_thread(degradation_of, short / "none.sock", suffers) is None
