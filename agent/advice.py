@@ -83,6 +83,7 @@ class Advisor:
             mean_cpi=why.statistics.mean if why.statistics else None,
             threshold_cpi=why.victim_threshold_cpi if why.verdict.verdict == "victim" else None,
             degradation=ratio if math.isfinite(ratio) else why.verdict.degradation,
+            is_libvirt=vm.manager == "libvirt",
         )
         situation = Situation(
             victims=(victim,),
@@ -137,6 +138,8 @@ class Advisor:
             all_llc_bytes=_sum(vms, _LLC),
             memory_bytes_per_s=_value(view, _MEMORY),
             all_memory_bytes_per_s=_sum(vms, _MEMORY),
+            has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
+            is_libvirt=view is not None and view.manager == "libvirt",
         )
 
     def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
@@ -149,6 +152,7 @@ class Advisor:
             cpi=victim.cpi,
             threshold_cpi=victim.threshold_cpi,
             degradation=degradation,
+            is_libvirt=victim.vm in vms and vms[victim.vm].manager == "libvirt",
         )
 
 

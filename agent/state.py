@@ -67,6 +67,7 @@ class VmView:
     """One VM that is on the host now, with its rates over the last tick.
 
     `owner` "" is not known; `quota_cores` is its CPU quota, of one without the number of its vCPUs; None is not known.
+    `manager` is as in `collector.base.VmIdentity`.
     """
 
     uuid: str
@@ -79,6 +80,7 @@ class VmView:
     metrics: tuple[MetricView, ...]
     owner: str = ""
     quota_cores: float | None = None
+    manager: str = "libvirt"
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ class StateView:
             ),
             owner=vm.owner,
             quota_cores=vm.quota_cores,
+            manager=identity.manager,
         )
 
     def _vm_metric(

@@ -76,8 +76,9 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
     yield from _cap(suspect, victim, situation)
     if not suspect.is_vm:
         return
-    yield from _limit_cache(suspect, victim, situation)
-    yield from _limit_bandwidth(suspect, victim, situation)
+    if suspect.is_libvirt:
+        yield from _limit_cache(suspect, victim, situation)
+        yield from _limit_bandwidth(suspect, victim, situation)
     yield Recommendation(
         action="migrate_suspect",
         vm=suspect.vm,
@@ -87,7 +88,7 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
         victim_name=victim.name,
         effect=_without(suspect, victim, situation),
         evidence=_why(suspect),
-        commands=_migration(suspect.vm, suspect.job, situation),
+        commands=_migration(suspect.vm, suspect.job, situation, is_libvirt=suspect.is_libvirt),
     )
 
 
@@ -121,7 +122,7 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         effect=_with_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
-        evidence=_why(suspect),
+        evidence=(*_why(suspect), *_per_vcpu(suspect, cores)),
         commands=commands,
     )
 
@@ -144,12 +145,27 @@ def _cores(suspect: Suspect, situation: Situation) -> float:
 def _cap_commands(
     suspect: Suspect, victim: Victim, cores: float, situation: Situation
 ) -> tuple[Command, ...]:
+    if not suspect.is_libvirt:
+        return ()
+    ours = _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
+    if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
+        return (ours,)
     set_quota = (*_LIBVIRT, "schedinfo", suspect.vm, "--live")
-    quota = quota_us(cores, suspect.vcpus or 1)
+    period, quota = f"vcpu_period={QUOTA_PERIOD_US}", quota_us(cores, suspect.vcpus or 1)
     return (
-        _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation),
-        Command("the same by hand, for good", (*set_quota, f"vcpu_quota={quota}")),
+        ours,
+        Command("the same by hand, for good", (*set_quota, period, f"vcpu_quota={quota}")),
         Command("undo it by hand", (*set_quota, "vcpu_quota=-1")),
+    )
+
+
+def _per_vcpu(suspect: Suspect, cores: float) -> tuple[str, ...]:
+    """Return what a quota means for a VM that does not use all its vCPUs alike."""
+    vcpus = suspect.vcpus or 0
+    if not suspect.is_vm or vcpus <= 1:
+        return ()
+    return (
+        f"the quota is per vCPU: busy on one of its {vcpus} vCPUs only, it gets {cores / vcpus:.3g} cores",
     )
 
 
@@ -239,22 +255,20 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
             victim, situation, "what it will suffer depends on the host: the first command ranks them"
         ),
         evidence=_suffering(victim),
-        commands=_migration(victim.vm, victim.job, situation),
+        commands=_migration(victim.vm, victim.job, situation, is_libvirt=victim.is_libvirt),
     )
 
 
-def _migration(vm: str, job: str, situation: Situation) -> tuple[Command, ...]:
+def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> tuple[Command, ...]:
     central = situation.host.central or "CENTRAL:PORT"
-    return (
-        Command(
-            "rank the hosts by D-Factor",
-            ("whitepanda", "place", f"--central={central}", f"--job={job}"),
-        ),
-        Command(
-            "migrate it to the first of them",
-            (*_LIBVIRT, "migrate", "--live", "--persistent", vm, "qemu+ssh://HOST/system"),
-        ),
+    ranks = Command(
+        "rank the hosts by D-Factor",
+        ("whitepanda", "place", f"--central={central}", f"--job={job}"),
     )
+    if not is_libvirt:
+        return (ranks,)
+    migrate = (*_LIBVIRT, "migrate", "--live", "--persistent", "--undefinesource")
+    return (ranks, Command("migrate it to the first of them", (*migrate, vm, "qemu+ssh://HOST/system")))
 
 
 def _nothing(victim: Victim, situation: Situation, *, is_anybody_blamed: bool) -> Recommendation:

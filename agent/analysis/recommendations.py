@@ -35,7 +35,10 @@ MIN_QUOTA_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who suffers. `cpi` and its job's `mean_cpi` and `threshold_cpi`, and `degradation` (>= 1): None is not known."""
+    """Who suffers. `cpi` and its job's `mean_cpi` and `threshold_cpi`, and `degradation` (>= 1): None is not known.
+
+    `is_libvirt`: it is a VM of libvirt, which its commands and ours are of.
+    """
 
     vm: str
     name: str
@@ -44,6 +47,7 @@ class Victim:
     mean_cpi: float | None = None
     threshold_cpi: float | None = None
     degradation: float | None = None
+    is_libvirt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Suspect:
         llc_bytes: of the cache that it has, of `all_llc_bytes` that all VMs have.
         memory_bytes_per_s: its memory traffic, of `all_memory_bytes_per_s` of all VMs.
         inflicts: the host's own analysis says that it makes others suffer.
+        has_quota: its owner has set a CPU quota already, whose value is not known here.
+        is_libvirt: as in `Victim`.
 
     """
 
@@ -74,6 +80,8 @@ class Suspect:
     memory_bytes_per_s: float | None = None
     all_memory_bytes_per_s: float = 0.0
     inflicts: bool = False
+    has_quota: bool = False
+    is_libvirt: bool = True
 
     @property
     def is_vm(self) -> bool:

@@ -170,7 +170,7 @@ class Model:
             return
         try:
             self._pattern = re.compile(text, re.IGNORECASE)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             self.filter_note = f"no regular expression ({error}): taken as text"
             self._pattern = re.compile(re.escape(text), re.IGNORECASE)
 

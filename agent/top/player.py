@@ -117,6 +117,8 @@ class Player:
                     self._play(tell)
         except InputError as error:  # the file has gone, or is another one
             tell(Gone(str(error)))
+        except Exception as error:  # noqa: BLE001 - a view whose thread has died silently would stand still for ever
+            tell(Gone(f"cannot play {self._file}: {error!r}; please report this"))
         finally:
             self._host.close()
 

@@ -99,9 +99,7 @@ def test_cache_bandwidth_and_quota_are_limited_and_undone_from_within_the_sandbo
     apply(machine, "limit-cache", first, "--ways", "3")
     apply(machine, "limit-bandwidth", second, "--percent", "40")
     apply(machine, "cap-cpu", third, "--cores", "0.5")
-    found = {
-        uuid: machine.run("cat", f"{ROOT}/whitepanda-act-{uuid}/schemata") for uuid in (first, second)
-    }
+    found = {uuid: machine.run("cat", f"{ROOT}/whitepanda-act-{uuid}/schemata") for uuid in (first, second)}
     assert "L3:0=007;2=007\n" in found[first]
     assert "MB:0= 40;2= 40\n" in found[second]
     tasks = machine.run("cat", f"{ROOT}/whitepanda-act-{first}/tasks").split()

@@ -180,10 +180,21 @@ def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
     assert {stat.st_mode & 0o777 for stat in found.values()} == {0o600}
 
 
-@pytest.mark.parametrize("name", ["act", "agent", "central"])
+@pytest.mark.parametrize("name", ["agent", "central"])
 def test_what_a_new_start_would_not_mend_is_not_started_again(name):
     codes = {str(ConfigError.exit_code), str(TlsError.exit_code)}
     assert settings(name)["RestartPreventExitStatus"] == [" ".join(sorted(codes))]
+
+
+def test_whoever_has_limits_to_undo_is_started_until_it_can():
+    act = settings("act")
+    assert "RestartPreventExitStatus" not in act
+    assert (act["Restart"], act["StartLimitIntervalSec"], act["TimeoutStartSec"]) == (
+        ["on-failure"],
+        ["0"],
+        ["infinity"],
+    )
+    assert "libvirt-guests.service" in act["After"][0].split()  # so at shutdown it ends before VMs are saved
 
 
 def settings(name):

@@ -134,11 +134,35 @@ def test_each_command_is_what_an_operator_would_run():
     assert shlex.join(ours) == (
         f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web"
     )
-    assert by_hand == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live", "vcpu_quota=50000")
+    assert by_hand[:6] == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live")
+    assert by_hand[6:] == ("vcpu_period=100000", "vcpu_quota=50000")
     assert undo[-1] == "vcpu_quota=-1"
     ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
     assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--job=scan")
-    assert migrates[3:] == ("migrate", "--live", "--persistent", UUID, "qemu+ssh://HOST/system")
+    assert migrates[3:6] == ("migrate", "--live", "--persistent")
+    assert migrates[6:] == ("--undefinesource", UUID, "qemu+ssh://HOST/system")
+
+
+def test_the_quota_of_a_vms_owner_is_not_undone_by_hand():
+    cap = by_action(recommend(situation(replace(SCAN, has_quota=True))), "cap_cpu")
+    assert [c.words[:3] for c in cap.commands] == [("whitepanda", "act", "apply")]
+
+
+def test_a_vm_that_is_not_of_libvirt_gets_no_command_of_libvirt_or_ours():
+    heavy = replace(
+        SCAN, llc_bytes=6e6, all_llc_bytes=1e7, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10
+    )
+    found = recommend(
+        situation(replace(heavy, is_libvirt=False), victims=(replace(VICTIM, is_libvirt=False),), host=RDT)
+    )
+    assert actions(found) == ["cap_cpu", "migrate_suspect", "migrate_victim", "nothing"]
+    assert {c.words[:2] for one in found for c in one.commands} == {("whitepanda", "place")}
+
+
+def test_it_is_said_that_a_quota_is_per_vcpu():
+    said = "the quota is per vCPU: busy on one of its 4 vCPUs only, it gets 0.378 cores"
+    assert said in recommend(situation())[0].evidence
+    assert not any("per vCPU" in line for line in recommend(situation(replace(SCAN, vcpus=1)))[0].evidence)
 
 
 @given(st.text(min_size=1))
@@ -212,5 +236,5 @@ def test_doing_nothing_says_what_happens_then():
 def test_the_guides_example_is_what_is_said():
     guide = (Path(__file__).resolve().parents[3] / "docs" / "act.md").read_text(encoding="utf-8")
     said = recommendation_lines(map(recommendation_message, recommend(situation())))
-    for line in itertools.islice(said, 5):
+    for line in itertools.islice(said, 6):
         assert f"    {line.replace(UUID, 'UUID').replace('uuid-web', 'UUID')}\n" in guide

@@ -72,6 +72,18 @@ def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
     assert advisor(host).for_vm("nobody") == ()
 
 
+def test_who_runs_a_vm_and_whether_its_owner_has_set_a_quota_is_taken_into_account(host):
+    def commands(**changes):
+        vms = (VMS[0], replace(VMS[1], **changes))
+        state = State(replace(HOST, now_unix_ns=host.now), vms, host.analysis, None)
+        cap = Advisor(state, host.store, RDT).for_vm("uuid-web-1")[0]
+        return [one.words[0] for one in cap.commands]
+
+    assert commands(quota_cores=8.0) == commands() == ["whitepanda", "virsh", "virsh"]  # 8 vCPUs: none
+    assert commands(quota_cores=4.0) == ["whitepanda"]
+    assert commands(manager="qemu") == []
+
+
 class CloudWhiteSays:
     """`agent.cloud_white.CloudWhite`, as far as it is asked."""
 

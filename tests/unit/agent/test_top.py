@@ -92,6 +92,13 @@ async def test_filtered_by_text_or_expression_in_name_or_job():
             assert top.names() == BY_NEED
 
 
+@pytest.mark.parametrize("typed", ["a{99999999999999999999}", "(" * 5000], ids=["too large", "too deep"])
+def test_an_expression_that_python_cannot_hold_is_taken_as_text(typed):
+    model = Model()
+    model.set_filter(typed)
+    assert model.filter_note.endswith(": taken as text")
+
+
 async def check_freeze(model):
     async with Shown(model=model) as top:
         await top.tell(frame())

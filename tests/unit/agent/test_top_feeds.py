@@ -211,6 +211,18 @@ def test_a_recording_that_vanishes_is_told_when_it_is_wound_back(tmp_path):
         assert "gone.jsonl: cannot read" in told.until(lambda news: isinstance(news, Gone)).why
 
 
+def test_whatever_ends_the_player_is_told(monkeypatch):
+    player = Player(RECORDING)
+
+    def broken():
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(player._host, "advance", broken)
+    with Told(player) as told:
+        said = told.until(lambda news: isinstance(news, Gone)).why
+    assert "ZeroDivisionError('a bug'); please report this" in said
+
+
 def test_what_is_no_recording_is_one_line(tmp_path):
     file = tmp_path / "x"
     file.write_text("nothing")
