@@ -382,12 +382,12 @@ class Actor:
             return
         missed, self._allowance.missed = self._allowance.missed, 0
         more = f"; and {missed} more refusals before it" if missed else ""
-        vm, action = (asked.vm[:64], asked.action) if asked else ("", "")
+        vm = asked.vm[:64] if asked else ""
         log.get("act").warning("refused", event_=event, vm=vm, why=why_not + more, uid=peer.uid, pid=peer.pid)
         line = Line(
             event=event,
             number=0,
-            action=action,
+            action=asked.action if asked else "",
             vm=vm,
             result="refused",
             why=why_not + more,

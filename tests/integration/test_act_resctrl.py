@@ -113,7 +113,7 @@ print(json.dumps(found))
         "--closids",
         "2",
     )
-    assert "ways must be 1 to 11 on this CPU (value 12)" in found[0]
+    assert "ways must be 1 to 11 on this host (value 12)" in found[0]
     assert "no VM" in found[1]
     assert found[2] is None
     assert "no resctrl; needs a CPU with RDT" in found[3]
