@@ -13,8 +13,8 @@ the acknowledgement it tells the server's share (bench/ingest_server.py), and ho
 Each part can run alone. Agents of ours have up to 32 batches in flight; all hosts saturate with 1 and with 4 each, as
 the latter are more than central holds at a time. `idle` takes 6 minutes (each host's heartbeat comes once in the 5 that
 are measured), `paced` --minutes and one, and tells with 6 or more whether memory stays flat; `growth` 3, `saturated` 6,
-`prometheus` 1; `saturated,prometheus` together tell their ratio. `idle` and `paced` share their connections where both
-are asked for.
+`prometheus` 1; `saturated,prometheus` together tell their ratio for each load, with rolls, and beside it without.
+`idle` and `paced` share their connections where both are asked for.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Bench:
         for number in range(self.hosts):
             issue(self.pki, f"host-{number}")
         self.number = 0
-        self.per_cpu = self.paced_cpu = 0.0
+        self.paced_cpu = 0.0
+        self.per_cpu: dict[str, tuple[float, float]] = {}  # saturated, by load: with rolls, without
         self.fleet = ExitStack()  # what idle and paced share
         self.all: Load | None = None
 
@@ -255,6 +256,7 @@ class Bench:
         self.close()
         kinds = [(min(1000, self.hosts), 4), (self.hosts, 1), (self.hosts, 4)]
         for hosts, in_flight in dict.fromkeys(kinds):
+            rates = []
             for roll_s in (60.0, 3600.0):
                 with self.load(hosts, roll_s=roll_s, stopwatch=False) as load:
                     found = load.do("saturate", seconds=20 * self.scale, in_flight=in_flight)
@@ -263,8 +265,8 @@ class Bench:
                 self._say(found)
                 bar("windows/s", found["rate"], 240_000, "windows/s", at_most=False)
                 bar("windows per server CPU s", found["per_cpu"], 240_000, "per CPU s", at_most=False)
-                if roll_s >= 3600 and not self.per_cpu:
-                    self.per_cpu = found["per_cpu"]
+                rates.append(found["per_cpu"])
+            self.per_cpu[f"{hosts} hosts with {in_flight} batches in flight each"] = (rates[0], rates[1])
 
     def prometheus(self) -> None:
         self.close()
@@ -275,10 +277,10 @@ class Bench:
         with ingest_prometheus.Prometheus(self.folder / f"prometheus-{time.time_ns()}") as server:
             theirs = server.windows_per_cpu_s(hosts=500, vms=self.vms, rounds=max(2, int(10 * self.scale)))
         print(f"{version}, remote write, 10,000 samples a request: {theirs:,.0f} windows per server CPU s")
-        if self.per_cpu:
-            bar(
-                "saturated / Prometheus, per server CPU s", self.per_cpu / theirs, 6.0, "times", at_most=False
-            )
+        for load, (with_rolls, without) in self.per_cpu.items():
+            what = f"saturated, {load}, with rolls / Prometheus, per server CPU s"
+            bar(what, with_rolls / theirs, 6.0, "times", at_most=False)
+            print(f"  (without rolls: {without / theirs:.2f} times)", flush=True)
 
     @staticmethod
     def _say(found: dict[str, Any]) -> None:
