@@ -146,8 +146,8 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         note_deletion(lake, "samples", until)
     for segment in sorted(gone, key=lambda each: (each.day, each.last - each.first, -each.last)):
         lake.objects.remove(segment.key)
-    for error in damaged.values():
-        raise error
+    if damaged:
+        raise damaged[min(damaged)]
     return len(gone)
 
 

@@ -41,8 +41,8 @@ def read_totals(
     Args:
         connection: SQLite or PostgreSQL.
         since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: incidents reported at this time or later are open; in all of them, also where `since_unix_ns`
-            is later.
+        open_since_unix_ns: incidents reported at this time or later are open; all of them count, also where
+            `since_unix_ns` is later.
         top: rows of each list.
 
     """
