@@ -138,7 +138,7 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         slots = SlotStore(lake, round(manifests[day].slot_s * 1e9))
         try:
             for part in manifests[day].parts:
-                slots.check(part)
+                slots.check_to_keep(part)
         except DamagedError as error:
             damaged[day] = error
     gone = [segment for segment in gone if segment.day not in damaged]

@@ -212,14 +212,15 @@ class SlotStore:
         self._check(part.slots, part.slots_sha256)
 
     def check(self, part: SlotPart) -> None:
+        """Do both."""
+        self.check_slots(part)
+        self.check_batches(part)
+
+    def check_to_keep(self, part: SlotPart) -> None:
         """Do both, before the samples go that could make them anew; files without a digest are read through."""
-        for name, written in (
-            (part.slots, part.slots_sha256),
-            (part.batches, part.batches_sha256),
-        ):
-            if written:
-                self._check(name, written)
-            else:
+        self.check(part)
+        for name, written in ((part.slots, part.slots_sha256), (part.batches, part.batches_sha256)):
+            if not written:
                 self._read_through(name)
 
     def check_batches(self, part: SlotPart) -> None:

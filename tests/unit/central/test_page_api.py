@@ -329,7 +329,8 @@ def test_after_a_failure_a_minute_passes(tmp_path, monkeypatch):
     now[0] += 60 * S
     assert found.known() == (None, True)
     monkeypatch.undo()
-    assert found.known() == (found.read(), False)
+    first = found.read()
+    assert found.known() == (first, False)
 
 
 async def test_what_nobody_thought_of_costs_only_who_runs_now(fleet, local, monkeypatch, capsys):
