@@ -9,8 +9,9 @@ samples is finished when the lake has a later one. Late windows of such a day ar
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 
@@ -19,6 +20,7 @@ import msgspec
 from central.compaction import GRACE_S, compact_day, drop_samples, drop_slots, remove_superseded
 from central.config import LakeSection
 from central.lake import Lake, day_of
+from central.lake_errors import DamagedError
 from central.slots import SlotStore
 
 __all__ = ["CareDone", "LakeCare"]
@@ -85,7 +87,8 @@ class LakeCare:
             check: called often; raises where the lease is lost or central stops.
 
         Raises:
-            LakeError: a segment is damaged; what was done before stays.
+            LakeError: a file is damaged, the first of them; its day was left as it is, the others are done. Or a newer
+                central wrote a segment; what was done before stays.
             OSError: the lake cannot be read or written.
 
         """
@@ -109,22 +112,35 @@ class LakeCare:
 
     def _run(self, check: Callable[[], None]) -> CareDone:
         section, merged = self._section, []
-        manifests = self._slots.manifests()
+        damaged: list[DamagedError] = []  # costs its own day only
+        manifests = self._slots.manifests(damaged)
         if section.compact:
             days = self._lake.days()
             for day in days[:-1]:
                 check()
-                found = compact_day(self._lake, day, manifests.get(day), check=check)
-                if found.written:
-                    merged.append(found.sources)
+                with _noted(damaged):
+                    found = compact_day(self._lake, day, manifests.get(day), check=check)
+                    if found.written:
+                        merged.append(found.sources)
         check()
-        removed = remove_superseded(self._lake, grace_s=self._grace_s) + self._slots.remove_unused(
-            self._grace_s
-        )
+        removed = remove_superseded(self._lake, grace_s=self._grace_s)
+        removed += self._slots.remove_unused(self._grace_s)
         check()
-        dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days) if section.raw_days else 0
+        dropped = slot_days = 0
+        with _noted(damaged):
+            if section.raw_days:
+                dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days)
         check()
-        slot_days = (
-            drop_slots(self._lake, self._slots, slot_days=section.slot_days) if section.slot_days else 0
-        )
+        if section.slot_days:
+            slot_days = drop_slots(self._lake, self._slots, slot_days=section.slot_days)
+        if damaged:
+            raise damaged[0]
         return CareDone(len(merged), sum(merged), removed, dropped, slot_days)
+
+
+@contextlib.contextmanager
+def _noted(damaged: list[DamagedError]) -> Iterator[None]:
+    try:
+        yield
+    except DamagedError as error:
+        damaged.append(error)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, without_superseded
+from central.lake_errors import DamagedError
 from central.lake_losses import note_deletion
 from central.schema import SAMPLES
 from central.slots import SlotManifest, SlotStore
@@ -116,7 +117,7 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         How many segments were deleted.
 
     Raises:
-        DamagedError: a day's slots are not what was written; nothing is deleted.
+        DamagedError: a day's slots are not what was written; of that day nothing is deleted, of the others all.
         OSError: the lake cannot be read or written.
 
     """
@@ -132,14 +133,21 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         and segment.day in manifests
         and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
     ]
-    for manifest in (manifests[day] for day in {segment.day for segment in gone}):
-        slots = SlotStore(lake, round(manifest.slot_s * 1e9))
-        for part in manifest.parts:
-            slots.check(part)
+    damaged: dict[date, DamagedError] = {}
+    for day in sorted({segment.day for segment in gone}):
+        slots = SlotStore(lake, round(manifests[day].slot_s * 1e9))
+        try:
+            for part in manifests[day].parts:
+                slots.check_to_keep(part)
+        except DamagedError as error:
+            damaged[day] = error
+    gone = [segment for segment in gone if segment.day not in damaged]
     if gone or (manifests and min(manifests) <= until):
         note_deletion(lake, "samples", until)
     for segment in sorted(gone, key=lambda each: (each.day, each.last - each.first, -each.last)):
         lake.objects.remove(segment.key)
+    if damaged:
+        raise damaged[min(damaged)]
     return len(gone)
 
 
@@ -157,7 +165,7 @@ def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
         How many days' slots were deleted.
 
     """
-    manifests, with_samples = slots.manifests(), set(lake.days())
+    manifests, with_samples = slots.manifests([]), set(lake.days())  # a damaged one's day stays
     days = {*manifests, *with_samples}
     if not days:
         return 0

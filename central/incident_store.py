@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from central import incident_tables as tables
-from central.incident_totals import IncidentTotals, read_totals
+from central.incident_totals import IncidentTotals, count_open, read_totals
 from central.triggers import TriggerRow
 from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
@@ -31,6 +31,7 @@ _MANY = 2000
 _MAX_INT64 = 2**63 - 1
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
+_SILENCE_TIMEOUT_S = 30
 
 #: Where a page of incidents goes on: (first_unix_ns, id) of the last one shown.
 Place = tuple[int, int]
@@ -187,10 +188,9 @@ class IncidentStore:
             StoreError: the database does not answer.
 
         """
-        count = sa.select(sa.func.count()).where(tables.incidents.c.last_unix_ns >= since_unix_ns)
         try:
             with self._engine.connect() as connection:
-                return int(connection.scalar(count) or 0)
+                return count_open(connection, since_unix_ns)
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
@@ -261,6 +261,11 @@ def _postgresql(url: str) -> sa.Engine:
         )
     options = {
         "connect_timeout": _CONNECT_TIMEOUT_S,
+        # A server that went without a word holds a thread for no longer than this, asked or awaited.
+        "tcp_user_timeout": _SILENCE_TIMEOUT_S * 1000,
+        "keepalives_idle": _SILENCE_TIMEOUT_S // 2,
+        "keepalives_interval": _SILENCE_TIMEOUT_S // 6,
+        "keepalives_count": 3,
         "application_name": "whitepanda-central",
         "options": f"-c statement_timeout={_STATEMENT_TIMEOUT_MS}",
     }

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from central.incident_tables import incidents
 from whitepanda.v1 import fleet_pb2
 
-__all__ = ["IncidentTotals", "read_totals"]
+__all__ = ["IncidentTotals", "count_open", "read_totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,12 @@ class IncidentTotals:
     antagonists: list[fleet_pb2.Antagonist]
 
 
+def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
+    """Return how many incidents were reported at a time or later: those that go on."""
+    count = sa.select(sa.func.count()).where(incidents.c.last_unix_ns >= since_unix_ns)
+    return int(connection.scalar(count) or 0)
+
+
 def read_totals(
     connection: sa.Connection, since_unix_ns: int, open_since_unix_ns: int, top: int
 ) -> IncidentTotals:
@@ -35,7 +41,8 @@ def read_totals(
     Args:
         connection: SQLite or PostgreSQL.
         since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: incidents reported at this time or later are open.
+        open_since_unix_ns: incidents reported at this time or later are open; all of them count, also where
+            `since_unix_ns` is later.
         top: rows of each list.
 
     """
@@ -43,8 +50,8 @@ def read_totals(
     recent = i.last_unix_ns >= since_unix_ns
     is_open = sa.case((i.last_unix_ns >= open_since_unix_ns, 1), else_=0)
     number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(is_open), 0)
-    total, opened, hosts = connection.execute(
-        sa.select(number, still_open, sa.func.count(sa.distinct(i.host))).where(recent)
+    total, hosts = connection.execute(
+        sa.select(number, sa.func.count(sa.distinct(i.host))).where(recent)
     ).one()
     reports = sa.func.sum(i.reports)
     by_host = (
@@ -75,7 +82,7 @@ def read_totals(
     )
     return IncidentTotals(
         int(total),
-        int(opened),
+        count_open(connection, open_since_unix_ns),
         int(hosts),
         [
             fleet_pb2.HostContention(

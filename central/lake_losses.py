@@ -86,13 +86,16 @@ def losses(lake: Lake, slot_lengths: Iterable[float], by_day: Mapping[date, list
 
     """
     yield from _lost_days(lake)
-    books: dict[date, dict[str, set[RolledSegment]]] = {}
+    told: dict[date, dict[str, None]] = {}  # lines of a day, each once
     for length in slot_lengths:
+        # Each length's book apart: another may have entries of rolls, this one of what they were merged into.
         for day, manifest in (_manifests(SlotStore(lake, round(length * 1e9))) or {}).items():
-            for origin, segments in manifest.rolled.items():
-                books.setdefault(day, {}).setdefault(origin, set()).update(segments)
-    for day, book in sorted(books.items()):
-        yield from _lost_segments(lake, day, book, by_day.get(day, []))
+            book = {origin: set(segments) for origin, segments in manifest.rolled.items()}
+            told.setdefault(day, {}).update(
+                dict.fromkeys(_lost_segments(lake, day, book, by_day.get(day, [])))
+            )
+    for _, lines in sorted(told.items()):
+        yield from lines
 
 
 def _lost_segments(

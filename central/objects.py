@@ -13,7 +13,9 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -64,10 +66,13 @@ class Objects(Protocol):
         """Delete an object; all is well where there is none."""
 
     def local(self, name: str) -> Path:
-        """Return a local file with the object's bytes, not to be changed; see `drop_copies`."""
+        """Return a local file with the object's bytes, not to be changed; see `drop_copies` and `session`."""
 
     def drop_copies(self) -> None:
-        """Delete the copies that `local` made."""
+        """Delete the copies that `local` made outside of sessions."""
+
+    def session(self) -> AbstractContextManager[None]:
+        """Have what `local` copies in this thread meanwhile be the caller's own, deleted at the end."""
 
 
 class Folder:
@@ -139,6 +144,10 @@ class Folder:
     def drop_copies(self) -> None:
         """There are none."""
 
+    def session(self) -> AbstractContextManager[None]:
+        """Nothing is copied."""
+        return contextlib.nullcontext()
+
     def _make(self, folder: Path) -> None:
         """Make a folder and those above it; their names are on the disk when this returns."""
         new = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -174,6 +183,7 @@ class Bucket:
             copies.mkdir(parents=True, exist_ok=True)
         self._copies_folder = tempfile.TemporaryDirectory(prefix=".objects-", dir=copies)
         self._copies = Path(self._copies_folder.name)
+        self._session = threading.local()  # `copies`: the folder of the session that this thread is in
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield what is listed below the prefix."""
@@ -231,19 +241,32 @@ class Bucket:
             self._store.rm_file(self._path(name))
 
     def local(self, name: str) -> Path:
-        """GET into the folder of copies, once."""
-        path = self._copies / "copies" / name
+        """GET into the folder of copies, once; in a session into that of the session."""
+        path = getattr(self._session, "copies", self._copies / "copies") / name
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(path.name + ".part")
-            with self._told("read", name):
-                self._store.get_file(self._path(name), str(unfinished))
-            unfinished.replace(path)
+            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")  # others may want it too
+            try:
+                with self._told("read", name):
+                    self._store.get_file(self._path(name), str(unfinished))
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
         return path
 
     def drop_copies(self) -> None:
-        """Delete them all."""
+        """Delete them all, but those of sessions."""
         shutil.rmtree(self._copies / "copies", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """Copy into a folder of this session's own."""
+        with tempfile.TemporaryDirectory(prefix="session-", dir=self._copies) as folder:
+            self._session.copies = Path(folder)
+            try:
+                yield
+            finally:
+                del self._session.copies
 
     def _is_of(self, name: str, call: str) -> bool:
         """HEAD: whether it is this call of `create` that made the object."""

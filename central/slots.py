@@ -97,8 +97,11 @@ class SlotStore:
         self._slot_ns = slot_ns
         self._root = f"slots/slot={slot_ns / 1e9:g}"
 
-    def manifests(self) -> dict[date, SlotManifest]:
+    def manifests(self, damaged: list[DamagedError] | None = None) -> dict[date, SlotManifest]:
         """Return the newest manifest of each day that has been rolled up.
+
+        Args:
+            damaged: gets what is wrong with the damaged ones, whose days are left out; None: the first is raised.
 
         Raises:
             LakeError: one is damaged, or a newer central wrote it.
@@ -111,7 +114,15 @@ class SlotStore:
             day = day_in(folder.rpartition("/")[2])
             if day is not None and file.endswith(".json"):
                 newest[day] = max(newest.get(day, ""), entry.name)
-        return {day: self._read(name) for day, name in sorted(newest.items())}
+        found: dict[date, SlotManifest] = {}
+        for day, name in sorted(newest.items()):
+            try:
+                found[day] = self._read(name)
+            except DamagedError as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
+        return found
 
     def manifest(self, day: date) -> SlotManifest | None:
         """Return the newest manifest of a day, or None."""
@@ -205,6 +216,13 @@ class SlotStore:
         self.check_slots(part)
         self.check_batches(part)
 
+    def check_to_keep(self, part: SlotPart) -> None:
+        """Do both, before the samples go that could make them anew; files without a digest are read through."""
+        self.check(part)
+        for name, written in ((part.slots, part.slots_sha256), (part.batches, part.batches_sha256)):
+            if not written:
+                self._read_through(name)
+
     def check_batches(self, part: SlotPart) -> None:
         """Hold what a part knows of batches against its digest; else as `check_slots`."""
         self._check(part.batches, part.batches_sha256)
@@ -214,6 +232,18 @@ class SlotStore:
             path = self._lake.objects.local(name)
             seals.check_digest(self._lake.name, name, path, written, self._remedy(name))
 
+    def _read_through(self, name: str) -> None:
+        try:
+            with self._lake.objects.open(name) as file, pq.ParquetFile(file) as parquet:
+                for _ in parquet.iter_batches():
+                    pass
+        except (pa.ArrowException, OSError) as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            if isinstance(error, OSError) and error.errno is not None and not is_gone:
+                raise
+            why = "is not there" if is_gone else (str(error).splitlines() or [type(error).__name__])[0]
+            raise DamagedError(self._lake.name, name, why, self._remedy(name)) from error
+
     @staticmethod
     def _remedy(name: str) -> str:
         return (
@@ -222,16 +252,23 @@ class SlotStore:
         )
 
     def remove_unused(self, older_than_s: float) -> int:
-        """Delete files that no day's newest manifest names and that are so old. Returns how many."""
+        """Delete files that no day's newest manifest names and that are so old. Returns how many.
+
+        Of a day whose newest manifest is damaged all of them stay.
+        """
         used: set[str] = set()
-        for day, manifest in self.manifests().items():
+        damaged: list[DamagedError] = []
+        for day, manifest in self.manifests(damaged).items():
             used.add(self._name(day, manifest.number))
             used.update(name for part in manifest.parts for name in (part.slots, part.batches))
+        unknown = {error.name.rpartition("/")[0] for error in damaged}
         until = time.time() - older_than_s
         unused = [
             entry.name
             for entry in self._lake.objects.entries(self._root)
-            if entry.name not in used and entry.modified_unix_s <= until
+            if entry.name not in used
+            and entry.name.rpartition("/")[0] not in unknown
+            and entry.modified_unix_s <= until
         ]
         for name in unused:
             self._lake.objects.remove(name)

@@ -21,7 +21,7 @@ _MAX_VMS = 256
 _MAX_RECOMMENDATIONS = 16
 _MAX_LINES = 16  # of evidence, and commands, of a recommendation
 _MAX_WORDS = 32
-_MAX_TEXT = 512
+_MAX_TEXT = 1024  # an agent's have two names of up to 256 and some words
 
 
 @dataclass(frozen=True, slots=True)

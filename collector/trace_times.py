@@ -23,7 +23,8 @@ __all__ = ["TIMES", "as_microseconds", "check_unit", "check_whole", "text_as_mic
 TIMES = ("start_us", "end_us")
 
 _SHORTEST_US = 10**6  # of windows, by the median; Google's are 1 s to 300 s
-_LONGEST_US = 86_400 * 10**6
+_LONGEST_US = 900 * 10**6  # nanoseconds of windows of 1 s would be 1,000 s
+_DAY_US = 86_400 * 10**6
 # Other units, with what makes microseconds of them, and how to say so.
 _UNITS = (
     ("nanoseconds", 1e-3, "divide them by 1,000"),
@@ -106,7 +107,7 @@ def check_unit(
         known: which rows have both.
 
     Raises:
-        InputError: windows last less than 1 s or more than a day, by their median.
+        InputError: windows last less than 1 s or more than 900 s, by their median.
 
     """
     rows = np.flatnonzero(known & (start >= 0) & (end > start))
@@ -130,6 +131,6 @@ def check_unit(
 
 
 def _span(microseconds: int) -> str:
-    if microseconds > _LONGEST_US:
-        return f"{microseconds / 86_400e6:.3g} days"
+    if microseconds > _DAY_US:
+        return f"{microseconds / _DAY_US:.3g} days"
     return f"{microseconds / 1e6:.3g} s"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from central.api.history import CoefficientHistory
-from central.api.incidents import ask_store
+from central.api.incidents import ask_store, mark_open
 from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
@@ -44,6 +44,7 @@ class DetailQueries:
     _builder: Builder
     _clock_unix_ns: Callable[[], int]
     _drawing: Worker
+    _gap_ns: int
     _history: CoefficientHistory
     _incidents: IncidentStore
     _journal: Journal
@@ -155,7 +156,7 @@ class DetailQueries:
             step_ns=step,
             vms=vms[:top],
             vms_in_all=len(vms),
-            incidents=incidents,
+            incidents=mark_open(incidents, self._clock_unix_ns() - self._gap_ns),
         )
 
     def _add_statistics(self, vm: fleet_pb2.VmTimeline) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -295,13 +296,22 @@ class Fleet(
         return older
 
     def _segment_totals(self) -> dict[str, tuple[Segment, int]]:
-        """Return the lake's segments with their rows, by name. Segments never change: each footer is read once."""
+        """Return the lake's segments with their rows, by name. Segments never change: each footer is read once.
+
+        One whose footer cannot be read counts no rows, and is looked at again the next time.
+        """
         known = self._segment_rows
         found: dict[str, tuple[Segment, int]] = {}
+        counted: dict[str, int] = {}
         for segment in self._lake.segments():
             count = known.get(segment.name)
-            found[segment.name] = (segment, segment.rows if count is None else count)
-        self._segment_rows = {name: rows for name, (_, rows) in found.items()}
+            if count is None:
+                with contextlib.suppress(LakeError, OSError):  # `damaged_files` and `lake verify` tell of it
+                    count = segment.rows
+            found[segment.name] = (segment, count or 0)
+            if count is not None:
+                counted[segment.name] = count
+        self._segment_rows = counted
         return found
 
     def _summary(self, record: HostRecord) -> fleet_pb2.HostSummary:

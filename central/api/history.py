@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 
@@ -34,10 +35,11 @@ class CoefficientHistory:
         """
         with self._lock:
             before = self._known.pop(job, {})
-            now = {
-                number: before[number] if number in before else self._read(number, job)
-                for number in self._versions.numbers()
-            }
+            now: dict[int, fleet_pb2.CoefficientAt | None] = {}
+            for number in self._versions.numbers():
+                # Deleted meanwhile, or the store does not answer now: left out today, asked again the next time.
+                with contextlib.suppress(OSError):
+                    now[number] = before[number] if number in before else self._read(number, job)
             self._known[job] = now
             if len(self._known) > _KEPT_JOBS:
                 self._known.popitem(last=False)
@@ -46,5 +48,5 @@ class CoefficientHistory:
     def _read(self, number: int, job: str) -> fleet_pb2.CoefficientAt | None:
         try:
             return self._versions.coefficient(number, job)
-        except (LakeError, OSError, pa.ArrowException, msgspec.MsgspecError, KeyError):
-            return None  # deleted meanwhile, or damaged, of which whoever builds warns
+        except (LakeError, pa.ArrowException, msgspec.MsgspecError, KeyError):
+            return None  # damaged, of which whoever builds warns

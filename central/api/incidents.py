@@ -16,7 +16,7 @@ from central.journal import Journal
 from central.lake import LakeError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["IncidentQueries", "ask_store"]
+__all__ = ["IncidentQueries", "ask_store", "mark_open"]
 
 _FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
 _MAX_INT64 = 2**63 - 1
@@ -32,6 +32,8 @@ Answer = TypeVar("Answer")
 class IncidentQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
+    _clock_unix_ns: Callable[[], int]
+    _gap_ns: int
     _incidents: IncidentStore
     _journal: Journal
     _vm_windows: VmWindows
@@ -53,6 +55,7 @@ class IncidentQueries:
         if len(found) > page.size:
             last = shown[-1]
             token = encode(Token("incidents", repr(query), last.id, last.first_unix_ns, ""))
+        mark_open(shown, self._open_since())
         return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
 
     async def GetIncident(  # noqa: N802 - the name in fleet.proto
@@ -66,7 +69,11 @@ class IncidentQueries:
                 f"no incident {request.id}; it was forgotten, became part of an earlier one, or never was"
             )
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
+        mark_open([found.incident], self._open_since())
         return found
+
+    def _open_since(self) -> int:
+        return self._clock_unix_ns() - self._gap_ns
 
     async def ListSuspectJobs(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListSuspectJobsRequest, context: Context
@@ -136,7 +143,7 @@ class IncidentQueries:
                 )
                 for _, row in events
             ],
-            incidents=incidents,
+            incidents=mark_open(incidents, self._open_since()),
         )
 
     async def _windows(
@@ -150,6 +157,13 @@ class IncidentQueries:
                 remedy = "ask for a shorter time by since_unix_ns and until_unix_ns"
             message = f"windows of VM {vm[:80]!r} in the lake: {error}; {remedy}"
             await abort(context, grpc.StatusCode.UNAVAILABLE, message)
+
+
+def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
+    """Note in each whether it goes on: `incident_totals.count_open` counts those."""
+    for incident in incidents:
+        incident.open = incident.last_unix_ns >= since_unix_ns
+    return incidents
 
 
 async def ask_store(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import date
 
 import grpc
 
-from central.api.incidents import ask_store
+from central.api.incidents import ask_store, mark_open
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
@@ -19,6 +18,7 @@ from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
 from central.lake import Lake, LakeError, Segment
 from central.streams import StreamRegistry
+from whitepanda.common import log
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["OverviewQueries", "read_top"]
@@ -66,7 +66,7 @@ class OverviewQueries:
         top = await read_top(request.top, 20, context)
         now = self._clock_unix_ns()
         since = min(request.since_unix_ns or (now - _DAY_NS) // _MINUTE_NS * _MINUTE_NS, _MAX_INT64)
-        open_since = max(since, now - self._gap_ns)
+        open_since = now - self._gap_ns
         totals = await ask_store(
             context,
             self._incidents.totals,
@@ -75,7 +75,7 @@ class OverviewQueries:
             top=top,
         )
         query = IncidentQuery(since_unix_ns=open_since)
-        is_open = await ask_store(context, self._incidents.find, query, limit=top)
+        is_open = mark_open(await ask_store(context, self._incidents.find, query, limit=top), open_since)
         silence = self._silence(now)
         running, is_old = self._recent.known()
         if is_old and (self._refreshing is None or self._refreshing.done()):
@@ -147,8 +147,12 @@ class OverviewQueries:
         antagonist.standard_error = float("nan") if found is None else found.standard_error
 
     async def _refresh(self) -> None:
-        with contextlib.suppress(SlowError, LakeError, OSError):  # GetJob, which waits for it, tells
+        try:
             await asyncio.to_thread(self._recent.read)
+        except (SlowError, LakeError, OSError):
+            pass  # GetJob, which waits for it, tells
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: told here, or never
+            log.get("api").warning("who runs now is not known", error=f"{type(error).__name__}: {error}")
 
 
 async def read_top(top: int, default: int, context: Context) -> int:

@@ -23,6 +23,7 @@ __all__ = ["RecentVms", "Running", "read_lines"]
 
 _S_NS = 10**9
 _MEMORY_MIB = 512
+_FAILED_NS = 60 * _S_NS
 _DEADLINE_S = 20.0
 _AGAIN_S = 0.1  # an interrupt between two queries stops neither
 
@@ -70,11 +71,15 @@ class RecentVms:
         self._clock = clock_unix_ns
         self._lock = threading.Lock()
         self._last: Running | None = None
+        self._again_unix_ns = 0  # after a failure
 
     def known(self) -> tuple[Running | None, bool]:
-        """Return the last answer, of whatever age, and whether it is too old. Waits for nothing."""
-        last = self._last
-        return last, not self._is_good(last)
+        """Return the last answer, of whatever age, and whether it is to be read anew. Waits for nothing.
+
+        After a failure that is a minute later at the earliest.
+        """
+        last, wait_ns = self._last, self._again_unix_ns - self._clock()
+        return last, not self._is_good(last) and not 0 < wait_ns <= _FAILED_NS
 
     def read(self) -> Running:
         """Return who runs now, or did at most `refresh_s` ago.
@@ -88,7 +93,12 @@ class RecentVms:
             last = self._last
             if last is None or not self._is_good(last):
                 until = self._clock()
-                last = self._last = self._read(until - self._gone_ns, until)
+                try:
+                    last = self._last = self._read(until - self._gone_ns, until)
+                except BaseException:
+                    self._again_unix_ns = self._clock() + _FAILED_NS
+                    raise
+                self._again_unix_ns = 0
             return last
 
     def _is_good(self, last: Running | None) -> bool:
@@ -155,15 +165,19 @@ def _ask(
     for is_last in (False, True):
         try:
             segments = times.overlapping(since, until)
-            with answering(_MEMORY_MIB) as connection, _hurried(connection):
+            with (
+                lake.objects.session(),
+                answering(_MEMORY_MIB) as connection,
+                _hurried(connection),
+            ):
                 windows = lake.samples(connection, segments=segments)
                 in_time = windows.filter(windows.start_unix_ns >= since, windows.start_unix_ns < until)
                 return ask(connection, in_time)
         except FileNotFoundError:
             if is_last:
                 raise
-        except duckdb.IOException as error:
-            if is_last:
+        except duckdb.Error as error:
+            if is_last or not isinstance(error, duckdb.IOException):
                 raise LakeError(f"lake {lake.name}: {' '.join(str(error).split())[:300]}") from error
     raise AssertionError("the second time returns or raises")
 

@@ -220,7 +220,7 @@ def _read(lake: Lake, since: int, until: int) -> dict[str, list[Any]]:
     does not count as much.
     """
     days = sorted({day_of(at) for at in (*range(since, until, _DAY_NS), until - 1)})
-    with answering(_MEMORY_MIB) as connection:
+    with lake.objects.session(), answering(_MEMORY_MIB) as connection:
         table = lake.samples(connection, days)
         found = table.filter(table.start_unix_ns >= since, table.start_unix_ns < until)
         means = {column: found[column].mean() for _, column, _ in _RATES}

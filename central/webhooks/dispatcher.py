@@ -154,6 +154,12 @@ class Webhooks:
                 receiver.is_ours = False  # by the time that the database answers it may be another's
                 self._tell(receiver, f"incident history does not answer: {error}")
                 pause_s = self._timing.poll_s
+            except Exception as error:  # noqa: BLE001 - whatever one receiver does to us, the others and central go on
+                receiver.is_ours = False
+                receiver.failed += 1
+                self._tell(receiver, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                await asyncio.sleep(self._timing.last_retry_s)
+                continue
             if pause_s > 0:
                 try:
                     async with asyncio.timeout(pause_s):
@@ -193,7 +199,8 @@ class Webhooks:
 
         def look(connection: Connection) -> tuple[bool, int, tables.Waiting, tables.Notice | None]:
             section, now = self._section, self._clock()
-            lease_ns = round((section.timeout_s + self._timing.lease_s) * 1e9)
+            # It is renewed before each post; the other half is for a database that answers late.
+            lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
             if not tables.claim(connection, receiver.key, self._replica, lease_ns=lease_ns, now_unix_ns=now):
                 return False, 0, tables.Waiting(), None
             dropped = tables.change(

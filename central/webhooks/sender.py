@@ -107,7 +107,7 @@ class Sender:
             return Answer(f"no answer in {self._timeout_s:g} s")
         except ConfigError as error:
             return Answer(str(error))
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, OSError) as error:  # a TLS alert after the handshake comes as it is
             return Answer(" ".join(str(error).split())[:200] or type(error).__name__)
 
 

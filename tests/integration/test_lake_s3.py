@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -19,13 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from central.api.recent import RecentVms
+from central.api.segment_times import SegmentTimes
 from central.builds import Builder
 from central.compaction import compact_day, drop_samples, remove_superseded
-from central.config import BuildSection
+from central.config import BuildSection, PlacementSection
 from central.lake import DAY_NS, Lake, segment_stem
 from central.lake_checks import problems, stats
 from central.lease import FencedError, Lease
 from central.objects import Bucket
+from central.placement.live import LiveFleet
 from central.schema import SAMPLES
 from central.slots import SlotStore
 from central.versions import COEFFICIENTS, JOB_STATISTICS, VersionStore
@@ -300,3 +304,25 @@ def test_replicas_build_from_one_bucket(url, tmp_path):
     assert [builder.current.manifest.rows for builder in builders] == [4 * 48] * 2
     assert builders[0].current.coefficient("scan") == builders[1].current.coefficient("scan")
     assert builders[0].current.coefficient("scan").method == "whitepanda"
+
+
+def test_a_question_leaves_no_copies_and_keeps_out_of_others(lake, tmp_path):
+    write(lake, 1)
+    key = lake.segments()[0].key
+    mine = lake.objects.local(key)
+    with lake.objects.session():
+        own = lake.objects.local(key)
+        assert own != mine and own.read_bytes() == mine.read_bytes()
+        with ThreadPoolExecutor(4) as threads:  # these are in no session
+            assert set(threads.map(lake.objects.local, [key] * 4)) == {mine}
+        lake.objects.drop_copies()
+        assert own.exists() and not mine.exists()
+        with ThreadPoolExecutor(4) as threads:
+            assert set(threads.map(lake.objects.local, [key] * 4)) == {mine}
+    assert not own.exists()
+    lake.objects.drop_copies()
+    now = 20_000 * DAY_NS + 3600 * 10**9
+    found = RecentVms(lake, SegmentTimes(lake), gone_s=3600, refresh_s=60, clock_unix_ns=lambda: now)
+    assert len(found.read().vms) == 2
+    assert LiveFleet(lake, PlacementSection(), list, clock_unix_ns=lambda: now).snapshot().jobs
+    assert not [path for path in (tmp_path / "copies").rglob("*") if path.is_file()]

@@ -167,6 +167,10 @@ def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
     for name, (user, group) in owners.items():
         (tls / name).touch(mode=0o644)
         os.chown(tls / name, user, group)
+    settings = {"central.toml": 0o600, "agent.toml": 0o644}  # the first may hold secrets
+    for name, mode in settings.items():
+        (tls.parent / name).touch()
+        (tls.parent / name).chmod(mode)
     config = tmp_path / "usr/lib/tmpfiles.d/whitepanda.conf"
     config.parent.mkdir(parents=True)
     shutil.copy(UNITS / "tmpfiles.conf", config)
@@ -178,6 +182,7 @@ def test_tmpfiles_close_keys_of_any_name_and_leave_their_owners(tmp_path):
     found = {path.name: path.stat() for path in tls.iterdir()}
     assert {name: (stat.st_uid, stat.st_gid) for name, stat in found.items()} == owners
     assert {stat.st_mode & 0o777 for stat in found.values()} == {0o600}
+    assert {name: (tls.parent / name).stat().st_mode & 0o777 for name in settings} == settings
 
 
 @pytest.mark.parametrize("name", ["agent", "central"])

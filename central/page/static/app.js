@@ -115,6 +115,7 @@ async function refresh() {
       main.dataset.shows = location.hash;
       // A question that takes long is asked again when it is asked for again.
       if (view.isLive !== false || document.body.classList.contains("is-stale")) {
+        clearTimeout(timer); // two may have asked at once: one goes on
         timer = setTimeout(tick, shown.data && view.isUnfinished?.(shown.data) ? Math.min(EVERY_MS, SOON_MS) : EVERY_MS);
       }
     }

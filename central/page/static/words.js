@@ -31,14 +31,9 @@ export function vms(found) {
   return h("span", { title: found.slice(0, 20).map((vm) => vm.name || vm.vm).join(", ") }, found[0].name || found[0].vm, more);
 }
 
-const QUIET_NS = 900e9;
-
-/** Whether an incident was reported a quarter of an hour ago or later; central's own count is by its setting. */
-export const isOpen = (incident) => Date.now() * 1e6 - incident.last_unix_ns < QUIET_NS;
-
 export const INCIDENT_COLUMNS = [
   { label: "Incident", value: (i) => i.id, cell: (i) => incidentLink(i.id) },
-  { label: "State", value: (i) => (isOpen(i) ? "open" : "over"), cell: (i) => state(isOpen(i) ? "open" : "over") },
+  { label: "State", value: (i) => (i.open ? "open" : "over"), cell: (i) => state(i.open ? "open" : "over") },
   { label: "Host", value: (i) => i.host, cell: (i) => hostLink(i.host) },
   { label: "Suspected job", value: (i) => i.suspect_job, cell: (i) => jobLink(i.suspect_job) },
   { label: "Victims", value: (i) => i.victims[0]?.name ?? "", cell: (i) => vms(i.victims) },

@@ -242,7 +242,7 @@ class ListIncidentsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations")
+    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class Incident(_message.Message):
     VICTIMS_FIELD_NUMBER: _ClassVar[int]
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     RECOMMENDATIONS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     id: int
     host: str
     suspect_job: str
@@ -265,7 +266,8 @@ class Incident(_message.Message):
     victims: _containers.RepeatedCompositeFieldContainer[IncidentVm]
     suspects: _containers.RepeatedCompositeFieldContainer[IncidentVm]
     recommendations: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Recommendation]
-    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ...) -> None: ...
+    open: bool
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
     __slots__ = ("vm", "name", "job", "peak", "reports")

@@ -12,10 +12,11 @@ import pytest
 
 from central.builds import Builder, BuildStoppedError
 from central.care import CareDone, LakeCare
-from central.compaction import drop_slots
+from central.compaction import drop_samples, drop_slots
 from central.config import BuildSection, LakeSection
 from central.lake import DAY_NS, Lake, LakeError
 from central.lake_checks import problems
+from central.lake_errors import DamagedError
 from central.lease import FencedError
 from central.objects import Folder
 from central.slots import SlotStore
@@ -243,3 +244,52 @@ def test_verify_reads_files_of_batches(lake, clock):
     assert line.startswith(f"{manifest.parts[0].batches}: cannot be read: ")
     os.truncate(path, 0)
     assert len(verified(lake)) == 1
+
+
+def flip(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def day(number) -> date:
+    return FIRST_DAY + timedelta(days=number)
+
+
+def test_a_damaged_segment_leaves_the_other_days_compacted(lake, clock):
+    slots = rolled(lake)
+    flip(lake.segments(day(0))[1].path)
+    with pytest.raises(DamagedError, match="day=2026-11-01"):
+        LakeCare(LakeSection(), lake, slots, clock_unix_ns=clock).run(lambda: None)
+    assert segments(lake) == [5, 1, 1, 5]
+
+
+@pytest.mark.parametrize("what", ["slots", "manifest"])
+def test_damaged_slots_keep_the_samples_of_their_own_day(lake, clock, what):
+    slots = rolled(lake)
+    manifest = slots.manifest(day(1))
+    name = (
+        manifest.parts[0].slots if what == "slots" else f"{slots.folder(day(1))}/{manifest.number:08d}.json"
+    )
+    flip(lake.root / name)
+    before = sorted((lake.root / slots.folder(day(1))).iterdir())
+    care = LakeCare(LakeSection(compact=False, raw_days=1), lake, slots, clock_unix_ns=clock, grace_s=0)
+    with pytest.raises(DamagedError, match="day=2026-11-02"):
+        care.run(lambda: None)
+    assert segments(lake) == [0, 5, 0, 5]
+    assert sorted((lake.root / slots.folder(day(1))).iterdir()) == before
+
+
+@pytest.mark.parametrize("what", ["slots", "batches"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_slots_without_digests_are_read_before_the_samples_go(lake, clock, what, is_gone):
+    slots = rolled(lake)
+    no_digests(lake)
+    path = lake.root / getattr(slots.manifest(day(0)).parts[0], what)
+    if is_gone:
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size // 2)
+    with pytest.raises(DamagedError, match=f"{what}.parquet is damaged: "):
+        drop_samples(lake, slots.manifests(), raw_days=2)
+    assert segments(lake) == [5, 0, 5, 5]

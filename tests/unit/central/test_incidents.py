@@ -15,6 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from agent.analysis import recommendations
+from agent.analysis.actions import recommend
+from agent.recommendation_messages import recommendation_message
+from central import incident_store
 from central import incident_tables as tables
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
@@ -443,3 +447,40 @@ def test_hours_that_are_none_are_refused(hours):
     result = CliRunner().invoke(incidents_cli.app, ["list", "--central", "h:1", "--hours", hours])
     assert result.exit_code == 2
     assert "Invalid value for '--hours'" in result.output
+
+
+def test_what_an_agent_recommends_for_the_longest_names_is_taken():
+    long = "n" * 256
+    situation = recommendations.Situation(
+        victims=(recommendations.Victim("v" * 36, long, long, 3.0, 1.0, 2.0, 1.5),),
+        suspects=(
+            recommendations.Suspect(
+                "s" * 36, long, long, 2.0, 4, 0.5, 0.1, 1.0, 2.0**24, memory_bytes_per_s=1e9, inflicts=True
+            ),
+        ),
+        mn_cpi=3.0,
+        mn_cpi_threshold=2.0,
+        lasted_s=900.0,
+        host=recommendations.HostLimits(cache_ways=11, min_bandwidth_percent=10, central=f"{'h' * 253}:7480"),
+    )
+    advised = [recommendation_message(one) for one in recommend(situation)]
+    lengths = [len(text) for one in advised for text in one.evidence]
+    assert max(lengths) > 512, "else this test shows nothing"
+    batch = agent_pb2.CpiBatch(spool_id="s", sequence=1, triggers=[trigger(recommendations=advised)])
+    taken, rejected = check_triggers(batch, host="h1", is_importer=False, limits=Limits(), now_unix_ns=NOW)
+    assert (len(taken), rejected) == (1, {})
+
+
+def test_a_postgresql_that_went_without_a_word_is_given_up_soon():
+    engine = incident_store._postgresql("postgresql://u@h/d?keepalives_idle=7")
+    seen = {}
+
+    @sa.event.listens_for(engine, "do_connect")
+    def _(_dialect, _record, _arguments, named):
+        seen.update(named)
+        raise sa.exc.OperationalError("", None, Exception("not here"))
+
+    with pytest.raises(sa.exc.OperationalError):
+        engine.connect()
+    assert (seen["tcp_user_timeout"], seen["keepalives_interval"], seen["keepalives_count"]) == (30_000, 5, 3)
+    assert str(seen["keepalives_idle"]) == "7", "what the URL says goes first"

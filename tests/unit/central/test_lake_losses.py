@@ -278,3 +278,17 @@ def test_what_central_deletes_meanwhile_is_no_loss(
 
     monkeypatch.setattr(Folder, "entries", entries)
     assert list(losses(lake, [300.0], by_day)) == []
+
+
+def test_after_another_length_of_slots_each_book_is_held_against_the_lake_by_itself(lake: Lake) -> None:
+    manifest = SlotStore(lake, SLOT_NS).manifest(DAYS[0])
+    compact_day(lake, DAYS[0], manifest, min_sources=2)
+    remove_superseded(lake, grace_s=0)
+    with quiet_duckdb.connect(threads=1) as connection:
+        for day in DAYS:  # its book has one entry of the first day, the other one's four
+            SlotStore(lake, 2 * SLOT_NS).roll_up(day, connection)
+    assert verified(lake) == []
+    gone = lake.segments(DAYS[1])[0]
+    gone.path.unlink()
+    lines = [line for line in verified(lake) if "were rolled up" in line]
+    assert len(lines) == 1 and lines[0].startswith(gone.key)

@@ -23,6 +23,7 @@ from central.streams import HostStream
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_http_api import Served, get
 from tests.unit.central.test_incidents import GAP, row
+from whitepanda.common import log
 from whitepanda.common.tls import TlsFiles
 
 S = 10**9
@@ -135,6 +136,19 @@ async def test_the_fleet_at_a_glance(fleet, local):
     )
     assert (found["incidents"], found["open_incidents"], found["contended_hosts"]) == (3, 2, 2)
     assert [(i["host"], i["reports"]) for i in found["open"]] == [("h2", 1), ("h1", 2)]
+    _, later = await get(local, f"/v1/overview?since_unix_ns={NOW - MINUTE}")
+    assert (later["incidents"], later["open_incidents"], len(later["open"])) == (0, 2, 2)
+    assert fleet.store.count_open(NOW - GAP) == 2
+    _, listed = await get(local, "/v1/incidents")
+    assert [(i["host"], i["open"]) for i in listed["incidents"]] == [
+        ("h2", True),
+        ("h1", True),
+        ("h1", False),
+        ("h9", False),
+    ]
+    for one in listed["incidents"]:
+        _, detail = await get(local, f"/v1/incidents/{one['id']}")
+        assert detail["incident"]["open"] == one["open"]
     kept = ("host", "incidents", "open_incidents", "reports", "peak_mn_cpi", "last_unix_ns")
     assert [tuple(host[name] for name in kept) for host in found["contended"]] == [
         ("h1", 2, 1, 3, 9.0, NOW - 4 * MINUTE),
@@ -262,12 +276,15 @@ async def test_a_lake_or_history_that_cannot_be_read_is_said_so(fleet, local, mo
         raise LakeError("segment x is damaged")
 
     monkeypatch.setattr(SegmentTimes, "overlapping", broken)
-    for path in ("/v1/job?job=web", "/v1/host-timeline?host=h1"):
-        status, answer = await get(local, path)
-        assert status == 503 and "segment x is damaged; `whitepanda lake verify`" in answer["error"]
     status, _ = await get(local, "/v1/overview")
     await fleet.fleet._refreshing
     assert status == 200, "the overview does without the lake"
+    before = fleet.fleet._refreshing
+    assert (await get(local, "/v1/overview"))[0] == 200
+    assert fleet.fleet._refreshing is before, "it is not tried again at once"
+    for path in ("/v1/job?job=web", "/v1/host-timeline?host=h1"):
+        status, answer = await get(local, path)
+        assert status == 503 and "segment x is damaged; `whitepanda lake verify`" in answer["error"]
 
     def away(**_named):
         raise StoreError("connection refused")
@@ -294,6 +311,38 @@ def test_who_runs_now_is_asked_again_when_it_is_old(tmp_path):
     assert found.read() is not first
     now[0] -= 100 * S
     assert found.known()[1], "the clock was set back"
+
+
+def test_after_a_failure_a_minute_passes(tmp_path, monkeypatch):
+    lake = Lake(tmp_path)
+    now = [NOW]
+    write(lake, ROWS)
+    found = RecentVms(lake, SegmentTimes(lake), gone_s=300, refresh_s=60, clock_unix_ns=lambda: now[0])
+
+    def broken(*_arguments, **_named):
+        raise duckdb.OutOfMemoryException("no room\nanywhere")
+
+    monkeypatch.setattr(Lake, "samples", broken)
+    with pytest.raises(LakeError, match="no room anywhere"):
+        found.read()
+    assert found.known() == (None, False)
+    now[0] += 60 * S
+    assert found.known() == (None, True)
+    monkeypatch.undo()
+    first = found.read()
+    assert found.known() == (first, False)
+
+
+async def test_what_nobody_thought_of_costs_only_who_runs_now(fleet, local, monkeypatch, capsys):
+    log.configure("info")
+
+    def broken(*_arguments, **_named):
+        raise RuntimeError("of another kind")
+
+    monkeypatch.setattr(SegmentTimes, "overlapping", broken)
+    assert (await get(local, "/v1/overview"))[0] == 200
+    await fleet.fleet._refreshing
+    assert "RuntimeError: of another kind" in capsys.readouterr().err
 
 
 def test_nothing_in_the_lake_is_nobody(tmp_path):
@@ -386,3 +435,33 @@ def test_the_time_of_a_window_counts_from_its_begin(tmp_path):
     write(lake, [window("h1", "w1", "web", 1.0, 1.0, ago) for ago in (120, 60)])
     found = read_lines(lake, SegmentTimes(lake), "h1", NOW - 120 * S, NOW - 60 * S, MINUTE)
     assert found.column("bin").to_pylist() == [0]
+
+
+async def test_a_segment_whose_footer_is_damaged_counts_no_rows_and_is_looked_at_again(fleet, local):
+    lake = fleet.fleet._lake
+    write(lake, ROWS[:2])
+    write(lake, ROWS[2:5], 2)
+    broken = lake.segments()[1].path
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:-20])
+    status, found = await get(local, "/v1/status")
+    assert (status, found["lake_segments"], found["lake_rows"]) == (200, 2, 2)
+    for path in ("/v1/data-health", "/metrics"):
+        assert (await get(local, path))[0] == 200
+    broken.write_bytes(whole)
+    assert (await get(local, "/v1/status"))[1]["lake_rows"] == 5
+
+
+def test_a_version_that_could_not_be_read_is_read_the_next_time(tmp_path, monkeypatch):
+    lake = Lake(tmp_path / "lake")
+    version(lake, [("scan", 0.5, 0.1)])
+    history = CoefficientHistory(VersionStore(lake.objects))
+    original = VersionStore.coefficient
+
+    def failing(self, number, job):
+        raise OSError(5, "the store does not answer")
+
+    monkeypatch.setattr(VersionStore, "coefficient", failing)
+    assert history.of("scan") == []
+    monkeypatch.setattr(VersionStore, "coefficient", original)
+    assert [found.value for found in history.of("scan")] == [0.5]

@@ -184,7 +184,7 @@ async def test_another_replica_leaves_it_alone_until_the_lease_ends(store, recei
             take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(5, 10)])
             await until(lambda: first.status()[0].delivered == 10)  # and noted: else the last comes again
         assert [s.active for s in (first.status()[0], second.status()[0])] == [True, False]
-    clock.now += 71 * S
+    clock.now += 141 * S
     take(store, row(20, NOW, host="h20"))
     async with running(webhooks(store, receiver, clock=clock, replica="b")):
         await until(lambda: len(receiver.taken()) == 11)
@@ -243,3 +243,43 @@ def test_more_incidents_than_one_transaction_takes(store, monkeypatch):
     assert store.write(lambda c: tables.first(c, "k")).id == 1
     assert store.count_open(NOW) == 25 and store.count_open(NOW + 20) == 5
     assert incident_tables.METADATA is tables.METADATA
+
+
+async def test_what_one_receiver_does_to_us_costs_neither_the_others_nor_central(
+    store, receiver, monkeypatch
+):
+    other = Receiver()
+    take(store, row(1))
+    found = webhooks(store, other, receiver)
+    original, is_broken = found._receivers[0].sender.post, True
+
+    async def failing(message):
+        if is_broken:
+            raise ValueError("of a kind that nobody\nthought of")
+        return await original(message)
+
+    monkeypatch.setattr(found._receivers[0].sender, "post", failing)
+    try:
+        async with running(found):
+            await until(lambda: receiver.taken() == [("1", "firing")])
+            await until(lambda: found.status()[0].failed_attempts > 1)
+            assert found.status()[0].last_error == "ValueError: of a kind that nobody thought of"
+            is_broken = False
+            await until(lambda: other.taken() == [("1", "firing")])
+            await until(lambda: found.status()[0].last_error == "")
+    finally:
+        other.close()
+
+
+async def test_a_lease_outlasts_a_post_and_a_database_that_answers_late(store, receiver):
+    clock = Clock()
+    take(store, row(1))
+    one, other = (webhooks(store, receiver, clock=clock, replica=name) for name in ("a", "b"))
+    assert one._look(one._receivers[0]) is not None
+    lease_ns = round((WebhooksSection().timeout_s + QUICK.lease_s) * 1e9)
+    clock.now += lease_ns + S
+    assert other._look(other._receivers[0]) is None
+    clock.now += lease_ns
+    assert other._look(other._receivers[0]) is not None
+    for found in (one, other):
+        await found._receivers[0].sender.close()

@@ -10,6 +10,7 @@ import json
 import math
 import ssl
 
+import httpx
 import pytest
 
 from central.pki import issue, make_ca
@@ -239,6 +240,31 @@ async def test_over_tls_by_whom_the_configuration_trusts(tmp_path):
         receiver.close()
     with pytest.raises(TlsError, match=r"webhooks\.ca .*secret: cannot be used"):
         Sender(receiver.url, ca=str(secret_file(tmp_path)))
+
+
+async def test_an_alert_after_the_handshake_is_an_answer_as_any(tmp_path):
+    make_ca(tmp_path / "pki")
+    files = issue(tmp_path / "pki", "hook", server=True, addresses=["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    context.load_verify_locations(files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED  # in TLS 1.3 a client hears of it after its handshake
+    receiver = Receiver(context)
+    try:
+        answer = await post(receiver.url, ca=files.ca)
+    finally:
+        receiver.close()
+    assert answer.why and not answer.is_final
+
+    def alert(_request):
+        raise ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert certificate required")
+
+    sender = Sender(receiver.url, ca=files.ca)
+    await sender.close()
+    sender._client = httpx.AsyncClient(transport=httpx.MockTransport(alert))
+    answer = await sender.post(messages.firing(incident(), ""))
+    assert "alert certificate required" in answer.why and not answer.is_final
+    await sender.close()
 
 
 def test_names_of_receivers_have_no_secrets():

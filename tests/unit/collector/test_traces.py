@@ -1,5 +1,6 @@
 import gzip
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -215,6 +216,16 @@ def test_numbers_in_another_unit_are_refused(tmp_path, suffix, unit, remedy, per
         f"{file}: columns 'start_time' and 'end_time' must be microseconds: the window of row 1, {start} to {end}, "
         f"would last {lasts}; are they {unit}? {remedy}, or write them as TIMESTAMP"
     )
+
+
+@pytest.mark.parametrize(("window_s", "lasts"), [(1, "1e+03 s"), (86, "8.6e+04 s")])
+def test_nanoseconds_of_short_windows_are_refused(tmp_path, window_s, lasts):
+    def times(us):  # windows of 300 s made short
+        return us * 1000 * window_s // 300
+
+    file = with_times(tmp_path / "a.parquet", pa.int64(), times)
+    with pytest.raises(InputError, match=re.escape(f"would last {lasts}; are they nanoseconds? divide")):
+        collect(read_trace(file))
 
 
 def test_nanoseconds_since_1970_are_refused_though_no_such_microsecond_is_known(tmp_path):

@@ -229,3 +229,30 @@ def test_the_container_runs_as_nobody_else_and_writes_in_one_place():
     assert dict(steps)["EXPOSE"] == "7443"
     assert "HEALTHCHECK" in words
     assert "ADD" not in words
+
+
+def test_a_state_folder_that_cannot_go_does_not_fail_the_purge(tmp_path):
+    """One that is mounted is emptied and busy; here `rm` says so of the first."""
+    text = (DEBIAN / "postrm.sh").read_text()
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    known = {"UNITS": "a.service", "STATE": f"{first} {second}", "PACKAGE": "whitepanda-agent"}
+    for name, value in known.items():
+        text = text.replace(f"@{name}@", value)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in (
+        ("deb-systemd-helper", "exit 0"),
+        ("rm", f'case "$2" in {first}) exit 1;; *) exec /bin/rm "$@";; esac'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{body}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-s", "purge"], input=text, capture_output=True, text=True, check=False,
+        env={"PATH": f"{programs}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert (done.returncode, second.exists()) == (0, False)
+    assert done.stderr == (
+        f"whitepanda-agent: {first} could not be deleted wholly (is it mounted?); delete what is left by hand\n"
+    )

@@ -3,7 +3,7 @@ import { timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, duration, isKnown, number, plain, time } from "../format.js";
 import { table } from "../table.js";
-import { hostLink, isOpen, jobLink, link, state } from "../words.js";
+import { hostLink, jobLink, link, state } from "../words.js";
 
 const LINES = 5;
 
@@ -78,7 +78,7 @@ export function draw(detail) {
   const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
   const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
   return [
-    h("p", { class: "verdict" }, state(isOpen(i) ? "open" : "over"), ` · ${count(i.victims.length)} ${i.victims.length === 1 ? "VM suffers" : "VMs suffer"} on `, hostLink(i.host),
+    h("p", { class: "verdict" }, state(i.open ? "open" : "over"), ` · ${count(i.victims.length)} ${i.victims.length === 1 ? "VM suffers" : "VMs suffer"} on `, hostLink(i.host),
       i.suspect_job ? [", most likely from ", jobLink(i.suspect_job), "."] : "; no VM there has a score, so nobody is named."),
     facts([
       ["Began", time(i.first_unix_ns)],

@@ -9,13 +9,25 @@ export const title = () => "Jobs";
 export async function load(ask, { parameters }) {
   const [statistics, coefficients] = await Promise.all([
     ask("v1/job-statistics", { page_size: 1000, page_token: parameters.page }),
-    ask("v1/coefficients", { page_size: 1000 }),
+    allCoefficients(ask),
   ]);
   return { statistics, coefficients };
 }
 
+/** Every page of them: they come by value, and what is shown is by name. */
+async function allCoefficients(ask) {
+  const found = [];
+  let token = "";
+  do {
+    const page = await ask("v1/coefficients", { page_size: 1000, page_token: token });
+    found.push(...page.coefficients);
+    token = page.next_page_token;
+  } while (token);
+  return found;
+}
+
 export function draw({ statistics, coefficients }) {
-  const known = new Map(coefficients.coefficients.map((each) => [each.job, each]));
+  const known = new Map(coefficients.map((each) => [each.job, each]));
   const columns = [
     { label: "Job", value: (s) => s.job, cell: (s) => jobLink(s.job) },
     { label: "Platform", value: (s) => s.platform },
