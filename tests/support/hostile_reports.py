@@ -12,7 +12,7 @@ from whitepanda.v1 import agent_pb2
 
 MAX_EVENTS, MAX_TRIGGERS = 1000, 200  # of one batch
 _UNSAFE = ("\x1b[2J", "two\nlines", "\x9b31m", "\u2028")
-_LONG = "x" * 513
+_LONG = "x" * 1025
 
 
 def _text(rng: random.Random) -> str:
