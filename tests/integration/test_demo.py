@@ -71,8 +71,11 @@ def test_demo_finds_the_injected_antagonist(short_tmp: Path) -> None:
     assert told_of
     for victim in told_of:
         low, high = victim["latency_low"], victim["latency_high"]
-        assert 1.0 < low <= victim["latency_degradation"] <= high
+        assert low <= victim["latency_degradation"] <= high
+        assert victim["latency_degradation"] > 1.0
         assert victim["true_latency_degradation"] > 1.1
+        # Nine of ten intervals hold the truth; that they leave out 1 is promised of no small effect.
+        assert low > 1.0 or victim["true_latency_degradation"] < 1.3
         assert victim["is_held"] == (low <= victim["true_latency_degradation"] <= high)
         assert 0 <= victim["latency_held"] <= victim["latency_told"]
     assert any(victim["is_held"] for victim in told_of)
