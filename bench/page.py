@@ -17,7 +17,6 @@ import http.client
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,11 +24,8 @@ from pathlib import Path
 import psutil
 from playwright.async_api import Browser
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
-
-from tests.support.browser import chromium, watched  # noqa: E402 - the path must be set first
-from tests.support.page_fleet import PageCentral, Size  # noqa: E402 - the same
+from tests.support.browser import chromium, watched
+from tests.support.page_fleet import PageCentral, Size
 
 RUNS = 5
 VIEWS = (

@@ -146,11 +146,14 @@ def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"not known: {', '.join(names)}: {render.remedy(reason)}", DIM)
 
 
+_WHOLE_FROM = 1000  # numbers of four digits before the point have none behind it
+
+
 def _exact(value: float) -> str:
     """Four digits, thousands in full with commas; a dash where not known."""
     if not math.isfinite(value):
         return UNKNOWN
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - whole numbers from four digits on
+    return f"{value:,.0f}" if abs(value) >= _WHOLE_FROM else f"{value:.4g}"
 
 
 def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:

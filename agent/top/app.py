@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -177,7 +178,7 @@ class TopApp(App[None]):
             line.append(f"  {word.symbol} {count} {many}", style=word.style if count else DIM)
         host = {metric.name: metric.value for metric in frame.status.host_metrics}
         idle = host.get("host_cpu_idle_ratio", float("nan"))
-        if idle == idle:  # noqa: PLR0124 - NaN is not known
+        if not math.isnan(idle):
             line.append(f"  CPU {100 * (1 - idle):.0f}%", style="none")
         when = datetime.fromtimestamp(frame.vms.now_unix_ns / 1e9, tz=UTC).astimezone()
         return line.append(f"  {when:%H:%M:%S}", style="none")
