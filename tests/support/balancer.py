@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 
 class Balancer:
@@ -14,6 +15,7 @@ class Balancer:
         """`backends` are ports of 127.0.0.1."""
         self.port = 0
         self.connections = [0] * len(backends)
+        self.sent_bytes = [0] * len(backends)  # by clients, to each of the backends
         self._address = address
         self._backends = list(backends)
         self._turn = 0
@@ -47,8 +49,8 @@ class Balancer:
             self.connections[turn] += 1
             with contextlib.closing(there[1]):
                 ways = [
-                    asyncio.create_task(_pass(reader, there[1])),
-                    asyncio.create_task(_pass(there[0], writer)),
+                    asyncio.create_task(_pass(reader, there[1], partial(self._count, turn))),
+                    asyncio.create_task(_pass(there[0], writer, lambda _size: None)),
                 ]
                 try:
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -56,9 +58,15 @@ class Balancer:
                     for way in ways:
                         way.cancel()
 
+    def _count(self, backend: int, size: int) -> None:
+        self.sent_bytes[backend] += size
 
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+async def _pass(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, count: Callable[[int], None]
+) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(1 << 16):
+            count(len(data))
             writer.write(data)
             await writer.drain()

@@ -1,8 +1,8 @@
 """Many agents' real uplinks and spools in one process, with simulated windows: `chaos_agents.py FOLDER`.
 
 FOLDER/agents.json says what to run. FOLDER/told is there when a version reached one of them. Once FOLDER/stop is there
-they produce nothing more, drain, and FOLDER/result.json tells per host what was produced and dropped, how late its
-ticks were, and the versions that central sent.
+they produce nothing more, drain, and FOLDER/result.json tells per host what was produced and dropped, how late each of
+its ticks was, and the versions that central sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Agent:
         self._told = folder / "told"
         self.versions: list[int] = []
         self.produced = 0
-        self.latest_s = 0.0
+        self.late_s: list[float] = []  # of each tick
         self.spool = Spool(folder / f"{name}.spool", max_bytes=1 << 26, boot_id="b")
         timing = Timing(welcome_s=2.0, acknowledgement_s=10.0, poll_s=0.2)
         self.uplink = Uplink(section, self._hello, self.spool, self._take, timing=timing)
@@ -57,7 +57,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not stop.exists():  # noqa: ASYNC240 - a look at a local folder
-            self.latest_s = max(self.latest_s, loop.time() - due)
+            self.late_s.append(max(0.0, loop.time() - due))
             first = START_S * 10**9 + self.produced
             self.uplink.submit(
                 [
@@ -91,7 +91,7 @@ async def main(folder: Path) -> None:
         result[agent.name] = {
             "produced": agent.produced,
             "dropped": dropped,
-            "late_s": agent.latest_s,
+            "late_s": agent.late_s,
             "versions": agent.versions,
         }
         await agent.uplink.close()
