@@ -149,10 +149,10 @@ class Fleet:
     def full_disk(self, number: int) -> Iterator[None]:
         """Leave no room for a replica's journal meanwhile."""
         ballast = self.small[number] / "ballast"
-        with ballast.open("wb") as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
+        # Without a buffer, whose rest could not be written at the file's end either.
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(1 << 16)):
+                pass
         yield
         ballast.unlink()
 
