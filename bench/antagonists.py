@@ -1,11 +1,12 @@
 """Every method on generated traces with known antagonists: the tables of docs/studies/antagonists.md.
 
-    python bench/antagonists.py --out FOLDER [--seeds 8] [--parts study,others,ablation] [--sample TRACE]
+    python bench/antagonists.py --out FOLDER [--seeds 8] [--parts study,others,ablation,held-out] [--sample TRACE]
 
 study: presets paper and paper-saturating (matched to the plain methods' published scores alone), seeds 1 to N;
 others: presets of other mechanisms, two seeds each; ablation: ours with one idea changed, on development traces
-that share neither settings nor seeds with the study; with --sample, how stable the location and scale of jobs' CPI
-are between two halves of the days of a real trace. Writes one JSON line per trace and tables.md into FOLDER; a
+that share neither settings nor seeds with the study; held-out: the same on fresh seeds, coefficients learnt on half of
+the machines and scored on the other half; with --sample, how stable the location and scale of jobs' CPI are between
+two halves of the days of a real trace. Writes one JSON line per trace and tables.md into FOLDER; a
 trace that is there already is not run again. Exits with 1 where a bar is missed.
 """
 
@@ -26,8 +27,12 @@ import pyarrow.parquet as pq
 from antagonists_ablation import (
     DEVELOPMENT,
     DEVELOPMENT_SEED,
+    HELD_OUT,
+    HELD_OUT_SEEDS,
     ablation_table,
+    held_out_table,
     run_ablation,
+    run_held_out,
     shown,
     trace,
 )
@@ -104,7 +109,8 @@ def _run(kind: str, name: str, seed: int, out: Path) -> dict[str, Any]:
     path = out / f"{kind}-{name.replace(' ', '-')}-{seed}.json"
     if path.exists():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    found = run_ablation(name, seed) if kind == "ablation" else run_all(name, seed)
+    run = {"ablation": run_ablation, "held-out": run_held_out}.get(kind, run_all)
+    found = run(name, seed)
     path.write_text(json.dumps(found) + "\n", encoding="utf-8")
     return found
 
@@ -197,12 +203,16 @@ def marginals(path: Path, least: int) -> list[str]:
     return lines
 
 
-def _work(parts: list[str], seeds: int) -> list[tuple[str, str, int]]:
+def _work(
+    parts: list[str], seeds: int, held_out: list[str], held_out_seeds: int
+) -> list[tuple[str, str, int]]:
     """Return part, trace and seed of each run."""
+    first = HELD_OUT_SEEDS[0]
     of_part = {
         "study": [(form, seed) for seed in range(1, seeds + 1) for form in FORMS],
         "others": [(name, seed) for name in OTHERS for seed in (1, 2)],
         "ablation": [(name, DEVELOPMENT_SEED) for name in DEVELOPMENT],
+        "held-out": [(name, seed) for seed in range(first, first + held_out_seeds) for name in held_out],
     }
     return [(part, *run) for part, runs in of_part.items() if part in parts for run in runs]
 
@@ -214,13 +224,16 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--parts", default="study,others,ablation")
+    parser.add_argument("--parts", default="study,others,ablation,held-out")
+    parser.add_argument("--held-out", default=",".join(HELD_OUT), help="traces of this part")
+    parser.add_argument("--held-out-seeds", type=int, default=len(HELD_OUT_SEEDS))
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--sample", type=Path)
     parser.add_argument("--least", type=int, default=5, help="CPI values of a job in each half of the days")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    work = _work(arguments.parts.split(","), arguments.seeds)
+    held_out = arguments.held_out.split(",")
+    work = _work(arguments.parts.split(","), arguments.seeds, held_out, arguments.held_out_seeds)
     with ProcessPoolExecutor(arguments.processes) as pool:
         waiting = [
             (kind, name, pool.submit(_run, kind, name, seed, arguments.out)) for kind, name, seed in work
@@ -237,6 +250,9 @@ def main() -> int:
     ablation = [result for kind, _, result in done if kind == "ablation"]
     if ablation:
         lines += ablation_table(ablation)
+    elsewhere = [result for kind, _, result in done if kind == "held-out"]
+    if elsewhere:
+        lines += held_out_table(elsewhere)
     if arguments.sample:
         lines += marginals(arguments.sample, arguments.least)
     (arguments.out / "tables.md").write_text("\n".join(lines).strip() + "\n", encoding="utf-8")

@@ -1,21 +1,28 @@
-"""Ours with one idea changed each, on development traces: the part `ablation` of antagonists.py."""
+"""Ours with one idea changed each, on development traces and between halves of the machines of fresh ones.
+
+Parts `ablation` and `held-out` of antagonists.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from scipy.stats import t as student
 
-from central.evaluation.methods import METHODS, Known, Method, Whitepanda
+from central.evaluation.methods import METHODS, Known, Method, Panda, Whitepanda
 from central.evaluation.protocol import evaluate
 from central.models import whitepanda, whitepanda_solve
 from central.models.groups import Column, Floats, group, sums
+from central.models.panda import PairState
 from central.models.slots import TaskSlots
+from central.models.whitepanda import WhitepandaState
 from central.synth.population import ROLES, make_jobs, make_machines, make_tasks
+from central.synth.presets import preset
 from central.synth.settings import SynthSettings
 from central.synth.simulate import Effects, simulate
 
@@ -61,6 +68,10 @@ DEVELOPMENT: Mapping[str, SynthSettings] = {
     ),
 }
 DEVELOPMENT_SEED, DEVELOPMENT_FROM_DAY = 103, 10
+#: Traces of the held-out ablation: the settings of the development's with other seeds, and shorter ones of the study's.
+HELD_OUT: Mapping[str, SynthSettings] = {**DEVELOPMENT, "paper": replace(preset("paper"), days=15)}
+#: None of these was used before.
+HELD_OUT_SEEDS = range(201, 204)
 
 
 def trace(settings: SynthSettings) -> tuple[Days, Column, dict[int, float]]:
@@ -120,7 +131,7 @@ class _LowerBound(Whitepanda):
 
 Patch = tuple[Any, str, Any]
 #: Ours with one idea changed each.
-ABLATION: Mapping[str, tuple[Callable[[], Method], tuple[Patch, ...]]] = {
+ABLATION: Mapping[str, tuple[type[Whitepanda], tuple[Patch, ...]]] = {
     "ours": (Whitepanda, ()),
     "mean and std instead of median and IQR of the log": (
         Whitepanda,
@@ -166,9 +177,92 @@ def run_ablation(name: str, seed: int) -> dict[str, Any]:
     return {"trace": name, "seed": seed, "events": found.events, "rows": found.task_slots, "scores": scores}
 
 
+def _halves(days: Days) -> tuple[Days, Days]:
+    """Split a trace into its even and its odd machines."""
+    even, odd = ([(number, day.take(day.machine % 2 == half)) for number, day in days] for half in (0, 1))
+    return even, odd
+
+
+def _states(make: Callable[[TaskSlots], Any], days: Days, patches: Sequence[Patch] = ()) -> list[Any]:
+    """Return what a method has learnt at the end of each day."""
+    states = list[Any]()
+    with _changed(tuple(patches)):
+        for _, day in days:
+            state = make(day)
+            states.append(states[-1].merge(state) if states else state)
+    return states
+
+
+def _elsewhere(
+    kind: type[Panda | Whitepanda], states: Iterable[Any], patches: tuple[Patch, ...] = ()
+) -> Method:
+    """Return a method that is given each day's state, whatever machines it is scored on."""
+    given = iter(states)
+
+    class Elsewhere(kind):
+        def learn(self, _day: TaskSlots) -> None:
+            self._state = next(given)
+
+        def settle(self) -> None:
+            with _changed(patches):
+                super().settle()
+
+    return Elsewhere()
+
+
+def run_held_out(name: str, seed: int) -> dict[str, Any]:
+    """Evaluate ours with each idea changed on half of the machines, with what it learnt on the others.
+
+    Job statistics and machines' percentiles, by which slots are events, are those of the half that is scored.
+    """
+    days, antagonists, coefficients = trace(replace(HELD_OUT[name], seed=seed))
+    learnt, scored = _halves(days)
+    learnt_by_patches = dict[tuple[Patch, ...], list[Any]]()
+    methods: dict[str, Method] = {
+        "panda": _elsewhere(Panda, _states(lambda day: PairState.of(**day.columns()), learnt)),
+        "oracle": Known(coefficients),
+    }
+    for variant, (kind, patches) in ABLATION.items():
+        # What the solver alone is changed by is learnt as ours is.
+        of_learning = tuple(patch for patch in patches if patch[0] is whitepanda)
+        if of_learning not in learnt_by_patches:
+            learnt_by_patches[of_learning] = _states(WhitepandaState.of, learnt, of_learning)
+        methods[variant] = _elsewhere(kind, learnt_by_patches[of_learning], patches)
+    found = evaluate(scored, antagonists, methods, from_day=DEVELOPMENT_FROM_DAY)
+    scores = {method: result.mean_percentile.value for method, result in found.methods.items()}
+    rows = sum(day.rows for _, day in days)
+    return {"trace": name, "seed": seed, "events": found.events, "rows": rows, "scores": scores}
+
+
 def shown(value: float | None) -> str:
     """Write a score of a table."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def difference(values: Floats) -> tuple[float, float]:
+    """Mean of differences, shape (traces, seeds), and half of its 95 % interval: these traces, other seeds."""
+    traces, seeds = values.shape
+    freedom = traces * (seeds - 1)
+    variance = float(values.var(axis=1, ddof=1).mean())
+    return float(values.mean()), float(student.ppf(0.975, freedom)) * (variance / values.size) ** 0.5
+
+
+def held_out_table(found: list[dict[str, Any]]) -> list[str]:
+    """Write the table of the held-out ablation: means over seeds, and the difference to ours over all traces."""
+    traces = list(dict.fromkeys(run["trace"] for run in found))
+    names = list(found[0]["scores"])
+    of = {trace_: [run for run in found if run["trace"] == trace_] for trace_ in traces}
+    scores = {n: np.array([[run["scores"][n] for run in of[each]] for each in traces], float) for n in names}
+    lines = ["", "## Ablation on other machines", "", "| | " + " | ".join(traces) + " | mean | beside ours |"]
+    lines.append("|---" * (len(traces) + 3) + "|")
+    for name in names:
+        cells = " | ".join(f"{value:.3f}" for value in scores[name].mean(axis=1))
+        mean, half = difference(scores[name] - scores["ours"])
+        beside = "" if name == "ours" else f"{mean:+.4f} ({mean - half:+.4f} to {mean + half:+.4f})"
+        lines.append(f"| {name} | {cells} | {scores[name].mean():.3f} | {beside} |")
+    events = " | ".join(str(sum(run["events"] for run in of[each])) for each in traces)
+    lines.append(f"| events | {events} | | |")
+    return lines
 
 
 def ablation_table(found: list[dict[str, Any]]) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 
 from central.evaluation.methods import METHODS
+from central.models.slots import TaskSlots
 from tests.support.central_process import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 
 import antagonists
+import antagonists_ablation
 
 #: Knobs of a trace of a third of the study's rows; days from 9 on are scored.
 SIZE = {"days": 12, "machines": 24}
@@ -39,6 +42,29 @@ def test_the_bars_by_hand(scores, closed, worst, held):
     found = antagonists.bars(traces(*scores))
     assert found == pytest.approx((closed, worst), abs=1e-12)
     assert antagonists.are_held(*found) is held
+
+
+def test_coefficients_come_from_other_machines():
+    n = 8
+    rows = TaskSlots(
+        np.arange(n) % 4,
+        np.zeros(n, int),
+        np.arange(n),
+        np.arange(n),
+        np.zeros(n, int),
+        np.ones(n, bool),
+        *np.ones((2, n)),
+    )
+    learnt, scored = antagonists_ablation._halves([(0, rows), (1, rows)])
+    assert [set(day.machine.tolist()) for _, day in learnt] == [{0, 2}] * 2
+    assert [set(day.machine.tolist()) for _, day in scored] == [{1, 3}] * 2
+
+
+def test_the_interval_of_a_difference_by_hand():
+    # Two traces of two seeds: within them variances of 0.02 and 0.08, mean 0.05; t of 2 degrees of freedom.
+    mean, half = antagonists_ablation.difference(np.array([[0.1, 0.3], [0.2, 0.6]]))
+    assert mean == pytest.approx(0.3)
+    assert half == pytest.approx(4.302652729911275 * (0.05 / 4) ** 0.5, rel=1e-9)
 
 
 @pytest.mark.long
