@@ -156,7 +156,7 @@ def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
     totals = _Products(widths)
     for number, table in enumerate(_read_ahead(folder / "products.parquet" for folder in used)):
         own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
-        totals.add(table, own | {"": known[""]}, are_distinct=True)
+        totals.add(table, own | {"": known[""]})
     return _state(widths["job"], totals), known["job"]
 
 
@@ -210,11 +210,8 @@ class _Products:
             for kind, (first, second, values) in _KINDS.items()
         }
 
-    def add(self, rows: pa.Table, numbers: dict[str, Ints], *, are_distinct: bool = False) -> None:
-        """Add rows; `numbers` has, per name of a key, the numbers that its own stand for.
-
-        `are_distinct`: no two of the rows have one key.
-        """
+    def add(self, rows: pa.Table, numbers: dict[str, Ints]) -> None:
+        """Add rows; `numbers` has, per name of a key, the numbers that its own stand for."""
         kinds, values = rows["kind"].to_numpy(), [rows[name].to_numpy() for name in _VALUES]
         a, b = rows["a"].to_numpy(), rows["b"].to_numpy()
         # Kinds come in runs.
@@ -224,8 +221,7 @@ class _Products:
                 kind, run = int(kinds[begin]), slice(begin, end)
                 first, second, _ = _KINDS[kind]
                 key = numbers[first][a[run]] * self._widths[second] + numbers[second][b[run]]
-                totals = self._totals[kind]
-                (totals.add_distinct if are_distinct else totals.add)(key, [each[run] for each in values])
+                self._totals[kind].add(key, [each[run] for each in values])
 
     def folded(self, kind: int) -> tuple[Ints, list[Floats]]:
         """Return the distinct keys, first * width of the second + second, ascending, and the sums."""
@@ -233,7 +229,10 @@ class _Products:
 
 
 class _Totals:
-    """Sums by key of what is added, folded now and then. Keys are less than `size`."""
+    """Sums by key of what is added. Keys are less than `size`.
+
+    Where all keys are few there is a place for each: nothing needs sorting. Else rows are folded now and then.
+    """
 
     def __init__(self, values: int, size: int) -> None:
         self._values = values
@@ -245,33 +244,28 @@ class _Totals:
 
     def add(self, key: Ints, values: list[Floats]) -> None:
         """Add rows; of `values` the first so many count."""
+        if self._size <= _MAX_PLACES:
+            self._add_in_place(key, values[: self._values])
+            return
         self._parts.append((key, values[: self._values]))
         self._rows += len(key)
         if self._rows > max(_FOLD_ROWS, 4 * len(self._parts[0][0])):
             self._parts = [self.folded()]
             self._rows = len(self._parts[0][0])
 
-    def add_distinct(self, key: Ints, values: list[Floats]) -> None:
-        """Add rows of distinct keys. Where all keys are few there is a place for each: nothing needs sorting."""
-        if self._size > _MAX_PLACES:
-            self.add(key, values)
-            return
+    def _add_in_place(self, key: Ints, values: list[Floats]) -> None:
         if self._seen is None:
             self._seen = np.zeros(self._size, dtype=np.bool_)
             self._sums = [np.zeros(self._size) for _ in range(self._values)]
         self._seen[key] = True
-        for total, column in zip(self._sums, values, strict=False):
-            total[key] += column
+        for total, column in zip(self._sums, values, strict=True):
+            np.add.at(total, key, column)
 
     def folded(self) -> tuple[Ints, list[Floats]]:
         """Return the distinct keys, ascending, and the sums."""
         if self._seen is not None:
             keys = np.flatnonzero(self._seen)
-            found = [total[keys] for total in self._sums]
-            if not self._parts:
-                return keys, found
-            self._seen = None
-            self._parts.append((keys, found))
+            return keys, [total[keys] for total in self._sums]
         if not self._parts:
             return np.empty(0, dtype=np.int64), [np.empty(0)] * self._values
         (keys,), number = group(np.concatenate([key for key, _ in self._parts]))

@@ -82,10 +82,7 @@ class Level:
             out[j, i] = value
         for rows, sign in ((self.more, 1.0), (self.less, -1.0)):
             if rows:
-                m, k, value, count = rows
-                order = np.argsort(m, kind="stable")
-                for part in np.split(order, np.searchsorted(m[order], np.arange(1, count))):
-                    out[np.ix_(k[part], k[part])] += sign * np.outer(value[part], value[part])
+                out += sign * _squared(rows, self.jobs)
         return out
 
     def variance(self, a: Floats) -> float:
@@ -144,6 +141,19 @@ def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats
             gram += weight * each
     gram[np.diag_indices_from(gram)] += ridge
     return gram
+
+
+def _squared(rows: Rows, jobs: int) -> Floats:
+    """Return X'X of few entries a row, or of one row."""
+    from scipy.sparse import csr_array  # noqa: PLC0415 - as below
+
+    m, k, value, count = rows
+    if count == 1:
+        one = np.zeros(jobs)
+        np.add.at(one, k, value)
+        return np.outer(one, one)
+    x = csr_array((value, (m, k)), shape=(count, jobs))
+    return np.asarray((x.T @ x).toarray(), dtype=np.float64)
 
 
 class _Factor:
