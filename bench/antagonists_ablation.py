@@ -101,22 +101,39 @@ def _plain_n_cpi(job: Column, platform: Column, day: Column, cpi: Floats) -> Flo
     return np.divide(deviation, std, out=np.zeros_like(cpi), where=std > 0)
 
 
-def _marginal(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
-    return b / np.diag(gram), 1 / np.diag(gram)
+class _Marginal:
+    """In place of the solver's factor: each job alone, as if none were beside another."""
+
+    def __init__(self, gram: Floats) -> None:
+        self._diagonal = np.diag(gram).copy()
+
+    def solved(self, b: Floats) -> Floats:
+        return b / self._diagonal
+
+    def inverse_diagonal(self) -> Floats:
+        return 1 / self._diagonal
 
 
-def _non_negative(gram: Floats, b: Floats) -> tuple[Floats, Floats]:
-    """Coordinate descent with every coefficient at least 0."""
-    a, residual = np.zeros(len(b)), b.copy()
-    for _ in range(200):
-        before = a.copy()
-        for k in range(len(b)):
-            new = max(0.0, a[k] + residual[k] / gram[k, k])
-            residual -= gram[:, k] * (new - a[k])
-            a[k] = new
-        if np.abs(a - before).max() <= 1e-7 * np.abs(a).max():
-            break
-    return a, np.diag(np.linalg.inv(gram))
+class _NonNegative:
+    """In place of the solver's factor: coordinate descent with every coefficient at least 0."""
+
+    def __init__(self, gram: Floats) -> None:
+        self._gram = gram
+
+    def solved(self, b: Floats) -> Floats:
+        a, residual = np.zeros(len(b)), b.copy()
+        for _ in range(200):
+            before = a.copy()
+            for k in range(len(b)):
+                new = max(0.0, a[k] + residual[k] / self._gram[k, k])
+                residual -= self._gram[:, k] * (new - a[k])
+                a[k] = new
+            if np.abs(a - before).max() <= 1e-7 * np.abs(a).max():
+                break
+        return a
+
+    def inverse_diagonal(self) -> Floats:
+        return np.diag(np.linalg.inv(self._gram))
 
 
 class _LowerBound(Whitepanda):
@@ -138,8 +155,8 @@ ABLATION: Mapping[str, tuple[type[Whitepanda], tuple[Patch, ...]]] = {
         ((whitepanda, "robust_n_cpi", _plain_n_cpi),),
     ),
     "not cut at 3": (Whitepanda, ((whitepanda, "CLIP", np.inf),)),
-    "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_dense", _marginal),)),
-    "non-negative": (Whitepanda, ((whitepanda_solve, "_dense", _non_negative),)),
+    "marginal instead of joint": (Whitepanda, ((whitepanda_solve, "_Factor", _Marginal),)),
+    "non-negative": (Whitepanda, ((whitepanda_solve, "_Factor", _NonNegative),)),
     "no quasi-differences": (
         Whitepanda,
         ((whitepanda, "PERSISTENCE", 0.0), (whitepanda_solve, "MAX_WEIGHT", 1.0)),

@@ -44,6 +44,11 @@ def test_the_bars_by_hand(scores, closed, worst, held):
     assert antagonists.are_held(*found) is held
 
 
+def test_what_the_ablation_changes_is_there():
+    patches = [patch for _, each in antagonists_ablation.ABLATION.values() for patch in each]
+    assert [name for owner, name, _ in patches if not hasattr(owner, name)] == []
+
+
 def test_coefficients_come_from_other_machines():
     n = 8
     rows = TaskSlots(
