@@ -239,6 +239,7 @@ async def test_replicas_killed_disk_full_lake_read_only_network_cut(tmp_path, mo
 
 
 @pytest.mark.long
+@pytest.mark.alone  # it measures how late agents are, and a disk that others keep busy makes them late
 @pytest.mark.timeout(900)
 async def test_fifty_agents_and_fifty_kills(tmp_path, mounts, network) -> None:
     fleet = Fleet(tmp_path, *mounts, network, MAIN)
