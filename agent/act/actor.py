@@ -16,8 +16,8 @@ import msgspec
 from agent.act.audit import Allowance, Audit, Line
 from agent.act.backends import Backend
 from agent.act.journal import Journal
-from agent.act.limits import refusal
-from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError
+from agent.act.limits import no_uuid, refusal
+from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError, Undo
 from agent.act.victims import Degradation
 from whitepanda.common import log
 
@@ -150,16 +150,22 @@ class Actor:
         )
         return self._carry_out(record, backend, peer, command)
 
-    def undo(self, number: int, peer: Peer) -> list[Done]:
-        """Undo an action; 0: all.
+    def undo(self, asked: Undo, peer: Peer) -> list[Done]:
+        """Undo what is asked for; of a VM on which nothing is in force there is nothing to do.
 
         Raises:
-            RefusedError: there is none of this number.
+            RefusedError: there is none of this number, or this is no UUID.
 
         """
-        found = [one for one in self.journal.records if number in {0, one.number}]
-        if number and not found:
-            why_not = f"no action {number} is in force; `whitepanda act list` has those that are"
+        found = [
+            one
+            for one in self.journal.records
+            if asked.number in {0, one.number} and asked.vm in {"", one.vm}
+        ]
+        why_not = no_uuid("vm", asked.vm) if asked.vm else ""
+        if asked.number and not found:
+            why_not = f"no action {asked.number} is in force; `whitepanda act list` has those that are"
+        if why_not:
             self.refused("undo", peer, why_not)
             raise RefusedError(why_not)
         return [self._end(one, peer, "told to") for one in found]

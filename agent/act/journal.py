@@ -12,7 +12,7 @@ from agent.act.records import Record
 from whitepanda.common import durable
 from whitepanda.common.errors import UnavailableError
 
-__all__ = ["Ended", "Journal"]
+__all__ = ["Ended", "Journal", "is_empty"]
 
 _FORMAT = 1
 _MAX_ENDED = 1000
@@ -31,6 +31,14 @@ class _Kept(msgspec.Struct, frozen=True):
     next_number: int = 1
     records: tuple[Record, ...] = ()
     ended: tuple[Ended, ...] = ()
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nothing is in force by what a service has left in its folder; False where that cannot be read."""
+    try:
+        return not _read(folder / "journal.json").records
+    except UnavailableError:
+        return False
 
 
 class Journal:
@@ -54,7 +62,7 @@ class Journal:
             raise UnavailableError(f"{error.filename}: {error.strerror}; see act.state_dir") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._kept = self._read()
+            self._kept = _read(self._path)
         except BlockingIOError as error:
             self._lock.close()
             raise UnavailableError(
@@ -105,24 +113,25 @@ class Journal:
         ended = (*others[1 - _MAX_ENDED :], Ended(record.vm, boot_ns, record.boot_id))
         self._write(msgspec.structs.replace(self._kept, records=records, ended=ended))
 
-    def _read(self) -> _Kept:
-        try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=_Kept)
-        except FileNotFoundError:
-            return _Kept()
-        except OSError as error:
-            raise UnavailableError(f"{self._path}: cannot read: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UnavailableError(
-                f"{self._path}: damaged: {error}; see in audit.jsonl what is to be undone, then remove it"
-            ) from error
-        if kept.format != _FORMAT:
-            raise UnavailableError(
-                f"{self._path}: has format {kept.format}, this version knows {_FORMAT}: run the one that wrote it"
-            )
-        return kept
-
     def _write(self, kept: _Kept) -> None:
         with durable.replacing(self._path, mode=0o600) as file:
             file.write(msgspec.json.encode(kept))
         self._kept = kept
+
+
+def _read(path: Path) -> _Kept:
+    try:
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except FileNotFoundError:
+        return _Kept()
+    except OSError as error:
+        raise UnavailableError(f"{path}: cannot read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UnavailableError(
+            f"{path}: damaged: {error}; see in audit.jsonl what is to be undone, then remove it"
+        ) from error
+    if kept.format != _FORMAT:
+        raise UnavailableError(
+            f"{path}: has format {kept.format}, this version knows {_FORMAT}: run the one that wrote it"
+        )
+    return kept

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.act.records import AMOUNTS, Apply, Limits, Record
 
-__all__ = ["refusal"]
+__all__ = ["no_uuid", "refusal"]
 
 _MAX_WHY = 300
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -39,10 +39,17 @@ def refusal(
     )
 
 
+def no_uuid(what: str, value: str) -> str:
+    """Tell why something is no VM's UUID; "": it is one. A name would be taken for a VM of which nothing is known."""
+    if _UUID.fullmatch(value):
+        return ""
+    return f"{what} must be a VM's UUID (value {value[:80]!r}); `whitepanda vms --json` has them"
+
+
 def _senseless(asked: Apply) -> str:
-    for what, uuid in (("vm", asked.vm), ("victim", asked.victim)):
-        if not _UUID.fullmatch(uuid) and (what == "vm" or uuid):
-            return f"{what} must be a VM's UUID (value {uuid[:80]!r}); `whitepanda vms --json` has them"
+    why_not = no_uuid("vm", asked.vm) or (no_uuid("victim", asked.victim) if asked.victim else "")
+    if why_not:
+        return why_not
     if asked.vm == asked.victim:
         return f"the victim itself would be limited (value {asked.vm})"
     if not math.isfinite(asked.amount) or not 0 < asked.amount <= _MAX[asked.action]:

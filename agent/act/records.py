@@ -67,9 +67,10 @@ class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"
 
 
 class Undo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="undo"):
-    """Undo an action by its number; 0: all of them."""
+    """Undo an action by its number, or that on a VM (UUID); 0 and "": all of them."""
 
-    number: int
+    number: int = 0
+    vm: str = ""
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):

@@ -243,8 +243,8 @@ class Server:
                 raise RefusedError(why_not)
             case Apply():
                 return Answer(done=(actor.apply(request, peer),))
-            case Undo(number):
-                return Answer(done=tuple(actor.undo(number, peer)))
+            case Undo():
+                return Answer(done=tuple(actor.undo(request, peer)))
             case Ask():
                 return Answer(in_force=actor.in_force(), limits=actor.limits)
 

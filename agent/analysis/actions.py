@@ -252,7 +252,7 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
         victim=victim.vm,
         victim_name=victim.name,
         effect=_unknown(
-            victim, situation, "what it will suffer depends on the host: the first command ranks them"
+            victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),
         evidence=_suffering(victim),
         commands=_migration(victim.vm, victim.job, situation, is_libvirt=victim.is_libvirt),
@@ -267,8 +267,16 @@ def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> 
     )
     if not is_libvirt:
         return (ranks,)
+    lift = Command(
+        "lift what act has set on it: a quota would move along for good",
+        ("whitepanda", "act", "undo", "--vm", vm),
+    )
     migrate = (*_LIBVIRT, "migrate", "--live", "--persistent", "--undefinesource")
-    return (ranks, Command("migrate it to the first of them", (*migrate, vm, "qemu+ssh://HOST/system")))
+    return (
+        lift,
+        ranks,
+        Command("migrate it to the first of them", (*migrate, vm, "qemu+ssh://HOST/system")),
+    )
 
 
 def _nothing(victim: Victim, situation: Situation, *, is_anybody_blamed: bool) -> Recommendation:

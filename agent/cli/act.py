@@ -11,12 +11,14 @@ from rich.text import Text
 
 from agent import config as agent_config
 from agent.act.client import ask
+from agent.act.journal import is_empty
+from agent.act.limits import no_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
 from agent.cli._render import Column, cell, print_table
-from agent.local_client import find_config
+from agent.local_client import DEFAULT_CONFIG, find_config
 from whitepanda.common import log
 from whitepanda.common.cli import console, print_json
-from whitepanda.common.errors import InputError
+from whitepanda.common.errors import InputError, UnavailableError
 
 __all__ = ["app"]
 
@@ -27,7 +29,7 @@ app = typer.Typer(
 
 SocketOption = Annotated[Path | None, typer.Option(help="Where the service answers.")]
 ConfigOption = Annotated[
-    Path | None, typer.Option(help="The agent's configuration, which names the socket in [act].")
+    Path | None, typer.Option(help="The agent's configuration, whose section act names the socket.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
 
@@ -128,17 +130,20 @@ def apply(
 
 @app.command()
 def undo(
-    number: Annotated[str, typer.Argument(help="As `whitepanda act list` shows it, or `all`.")],
+    number: Annotated[str | None, typer.Argument(help="As `whitepanda act list` shows it, or `all`.")] = None,
+    vm: Annotated[
+        str | None, typer.Option(help="Instead: UUID of the VM, on which nothing need be in force.")
+    ] = None,
     socket: SocketOption = None,
     config: ConfigOption = None,
     *,
     json: JsonOption = False,
 ) -> None:
-    """Undo an action now. What somebody else has changed meanwhile is left alone, and said."""
-    if number != "all" and not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
-        raise InputError(f"NUMBER must be an action's number, or all (value {number[:40]!r})")
-    answer = ask(_find(socket, config), Undo(0 if number == "all" else int(number)))
-    _show(answer, json=json)
+    """Undo an action now. What somebody else has changed meanwhile is left alone, and said.
+
+    `--vm` before a VM is migrated or saved: nothing to undo is no error, also where the service never ran.
+    """
+    _show(answer := _undone(_undo(number, vm), socket, config), json=json)
     if any(done.result == "failed" for done in answer.done):
         raise typer.Exit(4)
 
@@ -166,6 +171,33 @@ def _action(word: str) -> Action:
         if word == action:
             return action
     raise InputError(f"ACTION must be one of {', '.join(AMOUNTS)} (value {word[:40]!r})")
+
+
+def _undo(number: str | None, vm: str | None) -> Undo:
+    if (number is None) == (vm is None):
+        raise InputError("give either NUMBER (or `all`) or --vm UUID")
+    if vm is not None:
+        if why_not := no_uuid("--vm", vm):
+            raise InputError(why_not)
+        return Undo(vm=vm)
+    if number == "all":
+        return Undo()
+    if number is None or not (number.isascii() and number.isdigit() and 0 < int(number) < 2**63):
+        raise InputError(f"NUMBER must be an action's number, or all (value {str(number)[:40]!r})")
+    return Undo(int(number))
+
+
+def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
+    try:
+        return ask(_find(socket, config), asked)
+    except UnavailableError:
+        # A service that has left nothing in force, or never ran here, need not be there to say so. Where the host's
+        # configuration is not for us to read, nobody knows where it would have left it.
+        known, file = find_config(config)
+        is_sure = file is not None or not DEFAULT_CONFIG.exists()
+        if asked.vm and is_sure and is_empty(Path(known.act.state_dir)):
+            return Answer()
+        raise
 
 
 def _find(socket: Path | None, config: Path | None) -> Path:

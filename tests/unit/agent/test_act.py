@@ -11,7 +11,7 @@ import pytest
 from agent.act import actor as actor_module
 from agent.act.audit import Allowance, Audit
 from agent.act.journal import Journal
-from agent.act.records import ActError, RefusedError
+from agent.act.records import ActError, RefusedError, Undo
 from collector.base import SourceError
 from tests.unit.agent.act_fakes import (
     LIMITS,
@@ -98,12 +98,24 @@ def test_an_operator_undoes_one_or_all(tmp_path, backend, clock):
     first = actor.apply(asked(), OPERATOR)
     actor.apply(asked(vm=OTHER), OPERATOR)
     with pytest.raises(RefusedError, match="no action 9 is in force"):
-        actor.undo(9, OPERATOR)
-    assert results(actor.undo(first.number, OPERATOR)) == ["undone"]
+        actor.undo(Undo(9), OPERATOR)
+    assert results(actor.undo(Undo(first.number), OPERATOR)) == ["undone"]
     assert backend.states == {VM: "none", OTHER: "limit 2"}
-    assert results(actor.undo(0, OPERATOR)) == ["undone"]
-    assert actor.undo(0, OPERATOR) == []
+    assert results(actor.undo(Undo(), OPERATOR)) == ["undone"]
+    assert actor.undo(Undo(), OPERATOR) == []
     assert audit(tmp_path)[-1]["uid"] == 1000
+
+
+def test_what_is_in_force_on_a_vm_is_undone_by_its_uuid_and_nothing_is_no_error(tmp_path, backend):
+    actor = make(tmp_path, backend)
+    assert actor.undo(Undo(vm=VM), OPERATOR) == []
+    actor.apply(asked(), OPERATOR)
+    actor.apply(asked(vm=OTHER), OPERATOR)
+    assert [(one.vm, one.result) for one in actor.undo(Undo(vm=VM), OPERATOR)] == [(VM, "undone")]
+    assert backend.states == {VM: "none", OTHER: "limit 2"}
+    with pytest.raises(RefusedError, match=r"vm must be a VM's UUID .value 'scan-1'"):
+        actor.undo(Undo(vm="scan-1"), OPERATOR)  # and not "nothing": a name is no word on what is in force
+    assert [line["result"] for line in audit(tmp_path)][-2:] == ["undone", "refused"]
 
 
 def test_its_end_undoes_everything(tmp_path, backend):
@@ -140,7 +152,7 @@ def test_what_is_refused_is_in_the_audit_log(tmp_path, backend):
 def test_a_vm_cools_down_after_an_action(tmp_path, backend, clock):
     actor = make(tmp_path, backend, clock=clock)
     actor.apply(asked(), OPERATOR)
-    actor.undo(0, OPERATOR)
+    actor.undo(Undo(), OPERATOR)
     clock.advance(599)
     with pytest.raises(RefusedError, match="cool_down"):
         actor.apply(asked(), OPERATOR)
@@ -268,7 +280,7 @@ def test_what_could_not_be_undone_is_tried_again_also_before_its_time_is_over(tm
     actor = make(tmp_path, backend, clock=clock)
     actor.apply(asked(), OPERATOR)
     backend.failure = "libvirt is away"
-    assert results(actor.undo(1, OPERATOR)) == ["failed"]
+    assert results(actor.undo(Undo(1), OPERATOR)) == ["failed"]
     backend.failure = ""
     assert actor.tick() == []
     clock.advance(5)
@@ -347,7 +359,7 @@ def test_every_refusal_is_told_of_but_nobody_can_push_other_lines_out_by_them(tm
 
     def refuse():
         with pytest.raises(RefusedError):
-            actor.undo(7, OPERATOR)
+            actor.undo(Undo(7), OPERATOR)
 
     backend.failure = "libvirt is away"
     with pytest.raises(ActError):

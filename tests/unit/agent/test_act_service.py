@@ -20,10 +20,11 @@ from agent.act.quota import Quota, Virsh
 from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
 from agent.act.server import Server, limits_of, make_actor
 from agent.act.victims import degradation_of
+from agent.cli import act as command
 from agent.config import ActSection, AgentConfig, AgentSection, load
 from agent.local_api import LocalApi
 from tests.unit.agent import canned_agents
-from tests.unit.agent.act_fakes import OPERATOR, VICTIM, VM, FakeBackend, asked, make
+from tests.unit.agent.act_fakes import OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make
 from whitepanda.common import cli, log
 from whitepanda.common.errors import ConfigError, UnavailableError
 
@@ -234,6 +235,7 @@ async def test_the_commands(short, monkeypatch, capsys):
         undone = await run("undo", "1")
         assert undone[:2] == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n")
         assert (await run("undo", "all"))[1] == "nothing was in force\n"
+        assert await run("undo", "--vm", VM) == (0, "nothing was in force\n", "")
         code, out, err = await run("undo", "1")
         assert (code, out) == (3, "")
         assert "error: no action 1 is in force" in err
@@ -247,12 +249,55 @@ async def test_the_commands(short, monkeypatch, capsys):
         (("apply", "cap-cpu", VM, "--cores", "1", "--ways", "2"), "--ways is of another action"),
         (("undo", "0"), "NUMBER must be an action's number, or all"),
         (("undo", "x"), "NUMBER must be an action's number, or all"),
+        (("undo",), "give either NUMBER (or `all`) or --vm UUID"),
+        (("undo", "1", "--vm", VM), "give either NUMBER (or `all`) or --vm UUID"),
+        (("undo", "--vm", "scan-1"), "--vm must be a VM's UUID (value 'scan-1')"),
     ],
 )
 def test_arguments_that_make_no_sense(monkeypatch, capsys, words, said):
     code, _, err = whitepanda(monkeypatch, capsys, *words)
     assert code == 3
     assert said in err
+
+
+async def test_a_vm_is_undone_by_its_uuid(short, monkeypatch, capsys):
+    vms = FakeBackend()
+    async with served(short, vms) as path:
+        await ask(path, asked())
+        words = ("undo", "--vm", VM, "--socket", str(path))
+        undone = await asyncio.to_thread(whitepanda, monkeypatch, capsys, *words)
+    assert undone == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n", "")
+
+
+def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_something(
+    short, monkeypatch, capsys
+):
+    state, config = short / "state", short / "agent.toml"
+    config.write_text(f'[agent]\n[act]\nsocket = "{short}/none.sock"\nstate_dir = "{state}"\n')
+
+    def run(*words):
+        return whitepanda(monkeypatch, capsys, "undo", *words, "--config", str(config))
+
+    nothing, away = (0, "nothing was in force\n", ""), f"no service answers at {short}/none.sock"
+    assert run("--vm", VM) == nothing  # it never ran here
+    assert away in run("all")[2]  # who asks for more than a VM wants to hear of the service
+    log.configure("error")
+    actor = make(state, FakeBackend(), journal=(journal := Journal(state)))
+    actor.apply(asked(), OPERATOR)
+    code, _, err = run("--vm", VM)
+    assert code == 4
+    assert away in err
+    assert run("--vm", OTHER)[0] == 4  # nobody looks into it but the service
+    actor.undo(Undo(), OPERATOR)
+    journal.close()
+    assert run("--vm", VM) == nothing
+    (state / "journal.json").write_text("{")
+    assert away in run("--vm", VM)[2]
+    # A configuration that is not for us to read may name another folder.
+    monkeypatch.setattr(command, "find_config", lambda _config: (load(config), None))
+    monkeypatch.setattr(command, "DEFAULT_CONFIG", config)
+    (state / "journal.json").unlink()
+    assert away in run("--vm", VM)[2]
 
 
 # --- the configuration ---

@@ -137,10 +137,22 @@ def test_each_command_is_what_an_operator_would_run():
     assert by_hand[:6] == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live")
     assert by_hand[6:] == ("vcpu_period=100000", "vcpu_quota=50000")
     assert undo[-1] == "vcpu_quota=-1"
-    ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
+    lifts, ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
+    assert lifts == ("whitepanda", "act", "undo", "--vm", UUID)
     assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--job=scan")
     assert migrates[3:6] == ("migrate", "--live", "--persistent")
     assert migrates[6:] == ("--undefinesource", UUID, "qemu+ssh://HOST/system")
+
+
+def test_no_vm_takes_a_limit_of_ours_along():
+    """A live quota migrates with the VM, to where nobody undoes it."""
+    found = recommend(situation(SCAN, replace(SCAN, vm="uuid-2", name="scan-2", score=1.0), host=RDT))
+    migrations = [one for one in found if one.action.startswith("migrate")]
+    assert [one.vm for one in migrations] == [UUID, "uuid-2", "uuid-web"]
+    for one in migrations:
+        lifts, *others = (c.words for c in one.commands)
+        assert lifts == ("whitepanda", "act", "undo", "--vm", one.vm)
+        assert others[-1][3] == "migrate"
 
 
 def test_the_quota_of_a_vms_owner_is_not_undone_by_hand():
@@ -171,7 +183,7 @@ def test_names_of_others_are_words_for_every_shell(job):
     for one in found:
         for command in one.commands:
             assert shlex.split(shell_text(command.words)) == list(command.words)
-    assert by_action(found, "migrate_suspect").commands[0].words[-1] == f"--job={job}"
+    assert by_action(found, "migrate_suspect").commands[1].words[-1] == f"--job={job}"
 
 
 def test_a_control_group_beside_the_vms_is_capped_by_systemd_and_cannot_migrate():
