@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.verdicts import Degradation, Shown, VmEvent
 from agent.windows import CpiWindow
 from collector.base import Reason
-from whitepanda.common.protocol import UNKNOWN_COUNT
+from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2
 
 __all__ = [
@@ -23,6 +22,7 @@ __all__ = [
     "event_message",
     "evidence_message",
     "pieces",
+    "reason_number",
     "trigger_message",
 ]
 
@@ -87,7 +87,7 @@ def encode(
     for name in _GAUGES:
         values = [getattr(window, name) for window in windows]
         if any(value is not None for value in values):
-            getattr(batch, name).extend(math.nan if value is None else value for value in values)
+            getattr(batch, name).extend(map(or_nan, values))
     batch.events.extend(event_message(event) for event in events if isinstance(event, VmEvent))
     batch.triggers.extend(trigger_message(event) for event in events if isinstance(event, Trigger))
     return batch
@@ -166,10 +166,10 @@ def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
                 epoch=s.epoch,
                 name=s.name,
                 job=s.job,
-                coefficient=math.nan if s.coefficient is None else s.coefficient,
+                coefficient=or_nan(s.coefficient),
                 cpu_usage_cores=s.cpu_usage_cores,
-                score=math.nan if s.score is None else s.score,
-                reason=_reason_number(s.reason),
+                score=or_nan(s.score),
+                reason=reason_number(s.reason),
             )
             for s in suspects
         ],
@@ -179,8 +179,8 @@ def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
     )
 
 
-def _reason_number(reason: Reason) -> Any:
-    """The numbers of collector.base.Reason are those of the protocol's."""
+def reason_number(reason: Reason) -> Any:
+    """Return the protocol's number of a reason: those of collector.base.Reason are the same."""
     return int(reason)
 
 
@@ -207,7 +207,7 @@ def _extend_cpi(batch: agent_pb2.CpiBatch, windows: Sequence[CpiWindow]) -> None
     """CPI and why it is not known: the reasons are there, for every row, as soon as one row lacks its CPI."""
     missing = [window.cpi is None for window in windows]
     if not all(missing):
-        batch.cpi.extend(math.nan if window.cpi is None else window.cpi for window in windows)
+        batch.cpi.extend(or_nan(window.cpi) for window in windows)
     if any(missing):
         # The numbers of collector.base.Reason are those of the protocol's.
         reasons: list[Any] = [int(window.cpi_reason) if window.cpi is None else 0 for window in windows]

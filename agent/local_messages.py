@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
 
-from agent.batches import behaviour_number, degradation_message, event_message, evidence_message
+from agent.batches import (
+    behaviour_number,
+    degradation_message,
+    event_message,
+    evidence_message,
+    reason_number,
+)
 from agent.host_analysis import Explanation, Verdict
 from agent.recommendation_messages import recommendation_message
 from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
 from agent.verdicts import Reasoning
 from agent.verdicts import Verdict as Suffering
 from collector.base import Reason
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = ["explanation_message", "status_message", "vms_message"]
@@ -39,7 +45,7 @@ def status_message(state: AgentState) -> host_pb2.HostStatus:
         rss_bytes=host.rss_bytes,
         window_ms=host.window_ms,
         host_metrics=[_metric(m) for m in host.metrics],
-        mn_cpi=_number(analysis.mn_cpi if analysis else None),
+        mn_cpi=or_nan(analysis.mn_cpi if analysis else None),
     )
 
 
@@ -94,19 +100,11 @@ def _verdict(vm: VmView, state: AgentState) -> Verdict:
     return state.analysis.verdict(vm.uuid)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _reason(reason: Reason) -> agent_pb2.Reason:
-    return cast("agent_pb2.Reason", int(reason))
-
-
 def _metric(metric: MetricView) -> host_pb2.Metric:
     return host_pb2.Metric(
         name=metric.name,
-        value=_number(metric.value),
-        reason=_reason(metric.reason),
+        value=or_nan(metric.value),
+        reason=reason_number(metric.reason),
         source=metric.source,
         age_ns=max(0, metric.age_ns),
     )
@@ -151,11 +149,11 @@ def _vm(vm: VmView, state: AgentState) -> host_pb2.VmSummary:
         metrics=[_metric(m) for m in vm.metrics],
         verdict=verdict.verdict,
         verdict_reason=verdict.reason,
-        degradation=_number(verdict.degradation),
+        degradation=or_nan(verdict.degradation),
         top_suspect=verdict.top_suspect,
         owner=vm.owner,
-        quota_cores=_number(vm.quota_cores),
-        job_mean_cpi=_number(state.analysis.job_mean_cpi(vm.uuid) if state.analysis else None),
+        quota_cores=or_nan(vm.quota_cores),
+        job_mean_cpi=or_nan(state.analysis.job_mean_cpi(vm.uuid) if state.analysis else None),
     )
 
 
@@ -191,10 +189,10 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
     return host_pb2.VmExplanation(
         vm=vm,
         statistics=statistics,
-        cpi=_number(why.cpi),
-        n_cpi=_number(why.n_cpi),
-        victim_threshold_cpi=_number(why.victim_threshold_cpi),
-        mn_cpi=_number(why.mn_cpi),
+        cpi=or_nan(why.cpi),
+        n_cpi=or_nan(why.n_cpi),
+        victim_threshold_cpi=or_nan(why.victim_threshold_cpi),
+        mn_cpi=or_nan(why.mn_cpi),
         mn_cpi_threshold=why.mn_cpi_threshold,
         victim_slots=why.victim_slots,
         coefficient_version=why.coefficient_version,
@@ -204,17 +202,17 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
                 uuid=s.uuid,
                 name=s.name,
                 job=s.job,
-                coefficient=_number(s.coefficient),
+                coefficient=or_nan(s.coefficient),
                 cpu_usage_cores=s.cpu_usage_cores,
-                score=_number(s.score),
-                reason=_reason(s.reason),
+                score=or_nan(s.score),
+                reason=reason_number(s.reason),
             )
             for s in why.suspects
         ],
         history=[
             host_pb2.CpiPoint(
                 start_unix_ns=p.start_unix_ns,
-                cpi=_number(p.cpi),
+                cpi=or_nan(p.cpi),
                 cpu_usage_cores=p.cpu_usage_cores,
             )
             for p in why.history

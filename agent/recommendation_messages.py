@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from agent.analysis.recommendations import Recommendation
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["recommendation_message"]
@@ -22,21 +22,17 @@ def recommendation_message(one: Recommendation) -> agent_pb2.Recommendation:
         job=one.job,
         victim=one.victim,
         victim_name=one.victim_name,
-        amount=_number(one.amount),
+        amount=or_nan(one.amount),
         unit=one.unit,
         evidence=one.evidence,
         effect=agent_pb2.ExpectedEffect(
             signal=effect.signal,
-            before=_number(effect.before),
-            after=_number(effect.after),
-            low=_number(effect.low),
-            high=_number(effect.high),
-            threshold=_number(effect.threshold),
+            before=or_nan(effect.before),
+            after=or_nan(effect.after),
+            low=or_nan(effect.low),
+            high=or_nan(effect.high),
+            threshold=or_nan(effect.threshold),
             unknown_because=effect.unknown_because,
         ),
         commands=[agent_pb2.Command(purpose=c.purpose, words=c.words) for c in one.commands],
     )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

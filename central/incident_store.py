@@ -5,10 +5,11 @@ All methods block and may be called from any thread; those that write wait for e
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -21,6 +22,7 @@ from central.incident_totals import IncidentTotals, count_open, read_totals
 from central.triggers import TriggerRow
 from central.webhooks.tables import METADATA
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
@@ -136,12 +138,9 @@ class IncidentStore:
             StoreError: the database does not answer.
 
         """
-        try:
-            with self._engine.connect() as connection:
-                found = _find(connection, query, limit, after)
-                return _messages(connection, found)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        with self._reading() as connection:
+            found = _find(connection, query, limit, after)
+            return _messages(connection, found)
 
     def get(self, number: int) -> fleet_pb2.IncidentDetail | None:
         """Return an incident with its last reports; None where there is none of this number.
@@ -151,28 +150,33 @@ class IncidentStore:
 
         """
         t = tables
+        with self._reading() as connection:
+            row = connection.execute(sa.select(t.incidents).where(t.incidents.c.id == number)).first()
+            if row is None:
+                return None
+            (incident,) = _messages(connection, [row])
+            advice = connection.scalar(
+                sa.select(t.recommendations.c.payload).where(t.recommendations.c.incident == number)
+            )
+            if advice is not None:
+                incident.recommendations.extend(agent_pb2.Trigger.FromString(advice).recommendations)
+            payloads = connection.scalars(
+                sa.select(t.reports.c.payload)
+                .where(t.reports.c.incident == number)
+                .order_by(t.reports.c.unix_ns.desc())
+                .limit(_SHOWN_REPORTS)
+            ).all()
+            told = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
+            detail = fleet_pb2.IncidentDetail(incident=incident, reports=told)
+            for job in _jobs(connection, 1, "", row.suspect_job) if row.suspect_job else ():
+                detail.recurrence.CopyFrom(job)
+            return detail
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
         try:
             with self._engine.connect() as connection:
-                row = connection.execute(sa.select(t.incidents).where(t.incidents.c.id == number)).first()
-                if row is None:
-                    return None
-                (incident,) = _messages(connection, [row])
-                advice = connection.scalar(
-                    sa.select(t.recommendations.c.payload).where(t.recommendations.c.incident == number)
-                )
-                if advice is not None:
-                    incident.recommendations.extend(agent_pb2.Trigger.FromString(advice).recommendations)
-                payloads = connection.scalars(
-                    sa.select(t.reports.c.payload)
-                    .where(t.reports.c.incident == number)
-                    .order_by(t.reports.c.unix_ns.desc())
-                    .limit(_SHOWN_REPORTS)
-                ).all()
-                told = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
-                detail = fleet_pb2.IncidentDetail(incident=incident, reports=told)
-                for job in _jobs(connection, 1, "", row.suspect_job) if row.suspect_job else ():
-                    detail.recurrence.CopyFrom(job)
-                return detail
+                yield connection
         except SQLAlchemyError as error:
             raise StoreError(_line(error)) from error
 
@@ -188,11 +192,8 @@ class IncidentStore:
             StoreError: the database does not answer.
 
         """
-        try:
-            with self._engine.connect() as connection:
-                return count_open(connection, since_unix_ns)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        with self._reading() as connection:
+            return count_open(connection, since_unix_ns)
 
     def suspect_jobs(self, *, limit: int, after: str = "", job: str = "") -> list[fleet_pb2.SuspectJob]:
         """Return jobs by name, each with how often it was suspected first and on how many hosts.
@@ -201,11 +202,8 @@ class IncidentStore:
             StoreError: the database does not answer.
 
         """
-        try:
-            with self._engine.connect() as connection:
-                return _jobs(connection, limit, after, job)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        with self._reading() as connection:
+            return _jobs(connection, limit, after, job)
 
     def totals(self, *, since_unix_ns: int, open_since_unix_ns: int, top: int) -> IncidentTotals:
         """Count incidents since a time; see `incident_totals.read_totals`.
@@ -214,11 +212,8 @@ class IncidentStore:
             StoreError: the database does not answer.
 
         """
-        try:
-            with self._engine.connect() as connection:
-                return read_totals(connection, since_unix_ns, open_since_unix_ns, top)
-        except SQLAlchemyError as error:
-            raise StoreError(_line(error)) from error
+        with self._reading() as connection:
+            return read_totals(connection, since_unix_ns, open_since_unix_ns, top)
 
     def _prepare(self, connection: sa.Connection) -> None:
         """Make the tables where they are missing; replicas that start together do it one after the other."""
@@ -339,7 +334,7 @@ def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fl
     table = tables.incident_vms
     found = sa.select(table).where(table.c.incident.in_([row.id for row in rows])) if rows else None
     for vm in connection.execute(found).all() if found is not None else ():
-        peak = math.nan if vm.peak is None else vm.peak
+        peak = or_nan(vm.peak)
         vms[vm.incident, vm.role].append(
             fleet_pb2.IncidentVm(vm=vm.vm, name=vm.name, job=vm.job, peak=peak, reports=vm.reports)
         )

@@ -39,8 +39,10 @@ __all__ = [
     "METADATA",
     "ROLE_SUSPECT",
     "ROLE_VICTIM",
+    "ROW_ID",
     "incident_vms",
     "incidents",
+    "insert_into",
     "meta",
     "prune",
     "recommendations",
@@ -54,7 +56,8 @@ ROLE_VICTIM = 0
 ROLE_SUSPECT = 1
 
 METADATA = MetaData()
-_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only under this name
+#: Of a column `id` that the database numbers: SQLite does so only under this name.
+ROW_ID = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table(
     "incident_meta", METADATA, Column("key", Text, primary_key=True), Column("value", Text, nullable=False)
@@ -74,7 +77,7 @@ reports = Table(
 incidents = Table(
     "incidents",
     METADATA,
-    Column("id", _ID, primary_key=True),
+    Column("id", ROW_ID, primary_key=True),
     Column("host", Text, nullable=False),
     Column("suspect_job", Text, nullable=False),
     Column("first_unix_ns", BigInteger, nullable=False),
@@ -158,7 +161,10 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
             "payload": trigger.SerializeToString(),
         }
         found = connection.execute(
-            _insert(connection, reports).values(values).on_conflict_do_nothing().returning(reports.c.number)
+            insert_into(connection, reports)
+            .values(values)
+            .on_conflict_do_nothing()
+            .returning(reports.c.number)
         )
         if found.first() is None:
             continue
@@ -208,7 +214,7 @@ def _lock(connection: Connection) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
-def _insert(connection: Connection, table: Table) -> Any:
+def insert_into(connection: Connection, table: Table) -> Any:
     """Return the dialect's own INSERT, which knows ON CONFLICT."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
@@ -289,7 +295,7 @@ def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger)
 
 
 def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
-    statement = _insert(connection, incident_vms).values(values)
+    statement = insert_into(connection, incident_vms).values(values)
     old, new = incident_vms.c, statement.excluded
     larger = func.max if connection.dialect.name == "sqlite" else func.greatest
     connection.execute(
@@ -307,7 +313,7 @@ def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
 
 def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: bytes) -> None:
     """Keep what was said last, whatever the order in which reports arrive."""
-    statement = _insert(connection, recommendations).values(
+    statement = insert_into(connection, recommendations).values(
         incident=incident, unix_ns=unix_ns, payload=payload
     )
     new = statement.excluded

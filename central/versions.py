@@ -29,6 +29,7 @@ from central.lake_errors import DamagedError, LakeError
 from central.lease import FencedError
 from central.objects import Folder, Objects
 from whitepanda.common import log
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["COEFFICIENTS", "JOB_STATISTICS", "BuiltVersion", "Manifest", "NotFiniteError", "VersionStore"]
@@ -152,7 +153,7 @@ class BuiltVersion:
             job=row["job"],
             value=row["coefficient"],
             samples=row["samples"],
-            standard_error=float("nan") if error is None else error,
+            standard_error=or_nan(error),
             method="" if method == "panda" else method,
         )
 
@@ -255,7 +256,7 @@ class VersionStore:
                 version=number,
                 created_unix_ns=manifest.created_unix_ns,
                 value=row["coefficient"],
-                standard_error=float("nan") if error is None else error,
+                standard_error=or_nan(error),
                 samples=row["samples"],
             )
         return None

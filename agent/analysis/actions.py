@@ -23,6 +23,7 @@ from agent.analysis.recommendations import (
     Recommendation,
     Situation,
     Suspect,
+    Unit,
     Victim,
     quota_us,
 )
@@ -72,6 +73,32 @@ _DISTURBS: dict[Action, int] = {
 }
 
 
+def _about(
+    who: Suspect | Victim,
+    victim: Victim,
+    action: Action,
+    *,
+    effect: Effect,
+    evidence: tuple[str, ...],
+    commands: tuple[Command, ...],
+    amount: float | None = None,
+    unit: Unit = "",
+) -> Recommendation:
+    return Recommendation(
+        action=action,
+        vm=who.vm,
+        name=who.name,
+        job=who.job,
+        victim=victim.vm,
+        victim_name=victim.name,
+        effect=effect,
+        amount=amount,
+        unit=unit,
+        evidence=evidence,
+        commands=commands,
+    )
+
+
 def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     yield from _cap(suspect, victim, situation)
     if not suspect.is_vm:
@@ -79,13 +106,10 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
     if suspect.is_libvirt:
         yield from _limit_cache(suspect, victim, situation)
         yield from _limit_bandwidth(suspect, victim, situation)
-    yield Recommendation(
-        action="migrate_suspect",
-        vm=suspect.vm,
-        name=suspect.name,
-        job=suspect.job,
-        victim=victim.vm,
-        victim_name=victim.name,
+    yield _about(
+        suspect,
+        victim,
+        "migrate_suspect",
         effect=_without(suspect, victim, situation),
         evidence=_why(suspect),
         commands=_migration(suspect.vm, suspect.job, situation, is_libvirt=suspect.is_libvirt),
@@ -112,13 +136,10 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
             ),
             Command("undo it", ("systemctl", "set-property", "--runtime", "--", unit, "CPUQuota=")),
         )
-    yield Recommendation(
-        action="cap_cpu",
-        vm=suspect.vm,
-        name=suspect.name,
-        job=suspect.job,
-        victim=victim.vm,
-        victim_name=victim.name,
+    yield _about(
+        suspect,
+        victim,
+        "cap_cpu",
         effect=_with_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
@@ -194,13 +215,10 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
     ways = max(host.min_ways, 2, host.cache_ways // 6)
     if share is None or share < _CACHE_SHARE or ways >= host.cache_ways:
         return
-    yield Recommendation(
-        action="limit_cache",
-        vm=suspect.vm,
-        name=suspect.name,
-        job=suspect.job,
-        victim=victim.vm,
-        victim_name=victim.name,
+    yield _about(
+        suspect,
+        victim,
+        "limit_cache",
         effect=_unknown(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
         amount=float(ways),
         unit="ways",
@@ -225,13 +243,10 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
         return
     kept = _cores(suspect, situation) / max(suspect.cpu_usage_cores, situation.host.min_cores)
     percent = min(most, max(least, math.floor(kept * 100 / step) * step))
-    yield Recommendation(
-        action="limit_bandwidth",
-        vm=suspect.vm,
-        name=suspect.name,
-        job=suspect.job,
-        victim=victim.vm,
-        victim_name=victim.name,
+    yield _about(
+        suspect,
+        victim,
+        "limit_bandwidth",
         effect=_unknown(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
         amount=float(percent),
         unit="percent",
@@ -244,13 +259,10 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
 
 
 def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
-    return Recommendation(
-        action="migrate_victim",
-        vm=victim.vm,
-        name=victim.name,
-        job=victim.job,
-        victim=victim.vm,
-        victim_name=victim.name,
+    return _about(
+        victim,
+        victim,
+        "migrate_victim",
         effect=_unknown(
             victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),

@@ -17,11 +17,13 @@ __all__ = [
     "Recommendation",
     "Situation",
     "Suspect",
+    "Unit",
     "Victim",
     "quota_us",
     "shell_text",
 ]
 
+Unit = Literal["", "cores", "percent", "ways"]
 Action = Literal["cap_cpu", "limit_bandwidth", "limit_cache", "migrate_suspect", "migrate_victim", "nothing"]
 
 #: libvirt's period of a vCPU's quota where nobody set another one, in microseconds.
@@ -157,7 +159,7 @@ class Recommendation:
     victim_name: str
     effect: Effect
     amount: float | None = None
-    unit: Literal["", "cores", "percent", "ways"] = ""
+    unit: Unit = ""
     evidence: tuple[str, ...] = ()
     commands: tuple[Command, ...] = ()
 

@@ -14,6 +14,7 @@ from agent.act.client import ask
 from agent.act.journal import is_empty
 from agent.act.limits import no_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
+from agent.cli._options import JsonOption
 from agent.cli._render import Column, cell, print_table
 from agent.local_client import DEFAULT_CONFIG, find_config
 from whitepanda.common import log
@@ -31,7 +32,6 @@ SocketOption = Annotated[Path | None, typer.Option(help="Where the service answe
 ConfigOption = Annotated[
     Path | None, typer.Option(help="The agent's configuration, whose section act names the socket.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
 
 
 @app.command()

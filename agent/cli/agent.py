@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agent import config as agent_config
+from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from whitepanda.common import log
 
 __all__ = ["app"]
@@ -29,12 +30,10 @@ def run(
 
 @app.command()
 def status(
-    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The agent's configuration, which names the socket.")
-    ] = None,
+    socket: SocketOption = None,
+    config: ConfigOption = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show how the agent itself does: the stream to central, the spool, its sources, what it costs.
 

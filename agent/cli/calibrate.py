@@ -18,6 +18,7 @@ from agent.calibrate.campaign import Campaign, RunResult
 from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
+from agent.cli._options import JsonOption
 from agent.local_client import find_config
 from agent.recording import beside_agent
 from whitepanda.common import log
@@ -43,7 +44,7 @@ def calibrate(
         bool, typer.Option("--check", help="Tell what hinders its start here; start nothing.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace RUNS if it exists.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Disturb a served VM on purpose and measure what that does to its latency. For test hosts only.
 

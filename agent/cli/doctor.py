@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli import _render as render
+from agent.cli._options import JsonOption
 from agent.cli._words import BAD, DIM, GOOD
 from agent.config import AgentConfig
 from agent.doctor import Check, examine
@@ -36,7 +37,7 @@ def doctor(
     record_seconds: Annotated[
         float, typer.Option(help="Bundle: how long the sources are recorded; 0: not.", min=0, max=300)
     ] = 5.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Examine this host; needs no running agent. Exit code 4 if something is missing that is required.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agent.cli import _render as render
 from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
+from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.local_client import connect, find_socket
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.recommendations import recommendation_json
@@ -19,12 +19,10 @@ __all__ = ["explain"]
 
 def explain(
     vm: Annotated[str, typer.Argument(help="Name or UUID of a VM on this host.")],
-    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The agent's configuration, which names the socket.")
-    ] = None,
+    socket: SocketOption = None,
+    config: ConfigOption = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Explain one VM: what it does or suffers and how much, its numbers, the verdict's arithmetic, the suspects."""
     with connect(find_socket(socket, config)) as client:

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agent.cli._options import JsonOption
 from agent.local_client import find_config
 from agent.playback import header_of
 from agent.recording import Recorded, Recording, beside_agent
@@ -34,7 +35,7 @@ def record(
         Path | None, typer.Option(help="An agent's configuration, for its sources and tick_s.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Record what this host's sources say, each `agent.tick_s`, beside a running agent or without.
 

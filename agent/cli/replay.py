@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agent import config as agent_config
 from agent.batches import event_message
+from agent.cli._options import JsonOption
 from agent.cli._render import event_json, event_line
 from agent.replay import (
     RecordedRows,
@@ -81,7 +82,7 @@ def replay(
     ] = 120.0,
     scheduling_class: Annotated[float, typer.Option(help="... and this scheduling class.")] = 2.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and count only, send nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Stream traces or recordings through the real gRPC ingest until every row is acknowledged.
 

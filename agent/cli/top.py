@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent import config as agent_config
+from agent.cli._options import SocketOption
 from agent.local_client import connect, find_socket
 from whitepanda.common import log
 from whitepanda.common.errors import InputError, UnavailableError
@@ -22,7 +23,7 @@ __all__ = ["top"]
 
 def top(
     *,
-    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
+    socket: SocketOption = None,
     config: Annotated[
         Path | None,
         typer.Option(

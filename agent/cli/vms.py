@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from agent.cli import _render as render
 from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
+from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.cli._render import UNKNOWN, Column, cell
 from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, word_of
 from agent.local_client import connect, find_socket
@@ -35,12 +33,10 @@ _COLUMNS = (
 
 
 def vms(
-    socket: Annotated[Path | None, typer.Option(help="Where the agent answers.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The agent's configuration, which names the socket.")
-    ] = None,
+    socket: SocketOption = None,
+    config: ConfigOption = None,
     *,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object for programs.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 

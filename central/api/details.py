@@ -24,6 +24,7 @@ from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError
 from central.models.groups import Floats
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["DetailQueries"]
@@ -213,7 +214,7 @@ def _hosts(vms: pa.Table) -> list[fleet_pb2.JobHost]:
             host=row["machine"],
             platform=row["platform"],
             vms=row["vm_count"],
-            mean_cpi=float("nan") if row["cpi_mean"] is None else row["cpi_mean"],
+            mean_cpi=or_nan(row["cpi_mean"]),
             cpu_usage_cores=row["cpu_usage_cores_sum"],
         )
         for row in sums.to_pylist()

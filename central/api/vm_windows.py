@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 
 from central.api.segment_times import SegmentTimes
 from central.lake import DAY_NS, Lake, LakeError, Segment
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["SlowError", "VmWindows"]
@@ -64,7 +64,7 @@ class VmWindows:
                 host=row["machine"],
                 start_unix_ns=row["start_unix_ns"],
                 duration_ns=row["duration_ns"],
-                cpi=math.nan if row["cpi"] is None else row["cpi"],
+                cpi=or_nan(row["cpi"]),
                 cpu_usage_cores=row["cpu_usage_cores"],
             )
             for row in found

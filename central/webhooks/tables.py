@@ -15,7 +15,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Index,
-    Integer,
     Row,
     Table,
     Text,
@@ -24,9 +23,8 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from central.incident_tables import METADATA, incidents
+from central.incident_tables import METADATA, ROW_ID, incidents, insert_into
 from central.webhooks import messages
 from whitepanda.v1 import fleet_pb2
 
@@ -42,7 +40,6 @@ __all__ = [
     "waiting",
 ]
 
-_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only under this name
 _AT_ONCE = 200  # incidents in one transaction
 
 receivers = Table(
@@ -55,7 +52,7 @@ receivers = Table(
 notices = Table(
     "webhook_notices",
     METADATA,
-    Column("id", _ID, primary_key=True),
+    Column("id", ROW_ID, primary_key=True),
     Column("receiver", Text, nullable=False),
     Column("created_unix_ns", BigInteger, nullable=False),
     Column("message", Text, nullable=False),
@@ -103,8 +100,9 @@ def claim(connection: Connection, receiver: str, holder: str, *, lease_ns: int, 
     is_ours = row is not None and row.holder == holder
     if row is not None and is_ours and row.until_unix_ns - now_unix_ns > lease_ns // 2:
         return True
-    insert = (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(receivers)
-    statement = insert.values(receiver=receiver, holder=holder, until_unix_ns=now_unix_ns + lease_ns)
+    statement = insert_into(connection, receivers).values(
+        receiver=receiver, holder=holder, until_unix_ns=now_unix_ns + lease_ns
+    )
     taken = statement.on_conflict_do_update(
         index_elements=["receiver"],
         set_={"holder": holder, "until_unix_ns": now_unix_ns + lease_ns},

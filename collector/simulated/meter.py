@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from collector.base import (
+    PERF_EVENTS,
     CgroupCounters,
     DiskCounters,
     InterfaceCounters,
@@ -24,16 +25,6 @@ from collector.simulated.model import Vm
 
 __all__ = ["ProfileMeter"]
 
-_EVENTS = (
-    "cycles",
-    "instructions",
-    "reference_cycles",
-    "l2_misses",
-    "llc_misses",
-    "memory_stall_cycles",
-    "total_stall_cycles",
-    "core_stall_cycles",
-)
 _AT = {name: index for index, name in enumerate(Counted._fields)}
 _S = 1_000_000_000
 
@@ -81,9 +72,9 @@ class ProfileMeter:
         if pmu:
             ratio = self.vm.spec.multiplexing_ratio
             # Raw counts of a multiplexed group are those of the time it ran; the reader scales them.
-            counts = tuple(int(sums[_AT[name]] / vcpus * ratio) for name in _EVENTS)
+            counts = tuple(int(sums[_AT[name]] / vcpus * ratio) for name in PERF_EVENTS)
             group = PerfGroup(self.opened, cpu_ns, int(cpu_ns * ratio), counts)
-            perf = PerfCounters((_EVENTS,), dict.fromkeys(self.identity.vcpu_tids, (group,)))
+            perf = PerfCounters((PERF_EVENTS,), dict.fromkeys(self.identity.vcpu_tids, (group,)))
         return VmSample(
             self.identity.epoch,
             dict.fromkeys(self.identity.vcpu_tids, thread),

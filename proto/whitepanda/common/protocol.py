@@ -5,6 +5,8 @@ The messages are in whitepanda/v1/agent.proto.
 
 from __future__ import annotations
 
+import math
+
 __all__ = [
     "CLIENT_CHANNEL_OPTIONS",
     "DEFAULT_HEARTBEAT_MS",
@@ -15,6 +17,7 @@ __all__ = [
     "SERVER_CHANNEL_OPTIONS",
     "UNKNOWN_COUNT",
     "agree",
+    "or_nan",
 ]
 
 #: The newest version that this code speaks, and the oldest. 2 added Welcome, SlowDown and the counts in Ack.
@@ -60,6 +63,11 @@ SERVER_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Two centrals must never share a port by accident.
     ("grpc.so_reuseport", 0),
 )
+
+
+def or_nan(value: float | None) -> float:
+    """Return a number as columns and fields of doubles have it: what is not known is NaN."""
+    return math.nan if value is None else value
 
 
 def agree(newest: int, oldest: int) -> int | None:

@@ -1,0 +1,16 @@
+"""Options that several commands have in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["ConfigOption", "JsonOption", "SocketOption"]
+
+#: Both name the agent's socket: `agent.local_client.find_socket`.
+SocketOption = Annotated[Path | None, typer.Option(help="Where the agent answers.")]
+ConfigOption = Annotated[Path | None, typer.Option(help="The agent's configuration, which names the socket.")]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object for programs.")]
