@@ -4,7 +4,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
 LAB := tests/lab
 
-.PHONY: help demo test test-long check docs format protos deb bench bench-host lab-up lab-down setup setup-dev setup-docs setup-lab clean
+.PHONY: help demo test test-long check docs pictures format protos deb bench bench-host lab-up lab-down setup setup-dev setup-docs setup-lab clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ check: setup-dev
 ## make docs        the site of docs/ in build/site, checked: no dead links, nothing asked of other hosts
 docs: setup-docs
 	@$(PY) tools/build_docs.py $(ARGS)
+
+## make pictures    the pictures of README and docs/ anew: of the demonstration, and of the page (needs Chromium)
+pictures: setup-dev
+	@$(PY) tools/demo_screenshots.py
+	@$(PY) tools/screenshots.py
 
 format: setup-dev
 	@.venv/bin/ruff check --fix-only --quiet . ; .venv/bin/ruff format .

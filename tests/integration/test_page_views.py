@@ -174,10 +174,15 @@ async def test_what_to_do_is_told_with_a_command_that_a_shell_takes(one, browser
     async with watched(browser, one.url) as seen:
         await seen.open("#/incident/1")
         text = await seen.page.inner_text(".actions")
-        assert "1. cap cpu: batch-scan-3 to 1.30 cores" in text
-        assert "then 1.80 (1.50 to 2.10); it should not exceed 2.00" in text
-        command = await seen.page.inner_text(".actions code")
-        assert shlex.split(command) == ["virsh", "schedinfo", "batch-scan-3's", "--live", "vcpu_quota=65000"]
+        assert re.search(
+            r"1\. cap the CPU of batch-scan-3 to \d\.\d\d cores\s+Expected: mnCPI 2\.90 now, then", text
+        )
+        assert "it should not exceed 2.00" in text
+        assert "do nothing" in text
+        first = seen.page.locator(".actions li").first.locator("code")
+        ours, *_, by_name = map(shlex.split, await first.all_inner_texts())
+        assert ours[:4] == ["whitepanda", "act", "apply", "cap-cpu"]
+        assert by_name == ["virsh", "schedinfo", "batch-scan-3's", "--live", "vcpu_quota=65000"]
 
 
 async def test_by_keyboard(one, browser):

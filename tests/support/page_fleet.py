@@ -14,6 +14,9 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from agent.analysis.actions import recommend
+from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim
+from agent.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.builds import Builder
@@ -114,7 +117,7 @@ class PageCentral:
         self.store.take(rows, gap_ns=900 * S, oldest_unix_ns=0)
 
     def _report(self, host: int, at: int, k: int) -> agent_pb2.Trigger:
-        strength = 3.0 + math.sin(host) + 0.4 * k
+        strength = 2.6 + 0.4 * math.sin(host) + 0.1 * k
         vms = range(host * self.size.vms_per_host, (host + 1) * self.size.vms_per_host)
         told = agent_pb2.Trigger(
             unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=strength, mn_cpi_threshold=2.0,
@@ -134,15 +137,10 @@ class PageCentral:
                     **known, coefficient=coefficient, cpu_usage_cores=usage, score=coefficient * usage
                 )
         if told.suspects:
-            suspect = told.suspects[0]
-            advice = told.recommendations.add(
-                action=agent_pb2.ACTION_CAP_CPU, vm=suspect.vm, name=suspect.name, job=suspect.job, amount=1.3,
-                unit="cores", evidence=[f"it used {suspect.cpu_usage_cores:.2f} cores over the slot"],
-            )  # fmt: skip
-            advice.effect.signal, advice.effect.before, advice.effect.after = "mn_cpi", strength, 1.8
-            advice.effect.low, advice.effect.high, advice.effect.threshold = 1.5, 2.1, 2.0
-            words = ["virsh", "schedinfo", f"{suspect.name}'s", "--live", "vcpu_quota=65000"]
-            advice.commands.add(purpose="Cap it:", words=words)
+            told.recommendations.extend(map(recommendation_message, recommend(_situation(told))))
+            if host == 0:  # what a shell would read as something else
+                words = ["virsh", "schedinfo", f"{told.suspects[0].name}'s", "--live", "vcpu_quota=65000"]
+                told.recommendations[0].commands.add(purpose="by its name", words=words)
         return told
 
     def _job_of(self, vm: int) -> int:
@@ -246,3 +244,17 @@ def _texts(names: list[str], at: np.ndarray) -> pa.Array:
 
 def _rows(schema: pa.Schema, rows: list[tuple]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def _situation(told: agent_pb2.Trigger) -> Situation:
+    """What the agent of such a host would know as it thinks of what could be done."""
+    return Situation(
+        tuple(Victim(v.vm, v.name, v.job, cpi=v.cpi, threshold_cpi=v.threshold_cpi) for v in told.victims),
+        tuple(
+            Suspect(s.vm, s.name, s.job, s.cpu_usage_cores, 4, s.coefficient, 0.05 * s.coefficient, s.score)
+            for s in told.suspects
+        ),
+        told.mn_cpi,
+        told.mn_cpi_threshold,
+        host=HostLimits(central="central.example.net:7443"),
+    )

@@ -18,7 +18,7 @@ export function hostState(isConnected, lastSeenNs) {
   return Date.now() - lastSeenNs / 1e6 < LATE_MS ? "connected" : "late";
 }
 
-const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", over: "○", ok: "●", failed: "▲" };
+const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", over: "○", ok: "●", failed: "▲", more: "▲", less: "▼" };
 
 export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);

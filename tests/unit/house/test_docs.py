@@ -20,6 +20,7 @@ from central.validate import BATCH_REASONS, ROW_REASONS
 from collector.base import Reason
 from collector.simulated.scenario import load as load_scenario
 from collector.traces import TraceReader
+from tools import demo_screenshots, screenshots
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -29,6 +30,18 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 def anchors(page: Path) -> set[str]:
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_every_picture_is_made_by_a_script_and_shown() -> None:
+    made = {f"page-{name}.png" for name, *_ in screenshots.PICTURES}
+    made |= {f"{name}.svg" for name in demo_screenshots.PICTURES}
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == made
+    shown = {
+        Path(link).name
+        for page in PAGES
+        for link in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    assert shown == made
 
 
 def test_generated_pages_are_fresh() -> None:

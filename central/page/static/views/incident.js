@@ -31,9 +31,21 @@ const EVIDENCE = [
 /** A list of words as a shell takes it. */
 const quoted = (words) => words.map((word) => (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`)).join(" ");
 
+// The words of `whitepanda explain`.
+const DONE = {
+  cap_cpu: (name) => `cap the CPU of ${name}`,
+  limit_bandwidth: (name) => `limit the memory bandwidth of ${name}`,
+  limit_cache: (name, victim) => `leave cache to ${victim}: limit ${name}`,
+  migrate_suspect: (name) => `migrate ${name} (suspect)`,
+  migrate_victim: (name) => `migrate ${name} (victim)`,
+  nothing: () => "do nothing",
+};
+const SIGNALS = { mn_cpi: "mnCPI", degradation: "slow-down" };
+
 function effect(expected) {
   if (!expected) return null;
-  const before = isKnown(expected.before) ? ` ${expected.signal} ${plain(expected.before)} now` : ` ${expected.signal}`;
+  const signal = SIGNALS[expected.signal] ?? expected.signal;
+  const before = isKnown(expected.before) ? ` ${signal} ${plain(expected.before)} now` : ` ${signal}`;
   const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
   const after = isKnown(expected.after) ? `, then ${plain(expected.after)}${ends}` : ", then not known";
   const bar = isKnown(expected.threshold) ? `; it should not exceed ${plain(expected.threshold)}` : "";
@@ -43,12 +55,14 @@ function effect(expected) {
 
 function action(recommended, k) {
   const amount = isKnown(recommended.amount) ? ` to ${plain(recommended.amount)} ${recommended.unit}` : "";
-  const of = recommended.name || recommended.vm;
+  const name = recommended.name || recommended.vm;
+  const word = String(recommended.action);
+  const done = Object.hasOwn(DONE, word) ? DONE[word](name, recommended.victim_name || recommended.victim) : `${word} ${name}`;
   return h("li", { class: "action" },
-    h("h3", null, `${k + 1}. ${String(recommended.action).replaceAll("_", " ")}${of ? `: ${of}` : ""}${amount}`),
+    h("h3", null, `${k + 1}. ${done}${amount}`),
     effect(recommended.effect),
     (recommended.evidence ?? []).map((line) => h("p", { class: "quiet" }, line)),
-    (recommended.commands ?? []).map((command) => h("p", null, `${command.purpose} `, h("code", null, quoted(command.words)))));
+    (recommended.commands ?? []).map((command) => h("p", null, `${command.purpose}: `, h("code", null, quoted(command.words)))));
 }
 
 function charts(reports) {

@@ -85,20 +85,25 @@ const JOBS = [
   { label: "Current", value: (j) => j.current, cell: (j) => number(j.current, 3), numeric: true },
   { label: "New", value: (j) => j.new, cell: (j) => number(j.new, 3), numeric: true },
   { label: "Change", value: (j) => j.difference_percent?.value, cell: (j) => change(j.difference_percent), numeric: true },
-  { label: "Adjusted p", value: (j) => j.adjusted_p, cell: (j) => number(j.adjusted_p, 4), numeric: true },
+  { label: "Adjusted p", value: (j) => j.adjusted_p, cell: (j) => probability(j.adjusted_p), numeric: true },
   { label: "Verdict", value: (j) => j.verdict },
 ];
+
+/** A p value; one too small for its digits is no zero. */
+function probability(p) {
+  return isKnown(p) && p < 0.0001 ? "< 0.0001" : number(p, 4);
+}
 
 function answer(c) {
   const d = c.difference_percent;
   const isClear = d && isKnown(d.low) && (d.low > 0 || d.high < 0);
   const word = isClear ? (d.value > 0 ? "more" : "less") : "no difference can be told";
   return section("Comparison",
-    h("p", { class: "verdict" }, state(isClear ? "ok" : "over", isClear ? `The new side has ${word} ${c.metric}: ` : `By this much data ${word}: `), change(d)),
+    h("p", { class: "verdict" }, state(isClear ? word : "over", isClear ? `The new side has ${word} ${c.metric}: ` : `By this much data ${word}: `), change(d)),
     facts([
       [`Current ${c.metric}`, estimate(c.current)],
       [`New ${c.metric}`, estimate(c.new)],
-      ["p, that there is none", number(c.p, 4)],
+      ["p, that there is none", probability(c.p)],
       ["Weight that is covered", percent(c.coverage)],
       ["Machines", `${count(c.current_machines)} and ${count(c.new_machines)}`],
       ["VMs", `${count(c.current_instances)} and ${count(c.new_instances)}`],
