@@ -12,6 +12,7 @@ import io
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,16 +24,24 @@ from agent.top.model import Model
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
 from central.demo.show import PlainShow, print_outcome
+from central.demo.watch import AgentWatch
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 PICTURES = ("demo", "top")
 _SEED = 1
-_COLUMNS = 120
+_COLUMNS = 110
 _TOP_SIZE = (148, 40)  # at 150 the explanation would stand beside the table
 _LOOKS = 20  # of the live view, so that its trends have a shape
 _WAIT_S = 0.05
 _FONTS = re.compile(r"@font-face \{.*?\}", re.DOTALL)  # they would be loaded from elsewhere
+
+
+class _Events(PlainShow):
+    """What happens; not the progress, which a terminal has in a table above and other outputs in lines too long."""
+
+    def refresh(self, agents: Sequence[AgentWatch]) -> None:
+        """Print nothing."""
 
 
 async def _top(agent: Path) -> str:
@@ -58,7 +67,7 @@ def _take(folder: Path) -> tuple[Outcome, tuple[str, ...]]:
     work.mkdir()
     sockets.mkdir()
     console = Console(record=True, file=io.StringIO(), force_terminal=True, width=_COLUMNS)
-    demo = Demo(_SEED, work, sockets, PlainShow(console))
+    demo = Demo(_SEED, work, sockets, _Events(console))
     try:
         outcome = demo.run()
         print_outcome(console, outcome)
