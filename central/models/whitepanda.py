@@ -11,6 +11,8 @@ the rise of y per core. Unlike PANDA:
 * A machine day has a level of its own (platform, neighbours' age, weather), which is taken out. What the means of
   days and of machines tell enters as two further regressions, weighed by how much noisier they turn out to be.
 * Ridge on the effect of usual usage, and each estimate is shrunk by its own evidence, A t^2 / (t^2 + 10).
+* Where jobs then seem to help each other, usage follows contention instead of causing it
+  (`whitepanda_solve.are_reversed`): coefficients are PANDA's on means of machine days instead.
 
 A part of the data (whole days) leaves sums that merge exactly: nothing in them depends on other days.
 """
@@ -25,7 +27,7 @@ import numpy.typing as npt
 from central.models.colocation import cells_of
 from central.models.groups import Column, Floats, Ints, concatenate, find, group, sums
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
-from central.models.whitepanda_solve import Level, solve
+from central.models.whitepanda_solve import Level, alone, are_reversed, solve
 
 __all__ = [
     "CLIP",
@@ -178,14 +180,25 @@ class WhitepandaState:
         )
 
     def coefficients(self) -> WhitepandaCoefficients:
-        """Solve for all jobs at once, see `whitepanda_solve`."""
+        """Solve for all jobs at once, see `whitepanda_solve`; where that turns out reversed, one at a time."""
         has = self.sum_usage_squared > 0
         jobs = self.job[has]
         usual_squared = self.sum_usage_squared[has] / self.samples[has]
         value, estimate, error = solve(self._levels(jobs, has), usual_squared)
+        if are_reversed(estimate, error):
+            value, estimate, error = self._one_at_a_time(jobs, has)
         return WhitepandaCoefficients(
             jobs, value, estimate, error, self.samples[has], self.sum_usage_squared[has]
         )
+
+    def _one_at_a_time(self, jobs: Column, has: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+        """PANDA's equation (3) on means of machine days: where a job is, and how much it uses, is all that counts."""
+        own = self.pair_job == self.pair_other
+        diagonal = np.zeros(len(jobs))
+        at = find((jobs,), (self.pair_job[own],))
+        diagonal[at[at >= 0]] = self.between_days[own][at >= 0]
+        _, machine_days, _, between_y = self.total.tolist()
+        return alone(self.job_between_days[has], diagonal, between_y, machine_days)
 
     def _levels(self, jobs: Column, has: npt.NDArray[np.bool_]) -> list[Level]:
         """Within machine days, between days of a machine, between machines."""

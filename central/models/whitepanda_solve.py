@@ -13,7 +13,7 @@ import numpy as np
 
 from central.models.groups import Floats, Ints, sums
 
-__all__ = ["EVIDENCE", "MAX_DENSE_JOBS", "RIDGE_SLOTS", "Level", "solve"]
+__all__ = ["EVIDENCE", "MAX_DENSE_JOBS", "RIDGE_SLOTS", "Level", "alone", "are_reversed", "solve"]
 
 #: Slots of usual usage without effect that the ridge adds.
 RIDGE_SLOTS = 10.0
@@ -25,6 +25,10 @@ MAX_WEIGHT = 0.16
 DESIGN_EFFECT = 3.0
 #: Up to so many jobs the normal equations are one dense matrix; beyond, conjugate gradients.
 MAX_DENSE_JOBS = 5000
+#: In `are_reversed` what |t| has above this counts; so large a share of it, and so much, has to be negative.
+_SURE_T = 3.0
+_REVERSED_SHARE = 0.8
+_REVERSED_EVIDENCE = 100.0
 _ROUNDS = 2
 _TOLERANCE = 1e-10
 _MAX_ITERATIONS = 2000
@@ -123,11 +127,45 @@ def solve(levels: list[Level], usual_squared: Floats) -> tuple[Floats, Floats, F
         if not is_last:
             weights = [1.0] + [_weight(variances[0], other) for other in variances[1:]]
     error = np.sqrt(inverse * variances[0] * DESIGN_EFFECT)
+    return _shrunk(estimate, error), estimate, error
+
+
+def are_reversed(estimate: Floats, error: Floats) -> bool:
+    """Say whether jobs seem to help each other: then their usage follows contention, and does not cause it.
+
+    A job does not make others faster. Where nearly all that is sure is negative (sum of t^2 - 9 over |t| > 3), every
+    job uses less while all are slowed down, by throttling or because they wait. Differences in time tell nothing then.
+    """
+    t = np.divide(estimate, error, out=np.zeros_like(estimate), where=error > 0)
+    evidence = np.maximum(t**2 - _SURE_T**2, 0.0)
+    negative = float(evidence[t < 0].sum())
+    return negative >= max(_REVERSED_EVIDENCE, _REVERSED_SHARE * float(evidence.sum()))
+
+
+def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Floats, Floats, Floats]:
+    """Fit each job's coefficient as if no other job were there.
+
+    Args:
+        b: per job, sum of usage * y.
+        diagonal: per job, sum of usage^2; above 0.
+        yy: sum of y^2.
+        freedom: of the rows.
+
+    Returns:
+        As `solve`.
+
+    """
+    estimate = b / diagonal
+    rss = np.maximum(yy - b * estimate, 0.0)
+    error = np.sqrt(rss / max(freedom, 1.0) / diagonal * DESIGN_EFFECT)
+    return _shrunk(estimate, error), estimate, error
+
+
+def _shrunk(estimate: Floats, error: Floats) -> Floats:
+    """Take out what an estimate's own evidence does not bear."""
     t_squared = np.divide(estimate, error, out=np.full_like(estimate, np.inf), where=error > 0) ** 2
-    kept = np.where(
-        np.isinf(t_squared), 1.0, t_squared / (np.where(np.isinf(t_squared), 0, t_squared) + EVIDENCE)
-    )
-    return estimate * kept, estimate, error
+    finite = np.where(np.isinf(t_squared), 0, t_squared)
+    return estimate * np.where(np.isinf(t_squared), 1.0, finite / (finite + EVIDENCE))
 
 
 def _weight(first: float, other: float) -> float:

@@ -164,6 +164,75 @@ def test_a_corrupted_sample_changes_little():
     assert dirty.value[3] == pytest.approx(clean.value[3], rel=0.1)
 
 
+def throttled(seed, fall):
+    """Job 4, on half of the machines, hurts in phases at a steady usage; batch usage falls by contention * `fall`."""
+    rng = np.random.default_rng(seed)
+    days, machines, slots, batch = 4, 8, 288, 6
+    rows = []
+    for machine in range(machines):
+        job = np.array([3, 5, 6, 7, 8, 4 if machine % 2 else 9])
+        for day in range(days):
+            hurts = np.repeat(rng.random(slots // 12) < 0.4, 12) * (machine % 2) * 0.5
+            for slot, pressure in enumerate(hurts.tolist()):
+                at = day * 288 + slot
+                cpi = np.exp(0.2 * rng.standard_normal() + pressure)
+                rows.append((machine, at, 0, 0, 0, True, 0.2, cpi))
+                usage = np.where(job == 4, 1.0, rng.gamma(4.0, 0.25, batch)) / (1 + fall * pressure)
+                rows += [
+                    (
+                        machine,
+                        at,
+                        1 + n,
+                        job[n],
+                        0,
+                        False,
+                        usage[n] * np.exp(0.05 * rng.standard_normal()),
+                        np.nan,
+                    )
+                    for n in range(batch)
+                ]
+    return TaskSlots(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def test_usage_that_follows_contention_does_not_make_the_antagonist_a_helper(monkeypatch):
+    state = WhitepandaState.of(throttled(1, 1.0))
+    found = state.coefficients()
+    values = dict(zip(found.job.tolist(), found.value.tolist(), strict=True))
+    assert max(values, key=values.get) == 4
+    assert values[4] > 0.3
+    assert (found.standard_error > 0).all()
+    # The mutant: differences in time are believed.
+    monkeypatch.setattr(whitepanda, "are_reversed", lambda _estimate, _error: False)
+    believed = state.coefficients()
+    assert believed.value[believed.job == 4] < 0
+    monkeypatch.undo()
+    # Where nothing follows contention it is solved jointly, as ever.
+    usual = WhitepandaState.of(make(3, effect=(0, 0, 0, 0.3, 0, 0), per_day=96, machines=6)).coefficients()
+    assert not whitepanda_solve.are_reversed(usual.estimate, usual.standard_error)
+
+
+def test_a_coefficient_alone_by_hand():
+    # One job, usage 1, 2 and y 2, 4 and then 2, 5: A = (2 + 8 + 2 + 10) / 10 = 2.2, residuals -.2 -.4 -.2 .6, rss 0.6.
+    value, estimate, error = whitepanda_solve.alone(np.array([22.0]), np.array([10.0]), 49.0, 4.0)
+    assert estimate.tolist() == [2.2]
+    assert error[0] == pytest.approx((0.6 / 4 / 10 * 3) ** 0.5)
+    t_squared = (2.2 / error[0]) ** 2
+    assert value[0] == pytest.approx(2.2 * t_squared / (t_squared + 10))
+
+
+@pytest.mark.parametrize(
+    ("t", "reversed_"),
+    [
+        ([-12.0, -4.0, 2.9], True),
+        ([-12.0, -4.0, 8.0], False),  # a quarter of the evidence says otherwise
+        ([-9.0, -4.0, 0.0], False),  # too little
+        ([12.0, 14.0, -2.0], False),
+    ],
+)
+def test_when_jobs_seem_to_help_each_other(t, reversed_):
+    assert whitepanda_solve.are_reversed(np.array(t), np.ones(3)) is reversed_
+
+
 def test_conjugate_gradients_equal_the_dense_solution(monkeypatch):
     state = WhitepandaState.of(make(4, days=6, machines=5, jobs=6, per_day=48))
     dense = state.coefficients()
