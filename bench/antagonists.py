@@ -45,7 +45,7 @@ from central.synth.presets import preset
 
 OURS = "whitepanda"
 FORMS = ("paper", "paper-saturating")
-OTHERS = ("other-1", "other-2", "other-3")
+OTHERS = ("other-1", "other-2", "other-3", "other-4")
 #: Bars: share of the gap between PANDA and the oracle, and how far below PANDA any seed may be.
 GAP_CLOSED, WORST_LOSS = 0.8, 0.01
 

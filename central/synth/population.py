@@ -33,7 +33,7 @@ _FIRST_JOB_ID = 400_000_000_000  # the real trace's collections have such number
 _RARE = 0.05
 
 # Streams of random numbers: a knob that draws more in one leaves the others as they are.
-_STREAMS = {"jobs": 0, "machines": 1, "tasks": 2, "day": 3, "start": 4, "drift": 5}
+_STREAMS = {"jobs": 0, "machines": 1, "tasks": 2, "day": 3, "start": 4, "drift": 5, "intensity": 6}
 
 
 def generator(settings: SynthSettings, stream: str, day: int = 0) -> np.random.Generator:

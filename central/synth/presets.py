@@ -77,6 +77,10 @@ PRESETS: dict[str, tuple[str, SynthSettings]] = {
             companions=12,
         ),
     ),
+    "other-4": (
+        "batch usage falls while all are slowed down; what usage does to others comes and goes by itself",
+        replace(_PAPER, throttling=3.0, intensity_noise=1.0),
+    ),
 }
 
 

@@ -76,6 +76,12 @@ class SynthSettings:
     effect_threshold: float = _knob(
         0, 0, 100, "usage that hurts nobody, in multiples of the job's usual usage"
     )
+    intensity_noise: float = _knob(
+        0, 0, 3, "spread of what a task's usage does to others, from slot to slot, whatever it uses"
+    )
+    throttling: float = _knob(
+        0, 0, 100, "batch usage is divided by 1 + this * contention: it falls while all are slowed down"
+    )
     usage_dependence: float = _knob(1, 0, 1, "1: an effect follows usage; 0: it is there while the task is")
     effect_memory_h: float = _knob(
         0, 0, 1000, "time constant with which pressure follows usage (cache); 0: at once"

@@ -8,7 +8,8 @@ With task i of job k on machine m in slot t, usage u, all in one formula:
                    * (1 + sensitivity_k * (contention without i's own part) + load term)
                    * (u_i / U_k) ** e * exp(noise), at times by an absurd factor
 
-U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`.
+U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`. What is told of a batch
+task's usage is u_i / (1 + throttling * contention without its own part); pressure and CPI are by u_i.
 """
 
 from __future__ import annotations
@@ -115,6 +116,12 @@ class _State:
         self.usage = _Walk(rng, settings.usage_memory_h, columns)
         self.noise = _Walk(rng, settings.noise_memory_h, columns, settings.noise_tail)
         self.machine = _Walk(rng, settings.machine_noise_memory_h, settings.machines)
+        # Draws of its own, so that a trace without it stays what it was.
+        self.intensity = (
+            _Walk(generator(settings, "intensity"), settings.usage_memory_h, columns)
+            if settings.intensity_noise
+            else None
+        )
         self.pressure = np.zeros(columns)
         self.last_task = np.full(columns, -1)
         self.by_begin = np.argsort(tasks.begin, kind="stable")
@@ -154,6 +161,9 @@ def _day(
     usage = jobs.usage[job] * tasks.usage[task] * (1 + rhythm) * wobble
 
     pressure = _pressure(settings, jobs, job, usage)
+    if state.intensity is not None:
+        walk = state.intensity.day(generator(settings, "intensity", day + 1))
+        pressure *= np.exp(settings.intensity_noise * walk - settings.intensity_noise**2 / 2)
     if settings.effect_memory_h > 0:
         pressure = _lagged(settings, state, pressure, task, before)
     shape = (SLOTS_PER_DAY, settings.machines, state.places)
@@ -161,8 +171,6 @@ def _day(
     total = others.sum(axis=2, keepdims=True)
     others = np.maximum(total - others, 0.0)
     with_all, without = _contention(settings, total), _contention(settings, others)
-    effects.add(job, usage, (with_all - without).reshape(job.shape))
-
     machine = np.arange(job.shape[1]) // state.places
     cpi = jobs.base_cpi[job] * jobs.platform_cpi[machines.platform[machine], job] * machines.cpi[machine]
     cpi *= tasks.cpi[task] * jobs.drift[day][job]
@@ -170,6 +178,10 @@ def _day(
     cpi *= 1 + jobs.sensitivity[job] * without.reshape(job.shape) + load
     if settings.own_usage_effect:
         cpi *= (usage / jobs.usage[job]) ** settings.own_usage_effect
+    if settings.throttling:
+        slowed = 1 + settings.throttling * without.reshape(job.shape)
+        usage = np.where(is_sensitive, usage, usage / slowed)
+    effects.add(job, usage, (with_all - without).reshape(job.shape))
     noise = settings.cpi_noise * state.noise.day(rng)
     noise += settings.machine_noise * state.machine.day(rng)[:, machine]
     cpi *= np.exp(np.clip(noise * machines.noise[machine], -3, 3))
