@@ -63,7 +63,7 @@ function show(title, children) {
   const focused = document.activeElement?.id;
   const selection = document.activeElement?.selectionStart ?? null;
   const isOpen = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
-  main.replaceChildren(h("h1", { tabindex: "-1" }, title), ...children.flat(Infinity).filter(Boolean));
+  main.replaceChildren(h("h1", { id: "view-title", tabindex: "-1" }, title), ...children.flat(Infinity).filter(Boolean));
   for (const each of main.querySelectorAll("details[id]")) each.open ||= isOpen.has(each.id);
   const again = focused && main.querySelector(`#${CSS.escape(focused)}`);
   if (again) {
