@@ -26,7 +26,7 @@ __all__ = ["FORMATS", "solved", "write"]
 #: By method, part of every state's digest: a change of what state means makes all of it stale.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "panda": ("panda-state-2",),
-    "whitepanda": ("panda-state-2", "whitepanda-3"),
+    "whitepanda": ("panda-state-2", "whitepanda-4"),
 }
 
 

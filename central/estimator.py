@@ -55,8 +55,8 @@ _NOTHING = np.empty(0, dtype=np.int64)
 _KINDS = {
     machine_days.PAIRS: ("job", "job", 2),
     machine_days.JOBS: ("job", "", 4),
-    machine_days.MACHINE_JOBS: ("machine", "job", 1),
-    machine_days.MACHINES: ("machine", "", 2),
+    machine_days.MACHINE_JOBS: ("machine", "job", 2),
+    machine_days.MACHINES: ("machine", "", 3),
     machine_days.TOTAL: ("", "", 4),
 }
 
@@ -314,8 +314,10 @@ def _state(jobs: int, totals: _Products) -> WhitepandaState:
         machine_key=place // width,
         machine_job=place % width,
         machine_usage=usage[0],
+        machine_product=usage[1],
         machine=machine,
         slots=of_machine[0],
         sum_y=of_machine[1],
+        sum_y_squared=of_machine[2],
         total=np.array([values.sum() for values in total]),
     )

@@ -150,8 +150,8 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
 
     Returns:
         `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
-        sum_usage_squared. `MACHINE_JOBS` (machine, job): usage. `MACHINES` (machine): slots, sum_y. `TOTAL`: as
-        `total`.
+        sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y,
+        sum_y_squared. `TOTAL`: as `total`.
 
     """
     sums = _Sums()
@@ -169,8 +169,8 @@ def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
         positive = (u > 0).sum(axis=0).astype(np.float64)
         sums.add(JOBS, [jobs], [with_y, total * total_y / n, positive, (u * u).sum(axis=0)])
         machine = np.array([day.machine])
-        sums.add(MACHINE_JOBS, [np.full(len(jobs), day.machine), jobs], [total])
-        sums.add(MACHINES, [machine], [np.array([float(n)]), np.array([total_y])])
+        sums.add(MACHINE_JOBS, [np.full(len(jobs), day.machine), jobs], [total, y @ u])
+        sums.add(MACHINES, [machine], [np.array([value]) for value in (float(n), total_y, float(y @ y))])
         sums.add(TOTAL, [], [np.array([value]) for value in (float(n), 1.0, own, total_y**2 / n)])
     return sums.table()
 

@@ -12,7 +12,7 @@ the rise of y per core. Unlike PANDA:
   days and of machines tell enters as two further regressions, weighed by how much noisier they turn out to be.
 * Ridge on the effect of usual usage, and each estimate is shrunk by its own evidence, A t^2 / (t^2 + 10).
 * Where jobs then seem to help each other, usage follows contention instead of causing it
-  (`whitepanda_solve.are_reversed`): coefficients are PANDA's on means of machine days instead.
+  (`whitepanda_solve.are_reversed`): coefficients are PANDA's, equation (3), on this y instead.
 
 A part of the data (whole days) leaves sums that merge exactly: nothing in them depends on other days.
 """
@@ -112,7 +112,8 @@ class WhitepandaState:
       with s = sum_t o d and q = sum_t o^2, and `between_days` = S_j S_k / n with S = sum_t U and n slots;
     * per job, the same with y in place of U_k: `job_within`, `job_between_days`; `samples` slots with U > 0;
       `sum_usage_squared` = sum U^2;
-    * per machine and job `machine_usage` = sum U; per machine `slots` and `sum_y`;
+    * per machine and job `machine_usage` = sum U and `machine_product` = sum U y; per machine `slots`, `sum_y` and
+      `sum_y_squared`;
     * `total`: slots, machine days, and the two sums of pairs with y in place of both.
     """
 
@@ -128,9 +129,11 @@ class WhitepandaState:
     machine_key: Column
     machine_job: Column
     machine_usage: Floats
+    machine_product: Floats
     machine: Column
     slots: Floats
     sum_y: Floats
+    sum_y_squared: Floats
     total: Floats
 
     @classmethod
@@ -173,9 +176,11 @@ class WhitepandaState:
             places[0],
             places[1],
             added("machine_usage", place, len(places[0])),
+            added("machine_product", place, len(places[0])),
             machines[0],
             added("slots", machine, len(machines[0])),
             added("sum_y", machine, len(machines[0])),
+            added("sum_y_squared", machine, len(machines[0])),
             self.total + other.total,
         )
 
@@ -192,13 +197,13 @@ class WhitepandaState:
         )
 
     def _one_at_a_time(self, jobs: Column, has: npt.NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-        """PANDA's equation (3) on means of machine days: where a job is, and how much it uses, is all that counts."""
-        own = self.pair_job == self.pair_other
-        diagonal = np.zeros(len(jobs))
-        at = find((jobs,), (self.pair_job[own],))
-        diagonal[at[at >= 0]] = self.between_days[own][at >= 0]
-        _, machine_days, _, between_y = self.total.tolist()
-        return alone(self.job_between_days[has], diagonal, between_y, machine_days)
+        """PANDA's equation (3) on robust mnCPI: where a job is, and how much it uses there, is most of what counts."""
+        at = find((jobs,), (self.machine_job,))
+        products = sums(at[at >= 0], self.machine_product[at >= 0], len(jobs))
+        # As neighbouring slots tell much the same, a machine day counts as one.
+        return alone(
+            products, self.sum_usage_squared[has], float(self.sum_y_squared.sum()), float(self.total[1])
+        )
 
     def _levels(self, jobs: Column, has: npt.NDArray[np.bool_]) -> list[Level]:
         """Within machine days, between days of a machine, between machines."""
@@ -270,10 +275,10 @@ class _MachineDays:
         order = np.argsort(cells.place, kind="stable")
         entries = np.searchsorted(cells.place[order], first)
         width = len(cells.machine)
-        job_sums = np.zeros((5, width))
+        job_sums = np.zeros((6, width))
         left, right = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         products = {name: [np.empty(0)] for name in _SUMS}
-        day_sums = np.zeros((days, 4))
+        day_sums = np.zeros((days, 5))
         for d in range(days):
             places, mine = (
                 slice(int(first[d]), int(first[d + 1])),
@@ -288,8 +293,9 @@ class _MachineDays:
             right.append(upper[1] + mine.start)
             products["within"].append(gram[upper])
             products["between_days"].append((np.outer(total, total) / n)[upper])
-            job_sums[:, mine] = [with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total]
-            day_sums[d] = [n, own, total_y**2 / n, total_y]
+            of_jobs = [with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y @ u]
+            job_sums[:, mine] = np.vstack(of_jobs)
+            day_sums[d] = [n, own, total_y**2 / n, total_y, y @ y]
         return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
 
     def _gathered(
@@ -321,9 +327,11 @@ class _MachineDays:
             places[0],
             places[1],
             sums(place, job_sums[4], len(places[0])),
+            sums(place, job_sums[5], len(places[0])),
             machines[0],
             sums(machine, day_sums[:, 0], m),
             sums(machine, day_sums[:, 3], m),
+            sums(machine, day_sums[:, 4], m),
             np.array([day_sums[:, 0].sum(), len(day_sums), day_sums[:, 1].sum(), day_sums[:, 2].sum()]),
         )
 

@@ -149,7 +149,7 @@ def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Float
         b: per job, sum of usage * y.
         diagonal: per job, sum of usage^2; above 0.
         yy: sum of y^2.
-        freedom: of the rows.
+        freedom: how many of the rows count as independent.
 
     Returns:
         As `solve`.
@@ -157,7 +157,7 @@ def alone(b: Floats, diagonal: Floats, yy: float, freedom: float) -> tuple[Float
     """
     estimate = b / diagonal
     rss = np.maximum(yy - b * estimate, 0.0)
-    error = np.sqrt(rss / max(freedom, 1.0) / diagonal * DESIGN_EFFECT)
+    error = np.sqrt(rss / max(freedom, 1.0) / diagonal)
     return _shrunk(estimate, error), estimate, error
 
 

@@ -8,8 +8,9 @@ With task i of job k on machine m in slot t, usage u, all in one formula:
                    * (1 + sensitivity_k * (contention without i's own part) + load term)
                    * (u_i / U_k) ** e * exp(noise), at times by an absurd factor
 
-U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`. What is told of a batch
-task's usage is u_i / (1 + throttling * contention without its own part); pressure and CPI are by u_i.
+U_k is the job's usual usage, d the dependence on usage, h the threshold; knobs are in `settings`. With
+`intensity_noise` pressure_i is times a factor of its own. What is told of a batch task's usage is
+u_i / (1 + throttling * contention without its own part); pressure and CPI are by u_i.
 """
 
 from __future__ import annotations
