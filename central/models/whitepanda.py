@@ -293,8 +293,9 @@ class _MachineDays:
             right.append(upper[1] + mine.start)
             products["within"].append(gram[upper])
             products["between_days"].append((np.outer(total, total) / n)[upper])
-            of_jobs = [with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y @ u]
-            job_sums[:, mine] = np.vstack(of_jobs)
+            of_jobs = (with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y @ u)
+            for row, each in enumerate(of_jobs):
+                job_sums[row, mine] = each
             day_sums[d] = [n, own, total_y**2 / n, total_y, y @ y]
         return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
 
