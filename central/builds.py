@@ -463,7 +463,10 @@ class Builder:
         """Where a disk is full and the error does not say which: what is free, by folder."""
         if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
             return ""
-        folders = [("the state", self._state), *([("the lake", self._lake.root)] if self._lake.is_folder else [])]
+        folders = [
+            ("the state", self._state),
+            *([("the lake", self._lake.root)] if self._lake.is_folder else []),
+        ]
         with contextlib.suppress(OSError):  # there is none to write into
             folders.append(("TMPDIR", Path(tempfile.gettempdir())))
         told = []

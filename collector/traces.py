@@ -56,7 +56,9 @@ class LatencySensitiveRule:
         """Check them."""
         for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
             if math.isnan(value):
-                raise InputError(f"the least {what} of latency-sensitive tasks must be a number (value {value})")
+                raise InputError(
+                    f"the least {what} of latency-sensitive tasks must be a number (value {value})"
+                )
 
 
 @dataclass(frozen=True, slots=True)

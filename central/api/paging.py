@@ -11,7 +11,17 @@ import grpc
 import grpc.aio
 import msgspec
 
-__all__ = ["MAX_PAGE_SIZE", "Admitted", "Context", "Page", "Token", "abort", "check_times", "encode", "read_page"]
+__all__ = [
+    "MAX_PAGE_SIZE",
+    "Admitted",
+    "Context",
+    "Page",
+    "Token",
+    "abort",
+    "check_times",
+    "encode",
+    "read_page",
+]
 
 MAX_PAGE_SIZE = 1000
 _PAGE_SIZE = 100

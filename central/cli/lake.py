@@ -166,9 +166,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         who = f"lake {lake.name}: {holder} is building, or died while it did"
         if holder == UNREADABLE:
             who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
-        errors.print(
-            f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True, markup=False
-        )
+        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True, markup=False)
 
     if not lease.outwait(tell):
         raise UnavailableError(

@@ -397,7 +397,9 @@ def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: La
     made_odd(odd.path, kind)
     code, found, _ = verify(small)
     assert code == 1
-    assert [line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line]
+    assert [
+        line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line
+    ]
     assert [line for line in found if f"{damaged.key} is damaged: its SHA-256" in line]
     for command in ("stats", "compact"):
         result = CliRunner().invoke(lake_cli.app, [command, str(small.root), *MIN_TWO[command]])

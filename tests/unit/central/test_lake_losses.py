@@ -132,7 +132,9 @@ def test_compaction_leaves_room_for_what_is_lost_and_a_restored_segment_counts_a
     remove_superseded(lake, grace_s=0)
     assert [segment.first for segment in lake.segments(DAYS[0])] == [first.first, 3]
     [line] = verified(lake)
-    assert line.startswith(f"{gone.key}: is not there, with {gone_rows(copy)} rows that were rolled up; {LOST}")
+    assert line.startswith(
+        f"{gone.key}: is not there, with {gone_rows(copy)} rows that were rolled up; {LOST}"
+    )
 
     copy.rename(gone.path)
     assert verified(lake) == []

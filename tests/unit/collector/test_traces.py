@@ -148,8 +148,13 @@ def test_limits_of_cpi_that_leave_none_are_refused():
 
 
 def test_a_rule_that_compares_with_no_number_is_refused():
-    for what, rule in (("priority", {"priority": float("nan")}), ("scheduling class", {"scheduling_class": np.nan})):
-        with pytest.raises(InputError, match=rf"the least {what} of latency-sensitive tasks must be a number"):
+    for what, rule in (
+        ("priority", {"priority": float("nan")}),
+        ("scheduling class", {"scheduling_class": np.nan}),
+    ):
+        with pytest.raises(
+            InputError, match=rf"the least {what} of latency-sensitive tasks must be a number"
+        ):
             LatencySensitiveRule(**rule)
     LatencySensitiveRule(priority=float("-inf"))  # all are
 
