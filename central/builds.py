@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import hashlib
+import shutil
 import tempfile
 import threading
 import time
@@ -49,6 +51,7 @@ __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
 AnyEngine = engine.Engine | SparkEngine
 _T = TypeVar("_T")
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -213,7 +216,7 @@ class Builder:
             except Exception as error:
                 if self._stopping.is_set():
                     raise BuildStoppedError from error
-                self.last_error = _line_of(error)
+                self.last_error = _line_of(error) + self._room_left(error)
                 raise
             self.last_error = ""
             if number is not None and self._is_taken:
@@ -455,6 +458,22 @@ class Builder:
             partitions=4 * self._section.threads,
             spill_dir=scratch / "spill",
         )
+
+    def _room_left(self, error: Exception) -> str:
+        """Where a disk is full and the error does not say which: what is free, by folder."""
+        if not isinstance(error, OSError) or error.errno not in _FULL or error.filename:
+            return ""
+        folders = [
+            ("the state", self._state),
+            *([("the lake", self._lake.root)] if self._lake.is_folder else []),
+        ]
+        with contextlib.suppress(OSError):  # there is none to write into
+            folders.append(("TMPDIR", Path(tempfile.gettempdir())))
+        told = []
+        for what, folder in folders:
+            with contextlib.suppress(OSError):  # it is not there
+                told.append(f"{shutil.disk_usage(folder).free >> 20} MiB for {what} ({folder})")
+        return f"; free now: {', '.join(told)}"
 
     def _check_stopping(self) -> None:
         if self._stopping.is_set():

@@ -3,12 +3,16 @@
 Only what has been rolled up to slots is touched. A compacted segment has the rows of its sources in their order, and
 counts from the moment it is there (`central.lake.without_superseded`); its sources are deleted later, when no reader
 that listed them before can still be at work. So whatever is killed between any two steps leaves every row there once.
+
+Where a segment is gone that the slots' book has, nothing is merged from before it to behind it: a merged segment would
+stand for it too, and it could not come back from a copy.
 """
 
 from __future__ import annotations
 
+import bisect
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import groupby
@@ -20,7 +24,7 @@ from central.lake import Lake, LakeError, Segment, SegmentFile, stamped_schema, 
 from central.lake_errors import DamagedError
 from central.lake_losses import note_deletion
 from central.schema import SAMPLES
-from central.slots import SlotManifest, SlotStore
+from central.slots import RolledSegment, SlotManifest, SlotStore
 
 __all__ = ["Compacted", "compact_day", "drop_samples", "drop_slots", "remove_superseded"]
 
@@ -69,11 +73,12 @@ def compact_day(
 
     """
     through = slots.through if slots is not None else {}
+    book = slots.rolled if slots is not None else {}
     live = [each for each in lake.segments(day) if each.last <= through.get(each.origin, -1)]
     live.sort(key=lambda each: (each.origin, each.first))
     done = Compacted()
-    for _, found in groupby(live, key=lambda each: each.origin):
-        for sources in _runs(list(found), segment_rows):
+    for origin, found in groupby(live, key=lambda each: each.origin):
+        for sources in _runs(list(found), book.get(origin, ()), segment_rows):
             if len(sources) >= min_sources:
                 rows = _merge(lake, sources, check)
                 done = Compacted(done.sources + len(sources), done.written + 1, done.rows + rows)
@@ -178,18 +183,27 @@ def drop_slots(lake: Lake, slots: SlotStore, *, slot_days: int) -> int:
     return len(gone)
 
 
-def _runs(segments: list[Segment], segment_rows: int) -> Iterator[list[Segment]]:
-    """Yield segments that follow each other, as many as make about one segment."""
+def _runs(
+    segments: list[Segment], book: Sequence[RolledSegment], segment_rows: int
+) -> Iterator[list[Segment]]:
+    """Yield segments that follow each other without a hole, as many as make about one segment."""
+    entries = sorted(book)
     run: list[Segment] = []
     rows = 0
     for segment in segments:
-        if run and rows + segment.rows > segment_rows:
+        if run and (rows + segment.rows > segment_rows or _is_hole(entries, run[-1].last, segment.first)):
             yield run
             run, rows = [], 0
         run.append(segment)
         rows += segment.rows
     if run:
         yield run
+
+
+def _is_hole(entries: list[RolledSegment], after: int, before: int) -> bool:
+    """Whether the book, in order, has rolls between two journal rows, where the lake has no segment."""
+    place = bisect.bisect_right(entries, after, key=lambda entry: entry.first)
+    return place < len(entries) and entries[place].last < before
 
 
 def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int:

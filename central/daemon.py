@@ -30,6 +30,7 @@ from central.journal import Journal
 from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
+from central.replicas import other_replicas
 from central.roll_worker import RollWorker
 from central.rolls import Roller
 from central.streams import StreamRegistry
@@ -132,6 +133,18 @@ class Central:
             "listening", address=config.central.listen, port=self.port, journal=self.journal.origin,
             journal_rows=stats.journal_rows, accepted_rows=stats.accepted_rows,
         )  # fmt: skip
+
+        await self.warn_of_replicas()
+
+    async def warn_of_replicas(self) -> None:
+        """Warn where others write into the lake, and incidents are this replica's own."""
+        if self.config.incidents.url:
+            return
+        with contextlib.suppress(OSError):  # whoever builds or rolls tells of it
+            others = await asyncio.to_thread(other_replicas, self.lake, self.config.central.replica)
+            if others:
+                told = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
+                self._log.warning(told, replicas=others)
 
     async def stop(self) -> None:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""

@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 from central import seals
 from central.lake_errors import DamagedError, LakeError
-from central.objects import Folder, Objects, open_objects
+from central.objects import Folder, NotRegularError, Objects, open_objects
 from central.schema import SAMPLES, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _REMEDY = (
     "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost; "
     "`whitepanda lake verify` says what else is damaged"
 )
+_NO_FILE = "it is no regular file, nor a link to one"
 _NAME = re.compile(
     r"^(?P<origin>[A-Za-z0-9-]+-[0-9a-f]{8})-(?P<first>\d{12,19})(?:_(?P<last>\d{12,19}))?\.parquet$"
 )
@@ -97,8 +98,11 @@ class Segment:
 
     @property
     def path(self) -> Path:
-        """A local file with the segment's bytes; in a folder the segment itself."""
-        return self.objects.local(self.key)
+        """A local file with the segment's bytes; in a folder the segment itself, DamagedError where it is no file."""
+        try:
+            return self.objects.local(self.key)
+        except NotRegularError as error:
+            raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
     @cached_property
     def footer(self) -> pq.FileMetaData:
@@ -127,8 +131,11 @@ class Segment:
             OSError: they cannot be read.
 
         """
-        with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
-            seals.check_file(self.objects.root, self.key, opened, _REMEDY)
+        try:
+            with contextlib.nullcontext(file) if file else self.objects.open(self.key) as opened:
+                seals.check_file(self.objects.root, self.key, opened, _REMEDY)
+        except NotRegularError as error:
+            raise DamagedError(self.objects.root, self.key, _NO_FILE, _REMEDY) from error
 
     @contextlib.contextmanager
     def damage_told(self) -> Iterator[None]:
@@ -139,6 +146,7 @@ class Segment:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             why = (str(error).splitlines() or [type(error).__name__])[0]
+            why = _NO_FILE if isinstance(error, NotRegularError) else why
             raise DamagedError(self.objects.root, self.key, why, _REMEDY) from error
 
     @property

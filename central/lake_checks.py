@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from central.lake import Lake, LakeError, Segment
 from central.lake_losses import losses
+from central.lease import lease_problem
 from central.slots import SlotManifest, SlotStore
 from central.versions import VersionStore
 
@@ -145,6 +146,8 @@ def problems(lake: Lake, connection: Any, *, is_quick: bool = False) -> Iterator
     for length in lengths:
         yield from _slot_problems(lake, length, by_day, is_quick=is_quick)
     yield from _version_problems(lake)
+    if line := lease_problem(lake.objects):
+        yield line
     yield from losses(lake, lengths, by_day)
 
 

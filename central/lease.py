@@ -16,10 +16,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from central.objects import Objects
+from central.objects import NotRegularError, Objects
 from whitepanda.common.errors import WhitepandaError
 
-__all__ = ["FencedError", "Lease"]
+__all__ = ["UNREADABLE", "FencedError", "Lease", "lease_problem"]
+
+#: The holder's name where the lease's file does not tell it.
+UNREADABLE = "?"
 
 _KEPT = 5  # tokens before the newest, to look at
 _LOOKS = 20  # at the lease while it may run out
@@ -87,7 +90,7 @@ class Lease:
         except FileExistsError:
             return False
         self.token, self._renewals, self._renewed_s, self._seen = newest + 1, 0, now_s, None
-        for token in self._tokens():
+        for token in _tokens(self._objects):
             if token <= self.token - _KEPT:
                 self._objects.remove(_name(token))
         return True
@@ -131,7 +134,7 @@ class Lease:
             OSError: the lake cannot be read or written.
 
         """
-        newest = max(self._tokens(), default=0)
+        newest = max(_tokens(self._objects), default=0)
         if not self.token or newest != self.token:
             raise FencedError(
                 f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
@@ -148,7 +151,7 @@ class Lease:
 
     def release(self) -> None:
         """Let others take it at once. Nothing happens where it is not held (any more)."""
-        if self.token and max(self._tokens(), default=0) == self.token:
+        if self.token and max(_tokens(self._objects), default=0) == self.token:
             self._write(_Holding(self._holder, self._renewals + 1, is_released=True))
         self.token = 0
 
@@ -158,17 +161,13 @@ class Lease:
         return "" if holding is None or holding.is_released else holding.holder
 
     def _newest(self) -> tuple[int, _Holding | None]:
-        token = max(self._tokens(), default=0)
+        token = max(_tokens(self._objects), default=0)
         if not token:
             return 0, None
         try:
             return token, msgspec.json.decode(self._objects.read(_name(token)), type=_Holding)
-        except msgspec.MsgspecError:
-            return token, _Holding("?")  # damaged: nobody renews it
-
-    def _tokens(self) -> list[int]:
-        names = (entry.name.rpartition("/")[2] for entry in self._objects.entries("lease"))
-        return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+        except (msgspec.MsgspecError, NotRegularError):
+            return token, _Holding(UNREADABLE)  # damaged: nobody renews it
 
     def _write(self, holding: _Holding) -> None:
         """Write anew the file of the own token, which nobody else writes."""
@@ -179,3 +178,29 @@ class Lease:
 
 def _name(token: int) -> str:
     return f"lease/{token:012d}.json"
+
+
+def _tokens(objects: Objects) -> list[int]:
+    names = (entry.name.rpartition("/")[2] for entry in objects.entries("lease"))
+    return [int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdigit()]
+
+
+def lease_problem(objects: Objects) -> str:
+    """Return why the newest lease cannot be read, in a line; "" where it can, or there is none.
+
+    Raises:
+        OSError: the lake cannot be read.
+
+    """
+    name = _name(max(_tokens(objects), default=0))
+    try:
+        msgspec.json.decode(objects.read(name), type=_Holding)
+    except FileNotFoundError:
+        return ""  # there is none, or a later one has come
+    except (msgspec.MsgspecError, NotRegularError) as error:
+        why = "it is no regular file" if isinstance(error, NotRegularError) else str(error)
+        return (
+            f"{objects.root}/{name} is damaged: {why}; no row is lost: whoever wants to build waits for a sign of life "
+            "of its holder, once, and takes over by a new one"
+        )
+    return ""

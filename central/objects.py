@@ -19,15 +19,41 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO, Protocol, cast
 
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.private_files import create_beside
 
-__all__ = ["Bucket", "Entry", "Folder", "Objects", "open_objects"]
+__all__ = ["Bucket", "Entry", "Folder", "NotRegularError", "Objects", "check_regular", "open_objects"]
 
+_ENDINGS = (".json", ".parquet")  # of objects
 _CALL = "whitepanda-call"  # metadata of objects that `create` makes
+
+
+class NotRegularError(OSError):
+    """What has an object's name is no regular file (or a link to one) but a pipe, a folder, a link to nowhere."""
+
+
+def check_regular(path: Path) -> None:
+    """Make sure that a file can be opened without waiting for whoever writes into a pipe.
+
+    Raises:
+        NotRegularError: it is no regular file.
+        OSError: it cannot be looked at; FileNotFoundError where there is nothing.
+
+    """
+    try:
+        facts = path.stat()
+    except PermissionError:
+        raise
+    except OSError as error:  # links in a circle, or to what is not there
+        if not path.is_symlink():
+            raise
+        raise NotRegularError(f"{path}: is a link that leads nowhere ({error.strerror})") from error
+    if not S_ISREG(facts.st_mode):
+        raise NotRegularError(f"{path}: is no regular file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +109,29 @@ class Folder:
         self._root = root
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet."""
-        for folder, _, names in os.walk(self._root / prefix, onerror=_raise_unless_gone):
-            for name in names:
+        """Yield the files below a folder; those that begin with "." or end in ".tmp" are no objects yet.
+
+        What has an object's name and is no regular file is listed too: whoever reads it is told so.
+        """
+        for folder, folders, files in os.walk(self._root / prefix, onerror=_raise_unless_gone):
+            for name in (*files, *(each for each in folders if each.endswith(_ENDINGS))):
                 if name.startswith(".") or name.endswith(".tmp"):
                     continue
                 path = Path(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    facts = path.stat()
+                    try:
+                        facts = path.stat()
+                    except OSError:
+                        facts = path.lstat()
                     yield Entry(path.relative_to(self._root).as_posix(), facts.st_size, facts.st_mtime)
 
     def read(self, name: str) -> bytes:
-        """Read the file."""
-        return (self._root / name).read_bytes()
+        """Read the file; NotRegularError where it is none."""
+        return self._regular(name).read_bytes()
 
     def open(self, name: str) -> BinaryIO:
-        """Open the file."""
-        return (self._root / name).open("rb")
+        """Open the file; NotRegularError where it is none."""
+        return self._regular(name).open("rb")
 
     def draft(self, name: str) -> Path:
         """Return `name`.tmp beside its place; its folder is made."""
@@ -138,7 +170,9 @@ class Folder:
             path.parent.rmdir()
 
     def local(self, name: str) -> Path:
-        """Return the file itself."""
+        """Return the file itself; NotRegularError where it is none."""
+        with contextlib.suppress(FileNotFoundError):  # told of by whoever opens it
+            check_regular(self._root / name)
         return self._root / name
 
     def drop_copies(self) -> None:
@@ -147,6 +181,10 @@ class Folder:
     def session(self) -> AbstractContextManager[None]:
         """Nothing is copied."""
         return contextlib.nullcontext()
+
+    def _regular(self, name: str) -> Path:
+        check_regular(self._root / name)
+        return self._root / name
 
     def _make(self, folder: Path) -> None:
         """Make a folder and those above it; their names are on the disk when this returns."""

@@ -137,7 +137,9 @@ class Publisher:
             return True
         if not rows and not before.version:
             return True
-        if not same or built.version < before.version:
+        # A host that has more than was sent last refused that: the lake was restored, and its newest version is older
+        # than what the host got before. It takes a lower number in full only, and only one made later.
+        if not same or built.version < before.version or before.version < stream.coefficient_version:
             update = self._update(built, rows.values())
             update.full = True
         else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from central.lake_errors import DamagedError
+from central.objects import check_regular
 
 __all__ = [
     "PLACE",
@@ -52,6 +53,7 @@ def digest_of(file: BinaryIO | Path) -> str:
 
     """
     if isinstance(file, Path):
+        check_regular(file)
         with file.open("rb") as opened:
             return digest_of(opened)
     found = hashlib.sha256()

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from central import seals
 from central.lake import Lake, LakeError, Segment, day_in
 from central.lake_errors import DamagedError
+from central.objects import NotRegularError
 from central.roll_up import KEYS, SLOTS, SUMS, write_part
 
 if TYPE_CHECKING:
@@ -374,7 +375,10 @@ class SlotStore:
         return msgspec.json.decode(data, type=SlotManifest)
 
     def _read(self, name: str) -> SlotManifest:
-        data = self._lake.objects.read(name)
+        try:
+            data = self._lake.objects.read(name)
+        except NotRegularError as error:
+            raise DamagedError(self._lake.name, name, "it is no regular file", self._remedy(name)) from error
         seals.check_text(self._lake.name, name, data, self._remedy(name))
         try:
             schema = msgspec.json.decode(data, type=_SchemaOnly).schema

@@ -3,12 +3,14 @@
     <root>/slot=300/day=2026-11-20/<digest>/{pairs,usage,cpi,histogram}.parquet, digests.json
 
 `digests.json` is sealed and has the digests of the files (`central.seals`). State is a cache: what is damaged is told
-of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is read as it is.
+of, deleted and computed anew from the day's slots. Older releases wrote no digests; their state is read as it is, where
+all of it is there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from datetime import date
@@ -16,14 +18,22 @@ from pathlib import Path
 
 import msgspec
 
-from central import seals
+from central import engine, estimator, seals
 from central.lake_errors import DamagedError
+from central.objects import NotRegularError, check_regular
 from whitepanda.common import log
 
 __all__ = ["StateFolders", "check_state", "has_digests", "state_folders"]
 
 _DIGESTS = "digests.json"
 _REMEDY = "delete its folder: the next build computes the day anew"
+
+
+# What each method's state has (`central.day_states`).
+_OLDER = (
+    frozenset(f"{name}.parquet" for name in engine.STATE),
+    frozenset((*estimator.STATE_FILES, "cpi.parquet")),
+)
 
 
 class _Digests(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,27 +50,45 @@ def check_state(folder: Path) -> None:
 
     """
     path = folder / _DIGESTS
-    if not path.exists():
-        return
     root, day = str(folder.parent.parent), f"{folder.parent.name}/{folder.name}"
     name = f"{day}/{_DIGESTS}"
-    data = path.read_bytes()
+    if not has_digests(folder):
+        _check_older(root, day, folder)
+        return
     try:
+        check_regular(path)
+        data = path.read_bytes()
         if not seals.check_text(root, name, data, _REMEDY):
             raise DamagedError(root, name, "it has no seal", _REMEDY)
         files = msgspec.json.decode(data, type=_Digests).files
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, NotRegularError) as error:
         raise DamagedError(root, name, str(error), _REMEDY) from error
     for file, digest in files.items():
         try:
             seals.check_digest(root, f"{day}/{file}", folder / file, digest, _REMEDY)
         except FileNotFoundError as error:
             raise DamagedError(root, f"{day}/{file}", "it is gone", _REMEDY) from error
+        except NotRegularError as error:
+            raise DamagedError(root, f"{day}/{file}", "it is no regular file", _REMEDY) from error
+
+
+def _check_older(root: str, day: str, folder: Path) -> None:
+    """Make sure that a folder without digests has all files of some method, as older releases wrote them."""
+    there = {path.name for path in folder.iterdir()}
+    lacking = min((needed - there for needed in _OLDER), key=len)
+    if lacking:
+        names = ", ".join(sorted({*lacking, _DIGESTS}))
+        raise DamagedError(root, day, f"gone are {names}; nothing is lost", _REMEDY)
+    for name in sorted(there):
+        try:
+            check_regular(folder / name)
+        except NotRegularError as error:
+            raise DamagedError(root, f"{day}/{name}", "it is no regular file", _REMEDY) from error
 
 
 def has_digests(folder: Path) -> bool:
     """Whether a day's state has digests; what older releases wrote has none."""
-    return (folder / _DIGESTS).exists()
+    return os.path.lexists(folder / _DIGESTS)
 
 
 def state_folders(root: Path) -> Iterator[Path]:

@@ -12,6 +12,7 @@ first its keys, which finds the duplicates (and most broken files, before a row 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,10 +42,23 @@ _MAX_US = (2**63 - 1) // 1000  # so that nanoseconds still fit 64 bits
 
 @dataclass(frozen=True, slots=True)
 class LatencySensitiveRule:
-    """Which tasks are latency-sensitive: both at least. The paper's thresholds are lost; these are ours."""
+    """Which tasks are latency-sensitive: both at least. The paper's thresholds are lost; these are ours.
+
+    Raises:
+        InputError: a threshold is not a number.
+
+    """
 
     priority: float = 120.0
     scheduling_class: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Check them."""
+        for what, value in (("priority", self.priority), ("scheduling class", self.scheduling_class)):
+            if math.isnan(value):
+                raise InputError(
+                    f"the least {what} of latency-sensitive tasks must be a number (value {value})"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import typer
@@ -45,7 +47,7 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Warns of files in them that are missing, and of TLS files that will not do.
+    Warns of files in them that are missing, of TLS files that will not do, and of passwords that everybody may read.
     """
     results = [_check(file) for file in files]
     if json:
@@ -83,7 +85,11 @@ def _check(file: Path) -> _Result:
         point = _kind_of(file)
         result.kind = point.name
         config = _loader(point, file)(file)
-        warnings = [*_missing_files(config, ""), *_tls_problems(config, "", server=point.name == "central")]
+        warnings = [
+            *_missing_files(config, ""),
+            *_tls_problems(config, "", server=point.name == "central"),
+            *_open_secrets(config, "", file.stat().st_mode),
+        ]
         result.warnings = [f"{file}: {warning}" for warning in warnings]
         if isinstance(config, AgentConfig):
             _check_scenario(config.sources.simulated)
@@ -135,6 +141,29 @@ def _missing_files(section: Any, where: str) -> Iterator[str]:
             yield from _missing_files(value, name)
         elif key in _FILES and isinstance(value, str) and value and not Path(value).exists():
             yield f'{name}: {value} does not exist; {_FILES[key]}, or set {where}.mode = "off"'
+
+
+def _open_secrets(section: Any, where: str, mode: int) -> Iterator[str]:
+    """Walk the settings; tell of each URL with a password in a file that everybody may read."""
+    if not mode & stat.S_IROTH:
+        return
+    for key, value in msgspec.structs.asdict(section).items():
+        name = f"{where}.{key}".lstrip(".")
+        if isinstance(value, msgspec.Struct):
+            yield from _open_secrets(value, name, mode)
+        elif key == "url" and _has_password(value):
+            yield (
+                f"{name} has a password, and everybody may read this file (mode {stat.S_IMODE(mode):04o}): "
+                "chmod 0600, owned by whom central runs as"
+            )
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True  # nobody knows
+    return bool(parts.password) or "password" in parse_qs(parts.query)
 
 
 def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:

@@ -18,7 +18,17 @@ from central.api.details import DetailQueries
 from central.api.history import CoefficientHistory
 from central.api.incidents import IncidentQueries
 from central.api.overview import OverviewQueries
-from central.api.paging import MAX_PAGE_SIZE, Admitted, Context, Page, Token, abort, encode, read_page
+from central.api.paging import (
+    MAX_PAGE_SIZE,
+    Admitted,
+    Context,
+    Page,
+    Token,
+    abort,
+    check_times,
+    encode,
+    read_page,
+)
 from central.api.placement import PlacementQueries
 from central.api.recent import RecentVms
 from central.api.runtimes import ModelFile, RuntimeQueries
@@ -239,6 +249,7 @@ class Fleet(
     ) -> fleet_pb2.ListEventsResponse:
         """What hosts report of their VMs, the last that came first."""
         await self.check_operator(context)
+        await check_times(request, context)
         wanted = {
             "host": request.host,
             "vm": request.vm,

@@ -21,13 +21,14 @@ from typing import Any, NoReturn
 import grpc
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from central.api import metrics
@@ -102,10 +103,10 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
         HttpRoute("/metrics", totals),
         *files.routes(),
     ]
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(_KnownHosts, hosts=hosts),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
         ],
         exception_handlers={
@@ -114,6 +115,34 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
         },
     )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _KnownHosts:
+    """Starlette's look at the name by which it is called, with an answer of the documented form."""
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = list(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_known = False
+
+        async def known(scope: Scope, receive: Receive, _: Send) -> None:
+            nonlocal is_known
+            is_known = True
+            await self._app(scope, receive, send)
+
+        async def unsaid(_: Message) -> None:
+            """Leave Starlette's answer, plain text, away."""
+
+        look = TrustedHostMiddleware(known, allowed_hosts=self._hosts, www_redirect=False)
+        await look(scope, receive, unsaid)
+        if not is_known:
+            name = Headers(scope=scope).get("host", "")
+            error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
+            await _json({"error": error}, 400)(scope, receive, send)
 
 
 def _endpoint(fleet: Fleet, route: Route) -> Any:

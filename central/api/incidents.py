@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from central.api.paging import Context, Token, abort, encode, read_page
+from central.api.paging import Context, Token, abort, check_times, encode, read_page
 from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
 from central.journal import Journal
@@ -44,6 +44,7 @@ class IncidentQueries:
     ) -> fleet_pb2.ListIncidentsResponse:
         """Contention that hosts reported, the last that began first."""
         await self.check_operator(context)
+        await check_times(request, context)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
         page = await read_page(request, "incidents", repr(query), context)
         after: Place | None = None

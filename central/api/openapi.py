@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from central.api.paging import MAX_PAGE_SIZE
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["ROUTES", "ParameterError", "Route", "document", "read_request", "to_json"]
@@ -84,6 +85,7 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     """
     request: Any = getattr(fleet_pb2, route.request.name)()
     fields = route.request.fields_by_name
+    seen: dict[str, str] = {}
     for name, value in values:
         if name not in fields:
             known = ", ".join(fields) or "none"
@@ -91,6 +93,9 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
         if fields[name].is_repeated:
             getattr(request, name).append(_read_value(fields[name], value))
         else:
+            if name in seen:
+                raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
+            seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
     return request  # type: ignore[no-any-return] # a message, whatever its class
 
@@ -102,7 +107,7 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
             raise ParameterError(f"{field.name} must be one of {', '.join(words)} (value {text[:80]!r})")
         return words[text]
     if field.cpp_type in _MAX_UINT:
-        most = _MAX_UINT[field.cpp_type]
+        most = _most(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
             raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
         return int(text)
@@ -115,6 +120,10 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
             raise ParameterError(f"{field.name} must be true or false (value {text[:80]!r})")
         return text == "true"
     return text
+
+
+def _most(field: FieldDescriptor) -> int:
+    return MAX_PAGE_SIZE if field.name == "page_size" else _MAX_UINT[field.cpp_type]
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -232,7 +241,7 @@ def _value_schema(field: FieldDescriptor, *, is_parameter: bool = False) -> dict
         # An agent newer than central may know more words.
         return {"type": "string", "enum": words} if is_parameter else {"type": "string", "examples": words}
     if field.cpp_type in _MAX_UINT:
-        return {"type": "integer", "minimum": 0, "maximum": _MAX_UINT[field.cpp_type]}
+        return {"type": "integer", "minimum": 0, "maximum": _most(field)}
     if is_parameter and field.cpp_type in _NUMBERS:
         return {"type": "number"}
     kinds: dict[int, Any] = {

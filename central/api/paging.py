@@ -11,7 +11,17 @@ import grpc
 import grpc.aio
 import msgspec
 
-__all__ = ["MAX_PAGE_SIZE", "Admitted", "Context", "Page", "Token", "abort", "encode", "read_page"]
+__all__ = [
+    "MAX_PAGE_SIZE",
+    "Admitted",
+    "Context",
+    "Page",
+    "Token",
+    "abort",
+    "check_times",
+    "encode",
+    "read_page",
+]
 
 MAX_PAGE_SIZE = 1000
 _PAGE_SIZE = 100
@@ -65,6 +75,16 @@ async def read_page(request: Any, method: str, job: str, context: Context) -> Pa
             )
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     return Page(request.page_size or _PAGE_SIZE, token)
+
+
+async def check_times(request: Any, context: Context) -> None:
+    """Refuse a request whose since_unix_ns is after its until_unix_ns; 0 of the latter is now."""
+    if request.until_unix_ns and request.since_unix_ns > request.until_unix_ns:
+        message = (
+            "since_unix_ns must not be after until_unix_ns "
+            f"(values {request.since_unix_ns}, {request.until_unix_ns})"
+        )
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def encode(token: Token) -> str:

@@ -21,7 +21,7 @@ from central.compaction import GRACE_S, MIN_SOURCES, compact_day, drop_samples, 
 from central.lake import Lake
 from central.lake_checks import DayStats, problems, slot_lengths, stats
 from central.lake_digests import not_covered, state_problems
-from central.lease import Lease
+from central.lease import UNREADABLE, Lease, lease_problem
 from central.slots import SlotStore
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -163,10 +163,10 @@ def _lease(lake: Lake) -> Iterator[Lease]:
 
     def tell(holder: str, ttl_s: float) -> None:
         watched.append(holder)
-        errors.print(
-            f"lake {lake.name}: {holder} is building, or died while it did: waiting for a sign of life, at most "
-            f"{ttl_s:g} s", soft_wrap=True, markup=False,
-        )  # fmt: skip
+        who = f"lake {lake.name}: {holder} is building, or died while it did"
+        if holder == UNREADABLE:
+            who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
+        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True, markup=False)
 
     if not lease.outwait(tell):
         raise UnavailableError(

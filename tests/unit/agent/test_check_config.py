@@ -72,6 +72,23 @@ def test_a_file_of_another_program_is_told_apart(run, write, text, has):
     )
 
 
+@pytest.mark.parametrize("url", ["//a:secret@db/w", "//db/w?user=a&password=secret"])
+def test_a_password_that_everybody_may_read_is_warned_of(run, write, tmp_path, url):
+    write("c.toml", f"[central]\n[incidents]\nurl = 'postgresql:{url}'\n")
+    (tmp_path / "c.toml").chmod(0o644)
+    code, out, err = run("c.toml")
+    assert (code, out) == (0, "c.toml: ok (central)\n")
+    assert err == (
+        "warning: c.toml: incidents.url has a password, and everybody may read this file (mode 0644): chmod 0600, "
+        "owned by whom central runs as\n"
+    )
+    (tmp_path / "c.toml").chmod(0o640)
+    assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
+    write("c.toml", "[central]\n[incidents]\nurl = 'postgresql://a@db/w?passfile=/etc/pass'\n")
+    (tmp_path / "c.toml").chmod(0o644)
+    assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
+
+
 SIMULATED = "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 's.toml'\n"
 
 

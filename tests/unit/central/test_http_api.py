@@ -116,14 +116,44 @@ def test_requests_from_parameters():
     assert (found.behaviour, found.page_size, found.vm) == (agent_pb2.BEHAVIOUR_VICTIM, 7, "x")
     for name, value, said in (
         ("colour", "red", "no parameter 'colour' here; known: page_size, page_token, host"),
-        ("page_size", "-1", "page_size must be an integer from 0 to 4294967295 (value '-1')"),
-        ("page_size", "4294967296", "page_size must be an integer"),
+        ("page_size", "-1", "page_size must be an integer from 0 to 1000 (value '-1')"),
+        ("page_size", "1001", "page_size must be an integer from 0 to 1000 (value '1001')"),
         ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 18446744073709551615"),
         ("behaviour", "odd", "behaviour must be one of unspecified, unknown, steady, inflicting, victim"),
     ):
         with pytest.raises(ParameterError) as caught:
             read_request(route, [(name, value)])
         assert str(caught.value).startswith(said)
+    with pytest.raises(ParameterError, match=r"^vm is given twice \(values 'x', 'y'\)$"):
+        read_request(route, [("vm", "x"), ("page_size", "7"), ("vm", "y")])
+
+
+def test_the_document_tells_the_limit_that_is_kept():
+    for route in ROUTES:
+        for parameter in document()["paths"][route.path]["get"]["parameters"]:
+            if parameter["name"] == "page_size":
+                assert parameter["schema"] == {"type": "integer", "minimum": 0, "maximum": 1000}
+                assert parameter["description"] == "at most 1000; 0 means 100"
+
+
+@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/events"])
+async def test_parameters_that_contradict_are_refused(local, path):
+    status, found = await get(local, f"{path}?host=node1&host=node2")
+    assert (status, found) == (400, {"error": "host is given twice (values 'node1', 'node2')"})
+    status, found = await get(local, f"{path}?since_unix_ns=5&until_unix_ns=3")
+    told = "since_unix_ns must not be after until_unix_ns (values 5, 3)"
+    assert (status, found) == (400, {"error": told})
+    assert (await get(local, f"{path}?since_unix_ns=3&until_unix_ns=3"))[0] == 200
+    assert (await get(local, f"{path}?since_unix_ns=3"))[0] == 200
+
+
+async def test_refusals_of_the_server_itself_have_the_form_of_all_errors(local):
+    status, found = await get(local, "/v1/incidents", Host="evil.example")
+    assert status == 400
+    assert found == {"error": "this server does not go by that name (Host 'evil.example'); use its address"}
+    for path in ("/v1/incidents/1/", "/v1/incidents/", "/healthz/"):
+        status, found = await get(local, path)
+        assert (status, found) == (404, {"error": "nothing is here; /openapi.json lists what there is"})
 
 
 async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
@@ -161,7 +191,7 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
     [
         ("/v1/incidents/77", 404, "no incident 77; it was forgotten"),
         ("/v1/incidents/x", 400, "id must be an integer"),
-        ("/v1/incidents?page_size=1001", 400, "page_size must be at most 1000 (value 1001)"),
+        ("/v1/incidents?page_size=1001", 400, "page_size must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/incidents?page_token=x", 400, "page_token is not one of this request's pages"),
         ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
         ("/v1/vms/u/history?max_windows=10001", 400, "max_windows must be at most 10000"),

@@ -70,6 +70,26 @@ def test_a_dead_builder_is_outwaited_and_a_living_one_is_not(
         run("compact", lake.root)
 
 
+@pytest.mark.parametrize(("text", "why"), [(b"", "Input data was truncated"), (b"\0 {", "JSON is malformed")])
+def test_a_lease_that_cannot_be_read_is_named_and_outwaited(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, text: bytes, why: str
+) -> None:
+    monkeypatch.setattr(lake_cli, "_LEASE_S", 0.2)
+    rolled(lake)
+    assert Lease(lake.objects, "central-7", 0.2).acquire()
+    path = lake.root / "lease" / "000000000001.json"
+    assert verified(lake) == []
+    path.write_bytes(text)
+    [line] = verified(lake)
+    assert line.startswith(f"{path} is damaged: {why}")
+    assert "no row is lost" in line
+    told = run("compact", lake.root, "--min-segments", "2")
+    assert f"{path} is damaged: {why}" in told
+    assert "waiting for a sign of life, at most 0.2 s" in told
+    assert "3 segments into 1" in told
+    assert verified(lake) == []  # there is a new one
+
+
 @pytest.mark.parametrize("command", ["verify", "stats", "compact"])
 def test_what_is_no_lake_is_said_and_left_as_it_is(tmp_path: Path, command: str) -> None:
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -373,3 +374,71 @@ def test_slots_damaged_under_a_reader_are_told(small: Lake) -> None:
     flipped(path, 300)
     with duckdb.connect() as connection, pytest.raises(DamagedError, match=path.name):
         SlotStore(small, 300 * 10**9).read(connection, [manifest])
+
+
+def made_odd(path: Path, kind: str) -> None:
+    """Put what is no file in a file's place."""
+    path.unlink()
+    if kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "nowhere":
+        path.symlink_to("nowhere")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["loop", "nowhere", "pipe", "folder"])
+def test_what_is_no_file_is_a_problem_of_its_own_and_ends_nothing_else(small: Lake, kind: str) -> None:
+    manifest = rolled(small)
+    odd, damaged = small.segments()
+    flipped(damaged.path, 100)
+    made_odd(odd.path, kind)
+    code, found, _ = verify(small)
+    assert code == 1
+    assert [
+        line for line in found if f"{odd.key} is damaged: it is no regular file, nor a link to one" in line
+    ]
+    assert [line for line in found if f"{damaged.key} is damaged: its SHA-256" in line]
+    for command in ("stats", "compact"):
+        result = CliRunner().invoke(lake_cli.app, [command, str(small.root), *MIN_TWO[command]])
+        assert isinstance(result.exception, DamagedError), result.output
+        assert result.exception.name == odd.key
+
+    for name in (manifest.parts[0].batches, manifest.parts[0].slots):
+        made_odd(small.root / name, kind)
+        assert [line for line in verify(small)[1] if name in line]
+    [book] = small.root.glob("slots/*/*/*.json")
+    made_odd(book, kind)
+    assert [line for line in verify(small)[1] if f"{book} is damaged: it is no regular file" in line]
+
+
+MIN_TWO = {"stats": (), "compact": ("--min-segments", "2")}
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder"])
+def test_state_that_is_no_file_is_made_anew(lake: Lake, kind: str) -> None:
+    for path in sorted(lake.root.glob("state/*/*/*/digests.json")):
+        made_odd(path if kind == "loop" else path.with_name("pairs.parquet"), kind)
+    code, found, _ = verify(lake)
+    assert (code, len(found)) == (1, 2)
+    assert all("is damaged: " in line and "delete its folder: the next build" in line for line in found)
+    write_day(lake, 1, 3)
+    assert Builder(SECTION, lake).build_once() == 2
+    assert verify(lake)[:2] == (0, [])
+
+
+def test_state_that_lost_files_with_its_digests_is_no_older_releases(lake: Lake) -> None:
+    (one, other) = sorted(lake.root.glob("state/*/*/*"))
+    for name in ("digests.json", "cpi.parquet", "usage.parquet"):
+        (one / name).unlink()
+    code, [line], _ = verify(lake)
+    assert code == 1
+    told = "is damaged: gone are cpi.parquet, digests.json, usage.parquet; nothing is lost; delete its folder: the next"
+    assert f"{one} {told}" in line
+    (other / "digests.json").unlink()  # all the rest is there: as older releases wrote it
+    assert len(verify(lake)[1]) == 1
+    write_day(lake, 1, 3)
+    assert Builder(SECTION, lake).build_once() == 2
+    assert verify(lake)[:2] == (0, [])

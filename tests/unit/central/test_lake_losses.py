@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -121,12 +122,39 @@ def test_compaction_is_no_loss_but_its_segment_deleted_is(lake: Lake) -> None:
     assert f"nor are 3 more up to roll 4 (or what they were merged into), with {rows:,} rows" in line
 
 
-def test_a_loss_before_compaction_is_still_told_after_it(lake: Lake) -> None:
+def test_compaction_leaves_room_for_what_is_lost_and_a_restored_segment_counts_again(
+    lake: Lake, tmp_path: Path
+) -> None:
+    rows = sum(segment.rows for segment in lake.segments(DAYS[0]))
+    first, gone, *_ = lake.segments(DAYS[0])
+    copy = gone.path.rename(tmp_path / "copy")
+    assert compact_day(lake, DAYS[0], SlotStore(lake, SLOT_NS).manifest(DAYS[0]), min_sources=2).sources == 2
+    remove_superseded(lake, grace_s=0)
+    assert [segment.first for segment in lake.segments(DAYS[0])] == [first.first, 3]
+    [line] = verified(lake)
+    assert line.startswith(
+        f"{gone.key}: is not there, with {gone_rows(copy)} rows that were rolled up; {LOST}"
+    )
+
+    copy.rename(gone.path)
+    assert verified(lake) == []
+    assert sum(segment.rows for segment in lake.segments(DAYS[0])) == rows
+    manifest = SlotStore(lake, SLOT_NS).manifest(DAYS[0])
+    assert compact_day(lake, DAYS[0], manifest, min_sources=2).rows == rows
+    assert verified(lake) == []
+
+
+def gone_rows(path: Path) -> str:
+    return f"{pq.read_metadata(path).num_rows:,}"
+
+
+def test_a_loss_that_an_older_release_merged_over_is_still_told(lake: Lake) -> None:
     gone = lake.segments(DAYS[0])[1]
     rows, all_rows = gone.rows, sum(segment.rows for segment in lake.segments(DAYS[0]))
     gone.path.unlink()
     manifest = SlotStore(lake, SLOT_NS).manifest(DAYS[0])
-    compact_day(lake, DAYS[0], manifest, min_sources=2)
+    assert manifest is not None
+    compact_day(lake, DAYS[0], msgspec.structs.replace(manifest, rolled={}), min_sources=2)
     remove_superseded(lake, grace_s=0)
     [merged] = lake.segments(DAYS[0])
     [line] = verified(lake)

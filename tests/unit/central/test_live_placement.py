@@ -259,7 +259,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
             400,
             "loading: no resource 'network_wait' here; it is not measured: no agent measures it; placement.",
         ),
-        ("/v1/job-loadings?page_size=1001", 400, "page_size must be at most 1000"),
+        ("/v1/job-loadings?page_size=1001", 400, "page_size must be an integer from 0 to 1000"),
     ],
 )
 async def test_wrong_requests(asked, local, path, status, said):  # noqa: F811 - the fixture

@@ -336,6 +336,31 @@ async def test_a_version_that_goes_back_is_sent_in_full(fleet, tmp_path):
     assert (update.version, update.full, store.version, store.jobs) == (1, True, 1, {"db"})
 
 
+@pytest.mark.parametrize("held", [4, 9])  # the number that is used again next, and one that comes later
+async def test_after_an_older_lake_is_restored_the_next_version_is_taken(fleet, tmp_path, held):
+    rows = [("db", "intel", 1.0), ("web", "intel", 2.0)]
+    store = CoefficientStore(tmp_path / "coefficients.json")
+    fleet.built(version(held, [("db", "intel", 7.0), ("web", "intel", 7.0)], []))
+    await exchanged(fleet, store, "db", "web")
+    fleet.built(version(3, rows, []))  # restored
+    stream = connect(fleet, store, "db", "web")
+    assert [store.apply(update) for update in await received(stream)] == [False]  # older, and made before
+    built = []
+    for number in (4, 5, 6):
+        mean = number / 2.0
+        found = version(number, [rows[0], ("web", "intel", mean)], [])
+        found.manifest = msgspec.structs.replace(found.manifest, created_unix_ns=2_000 + number)
+        fleet.built(found)
+        (update,) = await received(stream)
+        assert store.apply(update)
+        assert (store.version, store.statistics("web", "intel", 2_000).mean) == (number, mean)
+        assert store.statistics("db", "intel", 2_000).mean == 1.0  # not what the lost lake had
+        built.append(update.full)
+        fleet.registry.update(stream, coefficient_version=store.version)  # its heartbeat
+        assert await received(stream) == []
+    assert built == [True, False, False]
+
+
 async def test_a_host_from_a_newer_replica_is_not_set_back(fleet, monkeypatch):
     monkeypatch.setattr("central.publish._RETRY_S", 0.0)
     fleet.built(ONE)

@@ -147,6 +147,18 @@ def test_limits_of_cpi_that_leave_none_are_refused():
             TraceLimits(max_cpi=largest)
 
 
+def test_a_rule_that_compares_with_no_number_is_refused():
+    for what, rule in (
+        ("priority", {"priority": float("nan")}),
+        ("scheduling class", {"scheduling_class": np.nan}),
+    ):
+        with pytest.raises(
+            InputError, match=rf"the least {what} of latency-sensitive tasks must be a number"
+        ):
+            LatencySensitiveRule(**rule)
+    LatencySensitiveRule(priority=float("-inf"))  # all are
+
+
 def test_where_a_reason_came_first_is_told(tmp_path):
     bad = "1,0,-1,1,2,0.5,1,200,3\n"
     first, second = write(tmp_path / "a.csv", FLAT + ROWS), write(tmp_path / "b.csv", FLAT + ROWS + 2 * bad)
