@@ -296,7 +296,7 @@ class _MachineDays:
             of_jobs = (with_y, total * total_y / n, (u > 0).sum(axis=0), (u * u).sum(axis=0), total, y @ u)
             for row, each in enumerate(of_jobs):
                 job_sums[row, mine] = each
-            day_sums[d] = [n, own, total_y**2 / n, total_y, y @ y]
+            day_sums[d] = [n, own, total_y**2 / n, total_y, float(y @ y)]
         return self._gathered(np.concatenate(left), np.concatenate(right), products, job_sums, day_sums)
 
     def _gathered(
