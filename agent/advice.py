@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.analysis.actions import recommend
+from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
 from agent.config import ActSection
@@ -58,6 +59,7 @@ class Advisor:
             mn_cpi=trigger.mn_cpi,
             mn_cpi_threshold=trigger.mn_cpi_threshold,
             lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
+            is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
         )
         return replace(trigger, recommendations=recommend(situation))
@@ -90,6 +92,7 @@ class Advisor:
             suspects=self._suspects(why, vms, culprits),
             mn_cpi=why.mn_cpi if why.triggered else None,
             mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
+            is_cut=why.n_cpi is not None and is_cut(why.n_cpi),
             host=self._host,
         )
         return recommend(situation)
