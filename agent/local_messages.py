@@ -186,6 +186,8 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         statistics.samples = why.statistics.samples
         statistics.mean_cpi = why.statistics.mean
         statistics.std_cpi = why.statistics.std
+        if (robust := why.statistics.robust) is not None:
+            statistics.location_log_cpi, statistics.scale_log_cpi = robust.location, robust.scale
     return host_pb2.VmExplanation(
         vm=vm,
         statistics=statistics,

@@ -166,8 +166,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
         yield _say(f"  victim above {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
         if math.isfinite(answer.n_cpi):
-            arithmetic = f"({answer.cpi:.4g} - {mean:.4g}) / {std:.4g}"
-            yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {answer.n_cpi:.3g} = {arithmetic}")
+            yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
         elif math.isfinite(answer.cpi):
             yield _say(f"CPI so far {answer.cpi:.4g}: not comparable yet, see above")
     elif math.isfinite(answer.cpi):
@@ -185,6 +184,18 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         )
     else:
         yield _say("coefficients: none, central has not sent any", DIM)
+
+
+def _n_cpi(answer: host_pb2.VmExplanation) -> str:
+    """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
+    told, found = answer.statistics, answer.n_cpi
+    if not told.scale_log_cpi:
+        return f"{found:.3g} = ({answer.cpi:.4g} - {told.mean_cpi:.4g}) / {told.std_cpi:.4g}"
+    location, scale = told.location_log_cpi, told.scale_log_cpi
+    off = f"- {location:.4g}" if location >= 0 else f"+ {-location:.4g}"
+    by = f"(ln {answer.cpi:.4g} {off}) / {scale:.4g}, by median and quartiles"
+    uncut = (math.log(answer.cpi) - location) / scale
+    return f"{found:.3g} = {by}" if uncut == found else f"{uncut:.3g} = {by}; cut to {found:.3g}"
 
 
 def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
