@@ -7,7 +7,7 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -65,8 +65,29 @@ class Advisor:
         return replace(trigger, recommendations=recommend(situation))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what could be done for one VM; () where it does not suffer, or is not known."""
+        """Return what could be done for one VM, or against it; () where it neither suffers nor inflicts.
+
+        Against one that inflicts there is what would help the VM that suffers most of all from it.
+        """
         vms = {vm.uuid: vm for vm in self._state.vms()}
+        if found := self._for_victim(uuid, vms):
+            return found
+        hurt = max(self._hurt_by(uuid, vms), default=None)
+        against = self._for_victim(hurt[1], vms) if hurt else ()
+        return tuple(one for one in against if one.vm == uuid)
+
+    def _hurt_by(self, uuid: str, vms: Mapping[str, VmView]) -> Iterator[tuple[float, str]]:
+        """Yield who suffers from a VM, with how much: 0 where that is not known."""
+        cloud_white = self._state.cloud_white
+        if cloud_white is None:
+            return
+        for other in vms:
+            found = cloud_white.verdict(other)
+            if uuid in found.culprits:
+                ratio = found.degradation.ratio if found.degradation is not None else math.nan
+                yield (ratio if math.isfinite(ratio) else 0.0, other)
+
+    def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
         vm, analysis = vms.get(uuid), self._state.analysis
         if vm is None or analysis is None:
             return ()

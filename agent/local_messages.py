@@ -88,6 +88,7 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
         _add_reasoning(answer, why)
         names = {v.uuid: v.name for v in vms}
         answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
+        answer.victims.extend(v.name for v in vms if vm.uuid in cloud_white.verdict(v.uuid).culprits)
     if state.advisor is not None:
         answer.recommendations.extend(map(recommendation_message, state.advisor.for_vm(vm.uuid)))
     return answer

@@ -293,8 +293,8 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
 def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> tuple[Command, ...]:
     central = situation.host.central or "CENTRAL:PORT"
     ranks = Command(
-        "rank the hosts by D-Factor",
-        ("whitepanda", "place", f"--central={central}", f"--job={job}"),
+        "rank the hosts by D-Factor; where an operator's certificate is, in DIR, and not on this host",
+        ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={job}"),
     )
     if not is_libvirt:
         return (ranks,)

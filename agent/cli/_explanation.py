@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agent.cli import _render as render
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import DIM, VICTIM, style_of
+from agent.cli._words import DIM, INFLICTING, VICTIM, style_of, word_of
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.v1 import host_pb2
@@ -37,11 +37,14 @@ def _say(text: str, style: str = "") -> Text:
 
 
 def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say who it is and what central's statistics say of it."""
+    """Say who it is, whether it inflicts, and what central's statistics say of it."""
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
     yield _say(f"{vm.name}  {vm.uuid}", "bold")
     yield _say(f"job {vm.job} ({kind}), {vm.vcpus} vCPUs, {vm.state}")
+    if answer.victims or word_of(vm) is INFLICTING:
+        whom = f" on {', '.join(answer.victims)}" if answer.victims else ""
+        yield _say(f"inflicting{whom}, by the host's own analysis", INFLICTING.style)
     yield _say(
         f"{vm.verdict}: {vm.verdict_reason}", style_of(vm.verdict) if vm.verdict == VICTIM.text else ""
     )
@@ -199,7 +202,9 @@ def _n_cpi(answer: host_pb2.VmExplanation) -> str:
 
 
 def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show who may be to blame, by score."""
+    """Show who may be to blame, by score; nothing for a VM that does not suffer."""
+    if word_of(answer.vm) is not VICTIM:
+        return
     yield Text()
     if not answer.suspects:
         yield _say("no suspects: no other VM here is measured and not latency-sensitive")

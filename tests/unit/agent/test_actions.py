@@ -188,7 +188,7 @@ def test_each_command_is_what_an_operator_would_run():
     assert undo[-1] == "vcpu_quota=-1"
     lifts, ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
     assert lifts == ("whitepanda", "act", "undo", "--vm", UUID)
-    assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--job=scan")
+    assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--tls=DIR", "--job=scan")
     assert migrates[3:6] == ("migrate", "--live", "--persistent")
     assert migrates[6:] == ("--undefinesource", UUID, "qemu+ssh://HOST/system")
 

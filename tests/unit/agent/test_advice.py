@@ -118,6 +118,13 @@ def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
     assert cap.effect.after is None
 
 
+def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path):
+    alone = Host(tmp_path)
+    found = advisor(alone, CloudWhiteSays()).for_vm("uuid-scan-1")
+    assert [one.action for one in found] == ["cap_cpu", "limit_cache", "limit_bandwidth", "migrate_suspect"]
+    assert {(one.vm, one.victim) for one in found} == {("uuid-scan-1", "uuid-web-1")}
+
+
 def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):
     (told,) = host.analysis.take_triggers()
     message = trigger_message(advisor(host).with_advice(told))
