@@ -7,12 +7,13 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from agent.analysis.actions import recommend
+from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
 from agent.config import ActSection
@@ -58,13 +59,35 @@ class Advisor:
             mn_cpi=trigger.mn_cpi,
             mn_cpi_threshold=trigger.mn_cpi_threshold,
             lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
+            is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
         )
         return replace(trigger, recommendations=recommend(situation))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what could be done for one VM; () where it does not suffer, or is not known."""
+        """Return what could be done for one VM, or against it; () where it neither suffers nor inflicts.
+
+        Against one that inflicts there is what would help the VM that suffers most of all from it.
+        """
         vms = {vm.uuid: vm for vm in self._state.vms()}
+        if found := self._for_victim(uuid, vms):
+            return found
+        hurt = max(self._hurt_by(uuid, vms), default=None)
+        against = self._for_victim(hurt[1], vms) if hurt else ()
+        return tuple(one for one in against if one.vm == uuid)
+
+    def _hurt_by(self, uuid: str, vms: Mapping[str, VmView]) -> Iterator[tuple[float, str]]:
+        """Yield who suffers from a VM, with how much: 0 where that is not known."""
+        cloud_white = self._state.cloud_white
+        if cloud_white is None:
+            return
+        for other in vms:
+            found = cloud_white.verdict(other)
+            if uuid in found.culprits:
+                ratio = found.degradation.ratio if found.degradation is not None else math.nan
+                yield (ratio if math.isfinite(ratio) else 0.0, other)
+
+    def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
         vm, analysis = vms.get(uuid), self._state.analysis
         if vm is None or analysis is None:
             return ()
@@ -90,6 +113,7 @@ class Advisor:
             suspects=self._suspects(why, vms, culprits),
             mn_cpi=why.mn_cpi if why.triggered else None,
             mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
+            is_cut=why.n_cpi is not None and is_cut(why.n_cpi),
             host=self._host,
         )
         return recommend(situation)

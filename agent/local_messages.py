@@ -88,6 +88,7 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
         _add_reasoning(answer, why)
         names = {v.uuid: v.name for v in vms}
         answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
+        answer.victims.extend(v.name for v in vms if vm.uuid in cloud_white.verdict(v.uuid).culprits)
     if state.advisor is not None:
         answer.recommendations.extend(map(recommendation_message, state.advisor.for_vm(vm.uuid)))
     return answer
@@ -186,6 +187,8 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         statistics.samples = why.statistics.samples
         statistics.mean_cpi = why.statistics.mean
         statistics.std_cpi = why.statistics.std
+        if (robust := why.statistics.robust) is not None:
+            statistics.location_log_cpi, statistics.scale_log_cpi = robust.location, robust.scale
     return host_pb2.VmExplanation(
         vm=vm,
         statistics=statistics,

@@ -115,7 +115,7 @@ class Actor:
             self.limits,
             self.journal.records,
             self.journal.ended_s(self.clock.boot_ns(), self.boot_id),
-            self.running(),
+            self.running,
         )
         if why_not:
             raise RefusedError(why_not)

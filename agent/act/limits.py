@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent.act.records import AMOUNTS, Apply, Limits, Record
 
@@ -20,16 +20,18 @@ def refusal(
     limits: Limits,
     in_force: Iterable[Record],
     ended_s: Mapping[str, float],
-    running: int,
+    running: Callable[[], int],
 ) -> str:
     """Tell why an action is refused, with the setting that would have to be another one; "": it is not.
+
+    What is asked is looked at first: libvirt need not run for an answer to what makes no sense.
 
     Args:
         asked: the action.
         limits: of the configuration.
         in_force: all actions that are.
         ended_s: how many seconds ago the last action on a VM ended, by UUID.
-        running: VMs on this host.
+        running: tells how many VMs this host has; asked only where it matters.
 
     """
     return (
@@ -76,18 +78,24 @@ def _too_much(asked: Apply, limits: Limits) -> str:
 
 
 def _too_many(
-    asked: Apply, limits: Limits, in_force: list[Record], ended_s: Mapping[str, float], running: int
+    asked: Apply,
+    limits: Limits,
+    in_force: list[Record],
+    ended_s: Mapping[str, float],
+    running: Callable[[], int],
 ) -> str:
     for record in in_force:
         if record.vm == asked.vm:
             return f"action {record.number} ({record.action}) is in force on this VM; undo it first"
-    # One VM may always be acted upon: of a host with three VMs a tenth is none.
-    most = max(1, math.floor(limits.max_share * running))
-    if len(in_force) >= most:
-        many = f"{len(in_force)} of {running} VMs are acted upon"
-        return f"{many}, and act.max_share ({limits.max_share:g}) allows {most}"
     since_s = ended_s.get(asked.vm)
     if since_s is not None and since_s < limits.cool_down_s:
         wait_s = limits.cool_down_s - since_s
         return f"the last action on this VM ended {since_s:.0f} s ago; act.cool_down_s: wait {wait_s:.0f} s"
+    if not in_force:
+        return ""  # one VM may always be acted upon: of a host with three VMs a tenth is none
+    vms = running()
+    most = max(1, math.floor(limits.max_share * vms))
+    if len(in_force) >= most:
+        many = f"{len(in_force)} of {vms} VMs are acted upon"
+        return f"{many}, and act.max_share ({limits.max_share:g}) allows {most}"
     return ""

@@ -20,6 +20,7 @@ __all__ = ["Quota", "Virsh"]
 
 _VALUE = re.compile(r"^(vcpu_quota|vcpu_period)\s*:\s*(-?\d+)\s*$", re.MULTILINE)
 _VCPUS = re.compile(r"^CPU\(s\):\s*(\d+)\s*$", re.MULTILINE)
+_ERROR = re.compile(r"^error:", re.MULTILINE)
 # What libvirt says of a VM that is not there; of the first it says so too where the connection was lost.
 _GONE = ("failed to get domain", "domain is not running", "domain not found")
 
@@ -75,12 +76,17 @@ class Virsh:
             raise ActError(f"cannot run virsh: {error.strerror}; install libvirt-clients (Debian)") from error
         if done.returncode == 0:
             return done.stdout
-        said = " ".join(done.stderr.split())[:300]
+        said = _one_line(done.stderr)
         if arguments[0] != "list" and any(words in said.lower() for words in _GONE):
             uuids = self("list", "--uuid")
             if uuids is not None and arguments[1] not in uuids.split():
                 return None
-        raise ActError(f"virsh {' '.join(arguments)}: {said or f'exit status {done.returncode}'}")
+        remedy = (
+            f"; does libvirt run, and is {self._uri} (sources.libvirt.uri) its address?"
+            if _is_away(said)
+            else ""
+        )
+        raise ActError(f"virsh {' '.join(arguments)}: {said or f'exit status {done.returncode}'}{remedy}")
 
     def running(self) -> int:
         """Return how many VMs run.
@@ -90,6 +96,16 @@ class Virsh:
 
         """
         return len((self("list", "--uuid") or "").split())
+
+
+def _one_line(said: str) -> str:
+    """Return what virsh says without the "error:" that its lines begin with, as ours will."""
+    parts = (" ".join(part.split()) for part in _ERROR.split(said))
+    return "; ".join(part for part in parts if part)[:300]
+
+
+def _is_away(said: str) -> bool:
+    return "failed to connect" in said.lower()
 
 
 class Quota:

@@ -11,9 +11,17 @@ Commands are lists of words, for no shell; they name VMs by UUID, as a name may 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
+from agent.analysis.effects import (
+    Z95,
+    effect_of_less,
+    effect_without,
+    is_small_part,
+    is_too_small,
+    signal_of,
+    unknown_effect,
+)
 from agent.analysis.recommendations import (
     MIN_QUOTA_US,
     QUOTA_PERIOD_US,
@@ -34,7 +42,6 @@ MAX_RECOMMENDATIONS = 8
 
 _MAX_SUSPECTS = 3  # for whom actions are thought of
 _FIRST_STEP = 0.5  # of its usage is left to a suspect where nothing says how much it has to be
-_Z95 = 1.959964
 _CACHE_SHARE = 0.25  # of all VMs' occupancy from which on the cache is evidence against a suspect
 _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
 _SECONDS = 900.0  # that an action of ours is in force
@@ -46,7 +53,8 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
 
     What is expected to be enough comes first, then what nobody can tell, then what is not enough. Among these the
     suspect with the higher score, and the action that disturbs less: a limit that is undone in a second before a
-    migration. To do nothing is always the last, unless nobody is suspected: then it is the first.
+    migration. To do nothing is always the last, unless nothing is known to do against a suspect: then it is the first.
+    A suspect whose CPU is too small a part of it (`is_too_small`) is neither capped nor migrated.
     """
     if not situation.victims:
         return ()
@@ -55,11 +63,13 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     found: list[tuple[int, Recommendation]] = []
     for place, suspect in enumerate(blamed[:_MAX_SUSPECTS]):
         found += [(place, one) for one in _against(suspect, victim, situation)]
+    is_helpless = not found
     found.append((len(blamed), _migrate_victim(victim, situation)))
     found.sort(key=lambda one: (_HELPS[one[1].effect.helps], one[0], _DISTURBS[one[1].action]))
     ranked = [one for _, one in found[: MAX_RECOMMENDATIONS - 1]]
-    nothing = _nothing(victim, situation, is_anybody_blamed=bool(blamed))
-    return (*ranked, nothing) if blamed else (nothing, *ranked)
+    small = [suspect for suspect in blamed if is_too_small(suspect, situation)]
+    nothing = _nothing(victim, situation, blamed, small)
+    return (nothing, *ranked) if is_helpless else (*ranked, nothing)
 
 
 _HELPS = {True: 0, None: 1, False: 2}
@@ -100,20 +110,23 @@ def _about(
 
 
 def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
-    yield from _cap(suspect, victim, situation)
+    is_worth_it = not is_too_small(suspect, situation)
+    if is_worth_it:
+        yield from _cap(suspect, victim, situation)
     if not suspect.is_vm:
         return
     if suspect.is_libvirt:
         yield from _limit_cache(suspect, victim, situation)
         yield from _limit_bandwidth(suspect, victim, situation)
-    yield _about(
-        suspect,
-        victim,
-        "migrate_suspect",
-        effect=_without(suspect, victim, situation),
-        evidence=_why(suspect),
-        commands=_migration(suspect.vm, suspect.job, situation, is_libvirt=suspect.is_libvirt),
-    )
+    if is_worth_it:
+        yield _about(
+            suspect,
+            victim,
+            "migrate_suspect",
+            effect=effect_without(suspect, victim, situation),
+            evidence=_why(suspect),
+            commands=_migration(suspect.vm, suspect.job, situation, is_libvirt=suspect.is_libvirt),
+        )
 
 
 def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
@@ -140,7 +153,7 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         suspect,
         victim,
         "cap_cpu",
-        effect=_with_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
+        effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
         evidence=(*_why(suspect), *_per_vcpu(suspect, cores)),
@@ -152,13 +165,15 @@ def _cores(suspect: Suspect, situation: Situation) -> float:
     """Return how much CPU a suspect may keep.
 
     So much that mnCPI falls to its threshold, by the coefficient's lower end where that is above 0: then it is enough
-    in 39 of 40 cases. Without a coefficient half of what it uses, as a first step.
+    in 39 of 40 cases. Without a coefficient, or with one by which it hardly matters, half of what it uses, as a first
+    step.
     """
     a, error = suspect.coefficient, suspect.standard_error
     mn_cpi, threshold = situation.mn_cpi, situation.mn_cpi_threshold
-    if a is None or a <= 0 or mn_cpi is None or threshold is None or mn_cpi <= threshold:
+    says_little = a is None or a <= 0 or is_small_part(suspect, situation)
+    if a is None or says_little or mn_cpi is None or threshold is None or mn_cpi <= threshold:
         return max(situation.host.min_cores, suspect.cpu_usage_cores * _FIRST_STEP)
-    low = a - _Z95 * error if error is not None else a
+    low = a - Z95 * error if error is not None else a
     less = (mn_cpi - threshold) / (low if low > 0 else a)
     return max(situation.host.min_cores, suspect.cpu_usage_cores - less)
 
@@ -219,7 +234,9 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
         suspect,
         victim,
         "limit_cache",
-        effect=_unknown(victim, situation, "no coefficient says what a VM's share of the cache costs others"),
+        effect=unknown_effect(
+            victim, situation, "no coefficient says what a VM's share of the cache costs others"
+        ),
         amount=float(ways),
         unit="ways",
         evidence=(
@@ -247,7 +264,9 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
         suspect,
         victim,
         "limit_bandwidth",
-        effect=_unknown(victim, situation, "no coefficient says what a VM's memory traffic costs others"),
+        effect=unknown_effect(
+            victim, situation, "no coefficient says what a VM's memory traffic costs others"
+        ),
         amount=float(percent),
         unit="percent",
         evidence=(
@@ -263,7 +282,7 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
         victim,
         victim,
         "migrate_victim",
-        effect=_unknown(
+        effect=unknown_effect(
             victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),
         evidence=_suffering(victim),
@@ -274,8 +293,8 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
 def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> tuple[Command, ...]:
     central = situation.host.central or "CENTRAL:PORT"
     ranks = Command(
-        "rank the hosts by D-Factor",
-        ("whitepanda", "place", f"--central={central}", f"--job={job}"),
+        "rank the hosts by D-Factor; where an operator's certificate is, in DIR, and not on this host",
+        ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={job}"),
     )
     if not is_libvirt:
         return (ranks,)
@@ -291,15 +310,20 @@ def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> 
     )
 
 
-def _nothing(victim: Victim, situation: Situation, *, is_anybody_blamed: bool) -> Recommendation:
+def _nothing(
+    victim: Victim, situation: Situation, blamed: Sequence[Suspect], small: Sequence[Suspect]
+) -> Recommendation:
     lines = list(_suffering(victim))
     if situation.lasted_s > 0:
         lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
-    if is_anybody_blamed:
+    if small:
+        named = ", ".join(f"{suspect.name} {suspect.score or 0.0:.3g}" for suspect in small[:_MAX_SUSPECTS])
+        lines.append(f"too small a part of it to be limited (score): {named}")
+    if len(small) < len(blamed):
         lines.append("it goes on as long as the suspect does what it does")
-    else:
+    elif not small:
         lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
-    signal, before, threshold = _signal(victim, situation)
+    signal, before, threshold = signal_of(victim, situation)
     return Recommendation(
         action="nothing",
         vm="",
@@ -316,47 +340,6 @@ def _nothing(victim: Victim, situation: Situation, *, is_anybody_blamed: bool) -
         ),
         evidence=tuple(lines),
     )
-
-
-# --- what is expected ---
-
-
-def _signal(
-    victim: Victim, situation: Situation
-) -> tuple[Literal["mn_cpi", "degradation"], float | None, float | None]:
-    if situation.mn_cpi is not None and situation.mn_cpi_threshold is not None:
-        return "mn_cpi", situation.mn_cpi, situation.mn_cpi_threshold
-    return "degradation", victim.degradation, None
-
-
-def _unknown(victim: Victim, situation: Situation, why: str) -> Effect:
-    signal, before, threshold = _signal(victim, situation)
-    return Effect(signal, before, threshold=threshold, unknown_because=why)
-
-
-def _with_less(suspect: Suspect, victim: Victim, situation: Situation, less_cores: float) -> Effect:
-    """Return what so many cores less of a suspect do to mnCPI."""
-    signal, before, threshold = _signal(victim, situation)
-    a, error = suspect.coefficient, suspect.standard_error
-    if signal != "mn_cpi" or before is None:
-        return _unknown(victim, situation, "central's statistics do not say that there is contention")
-    if a is None:
-        return _unknown(victim, situation, f"central knows no coefficient of job {suspect.job}")
-    after = before - a * less_cores
-    if error is None:
-        return Effect(
-            signal,
-            before,
-            after,
-            threshold=threshold,
-            unknown_because="the coefficient came without a standard error, so there is no interval",
-        )
-    half = _Z95 * error * less_cores
-    return Effect(signal, before, after, after - half, after + half, threshold)
-
-
-def _without(suspect: Suspect, victim: Victim, situation: Situation) -> Effect:
-    return _with_less(suspect, victim, situation, suspect.cpu_usage_cores)
 
 
 # --- evidence ---

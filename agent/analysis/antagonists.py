@@ -23,6 +23,7 @@ __all__ = [
     "SlotState",
     "Suspect",
     "TaskSlot",
+    "is_cut",
     "is_triggered",
     "is_victim",
     "mn_cpi",
@@ -125,6 +126,11 @@ def n_cpi(cpi: float, statistics: CpiStatistics) -> float:
     if statistics.std <= 0:
         return 0.0
     return (cpi - statistics.mean) / statistics.std
+
+
+def is_cut(n_cpi: float) -> bool:
+    """Whether a nCPI was cut to `ROBUST_CLIP`, and may be more: nothing else gives this very value."""
+    return n_cpi == ROBUST_CLIP
 
 
 def victim_threshold(statistics: CpiStatistics) -> float:

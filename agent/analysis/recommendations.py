@@ -109,13 +109,17 @@ class HostLimits:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only."""
+    """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only.
+
+    `is_cut`: nCPI of a victim was cut (`agent.analysis.antagonists.ROBUST_CLIP`), so `mn_cpi` may be more than it says.
+    """
 
     victims: tuple[Victim, ...]
     suspects: tuple[Suspect, ...]
     mn_cpi: float | None = None
     mn_cpi_threshold: float | None = None
     lasted_s: float = 0.0
+    is_cut: bool = False
     host: HostLimits = HostLimits()
 
 
@@ -129,7 +133,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an action is expected to change; None is not known, and `unknown_because` says why."""
+    """What an action is expected to change; None is not known, and `unknown_because` says why.
+
+    `is_at_least`: `before` and `after` may both be more.
+    """
 
     signal: Literal["mn_cpi", "degradation"]
     before: float | None
@@ -138,13 +145,15 @@ class Effect:
     high: float | None = None
     threshold: float | None = None
     unknown_because: str = ""
+    is_at_least: bool = False
 
     @property
     def helps(self) -> bool | None:
         """Whether it is expected to be enough; None: that cannot be told."""
         if self.after is None or self.threshold is None:
             return None
-        return self.after <= self.threshold + _TOLERANCE
+        is_enough = self.after <= self.threshold + _TOLERANCE
+        return None if is_enough and self.is_at_least else is_enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agent.cli import _render as render
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import DIM, VICTIM, style_of
+from agent.cli._words import DIM, INFLICTING, VICTIM, style_of, word_of
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.v1 import host_pb2
@@ -37,11 +37,14 @@ def _say(text: str, style: str = "") -> Text:
 
 
 def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say who it is and what central's statistics say of it."""
+    """Say who it is, whether it inflicts, and what central's statistics say of it."""
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
     yield _say(f"{vm.name}  {vm.uuid}", "bold")
     yield _say(f"job {vm.job} ({kind}), {vm.vcpus} vCPUs, {vm.state}")
+    if answer.victims or word_of(vm) is INFLICTING:
+        whom = f" on {', '.join(answer.victims)}" if answer.victims else ""
+        yield _say(f"inflicting{whom}, by the host's own analysis", INFLICTING.style)
     yield _say(
         f"{vm.verdict}: {vm.verdict_reason}", style_of(vm.verdict) if vm.verdict == VICTIM.text else ""
     )
@@ -166,8 +169,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
         yield _say(f"  victim above {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
         if math.isfinite(answer.n_cpi):
-            arithmetic = f"({answer.cpi:.4g} - {mean:.4g}) / {std:.4g}"
-            yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {answer.n_cpi:.3g} = {arithmetic}")
+            yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
         elif math.isfinite(answer.cpi):
             yield _say(f"CPI so far {answer.cpi:.4g}: not comparable yet, see above")
     elif math.isfinite(answer.cpi):
@@ -187,8 +189,22 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say("coefficients: none, central has not sent any", DIM)
 
 
+def _n_cpi(answer: host_pb2.VmExplanation) -> str:
+    """Say how nCPI comes of CPI: by the statistics of ln(CPI) where central sent these, and whether it is cut."""
+    told, found = answer.statistics, answer.n_cpi
+    if not told.scale_log_cpi:
+        return f"{found:.3g} = ({answer.cpi:.4g} - {told.mean_cpi:.4g}) / {told.std_cpi:.4g}"
+    location, scale = told.location_log_cpi, told.scale_log_cpi
+    off = f"- {location:.4g}" if location >= 0 else f"+ {-location:.4g}"
+    by = f"(ln {answer.cpi:.4g} {off}) / {scale:.4g}, by median and quartiles"
+    uncut = (math.log(answer.cpi) - location) / scale
+    return f"{found:.3g} = {by}" if uncut == found else f"{uncut:.3g} = {by}; cut to {found:.3g}"
+
+
 def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show who may be to blame, by score."""
+    """Show who may be to blame, by score; nothing for a VM that does not suffer."""
+    if word_of(answer.vm) is not VICTIM:
+        return
     yield Text()
     if not answer.suspects:
         yield _say("no suspects: no other VM here is measured and not latency-sensitive")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -124,6 +125,9 @@ def apply(
     if amount is None or others:
         got = f"; --{others[0]} is of another action" if others else ""
         raise InputError(f"{action} needs --{unit}{got}")
+    for option, value in ((unit, amount), ("seconds", seconds)):
+        if not math.isfinite(value):
+            raise InputError(f"--{option} must be a finite number (value {value})")
     request = Apply(action=wanted, vm=vm, amount=amount, seconds=seconds, victim=victim, why=why)
     _show(ask(_find(socket, config), request), json=json)
 

@@ -34,6 +34,8 @@ __all__ = ["TopApp"]
 
 _STALE_S = 3.0  # a look is older only where the agent is slow or gone
 _WIDE = 150  # from so many columns on the detail pane is beside the table
+_LOW = 10  # lines: with fewer there is no room for notes and long bars
+_LEAST = 5  # lines: bar, head, a VM, footer
 _WIND_S, _WIND_FAR_S = 10, 60
 _TREND_OF = "CPU"  # where the column that is sorted by has no numbers
 
@@ -55,12 +57,14 @@ class TopApp(App[None]):
 
     CSS = """
     Screen { layout: vertical; }
-    #bar { height: 2; padding: 0 1; }
+    #bar { height: auto; min-height: 2; max-height: 4; padding: 0 1; }
+    #bar.-low { max-height: 2; }
     #body { height: 1fr; layout: vertical; }
     #body.-wide { layout: horizontal; }
     VmTable { height: 1fr; padding: 0 1; }
     #body.-wide Detail { height: 100%; width: 50%; border-top: none; border-left: solid $primary; }
     #notes { height: auto; max-height: 3; padding: 0 1; }
+    #notes.-low { display: none; }
     #filter { height: 1; border: none; padding: 0 1; }
     """
     ENABLE_COMMAND_PALETTE = False
@@ -86,7 +90,7 @@ class TopApp(App[None]):
     def __init__(self, feed: Feed, clock: Callable[[], float] = time.monotonic) -> None:
         # Without colours the terminal's own are to be left alone, or textual would write them as shades of grey.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
-        self.model = Model()
+        self.model = Model(is_recording=isinstance(feed, Tape))
         self._feed = feed
         self._clock = clock
         self._table = VmTable(self._trend)
@@ -165,6 +169,9 @@ class TopApp(App[None]):
         self._show_detail()
 
     def _show_bar(self) -> None:
+        if self.size.height < _LEAST:
+            self._bar.update(Text(f"too small: {_LEAST} lines at least", style=WARNING))
+            return
         self._bar.update(Text("\n").join((self._host_line(), self._state_line())))
 
     def _host_line(self) -> Text:
@@ -218,7 +225,11 @@ class TopApp(App[None]):
         if self.model.frame is not None and not self.model.total:
             sources = self.model.frame.status.sources
             broken = [s for s in sources if s.state in ("unavailable", "failed", "stuck")]
-            lines = ["no VM runs here now", *(f"source {s.name} is {s.state}: {s.detail}" for s in broken)]
+            is_past = isinstance(self._feed, Tape)
+            lines = [
+                "no VM ran there then" if is_past else "no VM runs here now",
+                *(f"source {s.name} is {s.state}: {s.detail}" for s in broken),
+            ]
         self._notes.update(Text("\n".join(lines), style=DIM))
 
     def _show_detail(self) -> None:
@@ -326,6 +337,8 @@ class TopApp(App[None]):
     def on_resize(self, event: Resize) -> None:
         """Put the detail pane beside the table where there is room."""
         self.query_one("#body").set_class(event.size.width >= _WIDE, "-wide")
+        for widget in (self._bar, self._notes):
+            widget.set_class(event.size.height < _LOW, "-low")
         self.call_after_refresh(self._show)
 
 

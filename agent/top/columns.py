@@ -11,12 +11,23 @@ from agent.cli._numbers import Numbers, sum_of, values_of
 from agent.cli._words import VICTIM, Word, word_of
 from whitepanda.v1 import agent_pb2, host_pb2
 
-__all__ = ["COLUMNS", "METRICS", "NO_STATISTICS", "Column", "Row", "Shown", "fit", "row_of"]
+__all__ = [
+    "COLUMNS",
+    "METRICS",
+    "NO_STATISTICS",
+    "NO_STATISTICS_RECORDED",
+    "Column",
+    "Row",
+    "Shown",
+    "fit",
+    "row_of",
+]
 
 _PER_CENT = 100.0
 _NAME_FIRST = 17  # characters of a name, such as instance-0000a1f3, go before further columns
 #: Why CPI cannot be held against the job's.
 NO_STATISTICS = "no_coefficients: central has not sent statistics of the jobs; is it reachable?"
+NO_STATISTICS_RECORDED = "a recording has no statistics of the jobs, which central would send"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agent.cli._numbers import Numbers, not_shown
 from agent.top import columns
-from agent.top.columns import COLUMNS, NO_STATISTICS, Column, Row, row_of
+from agent.top.columns import COLUMNS, NO_STATISTICS, NO_STATISTICS_RECORDED, Column, Row, row_of
 from whitepanda.v1 import host_pb2
 
 __all__ = ["HISTORY", "Frame", "Model", "sparkline"]
@@ -30,9 +30,15 @@ class Frame:
 
 
 class Model:
-    """All that is shown, and what the keys change. Starts sorted by need: victims first."""
+    """All that is shown, and what the keys change. Starts sorted by need: victims first.
 
-    def __init__(self) -> None:
+    Args:
+        is_recording: what comes is played from a file.
+
+    """
+
+    def __init__(self, *, is_recording: bool = False) -> None:
+        self._is_recording = is_recording
         self.frame: Frame | None = None
         self.sort: Column = columns.VERDICT
         self.reverse = False
@@ -146,7 +152,8 @@ class Model:
         listed = list(self.frame.vms.vms)
         lines = not_shown(lacking, listed, self.frame.status)
         if self._vanishes(columns.CPI_JOB) and not any(numbers.title == "CPI" for numbers in lacking):
-            lines.append(f"not shown: {columns.CPI_JOB.title}: {NO_STATISTICS}")
+            why = NO_STATISTICS_RECORDED if self._is_recording else NO_STATISTICS
+            lines.append(f"not shown: {columns.CPI_JOB.title}: {why}")
         return lines
 
     # --- order and filter ---

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agent.analysis.antagonists import is_cut
 from central.api.openapi import to_json
 from central.cli._fleet import asking
 from whitepanda.common.cli import console, print_json
@@ -126,7 +127,7 @@ def show(
 
 
 def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
-    table = _table(">NO", "HOST", "BEGAN", ">LASTED", "SUSPECT", ">mnCPI", "VICTIMS")
+    table = _table(">NO", "HOST", "BEGAN (UTC)", ">LASTED", "SUSPECT", ">mnCPI", "VICTIMS")
     for one in found:
         victims = [vm.name or vm.vm for vm in one.victims]
         more = f" +{len(victims) - _NAMED}" if len(victims) > _NAMED else ""
@@ -152,7 +153,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
         again = detail.recurrence
         console.print(
             f"job {again.job} was suspected first in {again.incidents} incidents on {again.hosts} hosts since "
-            f"{_time(again.first_unix_ns)}",
+            f"{_time(again.first_unix_ns)} UTC",
             soft_wrap=True,
         )
     last = detail.reports[-1] if detail.reports else agent_pb2.Trigger()
@@ -162,7 +163,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     for vm in one.victims:
         now = victims.get(vm.vm)
         numbers = ("-", "-") if now is None else (_number(now.cpi), _number(now.threshold_cpi))
-        table.add_row(vm.name or vm.vm, vm.job, _number(vm.peak), *numbers, str(vm.reports))
+        table.add_row(vm.name or vm.vm, vm.job, _n_cpi(vm.peak), *numbers, str(vm.reports))
     console.print(table)
     table = _table("SUSPECT", "JOB", ">WORST SCORE", ">COEFFICIENT", ">CORES NOW", ">REPORTS")
     for vm in one.suspects:
@@ -170,7 +171,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
         shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
         table.add_row(vm.name or vm.vm, vm.job, _number(vm.peak), *shown, str(vm.reports))
     console.print(table)
-    table = _table("REPORTED", ">mnCPI", ">THRESHOLD", ">VICTIMS", "FIRST SUSPECT", ">VERSION")
+    table = _table("REPORTED (UTC)", ">mnCPI", ">THRESHOLD", ">VICTIMS", "FIRST SUSPECT", ">VERSION")
     for report in detail.reports[-_SHOWN_REPORTS:]:
         first = report.suspects[0] if report.suspects else agent_pb2.TriggerSuspect(score=math.nan)
         table.add_row(
@@ -194,6 +195,11 @@ def _table(*titles: str) -> Table:
     for title in titles:
         table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
     return table
+
+
+def _n_cpi(value: float) -> str:
+    """Return a nCPI; of one that was cut nobody knows how much more it is."""
+    return f"{_number(value)} (cut)" if is_cut(value) else _number(value)
 
 
 def _time(unix_ns: int) -> str:

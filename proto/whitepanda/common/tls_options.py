@@ -50,7 +50,7 @@ def files_of(
     """Return the three files; those that are not given are of the folder.
 
     Raises:
-        TlsError: one is not given, and no folder is.
+        TlsError: one is not given, and no folder is, or not in it.
 
     """
 
@@ -59,6 +59,11 @@ def files_of(
             return str(given)
         if folder is None:
             raise TlsError("give --tls DIR (of `whitepanda pki`), or --ca, --cert and --key")
+        try:
+            (folder / file).open("rb").close()
+        except OSError as error:
+            remedy = "make it with `whitepanda pki`, or give --ca, --cert and --key"
+            raise TlsError(f"--tls: cannot read {folder / file}: {error.strerror}; {remedy}") from error
         return str(folder / file)
 
     return TlsFiles(

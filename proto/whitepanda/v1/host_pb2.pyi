@@ -178,7 +178,7 @@ class ExplainVmRequest(_message.Message):
     def __init__(self, vm: _Optional[str] = ...) -> None: ...
 
 class VmExplanation(_message.Message):
-    __slots__ = ("vm", "statistics", "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots", "coefficient_version", "coefficient_age_ns", "suspects", "history", "triggered", "detector", "evidence", "signals", "events", "recommendations")
+    __slots__ = ("vm", "statistics", "cpi", "n_cpi", "victim_threshold_cpi", "mn_cpi", "mn_cpi_threshold", "victim_slots", "coefficient_version", "coefficient_age_ns", "suspects", "history", "triggered", "detector", "evidence", "signals", "events", "recommendations", "victims")
     VM_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     CPI_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class VmExplanation(_message.Message):
     SIGNALS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     RECOMMENDATIONS_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
     vm: VmSummary
     statistics: _agent_pb2.JobStatistics
     cpi: float
@@ -215,7 +216,8 @@ class VmExplanation(_message.Message):
     signals: _containers.RepeatedCompositeFieldContainer[Signal]
     events: _containers.RepeatedCompositeFieldContainer[_agent_pb2.VmEvent]
     recommendations: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Recommendation]
-    def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ..., detector: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[_agent_pb2.Evidence, _Mapping]]] = ..., signals: _Optional[_Iterable[_Union[Signal, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_agent_pb2.VmEvent, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ...) -> None: ...
+    victims: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, vm: _Optional[_Union[VmSummary, _Mapping]] = ..., statistics: _Optional[_Union[_agent_pb2.JobStatistics, _Mapping]] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., victim_threshold_cpi: _Optional[float] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., victim_slots: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., coefficient_age_ns: _Optional[int] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CpiPoint, _Mapping]]] = ..., triggered: _Optional[bool] = ..., detector: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[_agent_pb2.Evidence, _Mapping]]] = ..., signals: _Optional[_Iterable[_Union[Signal, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_agent_pb2.VmEvent, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., victims: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Signal(_message.Message):
     __slots__ = ("name", "value", "baseline", "learnt")

@@ -123,7 +123,10 @@ class State:
         return next((vm for vm in self._vms if vm.uuid == uuid), None)
 
 
-def analysis(folder, *, coefficients=True, slot_s=10):
+WEB = agent_pb2.JobStatistics(job="web", platform=PLATFORM, samples=1000, mean_cpi=1.2, std_cpi=0.35)
+
+
+def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
     store = CoefficientStore(Path(folder) / "coefficients.json")
     if coefficients:
         store.apply(
@@ -132,11 +135,7 @@ def analysis(folder, *, coefficients=True, slot_s=10):
                 created_unix_ns=NOW - 120 * S,
                 slot_ns=slot_s * S,
                 full=True,
-                statistics=[
-                    agent_pb2.JobStatistics(
-                        job="web", platform=PLATFORM, samples=1000, mean_cpi=1.2, std_cpi=0.35
-                    ),
-                ],
+                statistics=[statistics or WEB],
                 coefficients=[agent_pb2.Coefficient(job="scan", value=0.5)],
             )
         )

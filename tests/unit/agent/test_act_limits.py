@@ -16,7 +16,7 @@ def record(vm, number=3):
 
 def refused(request, *, in_force=(), ended_s=None, running=10, **changes):
     limits = msgspec.structs.replace(LIMITS, **changes)
-    return refusal(request, limits, in_force, ended_s or {}, running)
+    return refusal(request, limits, in_force, ended_s or {}, lambda: running)
 
 
 def test_what_is_within_the_limits_is_not_refused():
@@ -71,3 +71,12 @@ def test_a_vm_cools_down():
     assert refused(asked(), ended_s={VM: 10.0}) == (
         "the last action on this VM ended 10 s ago; act.cool_down_s: wait 590 s"
     )
+
+
+@pytest.mark.parametrize("changes", [{}, {"vm": "scan-1"}, {"amount": -1.0}, {"seconds": 99999.0}])
+def test_libvirt_is_not_asked_where_it_does_not_matter(changes):
+    def away():
+        raise AssertionError
+
+    assert bool(refusal(asked(**changes), LIMITS, (), {}, away)) == bool(changes)
+    assert "wait" in refusal(asked(), LIMITS, [record(OTHER)], {VM: 10.0}, away)

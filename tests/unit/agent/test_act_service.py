@@ -247,6 +247,8 @@ async def test_the_commands(short, monkeypatch, capsys):
         (("apply", "rm", VM, "--cores", "1"), "ACTION must be one of cap-cpu, limit-bandwidth, limit-cache"),
         (("apply", "cap-cpu", VM), "cap-cpu needs --cores"),
         (("apply", "cap-cpu", VM, "--cores", "1", "--ways", "2"), "--ways is of another action"),
+        (("apply", "cap-cpu", VM, "--cores", "nan"), "--cores must be a finite number (value nan)"),
+        (("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "inf"), "--seconds must be a finite number"),
         (("undo", "0"), "NUMBER must be an action's number, or all"),
         (("undo", "x"), "NUMBER must be an action's number, or all"),
         (("undo",), "give either NUMBER (or `all`) or --vm UUID"),
@@ -415,6 +417,15 @@ def test_a_vm_that_is_gone_is_none_and_another_failure_is_told():
     virsh.answer = failed("Cannot recv data:\n  Connection reset")
     with pytest.raises(ActError, match=r"virsh schedinfo .* Cannot recv data: Connection reset$"):
         quota.read(VM)
+    virsh.answer = failed("failed to connect to the hypervisor\nerror: No such file or directory")
+    with pytest.raises(
+        ActError, match=r"virsh schedinfo .*: failed to connect to the hypervisor; No such file"
+    ) as told:
+        quota.read(VM)
+    assert "error:" not in str(told.value)
+    assert str(told.value).endswith(
+        "; does libvirt run, and is qemu:///system (sources.libvirt.uri) its address?"
+    )
     virsh.answer = subprocess.CompletedProcess([], 0, "Scheduler : Unknown\n", "")
     with pytest.raises(ActError, match="no vcpu_quota in its answer; has libvirt the cgroup controller cpu"):
         quota.read(VM)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
+from agent.analysis.effects import MATERIAL_SHARE
 from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
 from agent.recommendation_messages import recommendation_message
 from whitepanda.common.recommendations import recommendation_lines
@@ -78,12 +79,60 @@ def test_what_the_host_alone_found_has_no_expected_effect_but_a_first_step():
 
 
 def test_what_is_not_enough_comes_after_what_nobody_can_tell():
-    weak = replace(SCAN, coefficient=0.01, standard_error=0.001, score=0.04)
+    weak = replace(SCAN, coefficient=0.1, standard_error=0.01, score=0.4)
     found = recommend(situation(weak))
     assert actions(found) == ["migrate_victim", "cap_cpu", "migrate_suspect", "nothing"]
     cap = by_action(found, "cap_cpu")
     assert cap.amount == pytest.approx(0.1)  # no VM is starved for it
     assert cap.effect.after > cap.effect.threshold
+
+
+def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():
+    """24 vCPUs in full use were to be cut to half a core, for mnCPI 2.59 instead of 3."""
+    small = Suspect(
+        UUID, "train-1", "train", 18.3, vcpus=24, coefficient=0.0224, standard_error=0.001, score=0.41
+    )
+    alone = recommend(situation(small, mn_cpi=3.0))
+    assert actions(alone) == ["nothing", "migrate_victim"]
+    assert "too small a part of it to be limited (score): train-1 0.41" in alone[0].evidence
+    worse = replace(SCAN, vm="uuid-2")
+    both = recommend(situation(worse, small, mn_cpi=3.0))
+    assert {one.vm for one in both} == {"uuid-2", "uuid-web", ""}
+    assert both[-1].action == "nothing"
+    assert "it goes on as long as the suspect does what it does" in both[-1].evidence
+    enough = replace(small, coefficient=MATERIAL_SHARE * 2.0 / 18.3 + 1e-9)
+    assert "cap_cpu" in actions(recommend(situation(enough, mn_cpi=3.0)))
+
+
+def test_of_a_small_part_what_nobody_knows_the_effect_of_stays_and_so_does_what_the_host_found():
+    small = replace(
+        SCAN, coefficient=0.01, standard_error=0.001, score=0.04, llc_bytes=6e6, all_llc_bytes=1e7
+    )
+    assert actions(recommend(situation(small, host=RDT))) == ["limit_cache", "migrate_victim", "nothing"]
+    cap = by_action(recommend(situation(replace(small, inflicts=True))), "cap_cpu")
+    assert cap.amount == 2.0  # a first step: its coefficient does not say how much
+
+
+def test_nothing_is_promised_below_what_is_usual():
+    effect = by_action(
+        recommend(situation(replace(SCAN, score=4.0, coefficient=1.0))), "migrate_suspect"
+    ).effect
+    assert (effect.low, effect.after, effect.high) == (0.0, 0.0, 0.0)
+
+
+def test_of_an_n_cpi_that_was_cut_it_is_said_that_more_may_be_needed():
+    strong = replace(SCAN, coefficient=0.9225, standard_error=0.01, score=3.69)
+    found = recommend(situation(strong, mn_cpi=3.0, is_cut=True))
+    assert actions(found) == ["cap_cpu", "migrate_suspect", "migrate_victim", "nothing"]
+    for one in found[:2]:
+        assert one.effect.helps is None  # the line says enough, but of a value that may be more
+        assert one.effect.after >= 0
+        assert (one.effect.low, one.effect.high) == (None, None)
+        assert one.effect.unknown_because.startswith("at least: nCPI is cut at 3")
+    weak = recommend(situation(replace(SCAN, coefficient=0.15, score=0.6), mn_cpi=3.0, is_cut=True))
+    assert by_action(weak, "cap_cpu").effect.helps is False
+    said = "\n".join(recommendation_lines(map(recommendation_message, found)))
+    assert "expected mnCPI 0 instead of 3, threshold 1; at least: nCPI is cut at 3" in said
 
 
 def test_cache_and_bandwidth_are_limited_where_the_host_can_and_the_evidence_is_of_that_kind():
@@ -139,7 +188,7 @@ def test_each_command_is_what_an_operator_would_run():
     assert undo[-1] == "vcpu_quota=-1"
     lifts, ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
     assert lifts == ("whitepanda", "act", "undo", "--vm", UUID)
-    assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--job=scan")
+    assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--tls=DIR", "--job=scan")
     assert migrates[3:6] == ("migrate", "--live", "--persistent")
     assert migrates[6:] == ("--undefinesource", UUID, "qemu+ssh://HOST/system")
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from agent.advice import Advisor, limits_of
+from agent.analysis.antagonists import ROBUST_CLIP
 from agent.analysis.recommendations import HostLimits
 from agent.batches import trigger_message
 from agent.config import ActSection, AnalysisSection
@@ -72,6 +73,21 @@ def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
     assert advisor(host).for_vm("nobody") == ()
 
 
+def test_an_n_cpi_that_was_cut_is_known_from_the_report_and_from_the_analysis(host, monkeypatch):
+    (told,) = host.analysis.take_triggers()
+    cut = replace(told, victims=tuple(replace(v, n_cpi=ROBUST_CLIP) for v in told.victims))
+
+    def says_at_least(found):
+        return "nCPI is cut" in found[0].effect.unknown_because
+
+    assert says_at_least(advisor(host).with_advice(cut).recommendations)
+    assert not says_at_least(advisor(host).with_advice(told).recommendations)
+    assert not says_at_least(advisor(host).for_vm("uuid-web-1"))
+    why = replace(host.explain("web-1"), n_cpi=ROBUST_CLIP)
+    monkeypatch.setattr(host.analysis, "explain", lambda _uuid: why)
+    assert says_at_least(advisor(host).for_vm("uuid-web-1"))
+
+
 def test_who_runs_a_vm_and_whether_its_owner_has_set_a_quota_is_taken_into_account(host):
     def commands(**changes):
         vms = (VMS[0], replace(VMS[1], **changes))
@@ -100,6 +116,13 @@ def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
     assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
     assert "this host's own analysis says that it inflicts" in cap.evidence
     assert cap.effect.after is None
+
+
+def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path):
+    alone = Host(tmp_path)
+    found = advisor(alone, CloudWhiteSays()).for_vm("uuid-scan-1")
+    assert [one.action for one in found] == ["cap_cpu", "limit_cache", "limit_bandwidth", "migrate_suspect"]
+    assert {(one.vm, one.victim) for one in found} == {("uuid-scan-1", "uuid-web-1")}
 
 
 def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):

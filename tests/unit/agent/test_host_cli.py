@@ -226,8 +226,16 @@ def test_explain_without_analysis(run, agents):
     assert code == 0
     assert "unknown: the analysis could not be started: see the agent's log" in out
     assert "coefficients: none, central has not sent any" in out
-    assert "no suspects" in out
+    assert "suspect" not in out.lower()  # it does not suffer
     assert "nan" not in out
+
+
+def test_explain_of_a_vm_that_inflicts_begins_with_that_and_whom_it_hurts(run, agents):
+    code, out, _ = run("explain", "batch-0001", "--socket", str(agents / "suffering.sock"))
+    assert code == 0
+    assert out.splitlines()[2] == "inflicting on instance-0000a1f3, by the host's own analysis"
+    assert "SUSPECT" not in out
+    assert "no suspects" not in out
 
 
 def test_a_vm_that_was_watched_too_shortly_has_no_slow_down(run, agents):

@@ -100,6 +100,23 @@ async def test_explanation_by_name_and_by_uuid(short, states, asked):
     assert len(why.history) == 3
 
 
+async def test_the_statistics_that_n_cpi_is_reckoned_by_are_told(short, tmp_path):
+    robust = agent_pb2.JobStatistics(
+        job="web",
+        platform=canned.PLATFORM,
+        samples=1000,
+        mean_cpi=1.2,
+        std_cpi=0.35,
+        location_log_cpi=0.1,
+        scale_log_cpi=0.2,
+    )
+    state = canned.State(canned.HOST, canned.FULL, canned.analysis(tmp_path, statistics=robust))
+    async with Served(state, short / "a.sock") as served:
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="instance-0000a1f3"))
+    assert (why.statistics.location_log_cpi, why.statistics.scale_log_cpi) == (0.1, 0.2)
+    assert why.n_cpi == 3.0  # (ln 3.1 - 0.1) / 0.2 = 5.16, cut
+
+
 async def test_without_statistics_they_have_no_samples(short, states):
     async with Served(states["alone"], short / "a.sock") as served:
         why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="new-1"))

@@ -347,7 +347,11 @@ def test_a_last_line_that_is_cut_off_is_told_and_the_rest_counts(recording):
     [
         (["{trace}", "--central", "h:1"], TlsError, "give --tls DIR"),
         (["{trace}", "--central", "h", "--tls", "x"], InputError, "--central must be host:port"),
-        (["{trace}", "--central", "h:1", "--tls", "/nowhere"], TlsError, "--ca: cannot read /nowhere/ca.crt"),
+        (
+            ["{trace}", "--central", "h:1", "--tls", "/nowhere"],
+            TlsError,
+            "--tls: cannot read /nowhere/ca.crt",
+        ),
         (["/nowhere.csv"], InputError, "/nowhere.csv: cannot read"),
         (["{trace}", "{recording}"], InputError, "cannot be mixed"),
     ],
@@ -365,12 +369,14 @@ def test_counts_that_do_not_add_up_end_with_an_error(trace, monkeypatch):
     assert "do not add up: 3 rows read, but 1 sent" in str(done.exception)
 
 
-def test_batches_refused_whole_end_with_an_error(trace, monkeypatch):
+def test_batches_refused_whole_end_with_an_error(trace, tmp_path, monkeypatch):
     async def refused(*_, **__):
         return ReplayResult(rows_acknowledged=0, rejected_batches={"foreign_machine": 3})
 
     monkeypatch.setattr(command, "send", refused)
-    done = run(trace, "--central", "h:1", "--tls", "x")
+    for name in ("ca.crt", "operator.crt", "operator.key"):
+        (tmp_path / name).touch()
+    done = run(trace, "--central", "h:1", "--tls", str(tmp_path), "--name", "operator")
     assert isinstance(done.exception, InputError)
     assert "foreign_machine 3; traces need the certificate of one of central's importers" in str(
         done.exception

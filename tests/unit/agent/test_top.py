@@ -18,6 +18,7 @@ spec = importlib.util.spec_from_file_location("top_fakes", HERE / "top_fakes.py"
 fakes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fakes)
 FEW, Shown, frame, explanation = fakes.FEW, fakes.Shown, fakes.frame, fakes.explanation
+FakeTape = fakes.FakeTape
 
 BY_NEED = ["web-2", "scan-1", "db-1", "web-1", "new-1"]
 
@@ -346,3 +347,31 @@ def test_the_guide_has_every_key_and_column():
     keys = {key for keys, _ in (*KEYS, *PLAYER_KEYS) for key in keys.replace(",", "").split()}
     assert {key for key in keys if f"`{key}`" not in guide} == set()
     assert {c.title for c in COLUMNS if c.title not in guide} == {"NAME"}  # which speaks for itself
+
+
+async def test_the_remedy_of_a_stale_picture_is_read_at_100_columns():
+    async with Shown(size=(100, 14)) as top:
+        await top.tell(frame())
+        remedy = "start it with `systemctl start whitepanda-agent`, or give --socket"
+        await top.tell(Gone(f"no agent answers at /run/whitepanda/agent.sock: {remedy}"))
+        assert "--socket" in " ".join(line.strip() for line in top.lines()[1:4])
+        assert "web-2" in top.text()
+
+
+@pytest.mark.parametrize(("lines", "fits"), [(5, True), (4, False)])
+async def test_a_terminal_without_room_for_a_vm_says_so(lines, fits):
+    async with Shown(size=(20, lines)) as top:
+        await top.tell(frame())
+        assert ("web-2" in top.text()) == fits
+        assert ("too small" in top.text()) != fits
+
+
+async def test_of_a_recording_nothing_is_said_of_now_or_of_central():
+    model = Model(is_recording=True)
+    model.take([frame()])
+    (line,) = [line for line in model.absent() if "CPI/JOB" in line]
+    assert "a recording has no statistics" in line
+    assert "reachable" not in line
+    async with Shown(FakeTape()) as top:
+        await top.tell(frame(()))
+        assert "no VM ran there then" in top.text()

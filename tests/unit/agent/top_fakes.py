@@ -117,6 +117,19 @@ class FakeFeed:
         self.stopped = True
 
 
+class FakeTape(FakeFeed):
+    """The same of a recording."""
+
+    def toggle(self):
+        pass
+
+    def wind(self, by_s):
+        pass
+
+    def change_speed(self, step):
+        pass
+
+
 class Shown:
     """The view in a terminal of a test: keys in, lines out. An async context manager."""
 

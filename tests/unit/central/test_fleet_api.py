@@ -392,7 +392,7 @@ async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypa
     for more, code, says in (
         (["--tls", str(folder)], 0, "central has built no coefficients yet"),
         (["--tls", str(folder), "--name", "host-1"], 4, "only operators may ask"),
-        (["--tls", str(folder), "--name", "nobody"], 5, f"--cert: cannot read {folder / 'nobody.crt'}: "),
+        (["--tls", str(folder), "--name", "nobody"], 5, f"--tls: cannot read {folder / 'nobody.crt'}: "),
         ([], 5, "give --tls DIR"),
     ):
         monkeypatch.setattr(sys, "argv", [*command, *more])

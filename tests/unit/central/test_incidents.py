@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import math
 import random
 import sqlite3
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -28,7 +30,7 @@ from central.journal import Journal, Roll, Submission
 from central.triggers import TriggerRow, check_triggers
 from central.validate import Limits
 from whitepanda.common.errors import UnavailableError
-from whitepanda.v1 import agent_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 S = 10**9
 NOW = 1_800_000_000 * S
@@ -484,3 +486,33 @@ def test_a_postgresql_that_went_without_a_word_is_given_up_soon():
         engine.connect()
     assert (seen["tcp_user_timeout"], seen["keepalives_interval"], seen["keepalives_count"]) == (30_000, 5, 3)
     assert str(seen["keepalives_idle"]) == "7", "what the URL says goes first"
+
+
+def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(monkeypatch, capsys):
+    incident = fleet_pb2.Incident(
+        id=7,
+        host="node1",
+        first_unix_ns=1_700_000_000 * 10**9,
+        victims=[
+            fleet_pb2.IncidentVm(vm="u1", name="web-1", job="web", peak=3.0),
+            fleet_pb2.IncidentVm(vm="u2", name="web-2", job="web", peak=2.5),
+        ],
+    )
+    answers = {
+        "GetIncident": fleet_pb2.IncidentDetail(incident=incident),
+        "ListIncidents": fleet_pb2.ListIncidentsResponse(incidents=[incident]),
+    }
+
+    @contextlib.contextmanager
+    def asking(*_arguments):
+        yield lambda method, _request: answers[method]
+
+    monkeypatch.setattr(incidents_cli, "asking", asking)
+    files = dict.fromkeys(("ca", "cert", "key"), Path("pki"))
+    incidents_cli.show("7", "h:1", **files)
+    shown = capsys.readouterr().out
+    assert "3 (cut)" in shown
+    assert "2.5 (cut)" not in shown
+    assert "REPORTED (UTC)" in shown
+    incidents_cli.list_("h:1", **files)
+    assert "BEGAN (UTC)" in capsys.readouterr().out

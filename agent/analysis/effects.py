@@ -1,0 +1,88 @@
+"""What less CPU of a suspect is expected to change, by the linear model that accuses it: mnCPI = sum A_k * u. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agent.analysis.antagonists import ROBUST_CLIP
+from agent.analysis.recommendations import Effect, Situation, Suspect, Victim
+
+__all__ = [
+    "MATERIAL_SHARE",
+    "Z95",
+    "effect_of_less",
+    "effect_without",
+    "is_small_part",
+    "is_too_small",
+    "signal_of",
+    "unknown_effect",
+]
+
+#: Standard errors to each side of a 95 % interval.
+Z95 = 1.959964
+
+#: Of the way from mnCPI to its threshold: whose whole CPU makes up less is not worth being limited.
+MATERIAL_SHARE = 0.25
+
+
+def signal_of(
+    victim: Victim, situation: Situation
+) -> tuple[Literal["mn_cpi", "degradation"], float | None, float | None]:
+    """Return the signal that effects are told in, its value now and its threshold; None: not known."""
+    if situation.mn_cpi is not None and situation.mn_cpi_threshold is not None:
+        return "mn_cpi", situation.mn_cpi, situation.mn_cpi_threshold
+    return "degradation", victim.degradation, None
+
+
+def unknown_effect(victim: Victim, situation: Situation, why: str) -> Effect:
+    """Return an effect of which nobody knows how large it is."""
+    signal, before, threshold = signal_of(victim, situation)
+    return Effect(signal, before, threshold=threshold, unknown_because=why)
+
+
+def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_cores: float) -> Effect:
+    """Return what so many cores less of a suspect do to mnCPI.
+
+    Never less than 0, where a job is as it usually is: a line through its usual noise promises nothing below.
+    """
+    signal, before, threshold = signal_of(victim, situation)
+    a, error = suspect.coefficient, suspect.standard_error
+    if signal != "mn_cpi" or before is None:
+        return unknown_effect(victim, situation, "central's statistics do not say that there is contention")
+    if a is None:
+        return unknown_effect(victim, situation, f"central knows no coefficient of job {suspect.job}")
+    after = before - a * less_cores
+    if situation.is_cut:
+        why = f"at least: nCPI is cut at {ROBUST_CLIP:g}, so mnCPI may be higher, now and then, and more may be needed"
+        return Effect(
+            signal, before, max(0.0, after), threshold=threshold, unknown_because=why, is_at_least=True
+        )
+    if error is None:
+        return Effect(
+            signal,
+            before,
+            max(0.0, after),
+            threshold=threshold,
+            unknown_because="the coefficient came without a standard error, so there is no interval",
+        )
+    half = Z95 * error * less_cores
+    low, middle, high = (max(0.0, value) for value in (after - half, after, after + half))
+    return Effect(signal, before, middle, low, high, threshold)
+
+
+def effect_without(suspect: Suspect, victim: Victim, situation: Situation) -> Effect:
+    """Return what it would do if a suspect used no CPU at all."""
+    return effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores)
+
+
+def is_small_part(suspect: Suspect, situation: Situation) -> bool:
+    """Whether mnCPI would go less than `MATERIAL_SHARE` of the way to its threshold without this suspect."""
+    a, mn_cpi, threshold = suspect.coefficient, situation.mn_cpi, situation.mn_cpi_threshold
+    if a is None or mn_cpi is None or threshold is None:
+        return False
+    return a * suspect.cpu_usage_cores < MATERIAL_SHARE * (mn_cpi - threshold)
+
+
+def is_too_small(suspect: Suspect, situation: Situation) -> bool:
+    """Whether less of a suspect's CPU is not worth it; never where the host itself has found that it inflicts."""
+    return is_small_part(suspect, situation) and not suspect.inflicts
