@@ -180,9 +180,13 @@ class IncidentStore:
 
         """
         v = tables.incident_vms.c
-        named = sa.select(v.vm, sa.func.max(v.name)).where(v.vm.in_(vms), v.name != "").group_by(v.vm)
+        named = (
+            sa.select(v.vm, sa.func.max(v.name).label("name"))
+            .where(v.vm.in_(vms), v.name != "")
+            .group_by(v.vm)
+        )
         with self._reading() as connection:
-            return {vm: name for vm, name in connection.execute(named)}
+            return {row.vm: row.name for row in connection.execute(named)}
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection]:

@@ -171,7 +171,6 @@ class DetailQueries:
         vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
         vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
 
-
     async def _add_names(self, vms: list[fleet_pb2.VmTimeline], context: Context) -> None:
         """Name VMs as their agents do; those of another replica, or gone before this start, as incidents did."""
         for vm in vms:

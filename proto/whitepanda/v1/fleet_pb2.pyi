@@ -354,18 +354,20 @@ class GetVmHistoryRequest(_message.Message):
     def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ...) -> None: ...
 
 class VmHistory(_message.Message):
-    __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents")
+    __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents", "name")
     VM_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     vm: str
     windows: _containers.RepeatedCompositeFieldContainer[VmWindow]
     windows_left_out: bool
     events: _containers.RepeatedCompositeFieldContainer[FleetEvent]
     incidents: _containers.RepeatedCompositeFieldContainer[Incident]
-    def __init__(self, vm: _Optional[str] = ..., windows: _Optional[_Iterable[_Union[VmWindow, _Mapping]]] = ..., windows_left_out: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+    name: str
+    def __init__(self, vm: _Optional[str] = ..., windows: _Optional[_Iterable[_Union[VmWindow, _Mapping]]] = ..., windows_left_out: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class VmWindow(_message.Message):
     __slots__ = ("host", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
