@@ -26,7 +26,7 @@ VIEWS = (
     ("", "Fleet", "Top antagonists", "No host has connected yet"),
     ("#/hosts", "Hosts", "node0001", "No host has connected yet"),
     ("#/host/node0001?hours=1", "Host node0001", "CPI over time", "nothing is known of host 'node0001'"),
-    (f"#/vm/{vm_id(0)}", f"VM {vm_id(0)}", "What its host found", "no window, event or incident of VM"),
+    (f"#/vm/{vm_id(0)}", "VM web-0", "What its host found", "no window, event or incident of VM"),
     ("#/jobs", "Jobs", "batch-scan", "No version of statistics has been built yet"),
     ("#/job/batch-scan", "Job batch-scan", "Coefficient over versions", "nothing is known of job 'batch-scan'"),
     ("#/incidents", "Incidents", "batch-scan", "No host has reported contention yet"),
@@ -70,7 +70,7 @@ async def look(seen, link, heading, expected):
 async def test_every_view_without_a_host(tmp_path, browser):
     async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
         for link, heading, _, empty in VIEWS:
-            await look(seen, link, heading, empty)
+            await look(seen, link, heading.replace("web-0", vm_id(0)), empty)
             assert await serious(seen.page) == [], link
 
 
@@ -328,7 +328,9 @@ async def test_on_a_telephone(thousand, browser):
         )
         assert boxes[0]["x"] < boxes[1]["x"]
         assert (await seen.page.locator("header").bounding_box())["height"] < 100
-        assert await seen.page.evaluate("() => document.documentElement.scrollWidth") == 360
+        for link in ("", "#/host/node0001", "#/incident/1", "#/health"):
+            await seen.open(link)
+            assert await seen.page.evaluate("() => document.documentElement.scrollWidth") == 360, link
         assert await serious(seen.page) == []
 
 
@@ -340,7 +342,7 @@ async def test_times_have_their_day_and_the_footer_the_zone(one, browser):
         local = datetime.fromisoformat(await shown.inner_text() + "+05:30")
         utc = await shown.get_attribute("title")
         assert utc.endswith(" UTC") and local == datetime.fromisoformat(utc.replace(" UTC", "+00:00"))
-        assert re.search(r"Times are of Asia/\w+ \(UTC\+05:30\)", await seen.page.inner_text("footer"))
+        assert re.search(r"Local times: Asia/\w+ \(UTC\+05:30\)", await seen.page.inner_text("footer"))
 
 
 async def test_by_keyboard(one, browser):

@@ -107,7 +107,8 @@ async function refresh() {
     const text = JSON.stringify(data);
     if (text !== shown.text) {
       Object.assign(shown, { text, data, refusal: "" });
-      show(view.title(route), view.draw(data, route));
+      document.title = `${view.title(route, data)} · whitepanda`;
+      show(view.title(route, data), view.draw(data, route));
     }
     sayFresh();
   } catch (error) {
@@ -188,7 +189,7 @@ document.addEventListener("visibilitychange", () => {
 });
 document.getElementById("zone").textContent = zone();
 // Charts have their colours from the style sheet at the time they are drawn.
-const redraw = () => shown.data && show(shown.view.title(shown.route), shown.view.draw(shown.data, shown.route));
+const redraw = () => shown.data && show(shown.view.title(shown.route, shown.data), shown.view.draw(shown.data, shown.route));
 document.addEventListener("colours", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 document.querySelector("a.skip").addEventListener("click", (event) => {

@@ -6,6 +6,8 @@ const HOUR_MS = 3_600_000;
 const MOST_HOURS = 24;
 const HOURS = [["1", "1 hour"], ["3", "3 hours"], ["6", "6 hours"], ["24", "24 hours"]];
 
+const canBe = (hours) => Number(hours) > 0 && Number(hours) <= MOST_HOURS;
+
 /**
  * The time that a link asks for.
  *
@@ -14,13 +16,13 @@ const HOURS = [["1", "1 hour"], ["3", "3 hours"], ["6", "6 hours"], ["24", "24 h
  * @returns {object} since and until, milliseconds since 1970.
  */
 export function span({ hours = "1", at }, points) {
-  const length = Number(hours) * HOUR_MS;
-  if (!(length > 0 && length <= MOST_HOURS * HOUR_MS)) {
+  if (!canBe(hours)) {
     throw new AskError(400, `hours=${hours} cannot be shown; it is a number above 0 and at most ${MOST_HOURS}`);
   }
   if (at !== undefined && !/^\d{1,14}$/.test(at)) {
     throw new AskError(400, `at=${at} is no time; it is milliseconds since 1970, such as ${Date.now()}`);
   }
+  const length = Number(hours) * HOUR_MS;
   const step = length / points;
   const until = Number(at) || Math.ceil(Date.now() / step) * step;
   return { since: Math.max(0, until - length), until };
@@ -28,6 +30,6 @@ export function span({ hours = "1", at }, points) {
 
 /** The form that chooses it, for the view at a path. */
 export function spanForm(path, { hours = "1" }) {
-  const options = HOURS.some(([value]) => value === hours) ? HOURS : [...HOURS, [hours, `${hours} hours`]];
+  const options = HOURS.some(([value]) => value === hours) || !canBe(hours) ? HOURS : [...HOURS, [hours, `${hours} hours`]];
   return form(path, "Time shown", "Show", field("Time", { name: "hours", value: hours }, options));
 }

@@ -45,7 +45,7 @@ export function draw(o) {
     section("Open incidents",
       table("overview-open", `Contention that goes on now, the last that began first${o.open_incidents > o.open.length ? `: ${o.open.length} of ${count(o.open_incidents)}` : ""}`,
         INCIDENT_COLUMNS.filter((column) => column.label !== "State"), o.open, "No contention now.")),
-    h("div", { class: "columns" },
+    h("div", { class: "columns wide" },
       section("Hosts by contention",
         table("overview-hosts", `Last 24 hours, the most slots first${o.contended_hosts > o.contended.length ? `: ${o.contended.length} of ${count(o.contended_hosts)} hosts` : ""}`,
           HOSTS, o.contended, "No host reported contention in the last 24 hours.")),

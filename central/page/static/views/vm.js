@@ -10,7 +10,7 @@ const POINTS = 120;
 const MOST_WINDOWS = 3000;
 const GAP_NS = 150e9;
 
-export const title = ({ what }) => `VM ${what}`;
+export const title = ({ what }, vm) => `VM ${vm?.name || what}`;
 
 export function load(ask, { what, parameters }) {
   const { since, until } = span(parameters, POINTS);
