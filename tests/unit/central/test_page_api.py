@@ -255,7 +255,7 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     assert (names["w1"], names["nameless"], names[victim.vm]) == ("web-one", "", victim.name)
     assert victim.name, "or nothing was tested"
     lines = {vm["vm"]: vm["last_event"] for vm in found["vms"]}
-    assert (lines["w1"]["behaviour"], lines["w1"]["degradation"]["ratio"]) == ("BEHAVIOUR_VICTIM", 1.5)
+    assert (lines["w1"]["behaviour"], lines["w1"]["degradation"]["ratio"]) == ("victim", 1.5)
     assert lines["w1"]["evidence"] == [] and lines["s1"] is None, "the other one is of an earlier time"
 
 
