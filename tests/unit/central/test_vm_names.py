@@ -20,7 +20,7 @@ def test_what_is_no_name_is_not_kept():
     names.note(
         [
             agent_pb2.Task(vm="a", name="red\x1b[31m"),
-            agent_pb2.Task(vm="b", name="x" * 257),
+            agent_pb2.Task(vm="b", name="x" * 1025),
             agent_pb2.Task(vm="", name="y"),
         ]
     )
