@@ -211,6 +211,7 @@ class Central:
             operators=config.central.operators,
             placement=config.placement,
             runtime=config.runtime,
+            importers=config.central.importers,
             roll_error=lambda: self.roller.failure,
             incidents_error=lambda: self.recorder.failure,
             webhooks=self.webhooks.status,

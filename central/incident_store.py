@@ -172,6 +172,22 @@ class IncidentStore:
                 detail.recurrence.CopyFrom(job)
             return detail
 
+    def names(self, vms: Sequence[str]) -> dict[str, str]:
+        """Return what VMs (UUIDs) were called in incidents; those that are in none, or had no name, are left out.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        v = tables.incident_vms.c
+        named = (
+            sa.select(v.vm, sa.func.max(v.name).label("name"))
+            .where(v.vm.in_(vms), v.name != "")
+            .group_by(v.vm)
+        )
+        with self._reading() as connection:
+            return {row.vm: row.name for row in connection.execute(named)}
+
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
         try:

@@ -139,6 +139,8 @@ class Intake:
             self._tell_once(flow, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
         if not stream.is_importer and not checked.jobs <= stream.jobs:
             self._registry.update(stream, jobs=stream.jobs | checked.jobs)
+        if refusal is None:  # batches of the same tasks as before are quick ones: their names are known
+            self._registry.vm_names.note(batch.tasks)
         events, triggers, rejected_events = (
             self._check_reports(flow, batch, now) if refusal is None else ([], [], {})
         )

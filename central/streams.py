@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from central.ranges import merged
+from central.vm_names import VmNames
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
@@ -133,7 +134,7 @@ class StreamRegistry:
 
     Callables in `on_change` are called, on the loop, with a stream that has just connected, or whose jobs or
     coefficient version changed; never with one that left. An exception in one of them is its
-    own bug and propagates.
+    own bug and propagates. `vm_names` are what agents call their VMs.
     """
 
     def __init__(self) -> None:
@@ -142,6 +143,7 @@ class StreamRegistry:
         self.refused: Counter[str] = (
             Counter()
         )  # streams and handshakes that were refused since the start, by reason
+        self.vm_names = VmNames()
         self._streams: dict[str, HostStream] = {}
 
     def __len__(self) -> int:

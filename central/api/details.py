@@ -24,6 +24,7 @@ from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError
 from central.models.groups import Floats
+from central.streams import StreamRegistry
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -51,6 +52,7 @@ class DetailQueries:
     _journal: Journal
     _lake: Lake
     _recent: RecentVms
+    _registry: StreamRegistry
     _times: SegmentTimes
     _summary: Callable[[HostRecord], fleet_pb2.HostSummary]
     check_operator: Callable[[Context], Awaitable[None]]
@@ -149,6 +151,8 @@ class DetailQueries:
         vms = sorted(_timelines(lines, (until - since) // step), key=_by_usage)
         for vm in vms[:top]:
             self._add_statistics(vm)
+        await self._add_names(vms[:top], context)
+        await self._add_events(vms[:top], request.host, since, until)
         return fleet_pb2.HostTimeline(
             host=request.host,
             summary=None if record is None else self._summary(record),
@@ -166,6 +170,32 @@ class DetailQueries:
         mine = next((each for each in of_job if each.platform == vm.platform), None)
         vm.job_mean_cpi = float("nan") if mine is None else mine.mean_cpi
         vm.job_std_cpi = float("nan") if mine is None else mine.std_cpi
+
+    async def _add_names(self, vms: list[fleet_pb2.VmTimeline], context: Context) -> None:
+        """Name VMs as their agents do; those of another replica, or gone before this start, as incidents did."""
+        for vm in vms:
+            vm.name = self._registry.vm_names.get(vm.vm)
+        nameless = [vm for vm in vms if not vm.name]
+        if nameless:
+            names = await ask_store(context, self._incidents.names, [vm.vm for vm in nameless])
+            for vm in nameless:
+                vm.name = names.get(vm.vm, "")
+
+    async def _add_events(self, vms: list[fleet_pb2.VmTimeline], host: str, since: int, until: int) -> None:
+        """Note the last change of behaviour that the host found of each VM in this time."""
+        found = await asyncio.to_thread(
+            self._journal.read_events,
+            before_id=_MAX_INT64,
+            limit=_MAX_LISTED,
+            host=host,
+            since_unix_ns=since,
+            until_unix_ns=until,
+        )
+        last = {row.vm: row for _, row in sorted(found, key=lambda each: (each[1].unix_ns, each[0]))}
+        for vm in vms:
+            if vm.vm in last:
+                vm.last_event.ParseFromString(last[vm.vm].payload)
+                vm.last_event.ClearField("evidence")
 
 
 def _floats(column: Any) -> Floats:

@@ -78,6 +78,7 @@ class Fleet(
         operators: certificate names that may ask.
         placement: how loading vectors are made of windows.
         runtime: where the model of runtimes is.
+        importers: certificate names that send traces: no hosts, so they are never late or gone.
         roll_error: says why the last roll failed, "" if it did not.
         incidents_error: the same of what writes incident history.
         webhooks: says how each of them does.
@@ -96,6 +97,7 @@ class Fleet(
         operators: tuple[str, ...],
         placement: PlacementSection | None = None,
         runtime: RuntimeSection | None = None,
+        importers: tuple[str, ...] = (),
         roll_error: Callable[[], str] = str,
         incidents_error: Callable[[], str] = str,
         webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list,
@@ -135,6 +137,7 @@ class Fleet(
         self._webhooks = webhooks
         self._gap_ns = gap_ns
         self._operators = frozenset(operators)
+        self._importers = frozenset(importers)
         self._started_unix_ns = clock_unix_ns()
         self._older: BuiltVersion | None = None  # the last version asked for that is not in force any more
         self._segment_rows: dict[str, int] = {}
@@ -340,6 +343,7 @@ class Fleet(
             coefficient_version=stream.coefficient_version if stream else record.coefficient_version,
             jobs=sorted(stream.jobs if stream else record.jobs),
             clock_offset_ns=record.clock_offset_ns,
+            importer=record.host in self._importers,
         )
 
 

@@ -14,6 +14,7 @@ from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
 from central.journal import Journal
 from central.lake import LakeError
+from central.streams import StreamRegistry
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQueries", "ask_store", "mark_open"]
@@ -36,6 +37,7 @@ class IncidentQueries:
     _gap_ns: int
     _incidents: IncidentStore
     _journal: Journal
+    _registry: StreamRegistry
     _vm_windows: VmWindows
     check_operator: Callable[[Context], Awaitable[None]]
 
@@ -132,8 +134,12 @@ class IncidentQueries:
                 "are in the lake, after ingest.roll_interval_s"
             )
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
+        name = self._registry.vm_names.get(request.vm)
+        if not name:
+            name = (await ask_store(context, self._incidents.names, [request.vm])).get(request.vm, "")
         return fleet_pb2.VmHistory(
             vm=request.vm,
+            name=name,
             windows=windows[-limit:],
             windows_left_out=len(windows) > limit,
             events=[

@@ -52,6 +52,7 @@ class OverviewQueries:
     _journal: Journal
     _lake: Lake
     _gap_ns: int
+    _importers: frozenset[str]
     _recent: RecentVms
     _refreshing: asyncio.Task[None] | None
     _registry: StreamRegistry
@@ -84,8 +85,8 @@ class OverviewQueries:
             self._add_coefficient(antagonist)
         return fleet_pb2.Overview(
             since_unix_ns=since,
-            hosts=len(self._journal.hosts),
-            connected_hosts=len(self._registry),
+            hosts=sum(host not in self._importers for host in self._journal.hosts),
+            connected_hosts=sum(each.host not in self._importers for each in self._registry.connected()),
             late_hosts=silence.late,
             gone_hosts=silence.gone,
             is_counted=running is not None,
@@ -125,6 +126,8 @@ class OverviewQueries:
             waiting = stream.spooled_batches if stream else record.spooled_batches
             lost = stream.dropped_batches if stream else record.dropped_batches
             spooled, dropped = spooled + waiting, dropped + lost
+            if record.host in self._importers:
+                continue  # it comes with a trace and leaves
             if stream is not None and now - record.last_seen_unix_ns < _LATE_NS:
                 continue
             late, gone = late + (stream is not None), gone + (stream is None)

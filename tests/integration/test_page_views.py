@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
+from datetime import datetime
 
 import pytest
 import pytest_asyncio
 
 from central.api.http import HttpApi
+from central.journal import HostRecord
 from central.page import files
 from central.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
-from tests.support.page_fleet import PageCentral, S, Size
+from tests.support.page_fleet import PageCentral, S, Size, vm_id
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
@@ -23,6 +26,7 @@ VIEWS = (
     ("", "Fleet", "Top antagonists", "No host has connected yet"),
     ("#/hosts", "Hosts", "node0001", "No host has connected yet"),
     ("#/host/node0001?hours=1", "Host node0001", "CPI over time", "nothing is known of host 'node0001'"),
+    (f"#/vm/{vm_id(0)}", "VM web-0", "What its host found", "no window, event or incident of VM"),
     ("#/jobs", "Jobs", "batch-scan", "No version of statistics has been built yet"),
     ("#/job/batch-scan", "Job batch-scan", "Coefficient over versions", "nothing is known of job 'batch-scan'"),
     ("#/incidents", "Incidents", "batch-scan", "No host has reported contention yet"),
@@ -66,7 +70,7 @@ async def look(seen, link, heading, expected):
 async def test_every_view_without_a_host(tmp_path, browser):
     async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
         for link, heading, _, empty in VIEWS:
-            await look(seen, link, heading, empty)
+            await look(seen, link, heading.replace("web-0", vm_id(0)), empty)
             assert await serious(seen.page) == [], link
 
 
@@ -146,7 +150,14 @@ async def test_wrong_links_are_told(one, browser):
             ("#/incident/x", "id must be an integer"),
             ("#/incidents?page=x", "page_token is not one of this request's pages"),
             ("#/placement?loading=warp=1", "no resource 'warp' here"),
-            ("#/upgrade?margin=abc", "margin_percent must be a number (value 'abc')"),
+            ("#/upgrade?margin=abc", "“Margin, %” must be a number (value 'abc')"),
+            ("#/placement?job=web&top=9999", "“Hosts” must be at most"),
+            (
+                "#/host/node0001?hours=9999",
+                "hours=9999 cannot be shown; it is a number above 0 and at most 24",
+            ),
+            ("#/host/node0001?hours=x", "hours=x cannot be shown"),
+            (f"#/vm/{vm_id(0)}?at=abc", "at=abc is no time; it is milliseconds since 1970"),
             ("#/upgrade?by=time&new=soon", "soon is no time; write one such as 2026-03-01T12:00"),
             ("#/runtime?job=web", "name"),
         ):
@@ -173,16 +184,165 @@ async def test_forms_are_links(one, browser):
 async def test_what_to_do_is_told_with_a_command_that_a_shell_takes(one, browser):
     async with watched(browser, one.url) as seen:
         await seen.open("#/incident/1")
-        text = await seen.page.inner_text(".actions")
+        await seen.page.locator("#more-actions summary").click()
+        text = "\n".join(await seen.page.locator(".actions").all_inner_texts())
         assert re.search(
             r"1\. cap the CPU of batch-scan-3 to \d\.\d\d cores\s+Expected: mnCPI 2\.90 now, then", text
         )
         assert "it should not exceed 2.00" in text
         assert "do nothing" in text
-        first = seen.page.locator(".actions li").first.locator("code")
+        first = seen.page.locator(".action").first.locator("code")
         ours, *_, by_name = map(shlex.split, await first.all_inner_texts())
         assert ours[:4] == ["whitepanda", "act", "apply", "cap-cpu"]
         assert by_name == ["virsh", "schedinfo", "batch-scan-3's", "--live", "vcpu_quota=65000"]
+
+
+async def test_an_incident_is_told_from_who_suffers_to_the_evidence(one, browser):
+    clipboard = ["clipboard-read", "clipboard-write"]
+    async with watched(browser, one.url, permissions=clipboard) as seen:
+        await seen.open("#/incident/1")
+        parts = await seen.page.locator("main h2").all_inner_texts()
+        assert parts == ["Victims", "Suspects", "What to do", "Evidence"]
+        assert await seen.page.locator(".action:visible").count() == 2
+        folded = seen.page.locator("#more-actions")
+        inside = await folded.locator(".action").count()
+        assert await folded.locator("summary").inner_text() == f"{inside} more actions"
+        await folded.locator("summary").click()
+        assert await seen.page.locator(".action:visible").count() == 2 + inside
+        button = seen.page.locator("button.copy").first
+        await button.click()
+        await seen.page.wait_for_selector("button.copy:has-text('Copied')")
+        copied = await seen.page.evaluate("() => navigator.clipboard.readText()")
+        assert copied == await seen.page.locator(".action code").first.inner_text()
+        assert shlex.split(copied)[:4] == ["whitepanda", "act", "apply", "cap-cpu"]
+        assert not await serious(seen.page)
+        # Where the browser gives no clipboard, the command is marked.
+        await seen.page.evaluate(
+            "() => { navigator.clipboard.writeText = () => Promise.reject(new Error()); }"
+        )
+        await button.click()
+        await seen.page.wait_for_selector("button.copy:has-text('Press Ctrl+C')")
+        assert await seen.page.evaluate("() => getSelection().toString()") == copied
+
+
+async def test_a_hosts_vms_have_names_and_are_chosen_for_the_charts(thousand, browser):
+    async with watched(browser, thousand.url) as seen:
+        await seen.open("#/host/node0002?hours=1")  # in no incident
+        names = await seen.page.locator("#host-vms-scroll tbody th").all_inner_texts()
+        assert len(names) == 6 and not any("-4000-" in name for name in names), names
+        box = seen.page.get_by_label(f"Draw {names[-1]}")
+        await box.check()
+        await seen.page.wait_for_function("() => location.hash.includes('vms=')")
+        await seen.settled()
+        chart = seen.page.get_by_role("img", name="CPU usage.")
+        assert "the VMs chosen below" in await chart.get_attribute("aria-label")
+        assert names[-1] in await chart.inner_text() and names[0] not in await chart.inner_text()
+        assert await box.is_checked()
+        await box.uncheck()
+        await seen.page.wait_for_function("() => !location.hash.includes('vms=')")
+        await seen.page.locator("#host-vms-scroll tbody th a").first.click()
+        await seen.page.wait_for_function("() => document.querySelector('h1').innerText.startsWith('VM ')")
+        await seen.settled()
+        assert names[0] in await seen.page.inner_text("main")
+
+
+SHADED = """async () => {
+    const { measured, shaded } = await import("/page/views/host.js");
+    const known = [1, 1, null, 1, 1, null, null, null, null, 1];
+    const host = {
+        step_ns: 60e9, vms: [{ cpu_usage_cores: known }, { cpu_usage_cores: known.map(() => null) }],
+        incidents: [{ first_unix_ns: 30e9, last_unix_ns: 570e9 }, { first_unix_ns: 360e9, last_unix_ns: 420e9 }],
+    };
+    return shaded(host, measured(host, known.map((_, k) => k * 60), 3));
+}"""
+
+
+async def test_nothing_is_shaded_where_nobody_measured(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open()
+        # One step without a window is bridged, four are not; the incident in those is not drawn at all.
+        assert await seen.page.evaluate(SHADED) == [[30, 300], [540, 570]]
+
+
+async def test_a_question_stays_in_sight_while_it_is_answered(one, browser):
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/placement")
+        asked, answered = asyncio.Event(), asyncio.Event()
+
+        async def hold(route):
+            asked.set()
+            await answered.wait()
+            await route.continue_()
+
+        await seen.page.route("**/v1/placement?*", hold)
+        await seen.page.get_by_label("VM of the job").fill("web")
+        await seen.page.keyboard.press("Enter")
+        await asked.wait()
+        await seen.page.wait_for_selector("main:has-text('Asking central')")
+        assert await seen.page.get_by_label("VM of the job").input_value() == "web"
+        answered.set()
+        await seen.page.wait_for_selector("tbody tr")
+
+
+async def test_an_importer_is_shown_as_such(one, browser):
+    one.journal.note_host(HostRecord("trace-import", "", "0.1.0", 2, "boot", one.now - 9000 * S))
+    one.fleet._importers = frozenset({"trace-import"})
+    try:
+        async with watched(browser, one.url) as seen:
+            await seen.open("#/hosts")
+            assert (
+                "import"
+                in await seen.page.locator("tr", has_text="trace-import").locator("td").first.inner_text()
+            )
+            await seen.open("")
+            assert re.search(r"0\s+late or gone", await seen.page.inner_text(".tiles"))
+            await seen.open("#/host/trace-import")
+            assert "import" in await seen.page.inner_text(".facts")
+    finally:
+        del one.journal.hosts["trace-import"]
+
+
+FITS = "() => [...document.querySelectorAll('.scroll')].map((x) => [x.id, x.scrollWidth - x.clientWidth])"
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+async def test_the_overviews_tables_are_not_cut(thousand, browser, width):
+    async with watched(browser, thousand.url, viewport={"width": width, "height": 900}) as seen:
+        await seen.open()
+        assert await seen.page.evaluate(FITS) == [
+            ["overview-open-scroll", 0],
+            ["overview-hosts-scroll", 0],
+            ["overview-jobs-scroll", 0],
+        ]
+
+
+async def test_on_a_telephone(thousand, browser):
+    async with watched(browser, thousand.url, viewport={"width": 360, "height": 740}) as seen:
+        await seen.open("#/health")
+        menu = await seen.page.locator("nav a[aria-current]").bounding_box()
+        assert menu["x"] >= 0 and menu["x"] + menu["width"] <= 360, "the view's name is in sight"
+        await seen.open("")
+        boxes = [await each.bounding_box() for each in await seen.page.locator(".tiles li").all()]
+        assert [round(box["y"]) for box in boxes[:4:2]] == [round(box["y"]) for box in boxes[1:4:2]], (
+            "in twos"
+        )
+        assert boxes[0]["x"] < boxes[1]["x"]
+        assert (await seen.page.locator("header").bounding_box())["height"] < 100
+        for link in ("", "#/host/node0001", "#/incident/1", "#/health"):
+            await seen.open(link)
+            assert await seen.page.evaluate("() => document.documentElement.scrollWidth") == 360, link
+        assert await serious(seen.page) == []
+
+
+async def test_times_have_their_day_and_the_footer_the_zone(one, browser):
+    async with watched(browser, one.url, timezone_id="Asia/Kolkata") as seen:
+        await seen.open("#/incident/1")
+        shown = seen.page.locator(".facts time").first
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", await shown.inner_text())
+        local = datetime.fromisoformat(await shown.inner_text() + "+05:30")
+        utc = await shown.get_attribute("title")
+        assert utc.endswith(" UTC") and local == datetime.fromisoformat(utc.replace(" UTC", "+00:00"))
+        assert re.search(r"Local times: Asia/\w+ \(UTC\+05:30\)", await seen.page.inner_text("footer"))
 
 
 async def test_by_keyboard(one, browser):

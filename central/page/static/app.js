@@ -1,7 +1,7 @@
 // Which view is shown, and that it stays fresh: asked again every few seconds while somebody looks.
 import { ask, AskError } from "./api.js";
 import { h } from "./dom.js";
-import { clock } from "./format.js";
+import { clock, zone } from "./format.js";
 
 const SOON_MS = 1000;
 const EVERY_MS = 5000;
@@ -11,6 +11,7 @@ const VIEWS = {
   "": () => import("./views/overview.js"),
   hosts: () => import("./views/hosts.js"),
   host: () => import("./views/host.js"),
+  vm: () => import("./views/vm.js"),
   jobs: () => import("./views/jobs.js"),
   job: () => import("./views/job.js"),
   incidents: () => import("./views/incidents.js"),
@@ -20,14 +21,14 @@ const VIEWS = {
   runtime: () => import("./views/runtime.js"),
   health: () => import("./views/health.js"),
 };
-const PARENTS = { host: "hosts", job: "jobs", incident: "incidents" };
+const PARENTS = { host: "hosts", vm: "hosts", job: "jobs", incident: "incidents" };
 
 const main = document.getElementById("main");
 const stale = document.getElementById("stale");
 const updated = document.getElementById("updated");
 
 /** What is shown now. `at` is when central last answered. */
-let shown = { route: null, view: null, text: "", at: 0, data: null };
+let shown = { route: null, view: null, text: "", refusal: "", at: 0, data: null };
 let asking = new AbortController();
 let timer = 0;
 
@@ -48,14 +49,23 @@ function parse(hash) {
 function markNavigation(name) {
   const current = `#/${PARENTS[name] ?? name}`;
   for (const each of document.querySelectorAll("nav a")) {
-    if (each.getAttribute("href") === current) each.setAttribute("aria-current", "page");
-    else each.removeAttribute("aria-current");
+    if (each.getAttribute("href") === current) {
+      each.setAttribute("aria-current", "page");
+      const list = each.closest("ul"); // on a narrow screen it is one line that scrolls
+      list.scrollLeft = each.offsetLeft - list.offsetLeft - (list.clientWidth - each.offsetWidth) / 2;
+    } else each.removeAttribute("aria-current");
   }
 }
 
-function problem(error) {
+/** What central said of a parameter, by the label of the field that it came from. */
+function inLabels(message, labels) {
+  return Object.entries(labels).reduce((text, [name, label]) =>
+    text.replace(new RegExp(name.includes("_") ? `\\b${name}\\b` : `^${name}\\b`), `“${label}”`), message);
+}
+
+function problem(error, labels = {}) {
   const title = error.status === 404 ? "Not found" : error.status >= 400 && error.status < 500 ? "Not possible" : "No answer";
-  return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), error.message));
+  return h("div", { class: "problem", role: "alert" }, h("p", null, h("strong", null, `${title}. `), inLabels(error.message, labels)));
 }
 
 /** Put a view into the page; the element that has the focus, and what is folded open, stay so. */
@@ -96,8 +106,9 @@ async function refresh() {
     if (signal.aborted) return;
     const text = JSON.stringify(data);
     if (text !== shown.text) {
-      Object.assign(shown, { text, data });
-      show(view.title(route), view.draw(data, route));
+      Object.assign(shown, { text, data, refusal: "" });
+      document.title = `${view.title(route, data)} · whitepanda`;
+      show(view.title(route, data), view.draw(data, route));
     }
     sayFresh();
   } catch (error) {
@@ -105,9 +116,10 @@ async function refresh() {
     if (!(error instanceof AskError)) throw error;
     if (shown.text && error.status !== 404) sayStale(error);
     else {
-      shown.text = "";
       if (error.status === 0) sayStale(error);
-      show(view.title(route), [view.form?.(route), problem(error)]);
+      const isSaid = shown.refusal === error.message; // once, or it would be read aloud each time
+      Object.assign(shown, { text: "", refusal: error.message });
+      if (!isSaid) show(view.title(route), [view.form?.(route), problem(error, view.LABELS)]);
     }
   } finally {
     if (!signal.aborted) {
@@ -138,7 +150,7 @@ async function navigate() {
   main.setAttribute("aria-busy", "true");
   const load = Object.hasOwn(VIEWS, route.name) ? VIEWS[route.name] : null;
   if (!load) {
-    shown = { route, view: null, text: "", at: 0, data: null };
+    shown = { route, view: null, text: "", refusal: "", at: 0, data: null };
     main.removeAttribute("aria-busy");
     main.dataset.shows = location.hash;
     show("Nothing is here", [h("p", null, "No view has this link. ", h("a", { href: "#/" }, "Overview"))]);
@@ -149,17 +161,18 @@ async function navigate() {
     view = await load();
   } catch {
     if (signal.aborted) return;
-    shown = { route, view: null, text: "", at: 0, data: null };
+    shown = { route, view: null, text: "", refusal: "", at: 0, data: null };
     main.removeAttribute("aria-busy");
     show("No answer", [problem(new AskError(0, "central does not answer; load the page again once it does"))]);
     return;
   }
   if (signal.aborted) return;
   const isSame = shown.route?.name === route.name && shown.route?.what === route.what;
-  shown = { route, view, text: "", at: 0, data: null };
+  shown = { route, view, text: "", refusal: "", at: 0, data: null };
   updated.textContent = "";
   document.title = `${view.title(route)} · whitepanda`;
-  if (!isSame) show(view.title(route), [h("p", { class: "quiet" }, "Asking central …")]);
+  // What takes long keeps its question in sight; an answer to another one goes.
+  if (!isSame || view.isLive === false) show(view.title(route), [view.form?.(route), h("p", { class: "quiet" }, "Asking central …")]);
   if (!isFirst && !isSame) {
     window.scrollTo(0, 0);
     main.querySelector("h1").focus({ preventScroll: true });
@@ -174,8 +187,9 @@ document.addEventListener("visibilitychange", () => {
     refresh();
   }
 });
+document.getElementById("zone").textContent = zone();
 // Charts have their colours from the style sheet at the time they are drawn.
-const redraw = () => shown.data && show(shown.view.title(shown.route), shown.view.draw(shown.data, shown.route));
+const redraw = () => shown.data && show(shown.view.title(shown.route, shown.data), shown.view.draw(shown.data, shown.route));
 document.addEventListener("colours", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 document.querySelector("a.skip").addEventListener("click", (event) => {

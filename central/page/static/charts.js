@@ -66,7 +66,7 @@ function chart(title, sentence, data, options) {
   return figure;
 }
 
-const clocks = (_u, ticks, _axis, _space, step) => ticks.map((s) => clock(s * 1e3).slice(-8, step < 60 ? undefined : -3));
+const clocks = (_u, ticks, _axis, _space, step) => ticks.map((s) => clock(s * 1e3).slice(11, step < 60 ? undefined : -3));
 
 /** Values of which gaps of up to `most` steps are drawn over (undefined): windows may be longer than steps. */
 function bridged(values, most) {

@@ -42,19 +42,25 @@ export function bytes(value) {
 
 const pad = (value) => String(value).padStart(2, "0");
 
-/** The clock of a moment, with the day where it is not today's. */
-export function clock(ms, withDay = false) {
+/** Day and clock of a moment, milliseconds since 1970, in local time: the footer has the zone. */
+export function clock(ms) {
   const at = new Date(ms);
-  const time = `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
-  const isToday = at.toDateString() === new Date().toDateString();
-  return isToday && !withDay ? time : `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
+  return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`;
+}
+
+/** The browser's zone, such as Europe/Berlin (UTC+02:00). */
+export function zone() {
+  const minutes = -new Date().getTimezoneOffset();
+  const offset = `UTC${minutes < 0 ? "-" : "+"}${pad(Math.floor(Math.abs(minutes) / 60))}:${pad(Math.abs(minutes) % 60)}`;
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  return name && name !== "UTC" ? `${name} (${offset})` : "UTC";
 }
 
 /** A moment, nanoseconds since 1970, in local time; its title has UTC. */
 export function time(ns) {
   if (!ns) return NONE();
   const iso = new Date(ns / 1e6).toISOString();
-  return h("time", { datetime: iso, title: iso }, clock(ns / 1e6));
+  return h("time", { datetime: iso, title: `${iso.slice(0, 19).replace("T", " ")} UTC` }, clock(ns / 1e6));
 }
 
 export function duration(ns) {

@@ -1,6 +1,6 @@
 // What several views say alike: links, states of hosts, incidents as rows.
 import { h } from "./dom.js";
-import { count, duration, number, time } from "./format.js";
+import { count, duration, isKnown, number, plain, time } from "./format.js";
 
 export const link = (path, text, parameters = {}) => {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
@@ -9,6 +9,13 @@ export const link = (path, text, parameters = {}) => {
 export const hostLink = (host, parameters) => link(`/host/${encodeURIComponent(host)}`, host, parameters);
 export const jobLink = (job) => (job ? link(`/job/${encodeURIComponent(job)}`, job) : h("span", { class: "none" }, "nobody"));
 export const incidentLink = (id) => link(`/incident/${id}`, `#${id}`);
+
+/** To what a VM did; `parameters` may have a time, `at`. */
+export const vmLink = (vm, parameters) => {
+  const found = link(`/vm/${encodeURIComponent(vm.vm)}`, vm.name || vm.vm, parameters);
+  found.title = vm.vm;
+  return found;
+};
 
 const LATE_MS = 180_000;
 
@@ -22,6 +29,13 @@ const SIGNS = { connected: "●", late: "◐", gone: "○", open: "●", over: "
 
 export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);
+}
+
+/** What a host found of a VM, in the words of `whitepanda events`: victim 1.42x (1.30 to 1.58). */
+export function found(event) {
+  const { ratio, low, high } = event.degradation ?? {};
+  if (!isKnown(ratio)) return event.behaviour;
+  return `${event.behaviour} ${plain(ratio)}x${isKnown(low) && isKnown(high) ? ` (${plain(low)} to ${plain(high)})` : ""}`;
 }
 
 /** VMs of an incident: the first one's name, and how many more. */

@@ -110,7 +110,7 @@ class ListHostsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class HostSummary(_message.Message):
-    __slots__ = ("host", "platform", "agent_version", "protocol_version", "connected", "last_seen_unix_ns", "accepted_rows", "spooled_batches", "dropped_batches", "coefficient_version", "jobs", "clock_offset_ns")
+    __slots__ = ("host", "platform", "agent_version", "protocol_version", "connected", "last_seen_unix_ns", "accepted_rows", "spooled_batches", "dropped_batches", "coefficient_version", "jobs", "clock_offset_ns", "importer")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class HostSummary(_message.Message):
     COEFFICIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_OFFSET_NS_FIELD_NUMBER: _ClassVar[int]
+    IMPORTER_FIELD_NUMBER: _ClassVar[int]
     host: str
     platform: str
     agent_version: str
@@ -135,7 +136,8 @@ class HostSummary(_message.Message):
     coefficient_version: int
     jobs: _containers.RepeatedScalarFieldContainer[str]
     clock_offset_ns: int
-    def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., clock_offset_ns: _Optional[int] = ...) -> None: ...
+    importer: bool
+    def __init__(self, host: _Optional[str] = ..., platform: _Optional[str] = ..., agent_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., connected: _Optional[bool] = ..., last_seen_unix_ns: _Optional[int] = ..., accepted_rows: _Optional[int] = ..., spooled_batches: _Optional[int] = ..., dropped_batches: _Optional[int] = ..., coefficient_version: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., clock_offset_ns: _Optional[int] = ..., importer: _Optional[bool] = ...) -> None: ...
 
 class ListHostsResponse(_message.Message):
     __slots__ = ("hosts", "next_page_token")
@@ -352,18 +354,20 @@ class GetVmHistoryRequest(_message.Message):
     def __init__(self, vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., max_windows: _Optional[int] = ...) -> None: ...
 
 class VmHistory(_message.Message):
-    __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents")
+    __slots__ = ("vm", "windows", "windows_left_out", "events", "incidents", "name")
     VM_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     vm: str
     windows: _containers.RepeatedCompositeFieldContainer[VmWindow]
     windows_left_out: bool
     events: _containers.RepeatedCompositeFieldContainer[FleetEvent]
     incidents: _containers.RepeatedCompositeFieldContainer[Incident]
-    def __init__(self, vm: _Optional[str] = ..., windows: _Optional[_Iterable[_Union[VmWindow, _Mapping]]] = ..., windows_left_out: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+    name: str
+    def __init__(self, vm: _Optional[str] = ..., windows: _Optional[_Iterable[_Union[VmWindow, _Mapping]]] = ..., windows_left_out: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class VmWindow(_message.Message):
     __slots__ = ("host", "start_unix_ns", "duration_ns", "cpi", "cpu_usage_cores")
@@ -894,7 +898,7 @@ class HostTimeline(_message.Message):
     def __init__(self, host: _Optional[str] = ..., summary: _Optional[_Union[HostSummary, _Mapping]] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., vms: _Optional[_Iterable[_Union[VmTimeline, _Mapping]]] = ..., vms_in_all: _Optional[int] = ..., incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
 
 class VmTimeline(_message.Message):
-    __slots__ = ("vm", "job", "platform", "latency_sensitive", "mean_cpi", "mean_cpu_usage_cores", "cpi", "cpu_usage_cores", "job_mean_cpi", "job_std_cpi")
+    __slots__ = ("vm", "job", "platform", "latency_sensitive", "mean_cpi", "mean_cpu_usage_cores", "cpi", "cpu_usage_cores", "job_mean_cpi", "job_std_cpi", "name", "last_event")
     VM_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
@@ -905,6 +909,8 @@ class VmTimeline(_message.Message):
     CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
     JOB_MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
     JOB_STD_CPI_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVENT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     job: str
     platform: str
@@ -915,7 +921,9 @@ class VmTimeline(_message.Message):
     cpu_usage_cores: _containers.RepeatedScalarFieldContainer[float]
     job_mean_cpi: float
     job_std_cpi: float
-    def __init__(self, vm: _Optional[str] = ..., job: _Optional[str] = ..., platform: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., mean_cpi: _Optional[float] = ..., mean_cpu_usage_cores: _Optional[float] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., job_mean_cpi: _Optional[float] = ..., job_std_cpi: _Optional[float] = ...) -> None: ...
+    name: str
+    last_event: _agent_pb2.VmEvent
+    def __init__(self, vm: _Optional[str] = ..., job: _Optional[str] = ..., platform: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., mean_cpi: _Optional[float] = ..., mean_cpu_usage_cores: _Optional[float] = ..., cpi: _Optional[_Iterable[float]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., job_mean_cpi: _Optional[float] = ..., job_std_cpi: _Optional[float] = ..., name: _Optional[str] = ..., last_event: _Optional[_Union[_agent_pb2.VmEvent, _Mapping]] = ...) -> None: ...
 
 class GetDataHealthRequest(_message.Message):
     __slots__ = ("top",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import duckdb
@@ -15,8 +16,9 @@ from central.api.recent import RecentVms, read_lines
 from central.api.segment_times import SegmentTimes
 from central.builds import Builder
 from central.config import BuildSection
-from central.incident_store import StoreError
+from central.incident_store import IncidentQuery, StoreError
 from central.journal import HostRecord
+from central.journal_tables import EventRow, Submission
 from central.lake import DAY_NS, Lake, LakeError, segment_stem
 from central.schema import SAMPLES
 from central.streams import HostStream
@@ -25,6 +27,7 @@ from tests.unit.central.test_http_api import Served, get
 from tests.unit.central.test_incidents import GAP, row
 from whitepanda.common import log
 from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import agent_pb2
 
 S = 10**9
 NOW = 1_800_000_000 * S
@@ -223,6 +226,61 @@ async def test_a_hosts_lines_by_hand(fleet, local):
     assert hour["until_unix_ns"] - hour["since_unix_ns"] == 3600 * S
     _, imported = await get(local, "/v1/host-timeline?host=h2")
     assert imported["summary"] is None and [vm["vm"] for vm in imported["vms"]] == ["w1"]
+
+
+async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
+    fleet.store.take([row(1, NOW - DAY_NS, host="h9", suspect="scan")], gap_ns=GAP, oldest_unix_ns=0)
+    (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
+    write(fleet.fleet._lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
+    fleet.fleet._registry.vm_names.note([agent_pb2.Task(vm="w1", name="web-one")])
+    fleet.journal.start()
+
+    def event(vm, ago_s, behaviour, before, ratio):
+        found = agent_pb2.VmEvent(vm=vm, unix_ns=NOW - ago_s * S, behaviour=behaviour, before=before)
+        found.degradation.CopyFrom(agent_pb2.Degradation(ratio=ratio, low=ratio - 0.1, high=ratio + 0.1))
+        found.evidence.add(signal="cpi", value=1.0)
+        return EventRow("h1", NOW, found.unix_ns, vm, vm, behaviour, before, found.SerializeToString())
+
+    taken = asyncio.Event()
+    fleet.journal.submit(
+        Submission(
+            host="h1", platform="p", spool_id="s", sequence=1, received_unix_ns=NOW, payload=b"", rows=0,
+            accepted_rows=0, rejected_rows={}, kept=None, done=lambda _is_new: taken.set(),
+            events=(event("w1", 30, 4, 2, 1.5), event("w1", 90, 2, 4, 1.2), event("s1", 7200, 3, 2, 1.0)),
+        )
+    )  # fmt: skip
+    await asyncio.wait_for(taken.wait(), 30)
+    _, found = await get(local, f"/v1/host-timeline?host=h1&until_unix_ns={NOW}")
+    names = {vm["vm"]: vm["name"] for vm in found["vms"]}
+    assert (names["w1"], names["nameless"], names[victim.vm]) == ("web-one", "", victim.name)
+    assert victim.name, "or nothing was tested"
+    lines = {vm["vm"]: vm["last_event"] for vm in found["vms"]}
+    assert (lines["w1"]["behaviour"], lines["w1"]["degradation"]["ratio"]) == ("victim", 1.5)
+    assert lines["w1"]["evidence"] == [] and lines["s1"] is None, "the other one is of an earlier time"
+
+
+async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
+    central = Served(tmp_path)
+    central.fleet._importers = frozenset({"gone"})
+    central.fleet._clock_unix_ns = lambda: NOW
+    connect(central, "h1", NOW - 10 * S)
+    connect(central, "gone", NOW - 9000 * S)
+    api = HttpApi(central.fleet, "127.0.0.1:0", TlsFiles(), ("operator",))
+    await api.start()
+    try:
+        _, found = await get(api, "/v1/overview")
+        names = ("hosts", "connected_hosts", "late_hosts", "gone_hosts")
+        assert [found[name] for name in names] == [1, 1, 0, 0]
+        _, health = await get(api, "/v1/data-health")
+        assert (health["gone_hosts"], health["silent"], health["spooled_batches"]) == (0, [], 5)
+        _, hosts = await get(api, "/v1/hosts")
+        assert [(host["host"], host["importer"]) for host in hosts["hosts"]] == [
+            ("gone", True),
+            ("h1", False),
+        ]
+    finally:
+        await api.stop()
+        await central.close()
 
 
 async def test_how_whole_the_data_is(fleet, local):

@@ -16,7 +16,7 @@ export async function load(ask, { parameters }) {
 
 export function draw({ page, contended }) {
   const slots = new Map(contended.map((each) => [each.host, each.reports]));
-  const how = (host) => hostState(host.connected, host.last_seen_unix_ns);
+  const how = (host) => (host.importer ? "import" : hostState(host.connected, host.last_seen_unix_ns));
   const columns = [
     { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
     { label: "State", value: how, cell: (x) => state(how(x)) },

@@ -3,15 +3,17 @@ import { timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, duration, isKnown, number, plain, time } from "../format.js";
 import { table } from "../table.js";
-import { hostLink, jobLink, link, state } from "../words.js";
+import { hostLink, jobLink, link, state, vmLink } from "../words.js";
 
 const LINES = 5;
+const OPEN_ACTIONS = 2;
+const GAP_SLOTS = 2.5;
 
 export const title = ({ what }) => `Incident ${what}`;
 export const load = (ask, { what }) => ask(`v1/incidents/${encodeURIComponent(what)}`);
 
-const vmColumns = (peak, hint) => [
-  { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => h("span", { title: vm.vm }, vm.name || vm.vm) },
+const vmColumns = (peak, hint, at) => [
+  { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => vmLink(vm, { at }) },
   { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
   { label: "Slots", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
@@ -53,6 +55,23 @@ function effect(expected) {
   return h("p", null, h("strong", null, "Expected:"), `${before}${after}${bar}${why}`);
 }
 
+/** Have a command's text in the clipboard; where the browser gives none (no HTTPS), mark it, so that Ctrl+C takes it. */
+async function copy(button, code) {
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(code);
+    button.textContent = "Press Ctrl+C";
+  }
+}
+
+function command(given, id) {
+  const code = h("code", { id: `${id}-text` }, quoted(given.words));
+  const button = h("button", { type: "button", class: "copy", id, "aria-live": "polite", "aria-describedby": code.id, onclick: () => copy(button, code) }, "Copy");
+  return h("p", null, `${given.purpose}: `, code, " ", button);
+}
+
 function action(recommended, k) {
   const amount = isKnown(recommended.amount) ? ` to ${plain(recommended.amount)} ${recommended.unit}` : "";
   const name = recommended.name || recommended.vm;
@@ -62,11 +81,30 @@ function action(recommended, k) {
     h("h3", null, `${k + 1}. ${done}${amount}`),
     effect(recommended.effect),
     (recommended.evidence ?? []).map((line) => h("p", { class: "quiet" }, line)),
-    (recommended.commands ?? []).map((command) => h("p", null, `${command.purpose}: `, h("code", null, quoted(command.words)))));
+    (recommended.commands ?? []).map((given, c) => command(given, `command-${k + 1}-${c + 1}`)));
 }
 
-function charts(reports) {
-  if (!reports.length) return [];
+/** The first actions, and the others folded: what is least likely to be done is not to be scrolled past. */
+function actions(recommended) {
+  const made = recommended.map(action);
+  const rest = made.slice(OPEN_ACTIONS);
+  return section("What to do", h("ol", { class: "actions" }, made.slice(0, OPEN_ACTIONS)),
+    rest.length > 0 && h("details", { id: "more-actions" }, h("summary", null, `${count(rest.length)} more ${rest.length === 1 ? "action" : "actions"}`),
+      h("ol", { class: "actions", start: OPEN_ACTIONS + 1 }, rest)));
+}
+
+/** Reports with an empty one wherever more than two slots have none: a line does not go over what nobody measured. */
+function withGaps(reports) {
+  return reports.flatMap((report, k) => {
+    const before = reports[k - 1];
+    const isGap = before && report.slot_ns > 0 && report.unix_ns - before.unix_ns > GAP_SLOTS * report.slot_ns;
+    return isGap ? [{ unix_ns: (report.unix_ns + before.unix_ns) / 2, mn_cpi: null, mn_cpi_threshold: null, suspects: [] }, report] : [report];
+  });
+}
+
+function charts(kept) {
+  if (!kept.length) return [];
+  const reports = withGaps(kept);
   const seconds = reports.map((report) => report.unix_ns / 1e9);
   const best = new Map();
   for (const report of reports) {
@@ -76,7 +114,7 @@ function charts(reports) {
   }
   const first = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
   return [
-    timeChart("Contention", `mnCPI of the victims in ${reports.length} slots, against the threshold.`, seconds, [
+    timeChart("Contention", `mnCPI of the victims in ${kept.length} slots, against the threshold.`, seconds, [
       { label: "mnCPI", values: reports.map((r) => r.mn_cpi), points: true },
       { label: "threshold", values: reports.map((r) => r.mn_cpi_threshold), dash: true },
     ], "mnCPI"),
@@ -103,11 +141,11 @@ export function draw(detail) {
       ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "timeline", { hours: [1, 3, 6, 24].find((n) => n >= hours) ?? 24, at: around })],
       ["This job elsewhere", rides && link("/incidents", `${count(rides.incidents)} incidents on ${count(rides.hosts)} hosts`, { suspect_job: rides.job })],
     ]),
-    recommendations.length > 0 && section("What to do", h("ol", { class: "actions" }, recommendations.map(action))),
-    h("div", { class: "columns" }, charts(detail.reports)),
     h("div", { class: "columns" },
-      section("Victims", table("incident-victims", "The highest nCPI first", vmColumns("Peak nCPI", "standard deviations above its job's mean"), i.victims, "None.")),
-      section("Suspects", table("incident-suspects", "The highest score first", vmColumns("Peak score", "coefficient * CPU usage"), i.suspects, "No VM that may be blamed."))),
+      section("Victims", table("incident-victims", "The highest nCPI first", vmColumns("Peak nCPI", "standard deviations above its job's mean", around), i.victims, "None.")),
+      section("Suspects", table("incident-suspects", "The highest score first", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
+    recommendations.length > 0 && actions(recommendations),
+    h("div", { class: "columns" }, charts(detail.reports)),
     section("Evidence", table("incident-evidence", "What the host reported, the last 100 slots, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
   ];
 }

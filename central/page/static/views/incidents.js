@@ -12,6 +12,7 @@ export const load = (ask, { parameters }) => ask("v1/incidents", { ...wanted(par
 const filters = (route) =>
   form("/incidents", "Which incidents", "Show", FILTERS.map(([name, label]) => field(label, { name, value: route.parameters[name] ?? "" })));
 export { filters as form };
+export const LABELS = Object.fromEntries(FILTERS);
 
 export function draw(page, route) {
   const filtered = FILTERS.some(([name]) => route.parameters[name]);

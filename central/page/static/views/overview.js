@@ -14,7 +14,7 @@ const tile = (label, value, href, kind) =>
 
 const HOSTS = [
   { label: "Host", value: (c) => c.host, cell: (c) => hostLink(c.host, { hours: 24 }) },
-  { label: "Slots in contention", value: (c) => c.reports, cell: (c) => count(c.reports), numeric: true },
+  { label: "Slots", value: (c) => c.reports, cell: (c) => count(c.reports), numeric: true, hint: "slots in contention" },
   { label: "Incidents", value: (c) => c.incidents, cell: (c) => count(c.incidents), numeric: true },
   { label: "Open", value: (c) => c.open_incidents, cell: (c) => count(c.open_incidents), numeric: true },
   { label: "Peak mnCPI", value: (c) => c.peak_mn_cpi, cell: (c) => number(c.peak_mn_cpi), numeric: true },
@@ -29,7 +29,7 @@ const ANTAGONISTS = [
 ];
 
 export function draw(o) {
-  if (!o.hosts && !o.incidents) {
+  if (!o.hosts && !o.incidents && !o.vms) {
     return [h("p", { class: "empty" }, "No host has connected yet. Set ", h("code", null, "uplink.address"), " in the agents' configuration; ",
       h("code", null, "make demo"), " shows simulated ones.")];
   }
@@ -45,7 +45,7 @@ export function draw(o) {
     section("Open incidents",
       table("overview-open", `Contention that goes on now, the last that began first${o.open_incidents > o.open.length ? `: ${o.open.length} of ${count(o.open_incidents)}` : ""}`,
         INCIDENT_COLUMNS.filter((column) => column.label !== "State"), o.open, "No contention now.")),
-    h("div", { class: "columns" },
+    h("div", { class: "columns wide" },
       section("Hosts by contention",
         table("overview-hosts", `Last 24 hours, the most slots first${o.contended_hosts > o.contended.length ? `: ${o.contended.length} of ${count(o.contended_hosts)} hosts` : ""}`,
           HOSTS, o.contended, "No host reported contention in the last 24 hours.")),

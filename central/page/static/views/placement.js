@@ -15,6 +15,8 @@ const question = ({ parameters }) =>
     field("or its loading", { name: "loading", value: parameters.loading ?? "", placeholder: "cpu=0.5,disk_wait=0.1", size: 26 }),
     field("Hosts", { name: "top", value: parameters.top ?? "20", inputmode: "numeric", size: 5 }));
 export { question as form };
+/** Fields of the form, by the parameter that central has for each. */
+export const LABELS = { job: "VM of the job", loading: "or its loading", top: "Hosts" };
 
 export const load = async (ask, route) => (asks(route) ? ask("v1/placement", { top: 20, ...route.parameters }) : null);
 

@@ -15,6 +15,7 @@ const question = ({ parameters }) =>
     field("or on the platform", { name: "platform", value: parameters.platform ?? "" }),
     field("beside jobs", { name: "beside", value: parameters.beside ?? "", placeholder: "one, two", size: 24 }));
 export { question as form };
+export const LABELS = { job: "Job", host: "on the host, as it is now", platform: "or on the platform", beside: "beside jobs" };
 
 export const load = async (ask, route) => {
   if (!asks(route)) return null;

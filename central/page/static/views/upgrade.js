@@ -29,6 +29,12 @@ const forms = (route) => [
   section("Did it help?", h("p", { class: "quiet" }, "One side has the change, the other has not. By time: a moment such as 2026-03-01T12:00; a day to both sides is compared."), compareForm(route)),
 ];
 export { forms as form };
+const NEW = "New: hosts, platform, or since when";
+const CURRENT = "Against: hosts or platform";
+export const LABELS = {
+  margin_percent: "Margin, %", metric: "Metric", platform: "Only platform", new_hosts: NEW, new_platform: NEW, new_since_unix_ns: NEW,
+  current_hosts: CURRENT, current_platform: CURRENT, current_since_unix_ns: CURRENT, current_until_unix_ns: CURRENT, new_until_unix_ns: NEW,
+};
 
 const names = (text = "") => text.split(",").map((each) => each.trim()).filter(Boolean);
 const ns = (ms) => `${Math.round(ms)}000000`;
