@@ -197,8 +197,8 @@ def cli_page() -> str:
     return MADE + "\n".join(lines).rstrip() + "\n"
 
 
-#: Code, what it means of every command, and what of commands with a meaning of their own. A test holds the codes against
-#: the errors' classes, and the commands against those that choose a code by themselves.
+#: Code, what it means of every command, and what of commands with a meaning of their own. A test holds the codes
+#: against the errors' classes, and the commands against those that choose a code by themselves.
 _EXIT_CODES = (
     (
         "0",
@@ -208,8 +208,10 @@ _EXIT_CODES = (
     (
         "1",
         "failed in a way that has no code of its own; or this installation lacks the command",
-        "`lake verify`: there are problems; `place`: a VM found no host with room; "
-        "`replay`: the counts do not add up",
+        (
+            "`lake verify`: there are problems; `place`: a VM found no host with room; "
+            "`replay`: the counts do not add up"
+        ),
     ),
     (
         "2",
@@ -223,16 +225,23 @@ _EXIT_CODES = (
     ),
     (
         "4",
-        "what has to run or exist does not: the agent, central, a folder, the library of an extra, a permission, "
-        "room on a disk",
-        "`doctor`: something is missing that is required; `act`: libvirt or resctrl does not do it; "
-        "`demo`: another than the injected antagonist was blamed",
+        (
+            "what has to run or exist does not: the agent, central, a folder, the library of an extra, "
+            "a permission, room on a disk"
+        ),
+        (
+            "`doctor`: something is missing that is required; `act`: libvirt or resctrl does not do it; "
+            "`demo`: another than the injected antagonist was blamed"
+        ),
     ),
     ("5", "a certificate or key is missing, unreadable, or not what it should be", ""),
     (
         "130",
         "ended by Ctrl-C",
-        "`agent run`, `central run`, `act run`: Ctrl-C and SIGTERM are how these end: 0",
+        (
+            "`agent run`, `central run`, `act run`: Ctrl-C and SIGTERM are how these end: 0; "
+            "`demo`: any signal, 128 and its number"
+        ),
     ),
     ("141", "who read the output has gone", ""),
 )
@@ -250,8 +259,8 @@ def _exit_codes() -> list[str]:
         *(f"| {code} | {meaning} | {own} |" for code, meaning, own in _EXIT_CODES),
         "",
         "Where a command prints a result and then fails (1 of `lake verify` and `place`, 3 of `slowdown profile`,",
-        "4 of `doctor` and `demo`), the result is whole. `calibrate --check` ends with the code of the first thing that",
-        "hinders it. systemd does not start a unit again that ended with 2 or 5.",
+        "4 of `doctor` and `demo`), the result is whole. `calibrate --check` ends with the code of the first thing",
+        "that hinders it. systemd does not start a unit again that ended with 2 or 5.",
         "",
     ]
 
