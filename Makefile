@@ -10,7 +10,7 @@ help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
 setup:
-	@$(PYTHON) tools/bootstrap.py central
+	@$(PYTHON) tools/bootstrap.py central top
 
 setup-dev:
 	@$(PYTHON) tools/bootstrap.py dev predict docs
@@ -22,7 +22,7 @@ setup-docs:
 setup-lab:
 	@$(LAB)/packages.sh
 
-## make demo        central and four simulated hosts, live; ARGS=--json for programs
+## make demo        central and four simulated hosts, live; ARGS=--stay: with a page, until Ctrl-C; ARGS=--json
 demo: setup
 	@.venv/bin/whitepanda demo $(ARGS)
 

@@ -45,6 +45,11 @@ SOURCE_ONLY = "ovs"  # pure Python, but its makers ship no wheel
 PRIORITIES = {"agent": 40, "central": 60}
 #: The agent's defaults work; central needs certificates first.
 ENABLED = {"agent": "whitepanda-agent.service", "central": ""}
+#: Of packaging/: what a Prometheus and a Grafana take. Each side has its own folder, as both may be on one machine.
+MONITORING = {
+    "agent": ("prometheus/*.yml", "grafana/host.json"),
+    "central": ("prometheus/*.yml", "grafana/*.json"),
+}
 STATE = {"agent": "/var/lib/whitepanda /var/lib/whitepanda-act", "central": "/var/lib/whitepanda-central"}
 SCRIPTS = ("postinst", "prerm", "postrm")
 #: Commands that central's environment does as well or better, although the agent's code has them.
@@ -124,13 +129,20 @@ class Package:
         self._environment()
         self._program()
         self._units()
+        self._guides()
         self._documents()
+        self._monitoring()
         self._compile()
 
     def _write(self, place: str, text: str) -> None:
         path = self.tree / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+
+    def _copy(self, source: Path, place: str) -> None:
+        path = self.tree / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
 
     def _fill(self, template: str) -> str:
         """Return a template of packaging/debian with this package's words in place of @WORDS@."""
@@ -233,10 +245,15 @@ class Package:
         )
         (self.tree / "etc/whitepanda/tls").mkdir()
 
+    def _guides(self) -> None:
+        """Take docs/ whole, so that none of its links leads nowhere."""
+        docs = ROOT / "docs"
+        for path in sorted(docs.rglob("*")):
+            if path.is_file() and path.suffix != ".toml":  # the site's navigation
+                self._copy(path, f"usr/share/doc/{self.name}/{path.relative_to(docs)}")
+
     def _documents(self) -> None:
         doc = f"usr/share/doc/{self.name}"
-        for page in sorted((ROOT / "docs").glob("*.md")):
-            self._write(f"{doc}/{page.name}", page.read_text(encoding="utf-8"))
         self._write(
             f"{doc}/copyright", copyright_text(self.site, f"/{self.home}/lib/python3.11/site-packages")
         )
@@ -253,6 +270,12 @@ class Package:
             place = f"{self.home}/share" if page.name == "whitepanda.1" else "usr/share/man/man1"
             self._zip(f"{place}/{page.name}.gz", page.read_text(encoding="utf-8"))
         self._write(f"{self.home}/share/bash-completion", (pages / "completion").read_text(encoding="utf-8"))
+
+    def _monitoring(self) -> None:
+        packaging = ROOT / "packaging"
+        for pattern in MONITORING[self.side]:
+            for path in sorted(packaging.glob(pattern)):
+                self._copy(path, f"usr/share/whitepanda/{self.side}/{path.relative_to(packaging)}")
 
     def _zip(self, place: str, text: str) -> None:
         path = self.tree / place

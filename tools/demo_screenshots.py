@@ -23,7 +23,7 @@ from agent.top.feed import LiveFeed
 from agent.top.model import Model
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
-from central.demo.show import PlainShow, print_outcome
+from central.demo.show import PlainShow, print_next_step, print_outcome
 from central.demo.watch import AgentWatch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,6 +71,7 @@ def _take(folder: Path) -> tuple[Outcome, tuple[str, ...]]:
     try:
         outcome = demo.run()
         print_outcome(console, outcome)
+        print_next_step(console)
         printed = console.export_svg(title="make demo", unique_id="demo")
         top = asyncio.run(_top(sockets / f"{outcome.host}.sock"))
     finally:

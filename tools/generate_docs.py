@@ -190,10 +190,79 @@ def commands() -> list[tuple[str, ...]]:
 def cli_page() -> str:
     """Render the help text of every command."""
     lines = ["# Commands", "", "`--json` on a command prints one JSON value for programs.", ""]
+    lines += _exit_codes()
     found = commands()
     for command, text in zip(found, _helps(found), strict=True):
         lines += [f"## whitepanda {' '.join(command)}", "", "```", text, "```", ""]
     return MADE + "\n".join(lines).rstrip() + "\n"
+
+
+#: Code, what it means of every command, and what of commands with a meaning of their own. A test holds the codes
+#: against the errors' classes, and the commands against those that choose a code by themselves.
+_EXIT_CODES = (
+    (
+        "0",
+        "done",
+        "`act apply`: also where `act.dry_run` kept it from acting; `demo --stay`: ended by Ctrl-C",
+    ),
+    (
+        "1",
+        "failed in a way that has no code of its own; or this installation lacks the command",
+        (
+            "`lake verify`: there are problems; `place`: a VM found no host with room; "
+            "`replay`: the counts do not add up"
+        ),
+    ),
+    (
+        "2",
+        "the command line is wrong (an unknown option, a missing argument), or a configuration file is",
+        "`check-config`: a file would be refused",
+    ),
+    (
+        "3",
+        "what was given is wrong: a file's content, an argument's value",
+        "`act`: its limits refuse it; `slowdown profile`: copies of a job gave no vector",
+    ),
+    (
+        "4",
+        (
+            "what has to run or exist does not: the agent, central, a folder, the library of an extra, "
+            "a permission, room on a disk"
+        ),
+        (
+            "`doctor`: something is missing that is required; `act`: libvirt or resctrl does not do it; "
+            "`demo`: another than the injected antagonist was blamed"
+        ),
+    ),
+    ("5", "a certificate or key is missing, unreadable, or not what it should be", ""),
+    (
+        "130",
+        "ended by Ctrl-C",
+        (
+            "`agent run`, `central run`, `act run`: Ctrl-C and SIGTERM are how these end: 0; "
+            "`demo`: any signal, 128 and its number"
+        ),
+    ),
+    ("141", "who read the output has gone", ""),
+)
+
+
+def _exit_codes() -> list[str]:
+    """Render the table of exit codes, with a title."""
+    return [
+        "## Exit codes",
+        "",
+        "An error is one line on standard error: what, where, the value, the remedy.",
+        "",
+        "| code | every command | commands with a meaning of their own |",
+        "|---|---|---|",
+        *(f"| {code} | {meaning} | {own} |" for code, meaning, own in _EXIT_CODES),
+        "",
+        "Where a command prints a result and then fails (1 of `lake verify` and `place`, 3 of `slowdown profile`,",
+        "4 of `doctor` and `demo`), the result is whole. `calibrate --check` ends with the code of the first thing",
+        "that hinders it. systemd does not start a unit again that ended with 2 or 5.",
+        "",
+    ]
 
 
 def api_page() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -17,7 +18,7 @@ import typer
 
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
-from central.demo.show import LiveShow, PlainShow, Show, print_outcome
+from central.demo.show import LiveShow, PlainShow, Show, print_next_step, print_outcome, print_where
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -34,7 +35,11 @@ def demo(
     keep: Annotated[
         Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
+    *,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Go on until Ctrl-C, with the fleet page, and top to look at.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
 
@@ -47,13 +52,26 @@ def demo(
         running = Demo(seed, work, sockets, show)
         try:
             outcome = running.run()
+            show.close()
+            _tell(outcome, as_json=json)
+            if stay:
+                with contextlib.suppress(SystemExit):  # a signal is how this ends, and no failure
+                    top = shlex.join([_program(), "top", "--socket", str(running.socket())])
+                    print_where(errors if json else console, page=running.page(), host=outcome.host, top=top)
+                    running.stay()
+            elif not json:
+                print_next_step(console)
         finally:
             # From here on nothing may interrupt: it is a matter of seconds, and then all processes are gone.
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             show.close()
             running.close()
-    _tell(outcome, as_json=json)
+
+
+def _program() -> str:
+    """Return how this program is called from here: by `make demo` its folder is on nobody's PATH."""
+    return "whitepanda" if shutil.which("whitepanda") else sys.argv[0]
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:

@@ -23,6 +23,7 @@ from whitepanda.common.tls import TlsFiles, channel_credentials
 __all__ = ["Demo"]
 
 _POLL_S = 0.4
+_STAY_POLL_S = 1.0
 _DEADLINE_S = 100.0  # for all of it; on two busy cores it takes about 30
 _CALM_S = 14.0  # watched with coefficients before the antagonist comes; baselines take 15 s to learn
 _MIN_SLOTS = 5  # compared with the truth after the injection
@@ -35,7 +36,7 @@ _IMPORTER = "importer"
 
 
 class Demo:
-    """One run. `run` once, then `close`, whatever happened.
+    """One run. `run` once, then perhaps `stay`, then `close`, whatever happened.
 
     Args:
         seed: makes the fleet.
@@ -82,6 +83,26 @@ class Demo:
         self._watch_calm()
         detection_s = self._inject()
         return self._conclude(days.windows, detection_s)
+
+    def page(self) -> str:
+        """Return the URL of the fleet page, which central serves on the loopback from `run` until `close`."""
+        port = (self._work / "central" / "state" / "http_port").read_text(encoding="utf-8").strip()
+        return f"http://127.0.0.1:{port}/"
+
+    def socket(self) -> Path:
+        """Return the socket of the agent on whose host the antagonist is."""
+        return self._target.socket
+
+    def stay(self) -> None:
+        """Go on until a signal ends it.
+
+        Raises:
+            UnavailableError: a process ended; the log's tail is in the text.
+
+        """
+        while True:
+            self._daemons.check()
+            time.sleep(_STAY_POLL_S)
 
     def close(self) -> None:
         """Hang up and end all processes; may be called twice."""

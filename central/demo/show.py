@@ -15,7 +15,7 @@ from rich.text import Text
 from central.demo.outcome import Outcome, Victim
 from central.demo.watch import AgentWatch
 
-__all__ = ["LiveShow", "PlainShow", "Show", "print_outcome"]
+__all__ = ["LiveShow", "PlainShow", "Show", "print_next_step", "print_outcome", "print_where"]
 
 _EVERY_S = 5.0  # between lines of progress where there is no terminal
 _EVENTS = 12  # kept on the screen
@@ -140,6 +140,26 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
         f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
         soft_wrap=True,
     )
+
+
+def print_next_step(console: Console) -> None:
+    """Tell how to look around, which a run that ends does not offer."""
+    console.print(
+        "Next: whitepanda demo --stay (make demo ARGS=--stay) goes on until Ctrl-C, "
+        "with the fleet page and whitepanda top.",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def print_where(console: Console, *, page: str, host: str, top: str) -> None:
+    """Tell where a run that goes on can be looked at: the page's URL, the command for its host's live view."""
+    for line in (
+        "Going on until Ctrl-C. To look around:",
+        f"  {page}  the fleet page, in a browser on this machine",
+        f"  {top}  the VMs of {host}, live, in another terminal",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _victims(outcome: Outcome) -> Table:

@@ -157,6 +157,8 @@ def test_agent_from_install_to_purge(fresh, agent):
     assert fresh.enabled("whitepanda-agent") == "enabled"
     assert fresh.run("stat", "-c", "%U:%G %a", "/run/whitepanda/agent.sock").strip() == "root:whitepanda 660"
     assert json.loads(fresh.run("whitepanda", "agent", "status", "--json"))
+    assert fresh.run("ls", "/usr/share/whitepanda/agent/grafana").split() == ["host.json"]
+    assert fresh.there("/usr/share/doc/whitepanda-agent/adr/0014-packages.md")
     assert "whitepanda 0.1.0" in fresh.run("whitepanda", "--version")
     assert ".SH COMMANDS" in fresh.run("zcat", "/usr/share/man/man1/whitepanda.1.gz")
     complete = (
@@ -225,6 +227,9 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
     assert fresh.vms() == {"db", "batch"}
     fresh.run("whitepanda", "check-config", "/etc/whitepanda/agent.toml", "/etc/whitepanda/central.toml")
     assert "verify" in fresh.run("whitepanda", "lake", "--help")
+    assert fresh.run("ls", "/usr/share/whitepanda").split() == ["agent", "central"]
+    rules = fresh.run("ls", "/usr/share/whitepanda/central/prometheus").split()
+    assert rules == ["prometheus.yml", "whitepanda.rules.test.yml", "whitepanda.rules.yml"]
     assert "\\-\\-central" in fresh.run("zcat", "/usr/share/man/man1/whitepanda-place.1.gz")
 
     text = fresh.run("cat", "/etc/whitepanda/central.toml") + "# mine\n"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from tests.support.prometheus_server import get
+from tests.support.waiting import wait_until
 
 WHITEPANDA = Path(sys.executable).parent / "whitepanda"
 
@@ -129,6 +134,41 @@ def test_a_daemon_that_dies_fails_the_demo_with_one_line(short_tmp: Path) -> Non
     assert out == ""
     assert "error: demo: host-3 was killed by signal 9; its last words:" in err
     assert "Traceback" not in err
+    assert children_of_demos(str(short_tmp)) == []
+    assert list(short_tmp.iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) -> None:
+    running = start(short_tmp, "--seed", "7", "--stay")
+    assert running.stdout is not None
+    try:
+        said = []
+        while not said or "--socket" not in said[-1]:
+            line = running.stdout.readline()
+            assert line, running.stderr and running.stderr.read()
+            said.append(line)
+        page = said[-2].split()[0]
+        command = shlex.split(said[-1])
+        assert command[1:3] == ["top", "--socket"]
+        port = urlsplit(page).port
+        assert port is not None
+        assert b"<title>whitepanda" in get(port, "/")
+        names = {host["host"] for host in json.loads(get(port, "/v1/hosts"))["hosts"]}
+        assert {"host-1", "host-2", "host-3", "host-4"} <= names
+        wait_until(lambda: json.loads(get(port, "/v1/incidents"))["incidents"])
+        # The agent's words, as `top` (which wants a terminal) gets them.
+        told = subprocess.run(
+            [WHITEPANDA, "vms", "--json", "--socket", command[3]], capture_output=True, text=True, check=True
+        )
+        assert len(json.loads(told.stdout)["vms"]) > 5
+        running.send_signal(signal.SIGINT)
+        running.communicate(timeout=20)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 0
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
 

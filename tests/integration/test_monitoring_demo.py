@@ -71,8 +71,8 @@ class Watched:
 
         def with_http(*arguments):
             text = central_config(*arguments)
-            assert 'http_listen = ""' in text
-            text = text.replace('http_listen = ""', f'http_listen = "127.0.0.1:{self.central}"')
+            assert 'http_listen = "127.0.0.1:0"' in text
+            text = text.replace('http_listen = "127.0.0.1:0"', f'http_listen = "127.0.0.1:{self.central}"')
             return f'{text}\n[webhooks]\nurls = ["{self.receiver.url}"]\n'
 
         monkeypatch.setattr(fleet, "agent_config", with_metrics)

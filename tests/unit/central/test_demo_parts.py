@@ -16,16 +16,17 @@ from pathlib import Path
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from agent import config as agent_config_module
 from central import config as central_config_module
+from central.cli import demo as demo_command
 from central.cli.demo import _folders, _tell, demo
 from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
 from central.demo.run import Demo
-from central.demo.show import LiveShow, PlainShow, print_outcome
+from central.demo.show import LiveShow, PlainShow, Show, print_outcome
 from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
 from collector.simulated.profiles import PROFILES
 from collector.simulated.scenario import parse
@@ -524,8 +525,88 @@ def test_help_names_the_options() -> None:
     app = typer.Typer()
     app.command()(demo)
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "TERM": "dumb", "NO_COLOR": "1"}).output
-    for option in ("--seed", "--keep", "--json"):
+    for option in ("--seed", "--keep", "--stay", "--json"):
         assert option in text
+
+
+class PlayedDemo:
+    """A run that was over at once; who stays in it is ended by a signal."""
+
+    def __init__(self, _seed: int, _work: Path, sockets: Path, _show: Show) -> None:
+        self._socket = sockets / "host-2.sock"
+        self.closed = False
+        played.append(self)
+
+    def run(self) -> Outcome:
+        return outcome()
+
+    def page(self) -> str:
+        return "http://127.0.0.1:4711/"
+
+    def socket(self) -> Path:
+        return self._socket
+
+    def stay(self) -> None:
+        assert self._socket.parent.is_dir()
+        assert not self.closed
+        signal.raise_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+played: list[PlayedDemo] = []
+
+
+def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    monkeypatch.setattr(demo_command, "Demo", PlayedDemo)
+    monkeypatch.setattr(demo_command, "console", Console(width=200))
+    monkeypatch.setattr(demo_command, "errors", Console(width=200, stderr=True))
+    app = typer.Typer()
+    app.command()(demo)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = play(monkeypatch)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1].startswith("Next: whitepanda demo --stay (make demo ARGS=--stay) ")
+    assert played[-1].closed
+    assert not played[-1].socket().parent.exists()
+    assert json.loads(play(monkeypatch, "--json").stdout)["first_suspect"] == "scan"
+
+
+def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = play(monkeypatch, "--stay")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-3:] == [
+        "Going on until Ctrl-C. To look around:",
+        "  http://127.0.0.1:4711/  the fleet page, in a browser on this machine",
+        f"  {demo_command._program()} top --socket {played[-1].socket()}  the VMs of host-2, live, in another terminal",
+    ]
+    assert played[-1].closed
+    assert not played[-1].socket().parent.exists()
+    done = play(monkeypatch, "--stay", "--json")
+    assert json.loads(done.stdout)["first_suspect"] == "scan"
+    assert "http://127.0.0.1:4711/" in done.stderr
+
+
+def test_a_wrong_suspect_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlayedDemo, "run", lambda _self: outcome("train"))
+    monkeypatch.setattr(PlayedDemo, "stay", lambda _self: pytest.fail("stayed"))
+    done = play(monkeypatch, "--stay")
+    assert isinstance(done.exception, UnavailableError)
+    assert played[-1].closed
+
+
+def test_the_program_is_called_as_it_was_where_no_path_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [".venv/bin/whitepanda", "demo"])
+    assert demo_command._program() == ".venv/bin/whitepanda"
+    (tmp_path / "whitepanda").touch(mode=0o755)
+    assert demo_command._program() == "whitepanda"
 
 
 # --- the course ---
@@ -545,6 +626,20 @@ def test_what_does_not_happen_in_time_is_told_with_the_last_words(
         running._until("pigs fly", "central", lambda: False)
     running.close()
     running.close()
+
+
+def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Path) -> None:
+    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    assert running.socket() == tmp_path / f"{running._fleet.target}.sock"
+    (tmp_path / "central" / "state").mkdir(parents=True)
+    (tmp_path / "central" / "state" / "http_port").write_text("4711\n")
+    assert running.page() == "http://127.0.0.1:4711/"
+    running._daemons.start("central", ["--version"], tmp_path / "log")
+    try:
+        with pytest.raises(UnavailableError, match=r"demo: central ended with exit code 0; its last words"):
+            running.stay()
+    finally:
+        running.close()
 
 
 def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> None:

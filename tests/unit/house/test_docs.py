@@ -21,6 +21,8 @@ from collector.base import Reason
 from collector.simulated.scenario import load as load_scenario
 from collector.traces import TraceReader
 from tools import demo_screenshots, screenshots
+from whitepanda.common import cli
+from whitepanda.common.errors import ConfigError, InputError, TlsError, UnavailableError, WhitepandaError
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -60,6 +62,55 @@ def test_help_texts_have_the_programs_name_and_boxes_of_one_width() -> None:
     boxes = [line for line in page.splitlines() if line[:1] in "╭│╰" and line]
     assert {len(line) for line in boxes} == {100}
     assert "--config  -c  " in page
+
+
+def errors_of(kind: type[WhitepandaError]) -> list[type[WhitepandaError]]:
+    return [kind, *(one for child in kind.__subclasses__() for one in errors_of(child))]
+
+
+def test_exit_codes_are_in_the_reference() -> None:
+    section = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8").partition("## Exit codes\n")[2]
+    rows = {int(code): row for row, code in re.findall(r"^(\| (\d+) \|.*)$", section, re.MULTILINE)}
+    assert {0, 130, 141, *(kind.exit_code for kind in errors_of(WhitepandaError))} == set(rows)
+    for kind, word in (
+        (ConfigError, "configuration"),
+        (InputError, "given"),
+        (UnavailableError, "run or exist"),
+    ):
+        assert word in rows[kind.exit_code]
+    assert "certificate" in rows[TlsError.exit_code]
+    # Commands that choose a code by themselves.
+    text = section.partition("\n## ")[0]
+    for folder in ("agent", "central"):
+        for path in (ROOT / folder / "cli").glob("*.py"):
+            if re.search(r"typer\.Exit\([^)]|sys\.exit\(", path.read_text(encoding="utf-8")):
+                assert f"`{path.stem.replace('_', '-')}" in text, path.name
+    units = [path.read_text(encoding="utf-8") for path in (ROOT / "systemd").glob("whitepanda-*.service")]
+    kept = [re.findall(r"RestartPreventExitStatus=(.*)", unit) for unit in units]
+    assert [codes for codes in kept if codes] and all(codes == ["2 5"] for codes in kept if codes)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--version"], 0),
+        (["vms", "--colour"], 2),
+        (["check-config"], 2),
+        (["check-config", "FOLDER/none.toml"], 2),
+        (["replay", "FOLDER/none.csv"], 3),
+        (["vms", "--socket", "FOLDER/none.sock"], 4),
+        (["lake", "stats", "FOLDER/none"], 4),
+    ],
+)
+def test_exit_codes_are_those_of_the_reference(
+    words: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["whitepanda", *(word.replace("FOLDER", str(tmp_path)) for word in words)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code or 0) == code
 
 
 def test_lines_are_not_longer_than_160_columns() -> None:

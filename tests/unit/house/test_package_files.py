@@ -80,6 +80,40 @@ def test_scripts_are_whole_and_a_shell_can_read_them(package, tmp_path):
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)
 
 
+def test_each_side_has_what_prometheus_and_grafana_take_of_it(tmp_path):
+    shipped = {}
+    for side in build_debs.SIDES:
+        package = build_debs.Package(side, tmp_path, 0)
+        package._monitoring()
+        files = [path for path in package.tree.rglob("*") if path.is_file()]
+        folder = package.tree / "usr/share/whitepanda" / side
+        shipped[side] = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    packaging = ROOT / "packaging"
+    every = [path for kind in ("prometheus/*.yml", "grafana/*.json") for path in packaging.glob(kind)]
+    assert shipped["central"] == {str(path.relative_to(packaging)): path.read_bytes() for path in every}
+    assert set(shipped["agent"]) == {name for name in shipped["central"] if name[:8] != "grafana/"} | {
+        "grafana/host.json"
+    }
+    # A Prometheus' own configuration finds the rules beside it, in whatever folder that is.
+    assert re.findall(
+        r"rule_files:\n +- (\S+)\n", shipped["agent"]["prometheus/prometheus.yml"].decode()
+    ) == ["whitepanda.rules.yml"]
+
+
+def test_no_link_and_no_picture_of_the_shipped_docs_leads_nowhere(package):
+    package._guides()
+    doc = package.tree / "usr/share/doc" / package.name
+    links = [
+        (page, target)
+        for page in doc.rglob("*.md")
+        for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", page.read_text())
+    ]
+    assert len({page for page, _ in links}) > 30
+    wrong = [f"{page.name}: {target}" for page, target in links if not (page.parent / target).exists()]
+    assert wrong == []
+    assert not (doc / "navigation.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("installed", "words", "expected"),
     [
