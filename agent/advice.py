@@ -128,9 +128,12 @@ class Advisor:
             for s in why.suspects
         }
         for uuid in culprits:
-            vm = vms.get(uuid)
-            if vm is not None and uuid not in found:
-                cores = _value(vm, "cpu_usage_cores") or 0.0
+            vm, accused = vms.get(uuid), found.get(uuid)
+            if vm is not None and (accused is None or accused.score is None):
+                # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
+                over_slot = accused.cpu_usage_cores if accused is not None else 0.0
+                cores = _value(vm, "cpu_usage_cores")
+                cores = over_slot if cores is None else cores
                 found[uuid] = self._suspect(uuid, vm.name, vm.job, cores, None, vms, now)
         named = set(culprits)
         marked = [replace(s, inflicts=s.vm in named) for s in found.values()]

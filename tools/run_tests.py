@@ -29,6 +29,7 @@ _APART = ("tests/unit/agent", "tests/unit/central")
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
 _LONG_TIMEOUT = ("--timeout", "1500")  # seconds that one test may take
+_DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
 _NICE = 10
 
 
@@ -57,6 +58,13 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
         0 if all parts passed, else the first other exit status.
 
     """
+    with tempfile.TemporaryDirectory() as debs:
+        return _run(beside, alone, root, os.environ | {_DEBS: debs})
+
+
+def _run(
+    beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path, environment: dict[str, str]
+) -> int:
     began = time.monotonic()
     running = []
     for arguments in beside:
@@ -65,7 +73,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
         if arguments[-1] == "long":
             command = ["nice", "-n", str(_NICE), *command]
         process = subprocess.Popen(
-            command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=os.environ | _ONE_THREAD
+            command, stdout=said, stderr=subprocess.STDOUT, cwd=root, env=environment | _ONE_THREAD
         )
         running.append((arguments, process, said))
     statuses = []
@@ -82,7 +90,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
                 process.terminate()
                 process.wait()
     print(f"== {' '.join(alone)}", flush=True)
-    statuses.append(subprocess.run(_pytest(alone), check=False, cwd=root).returncode)
+    statuses.append(subprocess.run(_pytest(alone), check=False, cwd=root, env=environment).returncode)
     print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
     return next((status for status in statuses if status), 0)
 

@@ -12,8 +12,9 @@ import sys
 import pytest
 
 from central.pki import issue, make_ca
-from tests.support.debian_packages import NEW, OLD, ROOT, Built, need_debian, tool
-from tests.support.systemd_machine import booted, eventually
+from tests.support.debian_packages import NEW, OLD, ROOT, Built, keep, need_debian, tool
+from tests.support.fresh_machine import Fresh, fresh_machine
+from tests.support.systemd_machine import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -54,13 +55,17 @@ RECEIVED = "select host, spool_id, first, last from received"
 @pytest.fixture(scope="session")
 def agent(tmp_path_factory):
     need_debian()
-    return Built("agent", tmp_path_factory.mktemp("agent"))
+    built = Built("agent", tmp_path_factory.mktemp("agent"))
+    keep(built.old)
+    return built
 
 
 @pytest.fixture(scope="session")
 def central(tmp_path_factory):
     need_debian()
-    return Built("central", tmp_path_factory.mktemp("central"))
+    built = Built("central", tmp_path_factory.mktemp("central"))
+    keep(built.old)
+    return built
 
 
 @pytest.fixture
@@ -71,41 +76,12 @@ def fresh(tmp_path):
     make_ca(pki)
     issue(pki, HOST)
     issue(pki, "central", server=True, addresses=["127.0.0.1"])
-    prepare = ["rm -rf usr/sbin/policy-rc.d opt/whitepanda etc/whitepanda"]
-    for folder in (debs, pki):
-        prepare += [f"mkdir -p srv/{folder.name}", f"mount --bind {folder} srv/{folder.name}"]
-    (tmp_path / "prepare").write_text("\n".join(prepare) + "\n")
-    (tmp_path / "root").mkdir()
-    with booted(tmp_path) as machine:
+    with fresh_machine(tmp_path, mounts={"debs": debs, "pki": pki}) as machine:
         yield Packaged(machine, debs)
 
 
-class Packaged:
-    """dpkg on the machine."""
-
-    def __init__(self, machine, debs):
-        self.machine = machine
-        self.debs = debs
-        self.run = machine.run
-
-    def install(self, deb):
-        """As apt does where nobody is asked: files that the administrator has changed stay."""
-        shutil.copy(deb, self.debs)
-        return self.run(
-            "dpkg", "--force-confdef", "--force-confold", "-i", f"/srv/debs/{deb.name}", timeout_s=300
-        )
-
-    def dpkg(self, *words):
-        return self.run("dpkg", *words, timeout_s=120)
-
-    def write(self, path, text):
-        self.run("tee", path, stdin=text)
-
-    def there(self, path):
-        return self.run("sh", "-c", f"test -e {path} && echo yes", check=False).strip() == "yes"
-
-    def enabled(self, unit):
-        return self.run("systemctl", "is-enabled", unit, check=False).strip()
+class Packaged(Fresh):
+    """A fresh machine, and what the packages' programs leave on it."""
 
     def rows(self, file, query):
         return json.loads(self.run("python3", "-c", QUERY, f"file:{file}?mode=ro", query))

@@ -7,10 +7,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.terminal import Terminal, has
 
 WHITEPANDA = Path(sys.executable).parent / "whitepanda"
 SCENARIO = """\
@@ -80,45 +82,6 @@ class Agent:
             self.process.wait()
 
 
-class Terminal:
-    """A terminal of tmux's, with a shell in it."""
-
-    def __init__(self, folder: Path, width: int = 80, height: int = 24) -> None:
-        self._tmux = ("tmux", "-S", str(folder / "tmux.sock"), "-f", "/dev/null")
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TMUX")},
-            "PS1": "$ ",
-            "LC_ALL": "C.UTF-8",
-        }
-        size = ("-x", str(width), "-y", str(height))
-        subprocess.run([*self._tmux, "new-session", "-d", *size, "/bin/sh"], check=True, env=environment)
-
-    def ask(self, *arguments: str) -> str:
-        return subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True).stdout
-
-    def type(self, *keys: str) -> None:
-        self.ask("send-keys", *keys)
-
-    def screen(self, *options: str) -> list[str]:
-        return self.ask("capture-pane", "-p", *options).splitlines()
-
-    def state(self) -> str:
-        return self.ask(
-            "display-message", "-p", "#{alternate_on} #{cursor_flag} #{mouse_any_flag} #{keypad_flag}"
-        ).strip()
-
-    def until(self, is_seen: Callable[[list[str]], object]) -> list[str]:
-        for _ in range(300):
-            lines = self.screen()
-            if is_seen(lines):
-                return lines
-            time.sleep(0.1)
-        pytest.fail("not seen:\n" + "\n".join(self.screen()))
-
-    def close(self) -> None:
-        self.ask("kill-server")
-
-
 @pytest.fixture
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
     if shutil.which("tmux") is None:
@@ -140,10 +103,6 @@ def vms(lines: list[str]) -> list[str]:
     """Return the VMs in the order in which they stand."""
     first = [line.split()[0] for line in lines if line.startswith(" ") and line.strip()]
     return [word for word in first if word in ("web-1", "db-1", "scan-1")]
-
-
-def has(*texts: str) -> Callable[[list[str]], bool]:
-    return lambda lines: all(any(text in line for line in lines) for text in texts)
 
 
 @pytest.mark.integration

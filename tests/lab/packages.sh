@@ -18,6 +18,7 @@ PACKAGES=(
     tmux                                                                 # the terminal in which `top` is used
     lintian                                                              # what it has to say of the packages
     libvirt-dev pkg-config gcc libc6-dev python3-dev                     # to build libvirt-python
+    python3-libvirt curl                                                 # what our packages recommend, and the docs use
 )
 
 missing() {

@@ -3,8 +3,9 @@
 # goes to memory, what it mounts stays inside, its network is a loopback. Prints "PID <n>", systemd's number out here
 # (enter with nsenter -t <n> -a), and stays until systemd ends or it is terminated; then nothing is left.
 # FOLDER/root is copied over the new root; FOLDER/prepare, where there is one, is run there before systemd starts, with
-# the new root as its working directory.
-# usage: systemd_ns.sh FOLDER
+# the new root as its working directory. With "cpu", where this machine has the cpu controller in control groups v1 and
+# not in v2, groups of its own of these hierarchies are mounted at /run/cgroup/CONTROLLERS: VMs in there can be limited.
+# usage: systemd_ns.sh FOLDER [cpu]
 set -euo pipefail
 FOLDER=$(readlink -f "$1")
 CGROUP2=$(awk '$3 == "cgroup2" {print $2; exit}' /proc/mounts)
@@ -12,19 +13,39 @@ CGROUP2=$(awk '$3 == "cgroup2" {print $2; exit}' /proc/mounts)
 OURS=$CGROUP2/whitepanda-systemd-$$
 BEFORE=$CGROUP2$(sed -n 's/^0:://p' /proc/self/cgroup)
 mkdir "$OURS"
+# Hierarchies of v1 that the machine gets too: MOUNT CONTROLLERS, a line each.
+V1=
+if [ "${2:-}" = cpu ] && ! grep -qw cpu "$CGROUP2/cgroup.controllers"; then
+    V1=$(awk '$3 == "cgroup" && $4 ~ /(^|,)cpu(acct)?(,|$)/ {
+        wanted = ""; n = split($4, words, ",")
+        for (i = 1; i <= n; i++) if (words[i] ~ /^cpu(acct)?$/) wanted = wanted (wanted ? "," : "") words[i]
+        print $2, wanted }' /proc/mounts)
+fi
+release() { # GROUP WHERE_TO: remove a group of ours once what is in it has ended
+    echo $$ >"$2/cgroup.procs" 2>/dev/null || true
+    for _ in $(seq 50); do
+        find "$1" -depth -type d -exec rmdir {} + 2>/dev/null || true
+        [ -d "$1" ] || break
+        sleep 0.1
+    done
+}
 cleanup() {
     [ -z "${UNSHARE:-}" ] || kill -9 "$UNSHARE" 2>/dev/null || true # its child, the namespace's PID 1, goes with it
     wait 2>/dev/null || true
-    echo $$ >"$BEFORE/cgroup.procs" 2>/dev/null || echo $$ >"$CGROUP2/cgroup.procs"
-    for _ in $(seq 50); do
-        find "$OURS" -depth -type d -exec rmdir {} + 2>/dev/null || true
-        [ -d "$OURS" ] || break
-        sleep 0.1
-    done
+    echo $$ >"$CGROUP2/cgroup.procs" 2>/dev/null || true # where the next fails
+    release "$OURS" "$BEFORE"
+    while read -r mount _; do
+        [ -z "$mount" ] || release "$mount/whitepanda-systemd-$$" "$mount"
+    done <<<"$V1"
 }
 trap cleanup EXIT
 trap 'exit 0' TERM INT
 echo $$ >"$OURS/cgroup.procs" # so the cgroup namespace begins here
+while read -r mount _; do
+    [ -n "$mount" ] || continue
+    mkdir "$mount/whitepanda-systemd-$$"
+    echo $$ >"$mount/whitepanda-systemd-$$/cgroup.procs"
+done <<<"$V1"
 
 INSIDE='
 set -e
@@ -38,6 +59,11 @@ mount -t sysfs sysfs sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
+while read -r _ controllers; do
+    [ -n "$controllers" ] || continue
+    mkdir -p "run/cgroup/$controllers"
+    mount -t cgroup -o "$controllers" cgroup "run/cgroup/$controllers"
+done <<<"$1"
 : >etc/fstab
 : >etc/machine-id
 # Nothing of this machine is to be started, and no hardware is to be looked for.
@@ -61,7 +87,7 @@ exec env -i container=unshare PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/sy
     --unit=basic.target --show-status=no --log-target=journal --log-level=warning
 '
 unshare --fork --kill-child --pid --mount --uts --ipc --net --cgroup --propagation private \
-    bash -c "$INSIDE" "$FOLDER" </dev/null >"$FOLDER/systemd.log" 2>&1 &
+    bash -c "$INSIDE" "$FOLDER" "$V1" </dev/null >"$FOLDER/systemd.log" 2>&1 &
 UNSHARE=$!
 for _ in $(seq 100); do
     kill -0 $UNSHARE 2>/dev/null || break

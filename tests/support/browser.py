@@ -44,13 +44,13 @@ class Watched:
 
 
 @asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """Start a browser; skips where this machine has none."""
-    program = shutil.which("chromium")
-    if program is None:
+async def chromium(*, program: Path | None = None) -> AsyncIterator[Browser]:
+    """Start a browser, or `program`, which starts one elsewhere; skips where this machine has none."""
+    found = shutil.which("chromium")
+    if found is None:
         pytest.skip("no chromium; tests/lab/packages.sh installs it")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=program, args=_ARGUMENTS)
+        browser = await playwright.chromium.launch(executable_path=program or found, args=_ARGUMENTS)
         try:
             yield browser
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -28,6 +29,37 @@ def need_debian():
         pytest.skip(f"needs {python} (Debian 12: python3)")
     if shutil.which("dpkg-deb") is None:
         pytest.skip("needs dpkg-deb (Debian: dpkg)")
+
+
+def _kept() -> Path | None:
+    """Where one run's processes keep packages for each other; None: this pytest runs by itself."""
+    folder = os.environ.get("WHITEPANDA_TEST_DEBS", "")
+    return Path(folder) if folder else None
+
+
+def keep(deb: Path) -> None:
+    """Leave a package for the run's later processes."""
+    folder = _kept()
+    if folder is not None:
+        half = folder / f".{deb.name}"
+        shutil.copy(deb, half)
+        half.rename(folder / deb.name)
+
+
+def packages(folder: Path) -> list[Path]:
+    """Return the packages of both sides as `make deb` makes them: the run's, else built in `folder`."""
+    need_debian()
+    build = tool("build_debs")
+    found = []
+    for side in ("agent", "central"):
+        kept = list((_kept() or folder).glob(f"whitepanda-{side}_{OLD}_*.deb"))
+        if not kept:
+            package = build.Package(side, folder / "work", build.source_date())
+            package.stage()
+            kept = [package.pack(folder, OLD)]
+            keep(kept[0])
+        found += kept
+    return found
 
 
 class Built:

@@ -125,6 +125,14 @@ def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path
     assert {(one.vm, one.victim) for one in found} == {("uuid-scan-1", "uuid-web-1")}
 
 
+def test_of_whom_the_host_found_just_now_the_usage_counts_that_it_has_now(tmp_path):
+    alone = Host(tmp_path)
+    alone.run(2, VICTIM, {**SCAN, "usage": 0.1})  # over the slot; at this moment 4 cores
+    assert [s.cpu_usage_cores for s in alone.explain("web-1").suspects] == [pytest.approx(0.1)]
+    cap = advisor(alone, CloudWhiteSays()).for_vm("uuid-web-1")[0]
+    assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
+
+
 def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):
     (told,) = host.analysis.take_triggers()
     message = trigger_message(advisor(host).with_advice(told))
