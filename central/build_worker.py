@@ -38,7 +38,6 @@ COMMAND = [sys.executable, "-m", "central.build_worker"]
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself
-_NICE = 15  # than central: an hour's build takes what is left of the CPUs, and agents' acknowledgements wait for nobody
 _BUILD, _CARE = b"build", b"care"  # what the process is asked
 
 
@@ -204,7 +203,7 @@ def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
 
 def main() -> None:
     """Build whenever asked, until standard input ends."""
-    if not worker_process.begin(int(sys.argv[-1]), nice=_NICE):
+    if not worker_process.begin(int(sys.argv[-1])):
         return
     config = msgspec.json.decode(sys.stdin.readline(), type=CentralConfig)
     log.configure(config.central.log_level)
