@@ -225,8 +225,10 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
             capped_s := client.p95_s(MEASURED_S)
         ) >= middle_s and time.monotonic() - began_s < ACTION_S - 20:
             print(f"{capped_s=:.4f}, {time.monotonic() - began_s:.0f} s after the action began")
+        # What the agent says is printed only: a server that still waits more than before is a victim to it.
         said_s = seconds_until(lambda: operator.behaviours()[SERVER] == "steady", 20)
         print(f"recovered after {time.monotonic() - began_s:.0f} s; the agent's word for it {said_s} s later")
+        capped_s = client.p95_s(MEASURED_S)
         assert vms.quota(STRESSOR_UUID) == quota, "it was undone before it was looked at"
         lasted_s = undone_in_s(vms, ACTION_S)
         again_s = client.p95_s(MEASURED_S)
@@ -238,7 +240,6 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
     # Else there was nothing to mend.
     assert stressed_s > 1.3 * quiet_s
     assert capped_s < middle_s
-    assert said_s is not None
     # Uncapped it suffers again: a cap that does nothing would not be noticed otherwise.
     assert again_s > 1.3 * capped_s
 
