@@ -183,7 +183,7 @@ def _weighed(weights: list[float], grams: list[Floats], ridge: Floats) -> Floats
 
 def _squared(rows: Rows, jobs: int) -> Floats:
     """Return X'X of few entries a row, or of one row."""
-    from scipy.sparse import csr_array  # noqa: PLC0415 - as below
+    from scipy.sparse import csr_array  # noqa: PLC0415 - takes a quarter of a second, and only builds need it
 
     m, k, value, count = rows
     if count == 1:

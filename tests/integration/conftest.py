@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.lab_tools import need_tools
+
 SCRIPTS = Path(__file__).resolve().parents[1] / "lab"
-TOOLS = (
-    "virsh",
-    "libvirtd",
-    "virtlogd",
-    "qemu-system-x86_64",
-    "ovs-vswitchd",
-    "ip",
-    "busybox",
-    "cpio",
-    "dpkg-deb",
-    "gcc",
-)
 
 
 @dataclass(frozen=True)
@@ -72,9 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def lab():
     if os.geteuid() != 0:
         pytest.skip("needs root: starts libvirtd and QEMU")
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        pytest.skip(f"tests/lab/packages.sh did not install all: no {', '.join(absent)}")
+    need_tools()
     if importlib.util.find_spec("libvirt") is None:
         pytest.skip("no libvirt binding; `python3 tools/bootstrap.py host` builds it")
     up = subprocess.run([SCRIPTS / "up.sh"], capture_output=True, text=True, timeout=400, check=False)

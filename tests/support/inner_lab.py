@@ -18,33 +18,19 @@ import pytest
 
 from agent.calibrate.plan import Requests
 from agent.calibrate.requests import RequestLoad
+from tests.support.lab_tools import need_tools
 from tests.support.systemd_machine import Machine
 
 __all__ = ["Client", "InnerLab", "prepare"]
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "lab"
-TOOLS = (
-    "virsh",
-    "libvirtd",
-    "qemu-system-x86_64",
-    "ovs-vswitchd",
-    "ip",
-    "busybox",
-    "cpio",
-    "dpkg-deb",
-    "gcc",
-    "tmux",
-    "prometheus",
-)
 _CLONE_NEWNET = 0x40000000
 _QUOTA = re.compile(r"^vcpu_quota\s*:\s*(-?\d+)$", re.MULTILINE)
 
 
 def prepare(folder: Path) -> None:
     """Copy the guest, which is built once for all labs of this machine, to where the machine's lab is to find it."""
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if absent:
-        pytest.skip(f"tests/lab/packages.sh did not install all: no {', '.join(absent)}")
+    need_tools("tmux", "prometheus")
     if not Path("/usr/lib/python3/dist-packages/libvirt.py").exists():
         pytest.skip("tests/lab/packages.sh did not install all: no python3-libvirt")
     built = subprocess.run([SCRIPTS / "guest.sh"], capture_output=True, text=True, timeout=400, check=False)

@@ -261,6 +261,26 @@ def test_an_effect_may_be_a_presence_a_threshold_or_late():
     assert steps[0] < 0.5 * steps[1]
 
 
+def test_batch_usage_is_told_lower_while_all_are_slowed_down():
+    plain, throttled = Run(**EXACT), Run(**EXACT, throttling=2.0)
+    ls = plain.is_sensitive
+    np.testing.assert_array_equal(throttled.cpi, plain.cpi)
+    np.testing.assert_array_equal(throttled.usage[ls], plain.usage[ls])
+    pressure = plain.jobs.strength[plain.job] * plain.usage
+    others = plain.machine_slot_sums(pressure)[plain.slot * 6 + plain.machine] - pressure
+    np.testing.assert_allclose(throttled.usage[~ls], (plain.usage / (1 + 2 * others))[~ls], rtol=1e-9)
+    assert throttled.usage[~ls].sum() < 0.999 * plain.usage[~ls].sum()
+
+
+def test_what_usage_does_may_come_and_go():
+    plain, coming = Run(**EXACT), Run(**EXACT, intensity_noise=1.0)
+    np.testing.assert_array_equal(coming.usage, plain.usage)
+    ls = plain.is_sensitive
+    rise = [run.cpi[ls] / run.jobs.base_cpi[run.job][ls] - 1 for run in (plain, coming)]
+    assert np.corrcoef(rise)[0, 1] < 0.95
+    assert rise[1].mean() == pytest.approx(rise[0].mean(), rel=0.5)
+
+
 def test_transient_jobs_run_within_their_days_only():
     run = Run(days=10, machines=4, transient_share=0.8, companions=3)
     inside = (run.jobs.first_slot[run.job] <= run.slot) & (run.slot < run.jobs.end_slot[run.job])
@@ -271,7 +291,7 @@ def test_transient_jobs_run_within_their_days_only():
 
 
 def test_presets_are_sound_and_every_knob_is_described():
-    assert {"paper", "paper-saturating", "quiet", "other-1", "other-2", "other-3"} <= set(PRESETS)
+    assert {"paper", "paper-saturating", "quiet", "other-1", "other-2", "other-3", "other-4"} <= set(PRESETS)
     assert preset("paper-saturating").form == "saturating"
     assert all(text for _, _, text in knobs())
     with pytest.raises(InputError, match=r"no preset 'x'; there are paper, "):
