@@ -37,7 +37,8 @@ COMMAND = [sys.executable, "-m", "central.build_worker"]
 #: Days are computed beside each other, each of small matrices.
 _ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
-_STOP_S = 5.0  # for a build to stop by itself
+_STOP_S = 5.0  # for a build to stop by itself, before it is killed
+_NICE = 10  # than central: an hour's build takes what CPU time is left, and no acknowledgement waits for it
 _BUILD, _CARE = b"build", b"care"  # what the process is asked
 
 
@@ -77,7 +78,7 @@ class BuildProcess(Builder):
             process = self._process
             if process is None:
                 return None
-            answer = _ask(process, _BUILD)
+            answer = self._ask(process, _BUILD)
             if self._stopping.is_set():
                 raise BuildStoppedError
             self.damaged |= answer.get("damaged", {})
@@ -92,7 +93,7 @@ class BuildProcess(Builder):
         """Have the process do what `Builder.care_once` does, if it runs; it tells of failures itself."""
         with self._one_at_a_time:
             if self._process is not None:
-                self.damaged |= _ask(self._process, _CARE).get("damaged", {})
+                self.damaged |= self._ask(self._process, _CARE).get("damaged", {})
 
     def start(self) -> None:
         """Start the process if it does not run. To be called by the main thread: the process ends with the caller.
@@ -138,6 +139,18 @@ class BuildProcess(Builder):
             process.kill()
             process.wait()
 
+    def _ask(self, process: subprocess.Popen[bytes], what: bytes) -> dict[str, Any]:
+        """Have it do that, and return what it says of it."""
+        _tell(process, what)
+        line = process.stdout.readline() if process.stdout is not None else b""
+        if not line:
+            error = f"the process that builds ended with status {process.wait()}"
+            with contextlib.suppress(OSError):  # else other replicas wait until the lease runs out
+                self.lease.release_left()
+            return {"error": error}
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
     async def _build_in_thread(self) -> None:
         if await asyncio.to_thread(self._has_something):
             self.start()
@@ -153,16 +166,6 @@ class BuildProcess(Builder):
             return next(iter(self._lake.objects.entries("samples")), None) is not None
         except OSError:
             return True
-
-
-def _ask(process: subprocess.Popen[bytes], what: bytes) -> dict[str, Any]:
-    """Have it do that, and return what it says of it."""
-    _tell(process, what)
-    line = process.stdout.readline() if process.stdout is not None else b""
-    if not line:
-        return {"error": f"the process that builds ended with status {process.wait()}"}
-    answer: dict[str, Any] = json.loads(line)
-    return answer
 
 
 def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
@@ -195,15 +198,16 @@ def _care(builder: Builder) -> dict[str, Any]:
 
 
 def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
-    while True:
-        answer = _care(builder) if asked.get() == _CARE else _build(builder)
+    """Do what is asked, one after the other; an empty line ends it."""
+    while what := asked.get():
+        answer = _care(builder) if what == _CARE else _build(builder)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
 def main() -> None:
     """Build whenever asked, until standard input ends."""
-    if not worker_process.begin(int(sys.argv[-1])):
+    if not worker_process.begin(int(sys.argv[-1]), nice=_NICE):
         return
     config = msgspec.json.decode(sys.stdin.readline(), type=CentralConfig)
     log.configure(config.central.log_level)
@@ -216,7 +220,8 @@ def main() -> None:
     for line in sys.stdin:
         asked.put(line.strip().encode())
     builder.stop()
-    thread.join(_STOP_S / 2)
+    asked.put(b"")
+    thread.join()  # the parent kills what takes too long
 
 
 if __name__ == "__main__":

@@ -155,6 +155,16 @@ class Lease:
             self._write(_Holding(self._holder, self._renewals + 1, is_released=True))
         self.token = 0
 
+    def release_left(self) -> None:
+        """Release what a process of this replica's name held when it died, which the caller knows.
+
+        Raises:
+            OSError: the lake cannot be read or written.
+
+        """
+        if self.holder() == self._holder and self.acquire():
+            self.release()
+
     def holder(self) -> str:
         """Return who has the lease now, "" for nobody."""
         _, holding = self._newest()

@@ -27,6 +27,7 @@ from central.validate import samples_table
 
 __all__ = ["RollWorker", "main", "write_roll"]
 
+_NICE = 5  # than central: rolls have to keep up with it, but agents wait for it
 _PIECE_ROWS = 50_000  # in memory at a time, and so the rows of a segment's row group at most
 
 
@@ -120,7 +121,7 @@ class RollWorker:
 
 def main() -> None:
     """Write rolls until central is gone."""
-    if not worker_process.begin(int(sys.argv[1])):
+    if not worker_process.begin(int(sys.argv[1]), nice=_NICE):
         return
     lake = Lake(sys.argv[2], copies=Path(sys.argv[3]))
     for line in sys.stdin:

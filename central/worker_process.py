@@ -10,11 +10,10 @@ import signal
 __all__ = ["begin"]
 
 _PR_SET_PDEATHSIG = 1
-_NICE = 5  # helpers can wait, agents cannot
 
 
-def begin(parent: int) -> bool:
-    """Tie this process to `parent`, its process id, at lower priority; False where that has ended already.
+def begin(parent: int, *, nice: int) -> bool:
+    """Tie this process to `parent`, its process id, so much `nice`r than it; False where that has ended already.
 
     The process ends with the thread that started it: the parent's main thread should.
     """
@@ -23,6 +22,6 @@ def begin(parent: int) -> bool:
         return False
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to all; central ends its helpers
     with contextlib.suppress(OSError):
-        os.nice(_NICE)
+        os.nice(nice)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     return True

@@ -88,7 +88,12 @@ async def test_it_is_started_anew_when_it_dies_and_ends_where_builds_are_rare(
     assert (builder.last_error, builder._process) == ("", None)
 
 
-async def test_a_stop_ends_a_build_and_gives_the_lease_back(tmp_path: Path, lake: Lake) -> None:
+async def test_a_stop_ends_a_build_and_gives_the_lease_back(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "central.build_worker._STOP_S", 60.0
+    )  # builds wait for whatever else this machine does
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     running = asyncio.create_task(builder.run())
@@ -105,4 +110,21 @@ async def test_a_stop_ends_a_build_and_gives_the_lease_back(tmp_path: Path, lake
     builder.stop()
     with pytest.raises(BuildStoppedError):
         builder.build_once()
+    builder.close()
+
+
+def test_a_build_that_does_not_stop_is_killed_and_its_lease_given_back(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("central.build_worker._STOP_S", 0.1)
+    builder = made(tmp_path, lake)
+    builder.start()
+    assert builder._process is not None
+    os.kill(builder._process.pid, signal.SIGSTOP)
+    assert Lease(lake.objects, "central-0", 120.0).acquire(), "as the process would"
+    builder.stop()
+    with pytest.raises(BuildStoppedError):
+        builder.build_once()
+    assert builder._process.poll() == -signal.SIGKILL
+    assert Lease(lake.objects, "another", 120.0).acquire()
     builder.close()

@@ -151,6 +151,33 @@ def test_consistency_and_average_over_victims():
     assert found.pairs == 1
 
 
+@pytest.mark.parametrize(
+    ("scores", "percentile", "first"),
+    [
+        ([0.3, 0.1 + 0.2, -np.inf], 0.75, 0.5),
+        ([-0.3, -(0.1 + 0.2), 1e-12], 0.25, 0.0),
+        ([0.3, 0.3 + 1e-8, 0.0], 1.0, 1.0),
+        ([0.0, 0.0, 0.0], 0.5, 1 / 3),
+        ([-np.inf, -np.inf, -np.inf], 0.5, 1 / 3),
+    ],
+)
+def test_scores_that_the_order_of_additions_tells_apart_are_tied(scores, percentile, first):
+    class Given:
+        def learn(self, day):
+            pass
+
+        def settle(self):
+            pass
+
+        def scores(self, event):
+            return np.array([scores])
+
+    days = [(0, day_of(0)), (1, day_of(1, raised=(100, 101, 102)))]
+    found = evaluate(days, np.array([6]), {"given": Given()}, from_day=1).methods["given"]
+    assert found.mean_percentile.value == percentile
+    assert found.first_is_antagonist.value == first
+
+
 def test_a_method_knows_only_the_days_before():
     class Watched(Panda):
         def learn(self, day):

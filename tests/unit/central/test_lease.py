@@ -60,6 +60,18 @@ def test_a_replica_that_starts_again_takes_over_from_itself(tmp_path: Path) -> N
         before.check()
 
 
+def test_what_a_dead_process_held_is_released_and_anothers_is_not(tmp_path: Path) -> None:
+    dead, parent, other = leases(tmp_path, Clock(), "a", "a", "b")
+    parent.release_left()
+    assert parent.holder() == ""
+    assert dead.acquire()
+    assert not other.acquire()
+    parent.release_left()
+    assert (parent.holder(), parent.token, other.acquire()) == ("", 0, True)
+    parent.release_left()
+    other.check()
+
+
 def test_of_two_that_try_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = leases(tmp_path, Clock(), "a", "b")
     create = Folder.create
