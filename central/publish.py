@@ -28,7 +28,8 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Publisher"]
 
 _RETRY_S = 1.0  # for a host that does not read its messages
-_SENT_AT_ONCE = 32  # hosts, before others on the loop have their turn
+_SENT_AT_ONCE = 8  # hosts, before others on the loop have their turn
+_HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements wait for nobody, and statistics can
 
 
 class _Rows(NamedTuple):
@@ -89,7 +90,7 @@ class Publisher:
                     loop.call_later(_RETRY_S, self._look_at, stream)
                 sent += 1
                 if sent % _SENT_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(_SENT_AT_ONCE / _HOSTS_PER_S)
 
     def _look_at(self, stream: HostStream) -> None:
         self._due[stream] = None
