@@ -69,4 +69,10 @@ class SequenceRanges:
 
 def merged(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Return the fewest ranges (both ends included) that hold exactly these numbers, in ascending order."""
-    return list(SequenceRanges((number, number) for number in numbers))
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and number <= ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges

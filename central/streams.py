@@ -26,7 +26,7 @@ _ACK_WAITS_S = 0.02  # for other batches of the stream to be acknowledged with; 
 class _PendingAck:
     sequences: list[int] = field(default_factory=list)
     accepted_rows: int = 0
-    rejected_rows: Counter[str] = field(default_factory=Counter)
+    rejected_rows: Counter[str] | None = None
     rejected_batches: list[agent_pb2.RejectedBatch] = field(default_factory=list)
     since_s: float = field(default_factory=time.monotonic)
 
@@ -87,7 +87,7 @@ class HostStream:
             ack.sequences.append(sequence)
         ack.accepted_rows += accepted_rows
         if rejected_rows:
-            ack.rejected_rows.update(rejected_rows)
+            ack.rejected_rows = (ack.rejected_rows or Counter()) + Counter(rejected_rows)
         if rejected_batch is not None:
             ack.rejected_batches.append(rejected_batch)
         if not more_follow or time.monotonic() - ack.since_s >= _ACK_WAITS_S:
@@ -112,17 +112,17 @@ class HostStream:
         acks, self._acks = self._acks, {}
         for spool_id, pending in acks.items():
             ack = agent_pb2.Ack(spool_id=spool_id)
-            ack.ranges.extend(
-                agent_pb2.SequenceRange(first=first, last=last) for first, last in merged(pending.sequences)
-            )
+            for first, last in merged(pending.sequences):
+                ack.ranges.add(first=first, last=last)
             if self.protocol_version >= 2:  # noqa: PLR2004 - the version that brought these fields
                 ack.accepted_rows = pending.accepted_rows
-                ack.rejected_rows.extend(
-                    agent_pb2.RejectedRows(reason=reason, count=count)
-                    for reason, count in sorted(pending.rejected_rows.items())
-                    if count
-                )
-                ack.rejected_batches.extend(pending.rejected_batches)
+                if pending.rejected_rows:
+                    ack.rejected_rows.extend(
+                        agent_pb2.RejectedRows(reason=reason, count=count)
+                        for reason, count in sorted(pending.rejected_rows.items())
+                    )
+                if pending.rejected_batches:
+                    ack.rejected_batches.extend(pending.rejected_batches)
             messages.append(agent_pb2.CentralMessage(ack=ack))
         messages.extend(self._messages)
         self._messages.clear()
