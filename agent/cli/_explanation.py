@@ -13,7 +13,7 @@ from rich.text import Text
 
 from agent.cli import _render as render
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import DIM, INFLICTING, VICTIM, style_of, word_of
+from agent.cli._words import DIM, INFLICTING, VICTIM, disagreement, style_of, word_of
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.v1 import host_pb2
@@ -37,7 +37,7 @@ def _say(text: str, style: str = "") -> Text:
 
 
 def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say who it is, whether it inflicts, and what central's statistics say of it."""
+    """Say who it is, whether it inflicts, who says so where only one does, and what central's statistics say of it."""
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
     yield _say(f"{vm.name}  {vm.uuid}", "bold")
@@ -45,6 +45,8 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if answer.victims or word_of(vm) is INFLICTING:
         whom = f" on {', '.join(answer.victims)}" if answer.victims else ""
         yield _say(f"inflicting{whom}, by the host's own analysis", INFLICTING.style)
+    if told_apart := disagreement(vm):
+        yield _say(told_apart, VICTIM.style)
     yield _say(
         f"{vm.verdict}: {vm.verdict_reason}", style_of(vm.verdict) if vm.verdict == VICTIM.text else ""
     )

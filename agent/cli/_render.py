@@ -33,7 +33,6 @@ __all__ = [
     "fit",
     "metrics_json",
     "number",
-    "ordered_by_need",
     "print_table",
     "reason_of",
     "remedy",
@@ -95,10 +94,11 @@ _CANNOT_TELL = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. Text columns are cut to fit the terminal, numbers never."""
+    """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never."""
 
     title: str
     text: bool = False
+    whole: bool = False
 
 
 def remedy(reason: Reason) -> str:
@@ -166,16 +166,6 @@ def cannot_tell(reason: str) -> str:
     return f"{reason}: {text}" if text else reason
 
 
-def ordered_by_need(vms: Sequence[host_pb2.VmSummary]) -> list[host_pb2.VmSummary]:
-    """Sort VMs: those that suffer first, then those that inflict, each by name."""
-
-    def key(vm: host_pb2.VmSummary) -> tuple[int, str]:
-        suffers = vm.verdict == "victim" or behaviour(vm) == "victim"
-        return (0 if suffers else 1 if behaviour(vm) == "inflicting" else 2, vm.name)
-
-    return sorted(vms, key=key)
-
-
 def age(nanoseconds: int) -> str:
     """Return a time span for people: 350 ms, 12 s, 3 min, 5 h, 2 d."""
     seconds = nanoseconds / 1e9
@@ -194,7 +184,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -
     """Give every column its width: numbers as they are, of the text columns the widest is cut first."""
     natural = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
     result = list(natural)
-    text = [i for i, c in enumerate(columns) if c.text]
+    text = [i for i, c in enumerate(columns) if c.text and not c.whole]
     while text and sum(result) + len(columns) - 1 > width:
         widest = max(text, key=lambda i: result[i])
         if result[widest] <= _MIN_TEXT:

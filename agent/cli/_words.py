@@ -6,10 +6,11 @@ colour there is also its word or symbol, so that nothing is said by colour alone
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from agent.cli import _render as render
-from whitepanda.v1 import host_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [
     "BAD",
@@ -24,6 +25,10 @@ __all__ = [
     "WARNING",
     "WORDS",
     "Word",
+    "by_of",
+    "disagreement",
+    "need_of",
+    "slow_down_of",
     "style_of",
     "word_of",
 ]
@@ -62,11 +67,44 @@ def word_of(vm: host_pb2.VmSummary) -> Word:
     """
     if vm.state and vm.state != "running":
         return Word(vm.state, "-", DIM, 4)
-    own = _BY_TEXT.get(render.behaviour(vm), UNKNOWN)
-    told = _BY_TEXT.get(vm.verdict, UNKNOWN)
+    own, told = _held_of(vm)
     if VICTIM in (own, told):
         return VICTIM
     return own if own is not UNKNOWN else told
+
+
+def _held_of(vm: host_pb2.VmSummary) -> tuple[Word, Word]:
+    """Return what the host's own analysis, and what central's statistics hold of a VM."""
+    return _BY_TEXT.get(render.behaviour(vm), UNKNOWN), _BY_TEXT.get(vm.verdict, UNKNOWN)
+
+
+def disagreement(vm: host_pb2.VmSummary) -> str:
+    """Say which of the two holds a VM for a victim, where only one does; "" where it is none, or one does not look."""
+    own, told = _held_of(vm)
+    if word_of(vm) is not VICTIM or own is told or not vm.HasField("cloud_white"):
+        return ""
+    lines = [f"{own.text} by the host's own analysis", f"{told.text} by central's statistics"]
+    return ", ".join(lines if own is VICTIM else reversed(lines))
+
+
+def slow_down_of(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
+    """Return the host's own estimate of latency; where it does not look, the ratio of CPIs, without an interval."""
+    if vm.HasField("cloud_white"):
+        unknown = agent_pb2.Degradation(ratio=math.nan)
+        return vm.cloud_white.degradation if vm.cloud_white.HasField("degradation") else unknown
+    return agent_pb2.Degradation(ratio=vm.degradation, low=math.nan, high=math.nan)
+
+
+def by_of(vm: host_pb2.VmSummary) -> str:
+    """Return who inflicts what a VM suffers: whom the host found, else central's first suspect; "" where nobody."""
+    culprits = list(vm.cloud_white.culprits) or ([vm.top_suspect] if vm.top_suspect else [])
+    return f"{culprits[0]} +{len(culprits) - 1}" if len(culprits) > 1 else "".join(culprits)
+
+
+def need_of(word: Word, slow_down: float, name: str) -> tuple[float, str]:
+    """Return what VMs are sorted by: victims, the slowest first (NaN: not known), then who inflicts; by name."""
+    worst = slow_down if word is VICTIM and slow_down > 0 else 0.0
+    return (word.need - worst / 1e6, name.casefold())
 
 
 def style_of(text: str) -> str:

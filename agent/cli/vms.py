@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
 from agent.cli import _render as render
+from agent.cli import _words as words
 from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, word_of
+from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, by_of, disagreement, need_of, slow_down_of, word_of
 from agent.local_client import connect, find_socket
 from whitepanda.common.cli import console, print_json
-from whitepanda.v1 import agent_pb2, host_pb2
+from whitepanda.v1 import host_pb2
 
 __all__ = ["vms"]
 
@@ -40,16 +41,17 @@ def vms(
 ) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
-    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. BEHAVIOUR is what the host finds by
-    itself, SLOW-DOWN how many times longer the VM's latency is, with its interval, and BY who inflicts it; VERDICT
-    and SUSPECT are by what central has learnt of the jobs. A dash is a value that is not known.
+    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT is as in `whitepanda top`: what the
+    host finds by itself or, where it cannot tell, what central has learnt of the jobs says; a VM that suffers by either
+    is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does not
+    look: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
     if json:
         print_json(_json(answer))
         return
-    running = render.ordered_by_need(answer.vms)
+    running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
     dropped: list[str] = []
     if running:
         columns, rows = _table(running)
@@ -59,16 +61,19 @@ def vms(
         console.print(line, soft_wrap=True)
 
 
-_Shown = tuple[Column, Callable[[host_pb2.VmSummary], str]]
-
-
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
     absent = missing(_COLUMNS, listed)
     measured = [c for c in _COLUMNS if c not in absent]
-    judged = [*_by_statistics(listed), *_by_the_host(listed)]
     columns = [Column("NAME", text=True), Column("JOB", text=True), Column("vCPU")]
     columns += [Column(c.title) for c in measured]
-    columns += [column for column, _ in judged]
+    columns.append(Column("VERDICT", text=True, whole=True))
+    has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
+    if has_slow_down:
+        # Where the host does not look for itself it is the ratio of CPIs, which is no estimate of latency.
+        columns.append(Column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
+    has_by = any(by_of(vm) for vm in listed)
+    if has_by:
+        columns.append(Column("BY", text=True))
     rows = []
     for vm in listed:
         word, found = word_of(vm), values_of(vm)
@@ -77,64 +82,27 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
         for column in measured:
             value = sum_of(found, column.metrics)
             row.append(cell(UNKNOWN if value is None else column.show(value)))
-        row += [cell(show(vm), style) for _, show in judged]
+        # A terminal of another encoding has no triangles.
+        row.append(
+            cell(word.text if console.options.ascii_only else f"{word.symbol} {word.text}", word.style)
+        )
+        if has_slow_down:
+            row.append(cell(render.degradation(slow_down_of(vm)), style))
+        if has_by:
+            row.append(cell(by_of(vm) or UNKNOWN))
         rows.append(row)
     return columns, rows
 
 
-def _by_statistics(listed: Sequence[host_pb2.VmSummary]) -> list[_Shown]:
-    """Columns of the verdict by central's statistics: left out where there are none and the host has its own."""
-    has_own = any(vm.HasField("cloud_white") for vm in listed)
-    if has_own and all(vm.verdict in ("", "unknown") for vm in listed):
-        return []
-    shown: list[_Shown] = []
-    # Where latency is estimated, the ratio of CPIs says no more than the verdict.
-    if not has_own and any(math.isfinite(vm.degradation) for vm in listed):
-        shown.append((Column("SLOW"), lambda vm: render.number(vm.degradation, "x")))
-    shown.append((Column("VERDICT"), _verdict))
-    if any(vm.top_suspect for vm in listed):
-        shown.append((Column("SUSPECT", text=True), lambda vm: vm.top_suspect or UNKNOWN))
-    return shown
-
-
-def _by_the_host(listed: Sequence[host_pb2.VmSummary]) -> list[_Shown]:
-    """Columns of the host's own analysis, where it is on; what no VM has is left out."""
-    if not any(vm.HasField("cloud_white") for vm in listed):
-        return []
-    shown: list[_Shown] = [(Column("BEHAVIOUR"), _behaviour)]
-    if any(math.isfinite(_degradation(vm).ratio) for vm in listed):
-        shown.append((Column("SLOW-DOWN", text=False), lambda vm: render.degradation(_degradation(vm))))
-    if any(vm.cloud_white.culprits for vm in listed):
-        shown.append((Column("BY", text=True), _culprits))
-    return shown
-
-
-def _degradation(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
-    if vm.cloud_white.HasField("degradation"):
-        return vm.cloud_white.degradation
-    return agent_pb2.Degradation(ratio=math.nan)
-
-
-def _culprits(vm: host_pb2.VmSummary) -> str:
-    names = list(vm.cloud_white.culprits)
-    return f"{names[0]} +{len(names) - 1}" if len(names) > 1 else names[0] if names else UNKNOWN
-
-
-def _behaviour(vm: host_pb2.VmSummary) -> str:
-    return vm.state if vm.state and vm.state != "running" else render.behaviour(vm)
-
-
 #: What a narrow terminal goes without first.
-_DISPENSABLE = ("NET", "DISK", "SUSPECT", "GIPS", "RUNQ%", "vCPU")
+_DISPENSABLE = ("NET", "DISK", "GIPS", "vCPU", "RUNQ%")
 
 
 def _narrowed(
     columns: list[Column], rows: list[list[Text]]
 ) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns until the table fits the terminal; only where the host's own analysis needs the room."""
+    """Leave out columns until the table fits the terminal."""
     dropped: list[str] = []
-    if not any(column.title == "BEHAVIOUR" for column in columns):
-        return columns, rows, dropped
     for title in _DISPENSABLE:
         widths = render.fit(columns, rows, render.terminal_width())
         if sum(widths) + len(columns) - 1 <= render.terminal_width():
@@ -151,13 +119,6 @@ def _too_wide(dropped: Sequence[str]) -> list[Text]:
     return [Text(f"no room for {', '.join(dropped)}: widen the terminal", style="dim")] if dropped else []
 
 
-def _verdict(vm: host_pb2.VmSummary) -> str:
-    """Return the verdict; of a VM that does not run its state instead."""
-    if vm.state and vm.state != "running":
-        return vm.state
-    return UNKNOWN if vm.verdict in ("", "unknown") else vm.verdict
-
-
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:
     lines = []
     if not answer.vms:
@@ -168,23 +129,28 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
             if s.state in ("unavailable", "failed", "stuck")
         ]
         return lines
-    victims = [vm for vm in answer.vms if render.behaviour(vm) == "victim"]
-    if answer.triggered or victims:
+    if answer.triggered or any(render.behaviour(vm) == VICTIM.text for vm in answer.vms):
         lines.append(
             Text("contention on this host now; `whitepanda explain VM` shows the evidence", style=BAD)
         )
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
     lines += [Text(line, style=DIM) for line in lacking]
-    if _by_statistics(answer.vms):
-        unknown = Counter(vm.verdict_reason for vm in answer.vms if _verdict(vm) == UNKNOWN)
-        lines += _most_often("no verdict on", unknown, len(answer.vms))
-    if _by_the_host(answer.vms):
-        unknown = Counter(vm.cloud_white.reason for vm in answer.vms if _behaviour(vm) == UNKNOWN)
-        lines += _most_often("behaviour not known of", unknown, len(answer.vms))
-        found = Counter(_degradation(vm).cannot_tell for vm in victims if _degradation(vm).cannot_tell)
-        remedies = Counter({render.cannot_tell(text): count for text, count in found.items()})
-        lines += _most_often("no slow-down of", remedies, len(victims), "victim")
+    unknown = Counter(_why_unknown(vm) for vm in answer.vms if word_of(vm) is words.UNKNOWN)
+    lines += _most_often("no verdict on", unknown, len(answer.vms))
+    victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]
+    untold = [_why_no_slow_down(vm) for vm in victims if not math.isfinite(slow_down_of(vm).ratio)]
+    lines += _most_often("no slow-down of", Counter(filter(None, untold)), len(victims), "victim")
     return lines
+
+
+def _why_unknown(vm: host_pb2.VmSummary) -> str:
+    return vm.cloud_white.reason if vm.HasField("cloud_white") else vm.verdict_reason
+
+
+def _why_no_slow_down(vm: host_pb2.VmSummary) -> str:
+    """Say why: the model cannot tell or, of a VM that is a victim by central's statistics only, was not asked."""
+    found = vm.cloud_white.degradation.cannot_tell
+    return render.cannot_tell(found) if found else disagreement(vm)
 
 
 def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list[Text]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from agent.cli import _render as render
 from agent.cli._numbers import Numbers, sum_of, values_of
-from agent.cli._words import VICTIM, Word, word_of
-from whitepanda.v1 import agent_pb2, host_pb2
+from agent.cli._words import Word, by_of, need_of, slow_down_of, word_of
+from whitepanda.v1 import host_pb2
 
 __all__ = [
     "COLUMNS",
@@ -130,15 +130,14 @@ class Row:
         if value is None:
             return render.UNKNOWN
         if column is SLOW_DOWN:
-            return render.degradation(_slow_down(self.vm))
+            return render.degradation(slow_down_of(self.vm))
         return column.numbers.show(value) if column.numbers else render.number(value, "x")
 
     def order(self, column: Column) -> tuple[bool, float, str]:
         """Return what rows are sorted by: the first says that it is not known, which is always last."""
         name = self.vm.name.casefold()
         if column is VERDICT:
-            worst = self.numbers.get(SLOW_DOWN.title, 0.0) if self.word is VICTIM else 0.0
-            return (False, self.word.need - worst / 1e6, name)
+            return (False, *need_of(self.word, self.numbers.get(SLOW_DOWN.title, math.nan), name))
         if column.is_text:
             text = self.text(column).casefold()
             return (text == render.UNKNOWN, 0.0, text if column is NAME else f"{text}\0{name}")
@@ -156,20 +155,10 @@ def row_of(vm: host_pb2.VmSummary) -> Row:
     cpi = numbers.get("CPI")
     if cpi is not None and vm.job_mean_cpi > 0:  # NaN is not; older agents leave it 0
         numbers[CPI_JOB.title] = cpi / vm.job_mean_cpi
-    ratio = _slow_down(vm).ratio
+    ratio = slow_down_of(vm).ratio
     if math.isfinite(ratio):
         numbers[SLOW_DOWN.title] = ratio
-    culprits = list(vm.cloud_white.culprits) or ([vm.top_suspect] if vm.top_suspect else [])
-    by = f"{culprits[0]} +{len(culprits) - 1}" if len(culprits) > 1 else "".join(culprits)
-    return Row(vm, word_of(vm), by, numbers)
-
-
-def _slow_down(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
-    """Return the host's own estimate of latency; where it does not look, the ratio of CPIs, without an interval."""
-    if vm.HasField("cloud_white"):
-        unknown = agent_pb2.Degradation(ratio=math.nan)
-        return vm.cloud_white.degradation if vm.cloud_white.HasField("degradation") else unknown
-    return agent_pb2.Degradation(ratio=vm.degradation, low=math.nan, high=math.nan)
+    return Row(vm, word_of(vm), by_of(vm), numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,13 @@ def suffering(*, model=True):
     )
 
 
+def looks_elsewhere():
+    """Of the VM that central's statistics hold for a victim the host itself finds nothing; the rest is too young."""
+    return _Told(
+        {"uuid-instance-0000a1f3": Verdict("steady", "as at its baseline", 5, (), (), 812, True)}, None
+    )
+
+
 def without_pmu():
     sources = (SourceView("perf", "unavailable", NO_PMU_DETAIL),)
     lacking = metrics(guest=0.5, gips=0, cpi=0, wait=0.01, disk=1e6, net=1e3, perf=Reason.NO_PMU)
@@ -254,6 +261,7 @@ def states(folder):
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
         "suffering": State(HOST, FULL, analysis(f"{folder}/suffering", coefficients=False), suffering()),
+        "disagreeing": State(HOST, FULL, analysis(f"{folder}/disagreeing"), looks_elsewhere()),
         "no_model": State(HOST, FULL, None, suffering(model=False)),
     }
 

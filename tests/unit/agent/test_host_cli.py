@@ -22,22 +22,23 @@ from whitepanda.v1 import host_pb2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+PROGRAM = "from whitepanda.common.cli import main; main()"
 
 VMS_80 = """\
-NAME      JOB       vCPU GUEST% GIPS  CPI RUNQ% DISK NET  SLOW VERDICT SUSPECT
-inst…a1f3 web          4   78.5 3.41 3.10  5.20 1.2M 12M 2.58x  victim batc…0001
-batc…0001 scan         4   99.0 2.50 2.00     0    0   0     -       - -
-inst…a1f4 web          4   50.0 12.3 1.30  0.10    0 950 1.08x  normal -
-new-1     brand-new    4   10.0 0.50    -     -    -   -     -       - -
-paused-1  web          4      0    0    -     0    0   0     -  paused -
+NAME     JOB      vCPU GUEST% GIPS  CPI RUNQ% DISK NET VERDICT    SLOW BY
+inst…1f3 web         4   78.5 3.41 3.10  5.20 1.2M 12M ▼ victim  2.58x batc…0001
+inst…1f4 web         4   50.0 12.3 1.30  0.10    0 950 = normal  1.08x -
+batc…001 scan        4   99.0 2.50 2.00     0    0   0 ? unknown     - -
+new-1    bran…new    4   10.0 0.50    -     -    -   - ? unknown     - -
+paused-1 web         4      0    0    -     0    0   0 - paused      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
 no verdict on 2 of 5 VMs; most often: no statistics for job scan on this platform yet: version 7 has none
 """
 
 VMS_NO_PMU = """\
 NAME JOB vCPU GUEST% RUNQ% DISK  NET VERDICT
-vm-1 web    4   50.0  1.00 2.0M 1.0K       -
-vm-2 web    4   50.0  1.00 2.0M 1.0K       -
+vm-1 web    4   50.0  1.00 2.0M 1.0K ? unknown
+vm-2 web    4   50.0  1.00 2.0M 1.0K ? unknown
 not shown: GIPS, CPI: no_pmu: no hardware counters; on a virtual machine enable its PMU
 no verdict on 2 of 2 VMs: no CPI window of this VM yet
 """
@@ -401,10 +402,9 @@ def test_the_socket_is_that_of_the_configuration(run, agents, tmp_path):
 
 def test_brackets_in_an_error_are_printed(tmp_path):
     path = tmp_path / "[agent] [/red].sock"
-    program = "from whitepanda.common.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}"}
     done = subprocess.run(
-        [sys.executable, "-c", program, "vms", "--socket", str(path)],
+        [sys.executable, "-c", PROGRAM, "vms", "--socket", str(path)],
         capture_output=True,
         text=True,
         check=False,
@@ -506,15 +506,15 @@ def test_status_tells_threads_and_open_files_where_the_agent_does():
 
 
 VMS_SUFFERING = """\
-NAME     JOB      vCPU GUEST%  CPI RUNQ%  BEHAVIOUR          SLOW-DOWN BY
-inst…1f3 web         4   78.5 3.10  5.20     victim 1.42x [1.30, 1.58] batc…1 +1
-batc…001 scan        4   99.0 2.00     0 inflicting                  - -
-inst…1f4 web         4   50.0 1.30  0.10     steady                  - -
-new-1    bran…new    4   10.0    -     -          -                  - -
-paused-1 web         4      0    -     0     paused                  - -
+NAME      JOB       GUEST%  CPI RUNQ% VERDICT               SLOW-DOWN BY
+inst…a1f3 web         78.5 3.10  5.20 ▼ victim     1.42x [1.30, 1.58] batch…1 +1
+batc…0001 scan        99.0 2.00     0 ▲ inflicting                  - -
+inst…a1f4 web         50.0 1.30  0.10 = steady                      - -
+new-1     brand-new   10.0    -     - ? unknown                     - -
+paused-1  web            0    -     0 - paused                      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
-behaviour not known of 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
-no room for NET, DISK, GIPS: widen the terminal
+no verdict on 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
+no room for NET, DISK, GIPS, vCPU: widen the terminal
 """
 
 
@@ -527,9 +527,46 @@ def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
     assert "no slow-down of 1 of 1 victim: no_model: no model of degradation; make one with" in out
 
 
+def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, agents):
+    """Central's statistics say victim and normal where the host says steady and knows nothing."""
+    path = str(agents / "disagreeing.sock")
+    _, out, _ = run("vms", "--socket", path, width=200)
+    head, *lines = (line.split() for line in out.splitlines())
+    assert (head.count("VERDICT"), head[-2:]) == (1, ["VERDICT", "BY"])
+    assert [(line[0], line[-2], line[-1]) for line in lines[:5]] == [
+        ("instance-0000a1f3", "victim", "batch-0001"),
+        ("instance-0000a1f4", "normal", "-"),
+        ("batch-0001", "unknown", "-"),
+        ("new-1", "unknown", "-"),
+        ("paused-1", "paused", "-"),
+    ]
+    who = "victim by central's statistics, steady by the host's own analysis"
+    assert out.splitlines()[-2:] == [
+        "no verdict on 2 of 5 VMs: its baseline is not ready: 3 of 30 ticks",
+        f"no slow-down of 1 of 1 victim: {who}",
+    ]
+    _, out, _ = run("explain", "instance-0000a1f3", "--socket", path)
+    assert out.splitlines()[2] == who
+    _, out, _ = run("explain", "instance-0000a1f4", "--socket", path)
+    assert "by the host's own analysis" not in out  # it is no victim
+
+
+def test_a_terminal_of_another_encoding_has_the_word_alone(agents):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "vms", "--socket", str(agents / "suffering.sock")],
+        capture_output=True,
+        check=False,
+        env={**environment, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1" in done.stdout
+
+
 def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agents):
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
-    assert "\n".join(out.splitlines()[5:16]) == (
+    assert out.splitlines()[2] == "victim by the host's own analysis, unknown by central's statistics"
+    assert "\n".join(out.splitlines()[6:17]) == (
         "victim for 95 s: ipc 0.61 is below 0.95\n"
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
