@@ -41,10 +41,10 @@ def vms(
 ) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
-    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT is as in `whitepanda top`: what the
-    host finds by itself or, where it cannot tell, what central has learnt of the jobs says; a VM that suffers by either
-    is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does not
-    look: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
+    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT is that of `whitepanda top`: what
+    the host finds by itself, or by central's statistics of the jobs where the host cannot tell; a VM that suffers by
+    either is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does
+    not look by itself: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
