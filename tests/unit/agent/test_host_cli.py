@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from agent.cli import _explanation as explanation
 from agent.cli import _render as render
+from agent.cli import _words as words
 from agent.cli import agent_status
 from collector.base import Reason
 from whitepanda.common import cli
-from whitepanda.v1 import host_pb2
+from whitepanda.v1 import agent_pb2, host_pb2
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -549,6 +550,45 @@ def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, age
     assert out.splitlines()[2] == who
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", path)
     assert "by the host's own analysis" not in out  # it is no victim
+
+
+HOST_VICTIM = "victim by the host's own analysis, {} by central's statistics"
+CENTRAL_VICTIM = "victim by central's statistics, {} by the host's own analysis"
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "word", "who"),
+    [
+        ("VICTIM", "victim", "victim", ""),
+        ("VICTIM", "normal", "victim", HOST_VICTIM.format("normal")),
+        ("VICTIM", "unknown", "victim", HOST_VICTIM.format("unknown")),
+        ("STEADY", "victim", "victim", CENTRAL_VICTIM.format("steady")),
+        ("INFLICTING", "victim", "victim", CENTRAL_VICTIM.format("inflicting")),
+        ("UNKNOWN", "victim", "victim", CENTRAL_VICTIM.format("unknown")),
+        ("INFLICTING", "normal", "inflicting", ""),
+        ("STEADY", "normal", "steady", ""),
+        ("STEADY", "unknown", "steady", ""),
+        ("UNKNOWN", "normal", "normal", ""),
+        ("UNKNOWN", "unknown", "unknown", ""),
+        (None, "victim", "victim", ""),  # the host does not look by itself
+        (None, "normal", "normal", ""),
+    ],
+)
+def test_one_word_of_two_analyses(own, told, word, who):
+    vm = host_pb2.VmSummary(state="running", verdict=told)
+    if own:
+        vm.cloud_white.behaviour = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{own}")
+    assert (words.word_of(vm).text, words.disagreement(vm)) == (word, who)
+    vm.state = "paused"
+    assert (words.word_of(vm).text, words.disagreement(vm)) == ("paused", "")
+
+
+def test_by_whom_is_the_hosts_finding_else_centrals_suspect():
+    vm = host_pb2.VmSummary(top_suspect="suspect")
+    assert words.by_of(vm) == "suspect"
+    vm.cloud_white.culprits.extend(["first", "second", "third"])
+    assert words.by_of(vm) == "first +2"
+    assert words.by_of(host_pb2.VmSummary()) == ""
 
 
 def test_a_terminal_of_another_encoding_has_the_word_alone(agents):
