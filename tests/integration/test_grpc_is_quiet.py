@@ -12,6 +12,7 @@ import pytest
 
 from central.pki import issue, make_ca
 from tests.support.central_process import MAIN, ROOT, CentralProcess
+from whitepanda.common.cli import GRPC_EXPERIMENTS
 from whitepanda.common.tls import TlsFiles
 
 
@@ -95,3 +96,14 @@ def test_a_tool_ends_in_one_line_with_the_remedy(central: CentralProcess, tmp_pa
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
     assert says in line
+
+
+def test_the_pinned_core_knows_the_experiment_that_central_switches_off() -> None:
+    made = subprocess.run(
+        [sys.executable, "-c", "import asyncio, grpc.aio\nasync def f(): grpc.aio.server()\nasyncio.run(f())"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS, "GRPC_VERBOSITY": "INFO"},
+    )
+    assert "experiment" not in made.stderr.lower()

@@ -16,7 +16,11 @@ from rich.markup import escape
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.texts import printable
 
-__all__ = ["build", "console", "errors", "main", "print_json"]
+__all__ = ["GRPC_EXPERIMENTS", "build", "console", "errors", "main", "print_json"]
+
+#: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
+#: handing each to a pool: ten thousand idle streams cost two thirds of the CPU time, saturated ones likewise (ADR 3).
+GRPC_EXPERIMENTS = "-event_engine_listener"
 
 #: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
 console = Console(highlight=False)
@@ -93,10 +97,13 @@ def _wanted(argv: list[str]) -> str | None:
 
 def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
-    # gRPC's core writes raw lines of its own for every handshake that fails, and reads this as it is imported, which
-    # is below here. Errors reach us, and our log, as exceptions.
+    # gRPC's core reads its settings as it is imported, which is below here.
+    # It writes raw lines of its own for every handshake that fails. Errors reach us, and our log, as exceptions.
     # Central alone has to hear of them, and reads what the core writes (central.refusals).
-    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if _wanted(sys.argv) == "central" else "NONE")
+    is_central = _wanted(sys.argv) == "central"
+    os.environ.setdefault("GRPC_VERBOSITY", "INFO" if is_central else "NONE")
+    if is_central:
+        os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     try:
         build()()
     except WhitepandaError as error:
