@@ -41,6 +41,7 @@ from bench import ingest_prometheus
 from central.greeting import HEARTBEAT_MS
 from central.pki import issue
 from tests.support.central_process import MAIN, CentralProcess
+from whitepanda.common.cli import GRPC_EXPERIMENTS
 
 _AGENTS = Path(__file__).with_name("ingest_agents.py")
 _SERVER = Path(__file__).with_name("ingest_server.py")
@@ -188,6 +189,8 @@ class Bench:
         central.lake_dir = lake
         times = state.with_suffix(".times")
         os.environ["STOPWATCH"] = str(times)
+        # The command sets it before it imports gRPC, which the stopwatch does earlier.
+        os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
         central.start(main=(str(_SERVER),) if stopwatch else MAIN)
         try:
             load = Load(central, hosts, self.vms, times if stopwatch else None)
