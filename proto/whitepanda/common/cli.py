@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -104,6 +105,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if is_central else "NONE")
     if is_central:
         os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding gets "?" for what it has not
     try:
         build()()
     except WhitepandaError as error:
