@@ -31,7 +31,8 @@ _HELLO_TIMEOUT_S = 10.0
 _TOLD_EVERY_S = 60.0  # the same refusal of the same host
 _TOLD_HOSTS = 20  # of one refusal meanwhile
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
-HEARTBEAT_MS = 300_000
+#: The longest that agents accept.
+HEARTBEAT_MS = 600_000
 
 
 class RefusedError(Exception):

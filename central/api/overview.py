@@ -14,6 +14,7 @@ from central.api.paging import Context, abort
 from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
 from central.builds import Builder
+from central.greeting import HEARTBEAT_MS
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
 from central.lake import Lake, LakeError, Segment
@@ -28,7 +29,8 @@ _MINUTE_NS = 60 * _S_NS
 _DAY_NS = 86_400 * _S_NS
 _MAX_INT64 = 2**63 - 1
 _MAX_TOP = 1000
-_LATE_NS = 180 * _S_NS
+#: A host without VMs sends heartbeats only.
+_LATE_NS = HEARTBEAT_MS * 10**6 + 60 * _S_NS
 _DAYS = 31
 
 

@@ -17,9 +17,9 @@ export const vmLink = (vm, parameters) => {
   return found;
 };
 
-const LATE_MS = 180_000;
+const LATE_MS = 660_000; // a host without VMs says something every ten minutes
 
-/** How a host is: connected; late, if nothing came for three minutes; gone. Words, with a sign and a colour. */
+/** How a host is: connected; late, if nothing came for eleven minutes; gone. Words, with a sign and a colour. */
 export function hostState(isConnected, lastSeenNs) {
   if (!isConnected) return "gone";
   return Date.now() - lastSeenNs / 1e6 < LATE_MS ? "connected" : "late";

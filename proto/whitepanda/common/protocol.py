@@ -32,12 +32,12 @@ MAX_BATCH_ROWS = 10_000
 MAX_MESSAGE_BYTES = 4 << 20
 DEFAULT_HEARTBEAT_MS = 10_000
 
-# A peer that is gone without a word (power cut, dropped by a firewall) is noticed by HTTP/2 pings: after 45 s of
+# A peer that is gone without a word (power cut, dropped by a firewall) is noticed by HTTP/2 pings: after 50 s of
 # silence one is sent, and 10 s later the connection is closed. gRPC servers by default hang up on clients that ping
 # more often than every 5 minutes, so the server's side is part of the agreement. The ping's own timeout, 60 s by
 # default, has to be set as well: with grpcio 1.85 and pings after 20 s a frozen peer was noticed after 80 s without it,
 # after 30 s with it. With 20 s, ten thousand silent streams cost a twentieth of a core in pings alone.
-_KEEPALIVE_MS = 45_000
+_KEEPALIVE_MS = 50_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 #: Options of an agent's channel.

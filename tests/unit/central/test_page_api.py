@@ -116,7 +116,7 @@ def connect(central, host, seen):
 
 async def test_the_fleet_at_a_glance(fleet, local):
     connect(fleet, "h1", NOW - 10 * S)
-    connect(fleet, "late", NOW - 200 * S)
+    connect(fleet, "late", NOW - 670 * S)
     connect(fleet, "gone", NOW - 9000 * S)
     day_ago = NOW - DAY_NS
     fleet.store.take(
@@ -286,7 +286,8 @@ async def test_an_importer_is_no_host_that_is_late_or_gone(tmp_path):
 async def test_how_whole_the_data_is(fleet, local):
     write(fleet.fleet._lake, [window("h1", "w1", "web", 1.0, 1.0, 3 * 86_400)], 2)
     connect(fleet, "h1", NOW - 10 * S)
-    connect(fleet, "late", NOW - 200 * S)
+    connect(fleet, "idle", NOW - 610 * S)  # its next heartbeat is on its way
+    connect(fleet, "late", NOW - 670 * S)
     connect(fleet, "gone", NOW - 9000 * S)
     _, found = await get(local, "/v1/data-health")
     assert [(day["rows"], day["segments"]) for day in found["days"]] == [(7, 1), (1, 1)]
@@ -297,7 +298,7 @@ async def test_how_whole_the_data_is(fleet, local):
         ("gone", False, 3),
         ("late", True, 2),
     ]
-    assert (found["spooled_batches"], found["dropped_batches"]) == (7, 2)
+    assert (found["spooled_batches"], found["dropped_batches"]) == (9, 3)
     _, short = await get(local, "/v1/data-health?top=1")
     assert len(short["silent"]) == 1 and short["gone_hosts"] == 1
 

@@ -60,7 +60,7 @@ export function draw({ status: s, health: d }) {
       ["Too old to count in a version", s.rows_left_out ? `${count(s.rows_left_out)} windows of ${count(s.days_left_out)} days` : "nothing"],
     ])),
     section("Agents that are late or gone", h("p", { class: "quiet" },
-      `${count(d.late_hosts)} late: connected, and nothing came for three minutes. ${count(d.gone_hosts)} gone: not connected. ${count(d.spooled_batches)} batches wait on hosts, ${count(d.dropped_batches)} were dropped there.`),
+      `${count(d.late_hosts)} late: connected, and nothing came for eleven minutes. ${count(d.gone_hosts)} gone: not connected. ${count(d.spooled_batches)} batches wait on hosts, ${count(d.dropped_batches)} were dropped there.`),
       table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "Every host that ever connected sends.")),
     h("div", { class: "columns" },
       section("Refused, by reason", table("health-rejected", "Ever, the most first", REASONS, rejected, "Nothing was refused.")),
