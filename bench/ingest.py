@@ -11,9 +11,10 @@ journal, and the rolls into the lake; "without rolls" is the same with rolls put
 "rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own. Of the time to
 the acknowledgement it tells the server's share (bench/ingest_server.py), and how late the agents themselves were.
 Each part can run alone. Agents of ours have up to 32 batches in flight; all hosts saturate with 1 and with 4 each, as
-the latter are more than central holds at a time. `idle` takes 11 minutes (each host's heartbeat comes once in the 10 that
-are measured), `paced` --minutes and one, and tells with 6 or more whether memory stays flat; `growth` 3, `saturated` 6,
-`prometheus` 1; `saturated,prometheus` together tell their ratio for each load, with rolls, and beside it without.
+the latter are more than central holds at a time. `idle` takes 11 minutes (each host's heartbeat comes once in the 10
+that are measured), `paced` --minutes and one, and tells with 6 or more whether memory stays flat; `growth` 3,
+`saturated` 6, `prometheus` 1; `saturated,prometheus` together tell their ratio for each load, with rolls, and beside it
+without.
 `idle` and `paced` share their connections where both are asked for.
 """
 
