@@ -99,8 +99,9 @@ def test_a_tool_ends_in_one_line_with_the_remedy(central: CentralProcess, tmp_pa
 
 
 def test_the_pinned_core_knows_the_experiment_that_central_switches_off() -> None:
+    program = "import asyncio, grpc.aio\nasync def f(): grpc.aio.server()\nasyncio.run(f())"
     made = subprocess.run(
-        [sys.executable, "-c", "import asyncio, grpc.aio\nasync def f(): grpc.aio.server()\nasyncio.run(f())"],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,

@@ -106,7 +106,8 @@ def main() -> None:
     if is_central:
         os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding gets "?" for what it has not
+        # A terminal of another encoding gets "?" for what it has not.
+        sys.stdout.reconfigure(errors="replace")
     try:
         build()()
     except WhitepandaError as error:
