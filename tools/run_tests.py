@@ -1,7 +1,7 @@
 """Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
 
-Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the folders of unit tests,
-and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After them, alone,
+Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in parts of
+like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After them, alone,
 run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or shares of CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
@@ -26,8 +26,8 @@ _ONE_THREAD = {
 }  # each process has a core, not all of them
 #: What is compiled once is kept, also where this is set: hundreds of processes are started from these sources.
 _KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
-#: Central's and the agent's unit tests take longest, so each are halved: files whose names begin with these letters, and
-#: the others. The former of the agent's run in one part with the other folders of tests/unit.
+#: Central's and the agent's unit tests take longest, so each are halved: files whose names begin with these letters,
+#: and the others. The former of the agent's run in one part with the other folders of tests/unit.
 _CENTRAL, _AGENT = "tests/unit/central", "tests/unit/agent"
 _FIRST, _SECOND = "test_[a-d]*", "test_[!a-d]*"
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.

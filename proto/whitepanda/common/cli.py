@@ -29,6 +29,7 @@ errors = Console(stderr=True, highlight=False)
 
 _NO_COMMAND = ""  # for whom only the version is wanted: to import every command takes seconds
 
+
 def print_json(value: Any) -> None:
     """Print one JSON value on standard output, for programs. NaN becomes null."""
     sys.stdout.write(json.dumps(_clean(value), indent=2, sort_keys=False, allow_nan=False) + "\n")

@@ -23,9 +23,7 @@ def _quick(monkeypatch):
 def files_of(arguments):
     """What pytest collects by these arguments: folders, files, --ignore=PATH and --ignore-glob=PATTERN."""
     ignored = [ROOT / text.partition("=")[2] for text in arguments if text.startswith("--ignore=")]
-    patterns = [
-        str(ROOT / text.partition("=")[2]) for text in arguments if text.startswith("--ignore-glob=")
-    ]
+    patterns = [str(ROOT / text.partition("=")[2]) for text in arguments if text.startswith("--ignore-glob=")]
     named = [ROOT / text for text in arguments if text.startswith("tests")]
     assert all(path.exists() for path in (*named, *ignored))
     found = [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
