@@ -1,8 +1,9 @@
 """Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
 
 Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in parts of
-like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After them, alone,
-run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or shares of CPUs.
+like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After
+them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or
+shares of CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
