@@ -86,18 +86,22 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
     assert sorted(ran[len(beside) :]) == ["events", "host_vms", "lab", "measured"]
 
 
-def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp_path, capfd):
+def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
-    begin = "import os, pathlib\nfolder = pathlib.Path(os.environ['WHITEPANDA_TEST_DEBS'])\ndef test(): "
+    begin = "import os, pathlib, sys\nfolder = pathlib.Path(os.environ['WHITEPANDA_TEST_DEBS'])\ndef test(): "
     said = tmp_path / "said"
     texts = {
         "a": "(folder / 'x.deb').touch()",
         "b": f"pathlib.Path({str(said)!r}).write_text(str(folder)); assert (folder / 'x.deb').exists()",
+        "c": "assert not sys.dont_write_bytecode",  # what was compiled
     }
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(begin + text)
-    assert run_tests.run([["a", "-p", "no:cacheprovider"]], ["b"], tmp_path) == 0, capfd.readouterr().out
+    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], tmp_path) == 0, (
+        capfd.readouterr().out
+    )
     assert not Path(said.read_text()).exists()
 
 
