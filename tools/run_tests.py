@@ -1,8 +1,9 @@
 """Run all tests that `make test` promises, in processes beside each other where nothing but CPU time is shared.
 
-Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the folders of unit tests,
-and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After them, alone,
-run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or shares of CPUs.
+Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in parts of
+like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After
+them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or
+shares of CPUs.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
@@ -24,8 +25,12 @@ _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }  # each process has a core, not all of them
-#: The folders of tests/unit that take longest; the others together are a part of their own.
-_APART = ("tests/unit/agent", "tests/unit/central")
+#: What is compiled once is kept, also where this is set: hundreds of processes are started from these sources.
+_KEEP_COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+#: Central's and the agent's unit tests take longest, so each are halved: files whose names begin with these letters,
+#: and the others. The former of the agent's run in one part with the other folders of tests/unit.
+_CENTRAL, _AGENT = "tests/unit/central", "tests/unit/agent"
+_FIRST, _SECOND = "test_[a-d]*", "test_[!a-d]*"
 #: What of the integration tests has to do with the host: one after the other. The rest, central's, is a further part.
 _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "record", "resctrl", "systemd")))
 _LONG_TIMEOUT = ("--timeout", "1500")  # seconds that one test may take
@@ -37,10 +42,11 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
     """Return pytest's arguments for what runs beside each other, and for what runs alone after that."""
     folder = root / "tests" / "integration"
     host = sorted(str(path.relative_to(root)) for pattern in _HOST for path in folder.glob(pattern))
-    units = ["tests/unit", *(f"--ignore={folder}" for folder in _APART)]
     central = ["tests", *(f"--ignore={path}" for path in ("tests/unit", *host))]
     beside = [[*paths, "-m", "not long and not alone"] for paths in (host, central)]
-    beside += [*([folder] for folder in _APART), units]
+    beside += [[_CENTRAL, f"--ignore-glob={_CENTRAL}*/{half}"] for half in (_FIRST, _SECOND)]
+    beside.append([_AGENT, f"--ignore-glob={_AGENT}/{_FIRST}"])
+    beside.append(["tests/unit", f"--ignore={_CENTRAL}", f"--ignore-glob={_AGENT}/{_SECOND}"])
     return beside, ["tests", "--ignore=tests/unit", "-m", "alone and not long"]
 
 
@@ -59,7 +65,7 @@ def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT
 
     """
     with tempfile.TemporaryDirectory() as debs:
-        return _run(beside, alone, root, os.environ | {_DEBS: debs})
+        return _run(beside, alone, root, os.environ | _KEEP_COMPILED | {_DEBS: debs})
 
 
 def _run(

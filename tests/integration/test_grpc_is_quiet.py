@@ -16,13 +16,25 @@ from whitepanda.common.cli import GRPC_EXPERIMENTS
 from whitepanda.common.tls import TlsFiles
 
 
-@pytest.fixture
-def central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)  # what a test before may have left
-    central = CentralProcess(tmp_path)
-    central.start()
-    yield central
+@pytest.fixture(scope="module")
+def central(tmp_path_factory: pytest.TempPathFactory):
+    """One for all: each test looks only at what it does itself."""
+    central = CentralProcess(tmp_path_factory.mktemp("quiet"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GRPC_VERBOSITY", raising=False)  # what a test before may have left
+        central.start()
+        yield central
     central.end()
+
+
+@pytest.fixture(scope="module")
+def importer(central: CentralProcess) -> TlsFiles:
+    return central.client("importer")
+
+
+@pytest.fixture(scope="module")
+def other(central: CentralProcess) -> TlsFiles:
+    return central.client("other")
 
 
 def replay(central: CentralProcess, files: TlsFiles, *more: str) -> subprocess.CompletedProcess[str]:
@@ -43,7 +55,9 @@ def replay(central: CentralProcess, files: TlsFiles, *more: str) -> subprocess.C
     )
 
 
-def test_central_writes_no_raw_line_whoever_knocks(central: CentralProcess, tmp_path: Path) -> None:
+def test_central_writes_no_raw_line_whoever_knocks(
+    central: CentralProcess, importer: TlsFiles, tmp_path: Path
+) -> None:
     before = central.log.read_text().splitlines()
     for _ in range(20):
         with socket.create_connection(("localhost", central.port), timeout=5) as plain:
@@ -58,15 +72,16 @@ def test_central_writes_no_raw_line_whoever_knocks(central: CentralProcess, tmp_
     foreign = issue(tmp_path / "other", "importer")
     mixed = TlsFiles(ca=str(central.pki / "ca.crt"), certificate=foreign.certificate, key=foreign.key)
     assert replay(central, mixed).returncode == 5
-    assert replay(central, central.client("importer")).returncode == 0
+    assert replay(central, importer).returncode == 0
     said = central.log.read_text().splitlines()[len(before) :]
     assert [line for line in said if "E0000" in line or ".cc:" in line or "absl" in line] == []
     assert len(said) < 10, said
 
 
 @pytest.mark.parametrize("wrong", ["ca", "key", "foreign", "away"])
-def test_a_tool_ends_in_one_line_with_the_remedy(central: CentralProcess, tmp_path: Path, wrong: str) -> None:
-    good, other = central.client("importer"), central.client("other")
+def test_a_tool_ends_in_one_line_with_the_remedy(
+    central: CentralProcess, importer: TlsFiles, other: TlsFiles, tmp_path: Path, wrong: str
+) -> None:
     make_ca(tmp_path / "other")
     foreign = issue(tmp_path / "other", "importer")
     files, code, says = {
@@ -76,22 +91,24 @@ def test_a_tool_ends_in_one_line_with_the_remedy(central: CentralProcess, tmp_pa
             f"the certificate of central {central.address} does not verify",
         ),
         "key": (
-            TlsFiles(ca=good.ca, certificate=good.certificate, key=other.key),
+            TlsFiles(ca=importer.ca, certificate=importer.certificate, key=other.key),
             5,
-            f"--cert: {good.certificate} and --key: {other.key} cannot be used together",
+            f"--cert: {importer.certificate} and --key: {other.key} cannot be used together",
         ),
         "foreign": (
-            TlsFiles(ca=good.ca, certificate=foreign.certificate, key=foreign.key),
+            TlsFiles(ca=importer.ca, certificate=foreign.certificate, key=foreign.key),
             5,
-            f"--cert: {foreign.certificate} is not signed by the CA in --ca ({good.ca})",
+            f"--cert: {foreign.certificate} is not signed by the CA in --ca ({importer.ca})",
         ),
-        "away": (good, 4, "is away: unavailable: "),
+        "away": (importer, 4, "is away: unavailable: "),
     }[wrong]
     more = []
     if wrong == "away":
         central.kill()
         more = ["--patience", "0"]
     result = replay(central, files, *more)
+    if wrong == "away":
+        central.start()
     assert (result.returncode, result.stdout) == (code, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")

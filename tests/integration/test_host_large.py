@@ -132,6 +132,7 @@ async def record(file: Path, config: AgentConfig, lab) -> dict[int, tuple[int, i
     return dict(zip(FRAMES, answers, strict=True))
 
 
+@pytest.mark.long  # 40 VMs to start and half a minute to record: test_host_vms and others have the same of three VMs
 def test_bytes_and_cpu_of_each_vm_on_a_host_of_43(lab, crowd, limited, tmp_path):
     learn_addresses(lab)
     config = config_of(tmp_path)

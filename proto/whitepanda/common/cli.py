@@ -27,6 +27,8 @@ GRPC_EXPERIMENTS = "-event_engine_listener"
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
+_NO_COMMAND = ""  # for whom only the version is wanted: to import every command takes seconds
+
 
 def print_json(value: Any) -> None:
     """Print one JSON value on standard output, for programs. NaN becomes null."""
@@ -69,7 +71,7 @@ def build() -> typer.Typer:
     ) -> None:
         pass
 
-    wanted = _wanted(sys.argv)
+    wanted = _NO_COMMAND if sys.argv[1:2] == ["--version"] else _wanted(sys.argv)
     for point in sorted(metadata.entry_points(group="whitepanda.commands"), key=lambda p: p.name):
         # Only the command that runs is imported, unless help needs them all.
         if wanted is not None and point.name != wanted:

@@ -45,4 +45,10 @@ def test_a_wrong_configuration_is_one_line_and_an_exit_code(tmp_path):
 def test_everything_else_is_the_command_lines(tmp_path):
     assert "Usage: whitepanda agent run" in run("agent", "run", "--help").stdout.replace("-c ", "whitepanda ")
     assert run("agent", "run").returncode == 2
-    assert run("--version").stdout.startswith("whitepanda ")
+
+
+def test_the_version_is_told_without_loading_any_command():
+    program = "import atexit, sys; from agent.start import main\natexit.register(lambda: print(*sys.modules)); main()"
+    version, modules = run("--version", program=program).stdout.splitlines()
+    assert version.startswith("whitepanda ")
+    assert not [name for name in modules.split() if name.startswith(("agent.cli", "central"))]

@@ -262,7 +262,7 @@ def test_a_fit_does_not_write_over_what_it_reads(tmp_path, capsys, monkeypatch):
 
 
 def test_a_model_that_a_constant_beats_is_told(tmp_path, capsys, monkeypatch):
-    runs = study(tmp_path / "runs.csv", stress=20)
+    runs = study(tmp_path / "runs.csv", quiet=6, stress=10)
     with runs.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     for number, row in enumerate(rows):
@@ -477,7 +477,7 @@ def test_the_errors_are_finite_numbers_in_the_file(fitted):
 
 
 def test_trees_are_rivals_and_travel_in_the_file(tmp_path, capsys, monkeypatch):
-    runs = study(tmp_path / "runs.csv", stress=30)
+    runs = study(tmp_path / "runs.csv", quiet=6, stress=15)
     out = tmp_path / "model.json"
     arguments = (*FIT, "--out", out, "--methods", "gamma-log,extra-trees")
     code, _, _ = run(capsys, monkeypatch, "fit", runs, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,19 @@ def _quick(monkeypatch):
 
 
 def files_of(arguments):
-    """What pytest collects by these arguments: folders, files, and --ignore=PATH."""
+    """What pytest collects by these arguments: folders, files, --ignore=PATH and --ignore-glob=PATTERN."""
     ignored = [ROOT / text.partition("=")[2] for text in arguments if text.startswith("--ignore=")]
+    patterns = [str(ROOT / text.partition("=")[2]) for text in arguments if text.startswith("--ignore-glob=")]
     named = [ROOT / text for text in arguments if text.startswith("tests")]
     assert all(path.exists() for path in (*named, *ignored))
     found = [file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [path])]
+    for pattern in patterns:
+        assert any(fnmatchcase(str(file), pattern) for file in found), f"{pattern} is of no file"
+        found = [file for file in found if not fnmatchcase(str(file), pattern)]
     return [file for file in found if not any(file.is_relative_to(path) for path in ignored)]
 
 
-def test_every_file_is_in_one_part_and_only_integration_is_divided():
+def test_every_file_is_in_one_part_and_of_unit_tests_none_is_alone():
     (host, central, *units), alone = run_tests.parts()
     found = [file for part in (host, central, *units) for file in files_of(part)]
     assert sorted(found) == sorted((ROOT / "tests").rglob("test_*.py"))
@@ -62,7 +67,9 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{before}\ndef test({takes}):\n{NOTE.format(file=said, name=name)}")
 
-    beside = {"agent": "unit/agent", "central": "unit/central", "house": "unit/house"}
+    beside = {"agent": "unit/agent", "uplink": "unit/agent", "house": "unit/house"}
+    beside |= {"builds": "unit/central", "journal": "unit/central", "dfactor": "unit/central/models"}
+    beside |= {"plan": "unit/central/models"}
     beside |= {"host_own": "integration", "deep": "integration/arm64", "kill": "integration"}
     for name, folder in beside.items():
         write(folder, name)
@@ -75,22 +82,26 @@ def test_each_test_runs_once_and_those_of_the_lab_alone_after_the_others(tmp_pat
     (tmp_path / "tests" / "integration" / "conftest.py").write_text(conftest.read_text())
     assert run_tests.run(*run_tests.parts(tmp_path), tmp_path) == 0, capfd.readouterr().out
     ran = (tmp_path / "said").read_text().split()
-    assert sorted(ran[:6]) == sorted(beside)
-    assert sorted(ran[6:]) == ["events", "host_vms", "lab", "measured"]
+    assert sorted(ran[: len(beside)]) == sorted(beside)
+    assert sorted(ran[len(beside) :]) == ["events", "host_vms", "lab", "measured"]
 
 
-def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp_path, capfd):
+def test_what_one_part_leaves_for_the_others_they_find_and_nobody_afterwards(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
-    begin = "import os, pathlib\nfolder = pathlib.Path(os.environ['WHITEPANDA_TEST_DEBS'])\ndef test(): "
+    begin = "import os, pathlib, sys\nfolder = pathlib.Path(os.environ['WHITEPANDA_TEST_DEBS'])\ndef test(): "
     said = tmp_path / "said"
     texts = {
         "a": "(folder / 'x.deb').touch()",
         "b": f"pathlib.Path({str(said)!r}).write_text(str(folder)); assert (folder / 'x.deb').exists()",
+        "c": "assert not sys.dont_write_bytecode",  # what was compiled
     }
     for name, text in texts.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"test_{name}.py").write_text(begin + text)
-    assert run_tests.run([["a", "-p", "no:cacheprovider"]], ["b"], tmp_path) == 0, capfd.readouterr().out
+    assert run_tests.run([["a", "-p", "no:cacheprovider"], ["c"]], ["b"], tmp_path) == 0, (
+        capfd.readouterr().out
+    )
     assert not Path(said.read_text()).exists()
 
 
