@@ -237,22 +237,19 @@ async def test_closed_streams_are_forgotten(fleet):
     assert fleet.publisher._sent == {}
 
 
-async def test_many_hosts_do_not_hold_up_the_loop(fleet):
-    streams = [fleet.host(f"h{n}", "db") for n in range(200)]
-    turns = 0
+async def test_a_large_fleet_gets_a_version_in_small_parts_with_pauses(fleet, monkeypatch):
+    streams = [fleet.host(f"h{n}", "db") for n in range(40)]
+    sleep, pauses = asyncio.sleep, []
 
-    async def others():
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def pause(seconds):
+        pauses.append((seconds, sum(bool(stream._messages) for stream in streams)))
+        await sleep(0)
 
-    task = asyncio.create_task(others())
+    monkeypatch.setattr(asyncio, "sleep", pause)
     fleet.built(ONE)
-    while not all(stream._messages for stream in streams):
-        await asyncio.sleep(0)
-    task.cancel()
-    assert turns >= 200 // 32
+    while len(pauses) < 5:
+        await sleep(0)
+    assert pauses == [(8 / 500, sent) for sent in (8, 16, 24, 32, 40)]
 
 
 THREE = version(
