@@ -103,7 +103,9 @@ async def _run(
         # A replica that starts refuses a folder that it cannot write: meanwhile the other one is killed, or none.
         for number in (0, 1):
             # Full until all is done: agents leave that one only when it has acknowledged nothing for a while.
+            await fleet.spread()
             with fleet.full_disk(number):
+                await fleet.until_commits_fail(number)
                 await asyncio.gather(asyncio.sleep(outage_s / 2), fleet.kill(kills[1], rng, (1 - number,)))
         await fleet.write_protect_lake(outage_s)
         await fleet.cut_network(cut_s)

@@ -21,6 +21,7 @@ class Balancer:
         self._turn = 0
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._take, self._address, 0)
@@ -32,6 +33,11 @@ class Balancer:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def reset(self) -> None:
+        """Break all connections, as balancers do now and then: clients that come back are spread over the backends."""
+        for client in tuple(self._clients):
+            client.transport.abort()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -47,6 +53,7 @@ class Balancer:
             else:
                 return
             self.connections[turn] += 1
+            self._clients.add(writer)
             with contextlib.closing(there[1]):
                 ways = [
                     asyncio.create_task(_pass(reader, there[1], partial(self._count, turn))),
@@ -55,6 +62,7 @@ class Balancer:
                 try:
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
+                    self._clients.discard(writer)
                     for way in ways:
                         way.cancel()
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,12 @@ class Fleet:
                 if busy := {number: size for number, size in sent.items() if size >= LEAST_LOAD_BYTES}:
                     return busy
 
+    async def spread(self) -> None:
+        """Have agents send to both replicas: kills may have brought all of them to one."""
+        self.balancer.reset()
+        for number in (0, 1):
+            await self.busy(0.5, (number,))
+
     async def cut_network(self, for_s: float) -> None:
         ip("link", "set", self.link, "down")
         await asyncio.sleep(for_s)
@@ -147,7 +154,14 @@ class Fleet:
 
     @contextlib.contextmanager
     def full_disk(self, number: int) -> Iterator[None]:
-        """Leave no room for a replica's journal meanwhile."""
+        """Leave no room for a replica's journal meanwhile.
+
+        Somebody reads it, as a backup would: else what has left for the lake makes room for what comes.
+        """
+        reader = sqlite3.connect(self.small[number] / "state" / "journal.sqlite")
+        reader.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM meta").fetchone()
         ballast = self.small[number] / "ballast"
         # Without a buffer, whose rest could not be written at the file's end either.
         with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
@@ -155,6 +169,14 @@ class Fleet:
                 pass
         yield
         ballast.unlink()
+        reader.close()
+
+    async def until_commits_fail(self, number: int) -> None:
+        """Agents are sending to that replica, whose disk is full."""
+        log = self.replicas[number].log
+        async with asyncio.timeout(60):
+            while "commit failed" not in log.read_text():
+                await asyncio.sleep(0.1)
 
     async def write_protect_lake(self, for_s: float) -> None:
         while _remount("ro", self.lake):
