@@ -125,3 +125,24 @@ def test_the_pinned_core_knows_the_experiment_that_central_switches_off() -> Non
         env={**os.environ, "GRPC_EXPERIMENTS": GRPC_EXPERIMENTS, "GRPC_VERBOSITY": "INFO"},
     )
     assert "experiment" not in made.stderr.lower()
+
+
+@pytest.mark.parametrize(("command", "found"), [("central", GRPC_EXPERIMENTS), ("incidents", None)])
+def test_central_alone_switches_it_off_before_the_core_is_loaded(
+    tmp_path: Path, command: str, found: str
+) -> None:
+    program = (
+        "import os, sys\nfrom whitepanda.common import cli\n"
+        "cli.build = lambda: print(os.environ.get('GRPC_EXPERIMENTS'), 'grpc' in sys.modules) or (lambda: None)\n"
+        "cli.main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    made = subprocess.run(
+        [sys.executable, "-c", program, command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto")])},
+        cwd=tmp_path,
+    )
+    assert made.stdout == f"{found} False\n"

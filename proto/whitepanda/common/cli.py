@@ -20,7 +20,7 @@ from whitepanda.common.texts import printable
 __all__ = ["GRPC_EXPERIMENTS", "build", "console", "errors", "main", "print_json"]
 
 #: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
-#: handing each to a pool: ten thousand idle streams cost two thirds of the CPU time, saturated ones likewise (ADR 3).
+#: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).
 GRPC_EXPERIMENTS = "-event_engine_listener"
 
 #: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
