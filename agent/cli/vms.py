@@ -45,6 +45,7 @@ def vms(
     the host finds by itself, or by central's statistics of the jobs where the host cannot tell; a VM that suffers by
     either is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does
     not look by itself: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
+    In `--json` both are apart: `verdict` is by central's statistics, `cloud_white` the host's own.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
