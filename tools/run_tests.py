@@ -53,8 +53,8 @@ def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
 def long_parts() -> tuple[list[list[str]], list[str]]:
     """Return the same of the long tests. Those of tests/unit only compute: they leave the CPUs to the rest."""
     rest = ["tests", "--ignore=tests/unit", *_LONG_TIMEOUT]
-    beside = [["tests/unit", *_LONG_TIMEOUT, "-m", "long"], [*rest, "-m", "long and not alone"]]
-    return beside, [*rest, "-m", "long and alone"]
+    halves = [[*rest, f"--ignore-glob=*/{half}", "-m", "long and not alone"] for half in (_FIRST, _SECOND)]
+    return [["tests/unit", *_LONG_TIMEOUT, "-m", "long"], *halves], [*rest, "-m", "long and alone"]
 
 
 def run(beside: Sequence[Sequence[str]], alone: Sequence[str], root: Path = ROOT) -> int:
