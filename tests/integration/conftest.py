@@ -51,10 +51,15 @@ class Lab:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses the lab runs alone: the machine has one, and its VMs' shares of the CPUs are measured."""
-    for item in items:
-        if "lab" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.alone)
+    """Whatever uses the lab runs alone: the machine has one, and its VMs' shares of the CPUs are measured.
+
+    It runs last: the lab's VMs work until the run ends, and others measure shares of the CPUs, too.
+    """
+    users = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
+    for item in users:
+        item.add_marker(pytest.mark.alone)
+    files = {item.path for item in users}
+    items.sort(key=lambda item: item.path in files)
 
 
 @pytest.fixture(scope="session")
