@@ -69,11 +69,13 @@ class Host:
     bridges: dict = field(default_factory=dict)
     ports_now: tuple = ()
     database_error: SourceError | None = None
+    now_ns: int = 1000 * S  # each sampling is a second later, and takes as long as a test says
 
     def vms(self):
         return self.identities
 
     def ports(self):
+        self.now_ns += S
         if self.database_error:
             raise self.database_error
         return self.ports_now
@@ -85,6 +87,9 @@ class Host:
     def port(self, bridge, name, number, *counters):
         self.bridges.setdefault(bridge, FakeBridge()).put(number, name, *counters)
         self.ports_now = (*self.ports_now, Port(bridge, name, number, f"row-{name}"))
+
+    def wait(self, wait_ms):
+        self.now_ns += wait_ms * 1_000_000
 
     def change(self, name, **fields):
         self.ports_now = tuple(replace(p, **fields) if p.name == name else p for p in self.ports_now)
@@ -110,6 +115,10 @@ def make_host(monkeypatch):
 
         ports = staticmethod(host.ports)
 
+    clock = SimpleNamespace(
+        monotonic=lambda: host.now_ns / S, monotonic_ns=lambda: host.now_ns, time_ns=lambda: host.now_ns + 7
+    )
+    monkeypatch.setattr(source_module, "time", clock)
     monkeypatch.setattr(source_module, "PortsDatabase", FakeDatabase)
     monkeypatch.setattr(
         source_module, "BridgeClient", lambda path: host.bridges[path.removeprefix("/run/ovs/")[:-5]]
@@ -197,23 +206,18 @@ def test_a_vm_on_two_bridges(host, source):
     [(300, 0, False), (0, 300, False), (150, 150, False), (80, 80, True)],
 )
 def test_a_vm_on_two_bridges_is_read_from_the_first_question_to_the_last_answer(
-    host, source, monkeypatch, first_ms, second_ms, told
+    host, source, first_ms, second_ms, told
 ):
     """Its counters are a sum: of one moment only where all of it is short."""
-    now = SimpleNamespace(ns=1000 * S)
-    clock = SimpleNamespace(
-        monotonic=lambda: now.ns / S, monotonic_ns=lambda: now.ns, time_ns=lambda: now.ns + 7
-    )
-    monkeypatch.setattr(source_module, "time", clock)
     host.vm(A, "tap1", "tap2")
     host.vm(B, "tap3")
     for bridge, device, number in (("br0", "tap1", 1), ("br1", "tap2", 1), ("br1", "tap3", 2)):
         host.port(bridge, device, number, 1, 2, 3, 4, 5, 6)
     for bridge, wait_ms in (("br0", first_ms), ("br1", second_ms)):
-        host.bridges[bridge].wait = lambda wait_ms=wait_ms: setattr(now, "ns", now.ns + wait_ms * 1_000_000)
+        host.bridges[bridge].wait = lambda wait_ms=wait_ms: host.wait(wait_ms)
     vms = source.sample().vms
     if told:
-        assert vms[A].stamps["interfaces"] == (now.ns, now.ns + 7)
+        assert vms[A].stamps["interfaces"] == (host.now_ns, host.now_ns + 7)
         assert vms[A].interfaces.keys() == {"tap1", "tap2"}
     else:
         assert dict(vms[A].absent) == {"interfaces": Reason.STALE}
