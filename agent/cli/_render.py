@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ __all__ = [
     "event_json",
     "event_line",
     "fit",
+    "least_widths",
     "metrics_json",
     "number",
     "print_table",
@@ -181,16 +183,41 @@ def cell(text: str, style: str = "") -> Text:
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
-    """Give every column its width: numbers as they are, of the text columns the widest is cut first."""
-    natural = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
-    result = list(natural)
+    """Give every column its width: numbers as they are, of the text columns the widest is cut first.
+
+    As long as that is enough, no column is cut so much that two of its texts look alike.
+    """
+    result = _natural_widths(columns, rows)
     text = [i for i, c in enumerate(columns) if c.text and not c.whole]
-    while text and sum(result) + len(columns) - 1 > width:
-        widest = max(text, key=lambda i: result[i])
-        if result[widest] <= _MIN_TEXT:
-            break
-        result[widest] -= 1
+    for least in (least_widths(columns, rows), [_MIN_TEXT] * len(columns)):
+        while sum(result) + len(columns) - 1 > width:
+            widest = max((i for i in text if result[i] > least[i]), key=result.__getitem__, default=None)
+            if widest is None:
+                break
+            result[widest] -= 1
     return result
+
+
+def least_widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
+    """Return how wide each column must be: numbers whole, texts so that those that differ do not look alike."""
+    return [
+        min(natural, _tell_apart({row[i].plain for row in rows}))
+        if column.text and not column.whole
+        else natural
+        for i, (column, natural) in enumerate(zip(columns, _natural_widths(columns, rows), strict=True))
+    ]
+
+
+def _natural_widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
+    return [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+
+
+def _tell_apart(texts: set[str]) -> int:
+    """Return the least width to which these texts can be cut and still all differ."""
+    # The wider, the more of both ends is left: what differs at a width differs at each larger one.
+    widths = range(_MIN_TEXT, max(map(len, texts), default=_MIN_TEXT))
+    found = bisect_left(widths, True, key=lambda width: len({cut(one, width) for one in texts}) == len(texts))
+    return _MIN_TEXT + found
 
 
 def _cut(text: Text, width: int) -> Text:

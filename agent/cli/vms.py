@@ -45,6 +45,7 @@ def vms(
     the host finds by itself, or by central's statistics of the jobs where the host cannot tell; a VM that suffers by
     either is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does
     not look by itself: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
+    A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
     In `--json` both are apart: `verdict` is by central's statistics, `cloud_white` the host's own.
     """
     with connect(find_socket(socket, config)) as client:
@@ -95,25 +96,25 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
     return columns, rows
 
 
-#: What a narrow terminal goes without first.
-_DISPENSABLE = ("NET", "DISK", "GIPS", "vCPU", "RUNQ%")
+#: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
+_DISPENSABLE = ("SLOW-DOWN", "SLOW", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
 
 
 def _narrowed(
     columns: list[Column], rows: list[list[Text]]
 ) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns until the table fits the terminal."""
+    """Leave out columns that the terminal has no room for beside those that are wanted more; say which."""
+    widths = {c.title: width for c, width in zip(columns, render.least_widths(columns, rows), strict=True)}
+    room = render.terminal_width() + 1  # nothing stands behind the last one
+    room -= sum(width + 1 for title, width in widths.items() if title not in _DISPENSABLE)
     dropped: list[str] = []
-    for title in _DISPENSABLE:
-        widths = render.fit(columns, rows, render.terminal_width())
-        if sum(widths) + len(columns) - 1 <= render.terminal_width():
-            break
-        at = next((i for i, column in enumerate(columns) if column.title == title), None)
-        if at is not None:
-            columns = columns[:at] + columns[at + 1 :]
-            rows = [row[:at] + row[at + 1 :] for row in rows]
-            dropped.append(title)
-    return columns, rows, dropped
+    for title in (title for title in _DISPENSABLE if title in widths):
+        if widths[title] + 1 > room:
+            dropped.insert(0, title)
+            continue  # a narrower one may still fit
+        room -= widths[title] + 1
+    kept = [at for at, column in enumerate(columns) if column.title not in dropped]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], dropped
 
 
 def _too_wide(dropped: Sequence[str]) -> list[Text]:

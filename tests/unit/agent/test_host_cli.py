@@ -17,6 +17,7 @@ from agent.cli import _explanation as explanation
 from agent.cli import _render as render
 from agent.cli import _words as words
 from agent.cli import agent_status
+from agent.cli import vms as vms_command
 from collector.base import Reason
 from whitepanda.common import cli
 from whitepanda.v1 import agent_pb2, host_pb2
@@ -498,6 +499,18 @@ def test_columns_share_what_is_left_but_numbers_are_never_cut():
     assert render.fit(columns, rows, 10) == [8, 20, 8]
 
 
+def test_texts_are_cut_as_long_as_they_still_differ():
+    columns = [render.Column("NAME", text=True), render.Column("N"), render.Column("JOB", text=True)]
+    names = [f"customer-{n}-database-primary" for n in (1, 2)]
+    rows = [[Text(name), Text("1" * 5), Text("y" * 20)] for name in names]
+    assert render.least_widths(columns, rows) == [20, 5, 8]
+    for width, wanted in ((35, [20, 5, 8]), (36, [20, 5, 9]), (20, [8, 5, 8])):
+        assert render.fit(columns, rows, width) == wanted
+    assert render.cut(names[0], 19) == render.cut(names[1], 19)
+    assert render.cut(names[0], 20) != render.cut(names[1], 20)
+    assert render.least_widths(columns, []) == [4, 1, 3]
+
+
 def test_status_tells_threads_and_open_files_where_the_agent_does():
     answer = host_pb2.HostStatus(rss_bytes=60 << 20)
     assert agent_status._size(answer) == "60 MiB"
@@ -507,15 +520,15 @@ def test_status_tells_threads_and_open_files_where_the_agent_does():
 
 
 VMS_SUFFERING = """\
-NAME      JOB       GUEST%  CPI RUNQ% VERDICT               SLOW-DOWN BY
-inst…a1f3 web         78.5 3.10  5.20 ▼ victim     1.42x [1.30, 1.58] batch…1 +1
-batc…0001 scan        99.0 2.00     0 ▲ inflicting                  - -
-inst…a1f4 web         50.0 1.30  0.10 = steady                      - -
-new-1     brand-new   10.0    -     - ? unknown                     - -
-paused-1  web            0    -     0 - paused                      - -
+NAME     JOB      GUEST%  CPI RUNQ% NET VERDICT               SLOW-DOWN BY
+inst…1f3 web        78.5 3.10  5.20 12M ▼ victim     1.42x [1.30, 1.58] batc… +1
+batc…001 scan       99.0 2.00     0   0 ▲ inflicting                  - -
+inst…1f4 web        50.0 1.30  0.10 950 = steady                      - -
+new-1    bran…new   10.0    -     -   - ? unknown                     - -
+paused-1 web           0    -     0   0 - paused                      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
 no verdict on 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
-no room for NET, DISK, GIPS, vCPU: widen the terminal
+no room for DISK, GIPS, vCPU: widen the terminal
 """
 
 
@@ -526,6 +539,56 @@ def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
     _, out, _ = run("vms", "--socket", str(agents / "no_model.sock"))
     assert "SLOW-DOWN" not in out
     assert "no slow-down of 1 of 1 victim: no_model: no model of degradation; make one with" in out
+
+
+VMS_SUFFERING_50 = """\
+NAME     VERDICT               SLOW-DOWN BY
+inst…1f3 ▼ victim     1.42x [1.30, 1.58] batc…1 +1
+batc…001 ▲ inflicting                  - -
+inst…1f4 = steady                      - -
+new-1    ? unknown                     - -
+paused-1 - paused                      - -
+"""
+
+
+def test_vms_at_50_columns_has_who_suffers_how_much_and_by_whom(run, agents):
+    code, out, err = run("vms", "--socket", str(agents / "suffering.sock"), width=50)
+    assert (code, err) == (0, "")
+    assert out.startswith(VMS_SUFFERING_50)
+    assert out.endswith("no room for NET, DISK, GIPS, vCPU, RUNQ%, JOB, CPI, GUEST%: widen the terminal\n")
+
+
+def suffering_vms(*names):
+    vms = []
+    for name in names:
+        vm = host_pb2.VmSummary(name=name, job="web", state="running", vcpus=4, verdict="victim")
+        vm.cloud_white.behaviour = agent_pb2.BEHAVIOUR_VICTIM
+        vm.cloud_white.degradation.MergeFrom(agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58))
+        vm.cloud_white.culprits.append("batch-0001")
+        vms.append(vm)
+    return vms
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (80, ["NAME", "JOB", "vCPU", "VERDICT", "SLOW-DOWN", "BY"]),
+        (57, ["NAME", "VERDICT", "SLOW-DOWN", "BY"]),
+        (52, ["NAME", "JOB", "VERDICT", "SLOW-DOWN"]),  # what is wanted less, and narrow
+        (50, ["NAME", "VERDICT", "SLOW-DOWN"]),
+        (40, ["NAME", "VERDICT", "BY"]),
+        (29, ["NAME", "VERDICT"]),
+    ],
+)
+def test_whatever_the_width_the_table_fits_and_no_two_vms_look_alike(width, titles, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    names = [f"customer-{n}-database-primary" for n in (1, 2)]
+    columns, rows, dropped = vms_command._narrowed(*vms_command._table(suffering_vms(*names)))
+    assert [column.title for column in columns] == titles
+    assert sorted([*titles, *dropped]) == ["BY", "JOB", "NAME", "SLOW-DOWN", "VERDICT", "vCPU"]
+    widths = render.fit(columns, rows, width)
+    assert sum(widths) + len(widths) - 1 <= width
+    assert len({render.cut(name, widths[0]) for name in names}) == 2
 
 
 def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, agents):
@@ -592,7 +655,7 @@ def test_by_whom_is_the_hosts_finding_else_centrals_suspect():
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [("200", b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1"), ("50", b"inst?1f3 ")]
+    ("width", "shown"), [("200", b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1"), ("50", b"inst?a1f3 ")]
 )
 def test_a_terminal_of_another_encoding_has_the_word_alone(agents, width, shown):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}", "COLUMNS": width}
