@@ -238,19 +238,24 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> No
 
 
 def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
-    """Return a table for so many columns of a terminal, and how many it takes."""
+    """Return a table for so many columns of a terminal, and how many it takes.
+
+    Where cut texts would look alike they are folded: they take several lines, whole.
+    """
     widths = fit(columns, rows, width)
+    is_folded = [wide < least for wide, least in zip(widths, least_widths(columns, rows), strict=True)]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for column, columns_wide in zip(columns, widths, strict=True):
+    for column, wide, folded in zip(columns, widths, is_folded, strict=True):
         table.add_column(
             column.title,
             justify="left" if column.text else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            width=columns_wide,
+            no_wrap=not folded,
+            overflow="fold" if folded else "ellipsis",
+            width=wide,
         )
     for row in rows:
-        table.add_row(*(_cut(item, columns_wide) for item, columns_wide in zip(row, widths, strict=True)))
+        cells = zip(row, widths, is_folded, strict=True)
+        table.add_row(*(item if folded else _cut(item, wide) for item, wide, folded in cells))
     return table, sum(widths) + len(widths)
 
 

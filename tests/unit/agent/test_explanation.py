@@ -4,7 +4,10 @@ import math
 
 import pytest
 
-from agent.cli._explanation import arithmetic
+from rich.console import Console
+
+from agent.cli import _render as render
+from agent.cli._explanation import Grid, arithmetic, suspects
 from whitepanda.v1 import agent_pb2, host_pb2
 
 
@@ -52,3 +55,38 @@ ROBUST = agent_pb2.JobStatistics(
 def test_the_arithmetic_of_n_cpi_is_true(changes, said):
     answer = explained(**changes)
     assert f"CPI over the last slot {answer.cpi:.4g}: {said}" in lines(arithmetic(answer))
+
+
+def drawn(grid, width):
+    console = Console(width=width)
+    with console.capture() as taken:
+        console.print(render.table_of(grid.columns, grid.rows, width)[0])
+    return [line.rstrip() for line in taken.get().splitlines()]
+
+
+def suspected(*names):
+    told = [
+        host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2)
+        for name in names
+    ]
+    answer = host_pb2.VmExplanation(suspects=told)
+    answer.vm.state, answer.vm.verdict = "running", "victim"
+    (grid,) = (piece for piece in suspects(answer) if isinstance(piece, Grid))
+    return grid
+
+
+def test_suspects_with_a_common_beginning_and_end_are_told_apart_at_50_columns():
+    grid = suspected(*(f"customer-{n}-backup-of-primary" for n in (1, 2)))
+    assert drawn(grid, 51) == [
+        "SUSPECT              JOB    COEFFICIENT CORES SCORE",
+        "customer-1…f-primary backup        0.50  4.00  2.00",
+        "customer-2…f-primary backup        0.50  4.00  2.00",
+    ]
+    # Narrower, and a cut would make them one: they are folded.
+    assert drawn(grid, 50) == [
+        "SUSPECT             JOB    COEFFICIENT CORES SCORE",
+        "customer-1-backup-o backup        0.50  4.00  2.00",
+        "f-primary",
+        "customer-2-backup-o backup        0.50  4.00  2.00",
+        "f-primary",
+    ]
