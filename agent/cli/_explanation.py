@@ -185,7 +185,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"host: mnCPI {answer.mn_cpi:.3g} is {compared} its threshold {threshold}: {found}")
     if answer.coefficient_version:
         yield _say(
-            f"coefficients: version {answer.coefficient_version}, {render.age(answer.coefficient_age_ns)} old"
+            f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}"
         )
     else:
         yield _say("coefficients: none, central has not sent any", DIM)

@@ -35,6 +35,7 @@ __all__ = [
     "least_widths",
     "metrics_json",
     "number",
+    "old",
     "print_table",
     "reason_of",
     "remedy",
@@ -48,6 +49,7 @@ __all__ = [
 UNKNOWN = "-"
 _NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
 _MIN_TEXT = 8
+_SECOND_NS = 10**9
 
 _REMEDIES = {
     Reason.NO_PMU: "this kernel sees no CPU counters; if the host is a VM, give it a PMU (-cpu host,pmu=on)",
@@ -175,6 +177,11 @@ def age(nanoseconds: int) -> str:
         if seconds < limit:
             return f"{seconds / divisor:.0f} {unit}"
     return f"{seconds / 86400:.0f} d"
+
+
+def old(nanoseconds: int) -> str:
+    """Return an age for people: less than 1 s old, 12 s old. What is seldom read to the millisecond has none."""
+    return f"{age(nanoseconds) if nanoseconds >= _SECOND_NS else 'less than 1 s'} old"
 
 
 def cell(text: str, style: str = "") -> Text:

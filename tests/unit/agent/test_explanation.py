@@ -57,6 +57,14 @@ def test_the_arithmetic_of_n_cpi_is_true(changes, said):
     assert f"CPI over the last slot {answer.cpi:.4g}: {said}" in lines(arithmetic(answer))
 
 
+@pytest.mark.parametrize(
+    ("age_ns", "said"), [(0, "less than 1 s old"), (120 * 10**9, "2 min old")]
+)
+def test_coefficients_have_an_age_that_people_expect(age_ns, said):
+    answer = explained(coefficient_version=7, coefficient_age_ns=age_ns)
+    assert f"coefficients: version 7, {said}" in lines(arithmetic(answer))
+
+
 def drawn(grid, width):
     console = Console(width=width)
     with console.capture() as taken:

@@ -480,6 +480,19 @@ def test_ages(nanoseconds, text):
     assert render.age(nanoseconds) == text
 
 
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "less than 1 s old"),  # also where central's clock is ahead
+        (999_999_999, "less than 1 s old"),
+        (10**9, "1 s old"),
+        (300 * 10**9, "5 min old"),
+    ],
+)
+def test_how_old_something_is(nanoseconds, text):
+    assert render.old(nanoseconds) == text
+
+
 def test_every_reason_that_a_host_can_have_has_a_remedy():
     later = {Reason.UNSPECIFIED, Reason.NO_RDT, Reason.RDT_UNAVAILABLE, Reason.NO_RMID}
     for reason in set(Reason) - later:

@@ -259,7 +259,7 @@ async def test_an_agent_that_is_gone_leaves_a_mark_and_the_last_picture():
     async with Shown() as top:
         await top.tell(frame())
         await top.tell(Gone("no agent answers at /run/x.sock: start it"))
-        assert top.lines()[1].startswith(" ✗ STALE: 0 s old: no agent answers at /run/x.sock: start it")
+        assert top.lines()[1].startswith(" ✗ STALE: less than 1 s old: no agent answers at /run/x.sock: start it")
         assert top.names() == BY_NEED
         await top.tell(frame(FEW[:2], at=9))
         assert top.lines()[1].startswith(" ● live")
