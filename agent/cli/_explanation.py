@@ -48,7 +48,8 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if told_apart := disagreement(vm):
         yield _say(told_apart, VICTIM.style)
     yield _say(
-        f"{vm.verdict}: {vm.verdict_reason}", style_of(vm.verdict) if vm.verdict == VICTIM.text else ""
+        f"{vm.verdict} by central's statistics: {vm.verdict_reason}",
+        style_of(vm.verdict) if vm.verdict == VICTIM.text else "",
     )
     if math.isfinite(vm.degradation):
         yield _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
@@ -64,7 +65,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     word = render.behaviour_word(found.behaviour)
     yield Text()
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
-    yield _say(f"{word}{since}: {found.reason}", style_of(word))
+    yield _say(f"{word}{since} by the host's own analysis: {found.reason}", style_of(word))
     if found.culprits:
         yield _say(f"inflicted by {', '.join(found.culprits)}")
     estimate = found.degradation

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from agent.cli import _render as render
-from agent.cli._explanation import Grid, arithmetic, suspects
+from agent.cli._explanation import Grid, arithmetic, found_here, head, suspects
 from whitepanda.v1 import agent_pb2, host_pb2
 
 
@@ -63,6 +63,20 @@ def test_the_arithmetic_of_n_cpi_is_true(changes, said):
 def test_coefficients_have_an_age_that_people_expect(age_ns, said):
     answer = explained(coefficient_version=7, coefficient_age_ns=age_ns)
     assert f"coefficients: version 7, {said}" in lines(arithmetic(answer))
+
+
+def test_each_of_the_two_analyses_speaks_for_itself():
+    answer = explained()
+    answer.vm.state, answer.vm.verdict = "running", "normal"
+    answer.vm.verdict_reason = "CPI 3.1 is above 1.9; none of its VMs is a victim by this rule"
+    own = answer.vm.cloud_white
+    own.behaviour, own.since_ns, own.reason = agent_pb2.BEHAVIOUR_VICTIM, 95 * 10**9, "ipc 0.61 is below 0.95"
+    said = lines((*head(answer), *found_here(answer)))
+    assert [line for line in said if "victim" in line] == [
+        "victim by the host's own analysis, normal by central's statistics",
+        f"normal by central's statistics: {answer.vm.verdict_reason}",
+        "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95",
+    ]
 
 
 def drawn(grid, width):

@@ -48,7 +48,7 @@ no verdict on 2 of 2 VMs: no CPI window of this VM yet
 EXPLAIN = """\
 instance-0000a1f3  uuid-instance-0000a1f3
 job web (latency-sensitive), 4 vCPUs, running
-victim: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
+victim by central's statistics: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
 slow-down 2.58x: CPI of the last slot / mean CPI of the job
 
 METRIC                            VALUE SOURCE     AGE
@@ -213,7 +213,7 @@ def test_explain_at_80_columns(run, agents):
 def test_explain_tells_the_reason_of_each_dash(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "full.sock"))
     assert code == 0
-    assert "unknown: idle: too little CPU over the last slot for a CPI" in out
+    assert "unknown by central's statistics: idle: too little CPU over the last slot for a CPI" in out
     assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [
         ["cpi", "-", "perf", "-"]
     ]
@@ -227,7 +227,7 @@ def test_explain_tells_the_reason_of_each_dash(run, agents):
 def test_explain_without_analysis(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "crippled.sock"))
     assert code == 0
-    assert "unknown: the analysis could not be started: see the agent's log" in out
+    assert "unknown by central's statistics: the analysis could not be started: see the agent's log" in out
     assert "coefficients: none, central has not sent any" in out
     assert "suspect" not in out.lower()  # it does not suffer
     assert "nan" not in out
@@ -249,7 +249,7 @@ def test_a_vm_that_was_watched_too_shortly_has_no_slow_down(run, agents):
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", str(agents / "short.sock"))
     lines = out.splitlines()
     assert lines[2:4] == [
-        "unknown: watched for 30 s of a slot of 300 s: too short to compare",
+        "unknown by central's statistics: watched for 30 s of a slot of 300 s: too short to compare",
         "slow-down -",
     ]
     assert "CPI so far 1.3: not comparable yet, see above" in lines
@@ -625,7 +625,10 @@ def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, age
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", path)
     assert out.splitlines()[2] == who
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", path)
-    assert "by the host's own analysis" not in out  # it is no victim
+    lines = out.splitlines()
+    assert lines[2].startswith("normal by central's statistics: CPI 1.3 is not above 1.9 = ")
+    assert lines[5] == "unknown by the host's own analysis: its baseline is not ready: 3 of 30 ticks"
+    assert "victim by" not in out  # by neither
 
 
 HOST_VICTIM = "victim by the host's own analysis, {} by central's statistics"
@@ -686,7 +689,7 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
     assert out.splitlines()[2] == "victim by the host's own analysis, unknown by central's statistics"
     assert "\n".join(out.splitlines()[6:17]) == (
-        "victim for 95 s: ipc 0.61 is below 0.95\n"
+        "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95\n"
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
