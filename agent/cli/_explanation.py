@@ -76,12 +76,29 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         )
     elif found.HasField("degradation"):
         yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
+        yield from _nevertheless(answer)
     state = "ready" if found.baseline_ready else "too young"
     yield _say(f"baseline of {found.baseline_ticks} ticks ({state}), detector {answer.detector}")
     yield from _workers({signal.name: signal.value for signal in answer.signals})
     yield from _evidence(answer)
     for event in answer.events:
         yield _say(render.event_line(event), DIM)
+
+
+def _nevertheless(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
+    """Say by which rule a VM is a victim although the estimate's interval holds 1; nothing where there is no such doubt."""
+    vm, estimate = answer.vm, answer.vm.cloud_white.degradation
+    if word_of(vm) is not VICTIM or not estimate.low <= 1 <= estimate.high:
+        return
+    rules = []
+    if render.behaviour(vm) == VICTIM.text:
+        signals = ", ".join(one.signal for one in answer.evidence)
+        rules.append(f"detector {answer.detector} says so by {signals}")
+    if vm.verdict == VICTIM.text:
+        rules.append("central's statistics say so by CPI")
+    yield _say(
+        f"a victim although the interval holds 1: {' and '.join(rules)}; the interval is of the model's estimate alone"
+    )
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:

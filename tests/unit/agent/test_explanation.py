@@ -3,7 +3,6 @@
 import math
 
 import pytest
-
 from rich.console import Console
 
 from agent.cli import _render as render
@@ -57,9 +56,7 @@ def test_the_arithmetic_of_n_cpi_is_true(changes, said):
     assert f"CPI over the last slot {answer.cpi:.4g}: {said}" in lines(arithmetic(answer))
 
 
-@pytest.mark.parametrize(
-    ("age_ns", "said"), [(0, "less than 1 s old"), (120 * 10**9, "2 min old")]
-)
+@pytest.mark.parametrize(("age_ns", "said"), [(0, "less than 1 s old"), (120 * 10**9, "2 min old")])
 def test_coefficients_have_an_age_that_people_expect(age_ns, said):
     answer = explained(coefficient_version=7, coefficient_age_ns=age_ns)
     assert f"coefficients: version 7, {said}" in lines(arithmetic(answer))
@@ -77,6 +74,34 @@ def test_each_of_the_two_analyses_speaks_for_itself():
         f"normal by central's statistics: {answer.vm.verdict_reason}",
         "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95",
     ]
+
+
+DETECTOR = "detector noise_scaled says so by ipc, llc_mpki"
+CENTRAL = "central's statistics say so by CPI"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "verdict", "interval", "rules"),
+    [
+        ("VICTIM", "normal", (0.9, 1.8), DETECTOR),
+        ("STEADY", "victim", (0.9, 1.8), CENTRAL),
+        ("VICTIM", "victim", (1.0, 1.8), f"{DETECTOR} and {CENTRAL}"),
+        ("VICTIM", "victim", (1.01, 1.8), ""),
+        ("VICTIM", "victim", (math.nan, math.nan), ""),
+        ("STEADY", "normal", (0.9, 1.8), ""),
+    ],
+)
+def test_a_victim_whose_interval_holds_1_has_the_rule_that_made_it_one(behaviour, verdict, interval, rules):
+    answer = explained(
+        detector="noise_scaled", evidence=[agent_pb2.Evidence(signal=name) for name in ("ipc", "llc_mpki")]
+    )
+    answer.vm.state, answer.vm.verdict = "running", verdict
+    own = answer.vm.cloud_white
+    own.behaviour = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour}")
+    own.degradation.ratio, (own.degradation.low, own.degradation.high) = 1.3, interval
+    said = [line for line in lines(found_here(answer)) if "interval" in line]
+    end = "the interval is of the model's estimate alone"
+    assert said == ([f"a victim although the interval holds 1: {rules}; {end}"] if rules else [])
 
 
 def drawn(grid, width):
