@@ -86,7 +86,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 
 
 def _nevertheless(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say by which rule a VM is a victim although the estimate's interval holds 1; nothing where there is no such doubt."""
+    """Say by which rule a VM is a victim although the interval of its estimate holds 1; else nothing."""
     vm, estimate = answer.vm, answer.vm.cloud_white.degradation
     if word_of(vm) is not VICTIM or not estimate.low <= 1 <= estimate.high:
         return

@@ -37,7 +37,7 @@ def demo(
     ] = None,
     *,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on until Ctrl-C, with the fleet page, and top to look at.")
+        bool, typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -56,8 +56,14 @@ def demo(
             _tell(outcome, as_json=json)
             if stay:
                 with contextlib.suppress(SystemExit):  # a signal is how this ends, and no failure
-                    top = shlex.join([_program(), "top", "--socket", str(running.socket())])
-                    print_where(errors if json else console, page=running.page(), host=outcome.host, top=top)
+                    program = _program()
+                    print_where(
+                        errors if json else console,
+                        page=running.page(),
+                        host=outcome.host,
+                        top=shlex.join([program, "top", "--socket", str(running.socket())]),
+                        incidents=shlex.join([program, "incidents", "list", *running.asking()]),
+                    )
                     running.stay()
             elif not json:
                 print_next_step(console)
@@ -70,8 +76,8 @@ def demo(
 
 
 def _program() -> str:
-    """Return how this program is called from here: by `make demo` its folder is on nobody's PATH."""
-    return "whitepanda" if shutil.which("whitepanda") else sys.argv[0]
+    """Return how this program is called from any folder: by `make demo` its own is on nobody's PATH."""
+    return "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:

@@ -49,6 +49,7 @@ class Demo:
     def __init__(self, seed: int, work: Path, sockets: Path, show: Show) -> None:
         self._began = time.monotonic()
         self._work = work
+        self._pki = work / "pki"
         self._sockets = sockets
         self._show = show
         self._start_file = work / "inject"
@@ -57,6 +58,7 @@ class Demo:
         self._agents = [AgentWatch(host.name, sockets / f"{host.name}.sock") for host in self._fleet.hosts]
         self._target = next(agent for agent in self._agents if agent.name == self._fleet.target)
         self._channels: list[grpc.Channel] = []
+        self._address = ""
         self._false_alarms: dict[str, None] = {}
         self._injected_unix_ns = 0
 
@@ -68,7 +70,7 @@ class Demo:
             in the text.
 
         """
-        address = f"127.0.0.1:{_free_port()}"
+        self._address = address = f"127.0.0.1:{_free_port()}"
         tools = self._write_files(address)
         self._start()
         days = past.simulate(self._fleet, time.time())
@@ -88,6 +90,10 @@ class Demo:
         """Return the URL of the fleet page, which central serves on the loopback from `run` until `close`."""
         port = (self._work / "central" / "state" / "http_port").read_text(encoding="utf-8").strip()
         return f"http://127.0.0.1:{port}/"
+
+    def asking(self) -> list[str]:
+        """Return the options by which `whitepanda incidents` and its like ask this central, from `run` until `close`."""
+        return ["--central", self._address, "--tls", str(self._pki)]
 
     def socket(self) -> Path:
         """Return the socket of the agent on whose host the antagonist is."""
@@ -118,7 +124,7 @@ class Demo:
 
     def _write_files(self, address: str) -> dict[str, TlsFiles]:
         """Make certificates, scenarios and configuration; return the certificates of our own two roles."""
-        pki = self._work / "pki"
+        pki = self._pki
         make_ca(pki)
         central = self._work / "central"
         central.mkdir()

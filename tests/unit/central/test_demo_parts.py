@@ -543,6 +543,9 @@ class PlayedDemo:
     def page(self) -> str:
         return "http://127.0.0.1:4711/"
 
+    def asking(self) -> list[str]:
+        return ["--central", "127.0.0.1:4712", "--tls", "/a folder/pki"]
+
     def socket(self) -> Path:
         return self._socket
 
@@ -579,10 +582,15 @@ def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.Monk
 def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     done = play(monkeypatch, "--stay")
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-3:] == [
-        "Going on until Ctrl-C. To look around:",
-        "  http://127.0.0.1:4711/  the fleet page, in a browser on this machine",
-        f"  {demo_command._program()} top --socket {played[-1].socket()}  the VMs of host-2, live, in another terminal",
+    program = demo_command._program()
+    assert done.stdout.splitlines()[-7:] == [
+        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "  the fleet page:",
+        "    http://127.0.0.1:4711/",
+        "  the VMs of host-2, live:",
+        f"    {program} top --socket {played[-1].socket()}",
+        "  the incidents that central keeps:",
+        f"    {program} incidents list --central 127.0.0.1:4712 --tls '/a folder/pki'",
     ]
     assert played[-1].closed
     assert not played[-1].socket().parent.exists()
@@ -599,12 +607,13 @@ def test_a_wrong_suspect_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -
     assert played[-1].closed
 
 
-def test_the_program_is_called_as_it_was_where_no_path_has_it(
+def test_the_program_is_called_by_its_whole_path_where_no_path_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [".venv/bin/whitepanda", "demo"])
-    assert demo_command._program() == ".venv/bin/whitepanda"
+    monkeypatch.chdir(tmp_path)
+    assert demo_command._program() == f"{tmp_path}/.venv/bin/whitepanda"
     (tmp_path / "whitepanda").touch(mode=0o755)
     assert demo_command._program() == "whitepanda"
 
@@ -634,6 +643,8 @@ def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Pa
     (tmp_path / "central" / "state").mkdir(parents=True)
     (tmp_path / "central" / "state" / "http_port").write_text("4711\n")
     assert running.page() == "http://127.0.0.1:4711/"
+    running._address = "127.0.0.1:4712"
+    assert running.asking() == ["--central", "127.0.0.1:4712", "--tls", str(tmp_path / "pki")]
     running._daemons.start("central", ["--version"], tmp_path / "log")
     try:
         with pytest.raises(UnavailableError, match=r"demo: central ended with exit code 0; its last words"):
