@@ -43,7 +43,8 @@ def demo(
 ) -> None:
     """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
 
-    Real processes over real mTLS on the loopback; only the hypervisors are simulated, and the days before.
+    Real processes over real mTLS on the loopback; only the hypervisors are simulated, and the days before. It takes
+    less than a minute.
     """
     with _signals_as_exit(), _folders(keep) as (work, sockets):
         show: Show = (

@@ -25,7 +25,7 @@ from central.cli.demo import _folders, _tell, demo
 from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
-from central.demo.run import Demo
+from central.demo.run import DURATION, Demo
 from central.demo.show import LiveShow, PlainShow, Show, print_outcome
 from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
 from collector.simulated.profiles import PROFILES
@@ -34,6 +34,7 @@ from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, host_pb2
 
+ROOT = Path(__file__).resolve().parents[3]
 S = 1_000_000_000
 TLS = TlsFiles(ca="/x/ca.crt", certificate="/x/a.crt", key="/x/a.key")
 
@@ -519,6 +520,14 @@ def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(
     told = r"cannot make a temporary folder \(.*gone: No such file or directory\); set TMPDIR"
     with pytest.raises(UnavailableError, match=told), _folders(None):
         pass
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/first-hour.md", "help"])
+def test_how_long_it_takes_is_told_alike_everywhere(page: str) -> None:
+    text = demo.__doc__ if page == "help" else (ROOT / page).read_text(encoding="utf-8")
+    assert text is not None
+    assert DURATION in " ".join(text.split())
+    assert "half a minute" not in text.lower()
 
 
 def test_help_names_the_options() -> None:
