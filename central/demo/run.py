@@ -94,7 +94,7 @@ class Demo:
         return f"http://127.0.0.1:{port}/"
 
     def asking(self) -> list[str]:
-        """Return the options by which `whitepanda incidents` and its like ask this central, from `run` until `close`."""
+        """Return the options by which `whitepanda incidents` asks this central, from `run` until `close`."""
         return ["--central", self._address, "--tls", str(self._pki)]
 
     def socket(self) -> Path:
@@ -152,7 +152,8 @@ class Demo:
             self._daemons.start(
                 agent.name, ["agent", "run", "--config", str(folder / "agent.toml")], folder / "log"
             )
-        self._show.event(f"started central and {len(self._agents)} agents (seed {self._fleet.seed}); it takes {DURATION}")
+        seed = self._fleet.seed
+        self._show.event(f"started central and {len(self._agents)} agents (seed {seed}); it takes {DURATION}")
 
     def _channel(self, address: str, files: TlsFiles) -> grpc.Channel:
         options = [("grpc.max_reconnect_backoff_ms", 500), ("grpc.initial_reconnect_backoff_ms", 100)]

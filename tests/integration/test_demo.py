@@ -105,11 +105,11 @@ def test_a_signal_ends_the_demo_and_everything_it_started(short_tmp: Path, numbe
         assert len(children_of_demos(str(short_tmp))) == 5
         time.sleep(1.0)
         running.send_signal(number)
-        running.communicate(timeout=20)
+        _, err = running.communicate(timeout=20)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 128 + number
+    assert (running.returncode, err) == (128 + number, "stopped\n")
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
 
@@ -168,11 +168,11 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
         )
         assert len(json.loads(told.stdout)["vms"]) > 5
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=20)
+        _, err = running.communicate(timeout=20)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 0
+    assert (running.returncode, err) == (0, "stopped\n")
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
 

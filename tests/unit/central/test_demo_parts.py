@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -570,13 +571,17 @@ class PlayedDemo:
 played: list[PlayedDemo] = []
 
 
-def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(demo_command, "Demo", PlayedDemo)
     monkeypatch.setattr(demo_command, "console", Console(width=200))
     monkeypatch.setattr(demo_command, "errors", Console(width=200, stderr=True))
     app = typer.Typer()
     app.command()(demo)
-    return CliRunner().invoke(app, list(arguments))
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    return prepare(monkeypatch)(*arguments)
 
 
 def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +595,7 @@ def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.Monk
 
 def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     done = play(monkeypatch, "--stay")
-    assert done.exit_code == 0
+    assert (done.exit_code, done.stderr) == (0, "stopped\n")
     program = demo_command._program()
     assert done.stdout.splitlines()[-7:] == [
         "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
@@ -606,6 +611,22 @@ def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: p
     done = play(monkeypatch, "--stay", "--json")
     assert json.loads(done.stdout)["first_suspect"] == "scan"
     assert "http://127.0.0.1:4711/" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_is_told_so_when_all_is_gone(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    class Console:
+        def print(self, text: str) -> None:
+            said.append((text, played[-1].closed, played[-1].socket().parent.exists()))
+
+    said: list[tuple[str, bool, bool]] = []
+    monkeypatch.setattr(PlayedDemo, "run", lambda _self: signal.raise_signal(number))
+    runner = prepare(monkeypatch)
+    monkeypatch.setattr(demo_command, "errors", Console())
+    assert runner("--stay").exit_code == 128 + number
+    assert said == [("stopped", True, False)]
 
 
 def test_a_wrong_suspect_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
