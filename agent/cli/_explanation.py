@@ -124,9 +124,9 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     columns = [
         Column("SIGNAL", text=True),
         Column("NOW"),
-        Column("LEARNT"),
-        Column("EXPECTED"),
-        Column("THRESHOLD"),
+        Column("LEARNT", rank=3),
+        Column("EXPECTED", rank=1),
+        Column("THRESHOLD", rank=2),
     ]
     rows = [
         (one.signal, (one.value, learnt.get(one.signal, math.nan), one.baseline, one.threshold))
@@ -149,7 +149,12 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Show all metrics, and why those that are not known are not."""
     yield Text()
-    columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True), Column("AGE")]
+    columns = [
+        Column("METRIC", text=True),
+        Column("VALUE"),
+        Column("SOURCE", text=True, rank=1),
+        Column("AGE", rank=2),
+    ]
     rows = []
     reasons: dict[Reason, list[str]] = {}
     for metric in answer.vm.metrics:
@@ -231,9 +236,9 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         return
     columns = [
         Column("SUSPECT", text=True),
-        Column("JOB", text=True),
-        Column("COEFFICIENT"),
-        Column("CORES"),
+        Column("JOB", text=True, rank=3),
+        Column("COEFFICIENT", rank=2),
+        Column("CORES", rank=1),
         Column("SCORE"),
     ]
     yield Grid(

@@ -34,6 +34,8 @@ __all__ = [
     "fit",
     "least_widths",
     "metrics_json",
+    "narrowed",
+    "no_room",
     "number",
     "old",
     "print_table",
@@ -98,11 +100,15 @@ _CANNOT_TELL = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never."""
+    """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never.
+
+    `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
+    """
 
     title: str
     text: bool = False
     whole: bool = False
+    rank: int = 0
 
 
 def remedy(reason: Reason) -> str:
@@ -236,19 +242,28 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
-    """Print a table that fits the terminal."""
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[str]:
+    """Print a table that fits the terminal; return the titles of the columns that it has no room for."""
     width = terminal_width()
-    table, needed = table_of(columns, rows, width)
+    table, needed, left_out = table_of(columns, rows, width)
     console.width = max(width, needed)
     console.print(table, soft_wrap=False)
+    return left_out
 
 
-def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
-    """Return a table for so many columns of a terminal, and how many it takes.
+def no_room(titles: Sequence[str]) -> list[Text]:
+    """Say which columns were left out; nothing where none was."""
+    return [Text(f"no room for {', '.join(titles)}: widen the terminal", style="dim")] if titles else []
+
+
+def table_of(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
+) -> tuple[Table, int, list[str]]:
+    """Return a table for so many columns of a terminal, how many it takes, and the titles that it has no room for.
 
     Where cut texts would look alike they are folded: they take several lines, whole.
     """
+    columns, rows, left_out = narrowed(columns, rows, width)
     widths = fit(columns, rows, width)
     is_folded = [wide < least for wide, least in zip(widths, least_widths(columns, rows), strict=True)]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -263,7 +278,25 @@ def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: i
     for row in rows:
         cells = zip(row, widths, is_folded, strict=True)
         table.add_row(*(item if folded else _cut(item, wide) for item, wide, folded in cells))
-    return table, sum(widths) + len(widths)
+    return table, sum(widths) + len(widths), left_out
+
+
+def narrowed(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
+) -> tuple[list[Column], list[list[Text]], list[str]]:
+    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first."""
+    widths = least_widths(columns, rows)
+    room = width + 1  # nothing stands behind the last one
+    kept = []
+    by_rank = sorted(range(len(columns)), key=lambda at: columns[at].rank)
+    for at in by_rank:
+        if columns[at].rank and widths[at] + 1 > room:
+            continue  # a narrower one may still fit
+        kept.append(at)
+        room -= widths[at] + 1
+    left_out = [columns[at].title for at in reversed(by_rank) if at not in kept]
+    kept.sort()
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
 
 
 def cut(text: str, width: int) -> str:

@@ -54,28 +54,32 @@ def vms(
         print_json(_json(answer))
         return
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
-    dropped: list[str] = []
-    if running:
-        columns, rows = _table(running)
-        columns, rows, dropped = _narrowed(columns, rows)
-        render.print_table(columns, rows)
-    for line in [*_footer(answer, status), *_too_wide(dropped)]:
+    left_out = render.print_table(*_table(running)) if running else []
+    for line in [*_footer(answer, status), *render.no_room(left_out)]:
         console.print(line, soft_wrap=True)
+
+
+#: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
+_DISPENSABLE = ("SLOW-DOWN", "SLOW", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
+
+
+def _column(title: str, *, text: bool = False) -> Column:
+    return Column(title, text=text, rank=_DISPENSABLE.index(title) + 1)
 
 
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
     absent = missing(_COLUMNS, listed)
     measured = [c for c in _COLUMNS if c not in absent]
-    columns = [Column("NAME", text=True), Column("JOB", text=True), Column("vCPU")]
-    columns += [Column(c.title) for c in measured]
+    columns = [Column("NAME", text=True), _column("JOB", text=True), _column("vCPU")]
+    columns += [_column(c.title) for c in measured]
     columns.append(Column("VERDICT", text=True, whole=True))
     has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
     if has_slow_down:
         # Where the host does not look for itself it is the ratio of CPIs, which is no estimate of latency.
-        columns.append(Column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
+        columns.append(_column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
     has_by = any(by_of(vm) for vm in listed)
     if has_by:
-        columns.append(Column("BY", text=True))
+        columns.append(_column("BY", text=True))
     rows = []
     for vm in listed:
         word, found = word_of(vm), values_of(vm)
@@ -94,31 +98,6 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
             row.append(cell(by_of(vm) or UNKNOWN))
         rows.append(row)
     return columns, rows
-
-
-#: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
-_DISPENSABLE = ("SLOW-DOWN", "SLOW", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
-
-
-def _narrowed(
-    columns: list[Column], rows: list[list[Text]]
-) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns that the terminal has no room for beside those that are wanted more; say which."""
-    widths = {c.title: width for c, width in zip(columns, render.least_widths(columns, rows), strict=True)}
-    room = render.terminal_width() + 1  # nothing stands behind the last one
-    room -= sum(width + 1 for title, width in widths.items() if title not in _DISPENSABLE)
-    dropped: list[str] = []
-    for title in (title for title in _DISPENSABLE if title in widths):
-        if widths[title] + 1 > room:
-            dropped.insert(0, title)
-            continue  # a narrower one may still fit
-        room -= widths[title] + 1
-    kept = [at for at, column in enumerate(columns) if column.title not in dropped]
-    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], dropped
-
-
-def _too_wide(dropped: Sequence[str]) -> list[Text]:
-    return [Text(f"no room for {', '.join(dropped)}: widen the terminal", style="dim")] if dropped else []
 
 
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:

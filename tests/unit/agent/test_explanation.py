@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agent.cli import _render as render
-from agent.cli._explanation import Grid, arithmetic, found_here, head, suspects
+from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, suspects
 from whitepanda.v1 import agent_pb2, host_pb2
 
 
@@ -122,18 +122,47 @@ def suspected(*names):
     return grid
 
 
-def test_suspects_with_a_common_beginning_and_end_are_told_apart_at_50_columns():
+def test_suspects_with_a_common_beginning_and_end_are_told_apart_whatever_the_width():
     grid = suspected(*(f"customer-{n}-backup-of-primary" for n in (1, 2)))
     assert drawn(grid, 51) == [
         "SUSPECT              JOB    COEFFICIENT CORES SCORE",
         "customer-1…f-primary backup        0.50  4.00  2.00",
         "customer-2…f-primary backup        0.50  4.00  2.00",
     ]
-    # Narrower, and a cut would make them one: they are folded.
-    assert drawn(grid, 50) == [
-        "SUSPECT             JOB    COEFFICIENT CORES SCORE",
-        "customer-1-backup-o backup        0.50  4.00  2.00",
+    assert drawn(grid, 45) == [
+        "SUSPECT               COEFFICIENT CORES SCORE",
+        "customer-1…of-primary        0.50  4.00  2.00",
+        "customer-2…of-primary        0.50  4.00  2.00",
+    ]
+    # No other column can give room, and a cut would make them one: they are folded.
+    assert drawn(grid, 25) == [
+        "SUSPECT             SCORE",
+        "customer-1-backup-o  2.00",
         "f-primary",
-        "customer-2-backup-o backup        0.50  4.00  2.00",
+        "customer-2-backup-o  2.00",
         "f-primary",
     ]
+
+
+def test_signals_and_metrics_are_told_apart_and_what_is_left_out_is_told():
+    names = ("memory_bandwidth_bytes_per_s", "memory_bandwidth_local_bytes_per_s", "memory_stall_ratio")
+    answer = explained(
+        signals=[host_pb2.Signal(name=name, value=17e9, learnt=5e9, baseline=6e9) for name in names]
+    )
+    answer.vm.metrics.extend(host_pb2.Metric(name=name, value=17e9, source="perf") for name in names)
+    answer.vm.cloud_white.reason = "why"
+    for part, width, titles in (
+        (found_here, 60, ["LEARNT", "THRESHOLD"]),
+        (found_here, 50, ["LEARNT", "THRESHOLD", "EXPECTED"]),
+        (numbers, 50, ["AGE"]),
+    ):
+        (grid,) = (piece for piece in part(answer) if isinstance(piece, Grid))
+        titled, *rows = drawn(grid, width)
+        assert max(map(len, (titled, *rows))) <= width
+        assert len({row.split()[0] for row in rows}) == len(names) == len(rows)
+        assert render.table_of(grid.columns, grid.rows, width)[2] == titles
+        assert not set(titles) & set(titled.split())
+    assert [line.plain for line in render.no_room(["AGE", "JOB"])] == [
+        "no room for AGE, JOB: widen the terminal"
+    ]
+    assert render.no_room([]) == []
