@@ -232,7 +232,7 @@ class HostAnalysis:
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
         if above and not vm.latency_sensitive:
-            text += "; the job is not latency-sensitive, so this is no victim"
+            text += "; the job is not latency-sensitive, so none of its VMs is a victim by this rule"
         if not above or not vm.latency_sensitive:
             return Verdict("normal", text, degradation, reason)
         top = next((s.name for s in self._suspects_of(vm) if s.score is not None and s.score > 0), "")

@@ -48,7 +48,8 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     if told_apart := disagreement(vm):
         yield _say(told_apart, VICTIM.style)
     yield _say(
-        f"{vm.verdict}: {vm.verdict_reason}", style_of(vm.verdict) if vm.verdict == VICTIM.text else ""
+        f"{vm.verdict} by central's statistics: {vm.verdict_reason}",
+        style_of(vm.verdict) if vm.verdict == VICTIM.text else "",
     )
     if math.isfinite(vm.degradation):
         yield _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
@@ -64,7 +65,7 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     word = render.behaviour_word(found.behaviour)
     yield Text()
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
-    yield _say(f"{word}{since}: {found.reason}", style_of(word))
+    yield _say(f"{word}{since} by the host's own analysis: {found.reason}", style_of(word))
     if found.culprits:
         yield _say(f"inflicted by {', '.join(found.culprits)}")
     estimate = found.degradation
@@ -75,12 +76,29 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         )
     elif found.HasField("degradation"):
         yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
+        yield from _nevertheless(answer)
     state = "ready" if found.baseline_ready else "too young"
     yield _say(f"baseline of {found.baseline_ticks} ticks ({state}), detector {answer.detector}")
     yield from _workers({signal.name: signal.value for signal in answer.signals})
     yield from _evidence(answer)
     for event in answer.events:
         yield _say(render.event_line(event), DIM)
+
+
+def _nevertheless(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
+    """Say by which rule a VM is a victim although the interval of its estimate holds 1; else nothing."""
+    vm, estimate = answer.vm, answer.vm.cloud_white.degradation
+    if word_of(vm) is not VICTIM or not estimate.low <= 1 <= estimate.high:
+        return
+    rules = []
+    if render.behaviour(vm) == VICTIM.text:
+        signals = ", ".join(one.signal for one in answer.evidence)
+        rules.append(f"detector {answer.detector} says so by {signals}")
+    if vm.verdict == VICTIM.text:
+        rules.append("central's statistics say so by CPI")
+    yield _say(
+        f"a victim although the interval holds 1: {' and '.join(rules)}; the interval is of the model's estimate alone"
+    )
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
@@ -106,9 +124,9 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     columns = [
         Column("SIGNAL", text=True),
         Column("NOW"),
-        Column("LEARNT"),
-        Column("EXPECTED"),
-        Column("THRESHOLD"),
+        Column("LEARNT", rank=3),
+        Column("EXPECTED", rank=1),
+        Column("THRESHOLD", rank=2),
     ]
     rows = [
         (one.signal, (one.value, learnt.get(one.signal, math.nan), one.baseline, one.threshold))
@@ -131,7 +149,12 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
 def numbers(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     """Show all metrics, and why those that are not known are not."""
     yield Text()
-    columns = [Column("METRIC", text=True), Column("VALUE"), Column("SOURCE", text=True), Column("AGE")]
+    columns = [
+        Column("METRIC", text=True),
+        Column("VALUE"),
+        Column("SOURCE", text=True, rank=1),
+        Column("AGE", rank=2),
+    ]
     rows = []
     reasons: dict[Reason, list[str]] = {}
     for metric in answer.vm.metrics:
@@ -185,7 +208,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"host: mnCPI {answer.mn_cpi:.3g} is {compared} its threshold {threshold}: {found}")
     if answer.coefficient_version:
         yield _say(
-            f"coefficients: version {answer.coefficient_version}, {render.age(answer.coefficient_age_ns)} old"
+            f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}"
         )
     else:
         yield _say("coefficients: none, central has not sent any", DIM)
@@ -213,9 +236,9 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         return
     columns = [
         Column("SUSPECT", text=True),
-        Column("JOB", text=True),
-        Column("COEFFICIENT"),
-        Column("CORES"),
+        Column("JOB", text=True, rank=3),
+        Column("COEFFICIENT", rank=2),
+        Column("CORES", rank=1),
         Column("SCORE"),
     ]
     yield Grid(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,8 +32,12 @@ __all__ = [
     "event_json",
     "event_line",
     "fit",
+    "least_widths",
     "metrics_json",
+    "narrowed",
+    "no_room",
     "number",
+    "old",
     "print_table",
     "reason_of",
     "remedy",
@@ -46,6 +51,7 @@ __all__ = [
 UNKNOWN = "-"
 _NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
 _MIN_TEXT = 8
+_SECOND_NS = 10**9
 
 _REMEDIES = {
     Reason.NO_PMU: "this kernel sees no CPU counters; if the host is a VM, give it a PMU (-cpu host,pmu=on)",
@@ -94,11 +100,15 @@ _CANNOT_TELL = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never."""
+    """A column of a table. Text is set from the left and cut to fit the terminal, numbers and `whole` text never.
+
+    `rank`: the higher, the sooner a narrow terminal goes without it; 0 stays.
+    """
 
     title: str
     text: bool = False
     whole: bool = False
+    rank: int = 0
 
 
 def remedy(reason: Reason) -> str:
@@ -175,22 +185,52 @@ def age(nanoseconds: int) -> str:
     return f"{seconds / 86400:.0f} d"
 
 
+def old(nanoseconds: int) -> str:
+    """Return an age for people: less than 1 s old, 12 s old. What is seldom read to the millisecond has none."""
+    return f"{age(nanoseconds) if nanoseconds >= _SECOND_NS else 'less than 1 s'} old"
+
+
 def cell(text: str, style: str = "") -> Text:
     """Return text that is never read as markup; a dash is dim."""
     return Text(text, style="dim" if text == UNKNOWN else style)
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> list[int]:
-    """Give every column its width: numbers as they are, of the text columns the widest is cut first."""
-    natural = [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
-    result = list(natural)
+    """Give every column its width: numbers as they are, of the text columns the widest is cut first.
+
+    As long as that is enough, no column is cut so much that two of its texts look alike.
+    """
+    result = _natural_widths(columns, rows)
     text = [i for i, c in enumerate(columns) if c.text and not c.whole]
-    while text and sum(result) + len(columns) - 1 > width:
-        widest = max(text, key=lambda i: result[i])
-        if result[widest] <= _MIN_TEXT:
-            break
-        result[widest] -= 1
+    for least in (least_widths(columns, rows), [_MIN_TEXT] * len(columns)):
+        while sum(result) + len(columns) - 1 > width:
+            widest = max((i for i in text if result[i] > least[i]), key=result.__getitem__, default=None)
+            if widest is None:
+                break
+            result[widest] -= 1
     return result
+
+
+def least_widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
+    """Return how wide each column must be: numbers whole, texts so that those that differ do not look alike."""
+    return [
+        min(natural, _tell_apart({row[i].plain for row in rows}))
+        if column.text and not column.whole
+        else natural
+        for i, (column, natural) in enumerate(zip(columns, _natural_widths(columns, rows), strict=True))
+    ]
+
+
+def _natural_widths(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
+    return [max([len(c.title), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+
+
+def _tell_apart(texts: set[str]) -> int:
+    """Return the least width to which these texts can be cut and still all differ."""
+    # The wider, the more of both ends is left: what differs at a width differs at each larger one.
+    widths = range(_MIN_TEXT, max(map(len, texts), default=_MIN_TEXT))
+    found = bisect_left(widths, True, key=lambda width: len({cut(one, width) for one in texts}) == len(texts))
+    return _MIN_TEXT + found
 
 
 def _cut(text: Text, width: int) -> Text:
@@ -202,29 +242,61 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((_NO_LIMIT, 24)).columns
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> None:
-    """Print a table that fits the terminal."""
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[str]:
+    """Print a table that fits the terminal; return the titles of the columns that it has no room for."""
     width = terminal_width()
-    table, needed = table_of(columns, rows, width)
+    table, needed, left_out = table_of(columns, rows, width)
     console.width = max(width, needed)
     console.print(table, soft_wrap=False)
+    return left_out
 
 
-def table_of(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> tuple[Table, int]:
-    """Return a table for so many columns of a terminal, and how many it takes."""
+def no_room(titles: Sequence[str]) -> list[Text]:
+    """Say which columns were left out; nothing where none was."""
+    return [Text(f"no room for {', '.join(titles)}: widen the terminal", style="dim")] if titles else []
+
+
+def table_of(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
+) -> tuple[Table, int, list[str]]:
+    """Return a table for so many columns of a terminal, how many it takes, and the titles that it has no room for.
+
+    Where cut texts would look alike they are folded: they take several lines, whole.
+    """
+    columns, rows, left_out = narrowed(columns, rows, width)
     widths = fit(columns, rows, width)
+    is_folded = [wide < least for wide, least in zip(widths, least_widths(columns, rows), strict=True)]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for column, columns_wide in zip(columns, widths, strict=True):
+    for column, wide, folded in zip(columns, widths, is_folded, strict=True):
         table.add_column(
             column.title,
             justify="left" if column.text else "right",
-            no_wrap=True,
-            overflow="ellipsis",
-            width=columns_wide,
+            no_wrap=not folded,
+            overflow="fold" if folded else "ellipsis",
+            width=wide,
         )
     for row in rows:
-        table.add_row(*(_cut(item, columns_wide) for item, columns_wide in zip(row, widths, strict=True)))
-    return table, sum(widths) + len(widths)
+        cells = zip(row, widths, is_folded, strict=True)
+        table.add_row(*(item if folded else _cut(item, wide) for item, wide, folded in cells))
+    return table, sum(widths) + len(widths), left_out
+
+
+def narrowed(
+    columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
+) -> tuple[list[Column], list[list[Text]], list[str]]:
+    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first."""
+    widths = least_widths(columns, rows)
+    room = width + 1  # nothing stands behind the last one
+    kept = []
+    by_rank = sorted(range(len(columns)), key=lambda at: columns[at].rank)
+    for at in by_rank:
+        if columns[at].rank and widths[at] + 1 > room:
+            continue  # a narrower one may still fit
+        kept.append(at)
+        room -= widths[at] + 1
+    left_out = [columns[at].title for at in reversed(by_rank) if at not in kept]
+    kept.sort()
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
 
 
 def cut(text: str, width: int) -> str:

@@ -33,7 +33,8 @@ def explain(
     for part in (head, found_here, numbers, arithmetic, suspects, recommended):
         for piece in part(answer):
             if isinstance(piece, Grid):
-                render.print_table(piece.columns, piece.rows)
+                for line in render.no_room(render.print_table(piece.columns, piece.rows)):
+                    console.print(line, soft_wrap=True)
             else:
                 console.print(piece, soft_wrap=True)
 

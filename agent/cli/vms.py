@@ -45,6 +45,7 @@ def vms(
     the host finds by itself, or by central's statistics of the jobs where the host cannot tell; a VM that suffers by
     either is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does
     not look by itself: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
+    A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
     In `--json` both are apart: `verdict` is by central's statistics, `cloud_white` the host's own.
     """
     with connect(find_socket(socket, config)) as client:
@@ -53,28 +54,32 @@ def vms(
         print_json(_json(answer))
         return
     running = sorted(answer.vms, key=lambda vm: need_of(word_of(vm), slow_down_of(vm).ratio, vm.name))
-    dropped: list[str] = []
-    if running:
-        columns, rows = _table(running)
-        columns, rows, dropped = _narrowed(columns, rows)
-        render.print_table(columns, rows)
-    for line in [*_footer(answer, status), *_too_wide(dropped)]:
+    left_out = render.print_table(*_table(running)) if running else []
+    for line in [*_footer(answer, status), *render.no_room(left_out)]:
         console.print(line, soft_wrap=True)
+
+
+#: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
+_DISPENSABLE = ("SLOW-DOWN", "SLOW", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
+
+
+def _column(title: str, *, text: bool = False) -> Column:
+    return Column(title, text=text, rank=_DISPENSABLE.index(title) + 1)
 
 
 def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[list[Text]]]:
     absent = missing(_COLUMNS, listed)
     measured = [c for c in _COLUMNS if c not in absent]
-    columns = [Column("NAME", text=True), Column("JOB", text=True), Column("vCPU")]
-    columns += [Column(c.title) for c in measured]
+    columns = [Column("NAME", text=True), _column("JOB", text=True), _column("vCPU")]
+    columns += [_column(c.title) for c in measured]
     columns.append(Column("VERDICT", text=True, whole=True))
     has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
     if has_slow_down:
         # Where the host does not look for itself it is the ratio of CPIs, which is no estimate of latency.
-        columns.append(Column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
+        columns.append(_column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
     has_by = any(by_of(vm) for vm in listed)
     if has_by:
-        columns.append(Column("BY", text=True))
+        columns.append(_column("BY", text=True))
     rows = []
     for vm in listed:
         word, found = word_of(vm), values_of(vm)
@@ -93,31 +98,6 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
             row.append(cell(by_of(vm) or UNKNOWN))
         rows.append(row)
     return columns, rows
-
-
-#: What a narrow terminal goes without first.
-_DISPENSABLE = ("NET", "DISK", "GIPS", "vCPU", "RUNQ%")
-
-
-def _narrowed(
-    columns: list[Column], rows: list[list[Text]]
-) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns until the table fits the terminal."""
-    dropped: list[str] = []
-    for title in _DISPENSABLE:
-        widths = render.fit(columns, rows, render.terminal_width())
-        if sum(widths) + len(columns) - 1 <= render.terminal_width():
-            break
-        at = next((i for i, column in enumerate(columns) if column.title == title), None)
-        if at is not None:
-            columns = columns[:at] + columns[at + 1 :]
-            rows = [row[:at] + row[at + 1 :] for row in rows]
-            dropped.append(title)
-    return columns, rows, dropped
-
-
-def _too_wide(dropped: Sequence[str]) -> list[Text]:
-    return [Text(f"no room for {', '.join(dropped)}: widen the terminal", style="dim")] if dropped else []
 
 
 def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> list[Text]:

@@ -20,6 +20,7 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
+from agent.cli import _render as render
 from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, WARNING
 from agent.top import columns
 from agent.top.columns import Row
@@ -210,9 +211,9 @@ class TopApp(App[None]):
         """Say why what is shown is old; "" where it is not."""
         age_s = 0.0 if self._came_s is None else self._clock() - self._came_s
         if self._gone:
-            return f"{age_s:.0f} s old: {self._gone}"
+            return f"{render.old(round(age_s * 1e9))}: {self._gone}"
         if self._position is None and age_s > _STALE_S:
-            return f"{age_s:.0f} s old: the agent is slow to answer"
+            return f"{render.old(round(age_s * 1e9))}: the agent is slow to answer"
         return ""
 
     def _show_notes(self) -> None:

@@ -70,7 +70,9 @@ def told(
     for part in _PARTS:
         for piece in part(found):
             if isinstance(piece, Grid):
-                yield render.table_of(piece.columns, piece.rows, width)[0]
+                table, _, left_out = render.table_of(piece.columns, piece.rows, width)
+                yield table
+                yield from render.no_room(left_out)
             else:
                 yield piece
         if part is explanation.head:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from central.demo.outcome import Outcome
 from central.demo.run import Demo
@@ -37,41 +38,62 @@ def demo(
     ] = None,
     *,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Go on until Ctrl-C, with the fleet page, and top to look at.")
+        bool,
+        typer.Option("--stay", help="Go on until Ctrl-C: with the fleet page, top and incidents to look at."),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Start central and four simulated hosts, inject an antagonist, and see who is blamed.
 
     Real processes over real mTLS on the loopback; only the hypervisors are simulated, and the days before.
+
+    It takes less than a minute.
     """
-    with _signals_as_exit(), _folders(keep) as (work, sockets):
-        show: Show = (
-            LiveShow(console) if console.is_terminal and not json else PlainShow(errors if json else console)
-        )
-        running = Demo(seed, work, sockets, show)
-        try:
-            outcome = running.run()
-            show.close()
-            _tell(outcome, as_json=json)
-            if stay:
-                with contextlib.suppress(SystemExit):  # a signal is how this ends, and no failure
-                    top = shlex.join([_program(), "top", "--socket", str(running.socket())])
-                    print_where(errors if json else console, page=running.page(), host=outcome.host, top=top)
+    is_staying = False
+    try:
+        with _signals_as_exit(), _folders(keep) as (work, sockets):
+            show: Show = (
+                LiveShow(console)
+                if console.is_terminal and not json
+                else PlainShow(errors if json else console)
+            )
+            running = Demo(seed, work, sockets, show)
+            try:
+                outcome = running.run()
+                show.close()
+                _tell(outcome, as_json=json)
+                if stay:
+                    is_staying = True
+                    _print_where(errors if json else console, running, outcome)
                     running.stay()
-            elif not json:
-                print_next_step(console)
-        finally:
-            # From here on nothing may interrupt: it is a matter of seconds, and then all processes are gone.
-            for number in _SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
-            show.close()
-            running.close()
+                elif not json:
+                    print_next_step(console)
+            finally:
+                # From here on nothing may interrupt: it is a matter of seconds, and then all processes are gone.
+                for number in _SIGNALS:
+                    signal.signal(number, signal.SIG_IGN)
+                show.close()
+                running.close()
+    except SystemExit:  # a signal; by now all processes and folders are gone
+        errors.print("stopped")
+        if not is_staying:  # which is how a run that goes on ends, and no failure
+            raise
+
+
+def _print_where(to: Console, running: Demo, outcome: Outcome) -> None:
+    program = _program()
+    print_where(
+        to,
+        page=running.page(),
+        host=outcome.host,
+        top=shlex.join([program, "top", "--socket", str(running.socket())]),
+        incidents=shlex.join([program, "incidents", "list", *running.asking()]),
+    )
 
 
 def _program() -> str:
-    """Return how this program is called from here: by `make demo` its folder is on nobody's PATH."""
-    return "whitepanda" if shutil.which("whitepanda") else sys.argv[0]
+    """Return how this program is called from any folder: by `make demo` its own is on nobody's PATH."""
+    return "whitepanda" if shutil.which("whitepanda") else str(Path(sys.argv[0]).absolute())
 
 
 def _tell(outcome: Outcome, *, as_json: bool) -> None:

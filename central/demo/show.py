@@ -152,12 +152,16 @@ def print_next_step(console: Console) -> None:
     )
 
 
-def print_where(console: Console, *, page: str, host: str, top: str) -> None:
-    """Tell where a run that goes on can be looked at: the page's URL, the command for its host's live view."""
+def print_where(console: Console, *, page: str, host: str, top: str, incidents: str) -> None:
+    """Tell where a run that goes on can be looked at: the page's URL, and commands, each alone on its line."""
     for line in (
-        "Going on until Ctrl-C. To look around:",
-        f"  {page}  the fleet page, in a browser on this machine",
-        f"  {top}  the VMs of {host}, live, in another terminal",
+        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "  the fleet page:",
+        f"    {page}",
+        f"  the VMs of {host}, live:",
+        f"    {top}",
+        "  the incidents that central keeps:",
+        f"    {incidents}",
     ):
         console.print(line, soft_wrap=True, markup=False)
 

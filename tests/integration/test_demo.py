@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from central.demo.fleet import make_fleet
 from tests.support.prometheus_server import get
 from tests.support.waiting import wait_until
 
@@ -104,11 +105,11 @@ def test_a_signal_ends_the_demo_and_everything_it_started(short_tmp: Path, numbe
         assert len(children_of_demos(str(short_tmp))) == 5
         time.sleep(1.0)
         running.send_signal(number)
-        running.communicate(timeout=20)
+        _, err = running.communicate(timeout=20)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 128 + number
+    assert (running.returncode, err) == (128 + number, "stopped\n")
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
 
@@ -145,12 +146,11 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
     assert running.stdout is not None
     try:
         said = []
-        while not said or "--socket" not in said[-1]:
+        while not said or " incidents list " not in said[-1]:
             line = running.stdout.readline()
             assert line, running.stderr and running.stderr.read()
             said.append(line)
-        page = said[-2].split()[0]
-        command = shlex.split(said[-1])
+        page, command, asking = said[-5].strip(), shlex.split(said[-3]), shlex.split(said[-1])
         assert command[1:3] == ["top", "--socket"]
         port = urlsplit(page).port
         assert port is not None
@@ -158,17 +158,21 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
         names = {host["host"] for host in json.loads(get(port, "/v1/hosts"))["hosts"]}
         assert {"host-1", "host-2", "host-3", "host-4"} <= names
         wait_until(lambda: json.loads(get(port, "/v1/incidents"))["incidents"])
+        # The command as it is printed, from another folder.
+        listed = subprocess.run(asking, capture_output=True, text=True, check=True, cwd="/")
+        assert listed.stdout.split()[:2] == ["NO", "HOST"]
+        assert f" {make_fleet(7, short_tmp).target} " in listed.stdout
         # The agent's words, as `top` (which wants a terminal) gets them.
         told = subprocess.run(
             [WHITEPANDA, "vms", "--json", "--socket", command[3]], capture_output=True, text=True, check=True
         )
         assert len(json.loads(told.stdout)["vms"]) > 5
         running.send_signal(signal.SIGINT)
-        running.communicate(timeout=20)
+        _, err = running.communicate(timeout=20)
     finally:
         running.kill()
         running.wait()
-    assert running.returncode == 0
+    assert (running.returncode, err) == (0, "stopped\n")
     assert children_of_demos(str(short_tmp)) == []
     assert list(short_tmp.iterdir()) == []
 

@@ -135,7 +135,7 @@ def test_what_is_not_latency_sensitive_is_no_victim(host):
     verdict = host.verdict("scan-1")
     assert verdict.verdict == "normal"
     assert verdict.reason.endswith(
-        "of job scan on this platform; the job is not latency-sensitive, so this is no victim"
+        "of job scan on this platform; the job is not latency-sensitive, so none of its VMs is a victim by this rule"
     )
     assert verdict.degradation == 4.5
 

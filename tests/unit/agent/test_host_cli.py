@@ -17,6 +17,7 @@ from agent.cli import _explanation as explanation
 from agent.cli import _render as render
 from agent.cli import _words as words
 from agent.cli import agent_status
+from agent.cli import vms as vms_command
 from collector.base import Reason
 from whitepanda.common import cli
 from whitepanda.v1 import agent_pb2, host_pb2
@@ -47,7 +48,7 @@ no verdict on 2 of 2 VMs: no CPI window of this VM yet
 EXPLAIN = """\
 instance-0000a1f3  uuid-instance-0000a1f3
 job web (latency-sensitive), 4 vCPUs, running
-victim: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
+victim by central's statistics: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
 slow-down 2.58x: CPI of the last slot / mean CPI of the job
 
 METRIC                            VALUE SOURCE     AGE
@@ -212,7 +213,7 @@ def test_explain_at_80_columns(run, agents):
 def test_explain_tells_the_reason_of_each_dash(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "full.sock"))
     assert code == 0
-    assert "unknown: idle: too little CPU over the last slot for a CPI" in out
+    assert "unknown by central's statistics: idle: too little CPU over the last slot for a CPI" in out
     assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [
         ["cpi", "-", "perf", "-"]
     ]
@@ -226,7 +227,7 @@ def test_explain_tells_the_reason_of_each_dash(run, agents):
 def test_explain_without_analysis(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "crippled.sock"))
     assert code == 0
-    assert "unknown: the analysis could not be started: see the agent's log" in out
+    assert "unknown by central's statistics: the analysis could not be started: see the agent's log" in out
     assert "coefficients: none, central has not sent any" in out
     assert "suspect" not in out.lower()  # it does not suffer
     assert "nan" not in out
@@ -248,7 +249,7 @@ def test_a_vm_that_was_watched_too_shortly_has_no_slow_down(run, agents):
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", str(agents / "short.sock"))
     lines = out.splitlines()
     assert lines[2:4] == [
-        "unknown: watched for 30 s of a slot of 300 s: too short to compare",
+        "unknown by central's statistics: watched for 30 s of a slot of 300 s: too short to compare",
         "slow-down -",
     ]
     assert "CPI so far 1.3: not comparable yet, see above" in lines
@@ -479,6 +480,19 @@ def test_ages(nanoseconds, text):
     assert render.age(nanoseconds) == text
 
 
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "less than 1 s old"),  # also where central's clock is ahead
+        (999_999_999, "less than 1 s old"),
+        (10**9, "1 s old"),
+        (300 * 10**9, "5 min old"),
+    ],
+)
+def test_how_old_something_is(nanoseconds, text):
+    assert render.old(nanoseconds) == text
+
+
 def test_every_reason_that_a_host_can_have_has_a_remedy():
     later = {Reason.UNSPECIFIED, Reason.NO_RDT, Reason.RDT_UNAVAILABLE, Reason.NO_RMID}
     for reason in set(Reason) - later:
@@ -498,6 +512,18 @@ def test_columns_share_what_is_left_but_numbers_are_never_cut():
     assert render.fit(columns, rows, 10) == [8, 20, 8]
 
 
+def test_texts_are_cut_as_long_as_they_still_differ():
+    columns = [render.Column("NAME", text=True), render.Column("N"), render.Column("JOB", text=True)]
+    names = [f"customer-{n}-database-primary" for n in (1, 2)]
+    rows = [[Text(name), Text("1" * 5), Text("y" * 20)] for name in names]
+    assert render.least_widths(columns, rows) == [20, 5, 8]
+    for width, wanted in ((35, [20, 5, 8]), (36, [20, 5, 9]), (20, [8, 5, 8])):
+        assert render.fit(columns, rows, width) == wanted
+    assert render.cut(names[0], 19) == render.cut(names[1], 19)
+    assert render.cut(names[0], 20) != render.cut(names[1], 20)
+    assert render.least_widths(columns, []) == [4, 1, 3]
+
+
 def test_status_tells_threads_and_open_files_where_the_agent_does():
     answer = host_pb2.HostStatus(rss_bytes=60 << 20)
     assert agent_status._size(answer) == "60 MiB"
@@ -507,15 +533,15 @@ def test_status_tells_threads_and_open_files_where_the_agent_does():
 
 
 VMS_SUFFERING = """\
-NAME      JOB       GUEST%  CPI RUNQ% VERDICT               SLOW-DOWN BY
-inst…a1f3 web         78.5 3.10  5.20 ▼ victim     1.42x [1.30, 1.58] batch…1 +1
-batc…0001 scan        99.0 2.00     0 ▲ inflicting                  - -
-inst…a1f4 web         50.0 1.30  0.10 = steady                      - -
-new-1     brand-new   10.0    -     - ? unknown                     - -
-paused-1  web            0    -     0 - paused                      - -
+NAME     JOB      GUEST%  CPI RUNQ% NET VERDICT               SLOW-DOWN BY
+inst…1f3 web        78.5 3.10  5.20 12M ▼ victim     1.42x [1.30, 1.58] batc… +1
+batc…001 scan       99.0 2.00     0   0 ▲ inflicting                  - -
+inst…1f4 web        50.0 1.30  0.10 950 = steady                      - -
+new-1    bran…new   10.0    -     -   - ? unknown                     - -
+paused-1 web           0    -     0   0 - paused                      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
 no verdict on 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
-no room for NET, DISK, GIPS, vCPU: widen the terminal
+no room for DISK, GIPS, vCPU: widen the terminal
 """
 
 
@@ -526,6 +552,55 @@ def test_vms_shows_who_suffers_how_much_and_by_whom(run, agents):
     _, out, _ = run("vms", "--socket", str(agents / "no_model.sock"))
     assert "SLOW-DOWN" not in out
     assert "no slow-down of 1 of 1 victim: no_model: no model of degradation; make one with" in out
+
+
+VMS_SUFFERING_50 = """\
+NAME     VERDICT               SLOW-DOWN BY
+inst…1f3 ▼ victim     1.42x [1.30, 1.58] batc…1 +1
+batc…001 ▲ inflicting                  - -
+inst…1f4 = steady                      - -
+new-1    ? unknown                     - -
+paused-1 - paused                      - -
+"""
+
+
+def test_vms_at_50_columns_has_who_suffers_how_much_and_by_whom(run, agents):
+    code, out, err = run("vms", "--socket", str(agents / "suffering.sock"), width=50)
+    assert (code, err) == (0, "")
+    assert out.startswith(VMS_SUFFERING_50)
+    assert out.endswith("no room for NET, DISK, GIPS, vCPU, RUNQ%, JOB, CPI, GUEST%: widen the terminal\n")
+
+
+def suffering_vms(*names):
+    vms = []
+    for name in names:
+        vm = host_pb2.VmSummary(name=name, job="web", state="running", vcpus=4, verdict="victim")
+        vm.cloud_white.behaviour = agent_pb2.BEHAVIOUR_VICTIM
+        vm.cloud_white.degradation.MergeFrom(agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58))
+        vm.cloud_white.culprits.append("batch-0001")
+        vms.append(vm)
+    return vms
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (80, ["NAME", "JOB", "vCPU", "VERDICT", "SLOW-DOWN", "BY"]),
+        (57, ["NAME", "VERDICT", "SLOW-DOWN", "BY"]),
+        (52, ["NAME", "JOB", "VERDICT", "SLOW-DOWN"]),  # what is wanted less, and narrow
+        (50, ["NAME", "VERDICT", "SLOW-DOWN"]),
+        (40, ["NAME", "VERDICT", "BY"]),
+        (29, ["NAME", "VERDICT"]),
+    ],
+)
+def test_whatever_the_width_the_table_fits_and_no_two_vms_look_alike(width, titles):
+    names = [f"customer-{n}-database-primary" for n in (1, 2)]
+    columns, rows, left_out = render.narrowed(*vms_command._table(suffering_vms(*names)), width)
+    assert [column.title for column in columns] == titles
+    assert sorted([*titles, *left_out]) == ["BY", "JOB", "NAME", "SLOW-DOWN", "VERDICT", "vCPU"]
+    widths = render.fit(columns, rows, width)
+    assert sum(widths) + len(widths) - 1 <= width
+    assert len({render.cut(name, widths[0]) for name in names}) == 2
 
 
 def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, agents):
@@ -549,7 +624,10 @@ def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, age
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", path)
     assert out.splitlines()[2] == who
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", path)
-    assert "by the host's own analysis" not in out  # it is no victim
+    lines = out.splitlines()
+    assert lines[2].startswith("normal by central's statistics: CPI 1.3 is not above 1.9 = ")
+    assert lines[5] == "unknown by the host's own analysis: its baseline is not ready: 3 of 30 ticks"
+    assert "victim by" not in out  # by neither
 
 
 HOST_VICTIM = "victim by the host's own analysis, {} by central's statistics"
@@ -592,7 +670,7 @@ def test_by_whom_is_the_hosts_finding_else_centrals_suspect():
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"), [("200", b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1"), ("50", b"inst?1f3 ")]
+    ("width", "shown"), [("200", b" 12M victim     1.42x [1.30, 1.58] batch-0001 +1"), ("50", b"inst?a1f3 ")]
 )
 def test_a_terminal_of_another_encoding_has_the_word_alone(agents, width, shown):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'proto'}", "COLUMNS": width}
@@ -610,7 +688,7 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
     assert out.splitlines()[2] == "victim by the host's own analysis, unknown by central's statistics"
     assert "\n".join(out.splitlines()[6:17]) == (
-        "victim for 95 s: ipc 0.61 is below 0.95\n"
+        "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95\n"
         "inflicted by batch-0001, new-1\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"

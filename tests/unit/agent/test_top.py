@@ -192,7 +192,7 @@ async def test_why_explains_the_selected_vm_in_the_words_of_explain():
         )
         await top.press("down")
         assert top.feed.wanted[-1] == "uuid-scan-1"
-        assert "victim: IPC" not in top.text()  # not of this VM
+        assert "victim by the host's own analysis: IPC" not in top.text()  # not of this VM
         await top.press("escape")
         assert top.feed.wanted[-1] is None
         assert "uuid-web-2" not in top.text()
@@ -207,11 +207,11 @@ async def test_an_explanation_after_the_freeze_says_so_and_one_before_it_stands(
         later = explanation()
         later.vm.cloud_white.reason = "later"
         await top.tell(Came((frame(at=1),), later))
-        assert "victim: IPC" in top.text()
+        assert "victim by the host's own analysis: IPC" in top.text()
         await top.press("down")
         await top.tell(Came((), explanation("scan-1", FEW[2])))
         assert "asked for after the freeze: as of then" in top.text()
-        assert "inflicting: as at its baseline" in top.text()
+        assert "inflicting by the host's own analysis: as at its baseline" in top.text()
         await top.press("space")
         assert "asked for after" not in top.text()
 
@@ -259,7 +259,9 @@ async def test_an_agent_that_is_gone_leaves_a_mark_and_the_last_picture():
     async with Shown() as top:
         await top.tell(frame())
         await top.tell(Gone("no agent answers at /run/x.sock: start it"))
-        assert top.lines()[1].startswith(" ✗ STALE: 0 s old: no agent answers at /run/x.sock: start it")
+        assert top.lines()[1].startswith(
+            " ✗ STALE: less than 1 s old: no agent answers at /run/x.sock: start it"
+        )
         assert top.names() == BY_NEED
         await top.tell(frame(FEW[:2], at=9))
         assert top.lines()[1].startswith(" ● live")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from central.cli.demo import _folders, _tell, demo
 from central.demo import fleet, past
 from central.demo.outcome import Outcome, Victim
 from central.demo.processes import Daemons
-from central.demo.run import Demo
+from central.demo.run import DURATION, Demo
 from central.demo.show import LiveShow, PlainShow, Show, print_outcome
 from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
 from collector.simulated.profiles import PROFILES
@@ -34,6 +35,7 @@ from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, host_pb2
 
+ROOT = Path(__file__).resolve().parents[3]
 S = 1_000_000_000
 TLS = TlsFiles(ca="/x/ca.crt", certificate="/x/a.crt", key="/x/a.key")
 
@@ -521,6 +523,14 @@ def test_a_tmpdir_that_takes_nothing_is_told_in_one_line(
         pass
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/first-hour.md", "help"])
+def test_how_long_it_takes_is_told_alike_everywhere(page: str) -> None:
+    text = demo.__doc__ if page == "help" else (ROOT / page).read_text(encoding="utf-8")
+    assert text is not None
+    assert DURATION in " ".join(text.split())
+    assert "half a minute" not in text.lower()
+
+
 def test_help_names_the_options() -> None:
     app = typer.Typer()
     app.command()(demo)
@@ -543,6 +553,9 @@ class PlayedDemo:
     def page(self) -> str:
         return "http://127.0.0.1:4711/"
 
+    def asking(self) -> list[str]:
+        return ["--central", "127.0.0.1:4712", "--tls", "/a folder/pki"]
+
     def socket(self) -> Path:
         return self._socket
 
@@ -558,13 +571,17 @@ class PlayedDemo:
 played: list[PlayedDemo] = []
 
 
-def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(demo_command, "Demo", PlayedDemo)
     monkeypatch.setattr(demo_command, "console", Console(width=200))
     monkeypatch.setattr(demo_command, "errors", Console(width=200, stderr=True))
     app = typer.Typer()
     app.command()(demo)
-    return CliRunner().invoke(app, list(arguments))
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+def play(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Result:
+    return prepare(monkeypatch)(*arguments)
 
 
 def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,17 +595,38 @@ def test_without_stay_the_last_line_names_the_next_step(monkeypatch: pytest.Monk
 
 def test_with_stay_it_says_where_to_look_and_ctrl_c_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     done = play(monkeypatch, "--stay")
-    assert done.exit_code == 0
-    assert done.stdout.splitlines()[-3:] == [
-        "Going on until Ctrl-C. To look around:",
-        "  http://127.0.0.1:4711/  the fleet page, in a browser on this machine",
-        f"  {demo_command._program()} top --socket {played[-1].socket()}  the VMs of host-2, live, in another terminal",
+    assert (done.exit_code, done.stderr) == (0, "stopped\n")
+    program = demo_command._program()
+    assert done.stdout.splitlines()[-7:] == [
+        "Going on until Ctrl-C. To look around, in a browser on this machine and in another terminal:",
+        "  the fleet page:",
+        "    http://127.0.0.1:4711/",
+        "  the VMs of host-2, live:",
+        f"    {program} top --socket {played[-1].socket()}",
+        "  the incidents that central keeps:",
+        f"    {program} incidents list --central 127.0.0.1:4712 --tls '/a folder/pki'",
     ]
     assert played[-1].closed
     assert not played[-1].socket().parent.exists()
     done = play(monkeypatch, "--stay", "--json")
     assert json.loads(done.stdout)["first_suspect"] == "scan"
     assert "http://127.0.0.1:4711/" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_is_told_so_when_all_is_gone(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    class Console:
+        def print(self, text: str) -> None:
+            said.append((text, played[-1].closed, played[-1].socket().parent.exists()))
+
+    said: list[tuple[str, bool, bool]] = []
+    monkeypatch.setattr(PlayedDemo, "run", lambda _self: signal.raise_signal(number))
+    runner = prepare(monkeypatch)
+    monkeypatch.setattr(demo_command, "errors", Console())
+    assert runner("--stay").exit_code == 128 + number
+    assert said == [("stopped", True, False)]
 
 
 def test_a_wrong_suspect_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,12 +637,13 @@ def test_a_wrong_suspect_is_no_reason_to_stay(monkeypatch: pytest.MonkeyPatch) -
     assert played[-1].closed
 
 
-def test_the_program_is_called_as_it_was_where_no_path_has_it(
+def test_the_program_is_called_by_its_whole_path_where_no_path_has_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [".venv/bin/whitepanda", "demo"])
-    assert demo_command._program() == ".venv/bin/whitepanda"
+    monkeypatch.chdir(tmp_path)
+    assert demo_command._program() == f"{tmp_path}/.venv/bin/whitepanda"
     (tmp_path / "whitepanda").touch(mode=0o755)
     assert demo_command._program() == "whitepanda"
 
@@ -634,6 +673,8 @@ def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Pa
     (tmp_path / "central" / "state").mkdir(parents=True)
     (tmp_path / "central" / "state" / "http_port").write_text("4711\n")
     assert running.page() == "http://127.0.0.1:4711/"
+    running._address = "127.0.0.1:4712"
+    assert running.asking() == ["--central", "127.0.0.1:4712", "--tls", str(tmp_path / "pki")]
     running._daemons.start("central", ["--version"], tmp_path / "log")
     try:
         with pytest.raises(UnavailableError, match=r"demo: central ended with exit code 0; its last words"):
