@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import itertools
@@ -64,6 +65,26 @@ def plans(monkeypatch):
 
 
 @pytest.fixture
+def unhurried(monkeypatch):
+    """Each tick begins when the sources have given what the last one asked for, however busy the CPUs are."""
+    made = []
+
+    class TheseSlots(recording.Slots):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    class ThisClock(recording.SystemClock):
+        async def sleep_until(self, due_ns):
+            await super().sleep_until(due_ns)
+            while any(slot.is_busy for slots in made for slot in slots):
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(recording, "Slots", TheseSlots)
+    monkeypatch.setattr(recording, "SystemClock", ThisClock)
+
+
+@pytest.fixture
 def at_tick(monkeypatch):
     """Do something at a tick, when its samples were asked for."""
 
@@ -93,7 +114,7 @@ def samples_of(file):
     return list({id(sample): sample for tick in ticks_of(file) for sample in tick.samples}.values())
 
 
-def test_every_sample_of_every_tick_is_recorded(plans, config, file, capsys):
+def test_every_sample_of_every_tick_is_recorded(plans, unhurried, config, file, capsys):
     record(file, seconds=0.5, config=config, json=True)
     told = json.loads(capsys.readouterr().out)
     assert told["ticks"] + told["missed_ticks"] == 11
@@ -113,11 +134,10 @@ def test_every_sample_of_every_tick_is_recorded(plans, config, file, capsys):
     assert sorted(s.source for s in recorded) == sorted(["procfs", "libvirt"] * told["ticks"])
     times = [s.mono_ns for s in recorded if s.source == "procfs"]
     assert times == sorted(set(times))
-    assert 0.4 * S < times[-1] - times[0] < 0.7 * S
     assert all(plan.source.closed for plan in plans[:2])
 
 
-def test_each_tick_tells_its_moment_and_each_sources_trouble(plans, config, file, capsys):
+def test_each_tick_tells_its_moment_and_each_sources_trouble(plans, unhurried, config, file, capsys):
     record(file, seconds=0.5, config=config, json=True)
     told = json.loads(capsys.readouterr().out)
     with Reader(file) as reader:
@@ -134,7 +154,7 @@ def test_each_tick_tells_its_moment_and_each_sources_trouble(plans, config, file
         assert abs((tick.unix_ns - tick.mono_ns) - (before.unix_ns - before.mono_ns)) < S
 
 
-def test_the_summary_for_people(plans, config, file, capsys):
+def test_the_summary_for_people(plans, unhurried, config, file, capsys):
     record(file, seconds=0.1, config=config)
     first, *sources = capsys.readouterr().out.splitlines()
     count = len(samples_of(file))
