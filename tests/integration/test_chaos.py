@@ -228,13 +228,13 @@ async def _all_is_well(fleet: Fleet, result: dict, seen: Versions, kills: int) -
     for told in result.values():
         assert told["versions"] == sorted(told["versions"])
     assert any(told["versions"] for told in result.values())
-    assert _held_up(result) == []
     assert len(fleet.loads) == kills
     for replica in fleet.replicas:
         assert "Traceback" not in replica.log.read_text()
 
 
 async def test_replicas_killed_disk_full_lake_read_only_network_cut(tmp_path, mounts, network) -> None:
+    """The same in small, beside other tests: how late agents are is said, not judged."""
     fleet = Fleet(tmp_path, *mounts, network, MAIN)
     result, seen = await _run(fleet, agents=10, kills=(2, 0, 2), outage_s=2.0, cut_s=3.0)
     await _all_is_well(fleet, result, seen, 4)
@@ -247,6 +247,7 @@ async def test_fifty_agents_and_fifty_kills(tmp_path, mounts, network) -> None:
     fleet = Fleet(tmp_path, *mounts, network, MAIN)
     result, seen = await _run(fleet, agents=50, kills=(23, 2, 23), outage_s=20.0, cut_s=60.0)
     await _all_is_well(fleet, result, seen, 50)
+    assert _held_up(result) == []
 
 
 @pytest.mark.long

@@ -167,7 +167,9 @@ def test_no_row_is_of_two_phases(tmp_path, host, server):
     spans = [float(row["at_s"]) for row in stress]
     assert len(stress) >= 6
     assert max(spans) - min(spans) + 0.1 <= off - on
-    assert max(numbers(rows, "quiet", "p99_latency_s")) < SLOW_S < min(numbers(rows, "stress", "p99_latency_s"))
+    assert (
+        max(numbers(rows, "quiet", "p99_latency_s")) < SLOW_S < min(numbers(rows, "stress", "p99_latency_s"))
+    )
 
 
 def test_a_client_of_ones_own_can_measure(tmp_path, host, server):
