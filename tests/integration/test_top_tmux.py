@@ -108,11 +108,9 @@ def vms(lines: list[str]) -> list[str]:
 @pytest.mark.integration
 @pytest.mark.long
 def test_from_start_to_quit_the_terminal_is_as_it_was(agent: Agent, terminal: Terminal) -> None:
-    terminal.type("stty -a > before; clear", "Enter")
+    terminal.type(f"cd {agent.folder}; stty -a > before; clear", "Enter")
     before = terminal.state()
-    terminal.type(
-        f"cd {agent.folder}; stty -a > before; {WHITEPANDA} top --config agent.toml; echo rc=$?", "Enter"
-    )
+    terminal.type(f"{WHITEPANDA} top --config agent.toml; echo rc=$?", "Enter")
     terminal.until(has("demo-1  3 VMs", "● live", "web-1", "scan-1", "RUNQ%", "not shown: CPI/JOB"))
     assert terminal.state().startswith("1 ")
     terminal.type(">", ">")  # NAME, VERDICT, CPU: no VM suffers, so there is no SLOW-DOWN
