@@ -51,6 +51,8 @@ __all__ = [
 UNKNOWN = "-"
 _NO_LIMIT = 1000  # columns of a pipe: nothing is cut for a program such as grep
 _MIN_TEXT = 8
+_READABLE = 20  # of a text: most names of VMs whole
+_MOST_WANTED = 3  # columns up to this rank are there before texts are whole
 _SECOND_NS = 10**9
 
 _REMEDIES = {
@@ -284,19 +286,32 @@ def table_of(
 def narrowed(
     columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int
 ) -> tuple[list[Column], list[list[Text]], list[str]]:
-    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first."""
-    widths = least_widths(columns, rows)
+    """Leave out columns that have no room beside those of lower ranks; return their titles too, the last rank first.
+
+    Texts that can be read (and copied) go before further columns, but not before the most wanted ones.
+    """
+    least = least_widths(columns, rows)
+    natural = _natural_widths(columns, rows)
+    readable = [max(low, min(whole, _READABLE)) for low, whole in zip(least, natural, strict=True)]
+    kept = _kept(columns, least, width)
+    readably = _kept(columns, readable, width)
+    if all(at in readably for at in kept if columns[at].rank <= _MOST_WANTED):
+        kept = readably
+    by_rank = sorted(range(len(columns)), key=lambda at: -columns[at].rank)
+    left_out = [columns[at].title for at in by_rank if at not in kept]
+    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
+
+
+def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:
+    """Return the columns that have room, in their order; those of rank 0 whether they have or not."""
     room = width + 1  # nothing stands behind the last one
     kept = []
-    by_rank = sorted(range(len(columns)), key=lambda at: columns[at].rank)
-    for at in by_rank:
+    for at in sorted(range(len(columns)), key=lambda at: columns[at].rank):
         if columns[at].rank and widths[at] + 1 > room:
             continue  # a narrower one may still fit
         kept.append(at)
         room -= widths[at] + 1
-    left_out = [columns[at].title for at in reversed(by_rank) if at not in kept]
-    kept.sort()
-    return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows], left_out
+    return sorted(kept)
 
 
 def cut(text: str, width: int) -> str:

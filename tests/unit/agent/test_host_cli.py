@@ -27,14 +27,15 @@ ROOT = HERE.parents[2]
 PROGRAM = "from whitepanda.common.cli import main; main()"
 
 VMS_80 = """\
-NAME     JOB      vCPU GUEST% GIPS  CPI RUNQ% DISK NET VERDICT    SLOW BY
-inst…1f3 web         4   78.5 3.41 3.10  5.20 1.2M 12M ▼ victim  2.58x batc…0001
-inst…1f4 web         4   50.0 12.3 1.30  0.10    0 950 = normal  1.08x -
-batc…001 scan        4   99.0 2.50 2.00     0    0   0 ? unknown     - -
-new-1    bran…new    4   10.0 0.50    -     -    -   - ? unknown     - -
-paused-1 web         4      0    0    -     0    0   0 - paused      - -
+NAME              JOB       vCPU GUEST%  CPI RUNQ% VERDICT    SLOW BY
+instance-0000a1f3 web          4   78.5 3.10  5.20 ▼ victim  2.58x batch-0001
+instance-0000a1f4 web          4   50.0 1.30  0.10 = normal  1.08x -
+batch-0001        scan         4   99.0 2.00     0 ? unknown     - -
+new-1             brand-new    4   10.0    -     - ? unknown     - -
+paused-1          web          4      0    -     0 - paused      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
 no verdict on 2 of 5 VMs; most often: no statistics for job scan on this platform yet: version 7 has none
+no room for NET, DISK, GIPS: widen the terminal
 """
 
 VMS_NO_PMU = """\
@@ -533,15 +534,15 @@ def test_status_tells_threads_and_open_files_where_the_agent_does():
 
 
 VMS_SUFFERING = """\
-NAME     JOB      GUEST%  CPI RUNQ% NET VERDICT               SLOW-DOWN BY
-inst…1f3 web        78.5 3.10  5.20 12M ▼ victim     1.42x [1.30, 1.58] batc… +1
-batc…001 scan       99.0 2.00     0   0 ▲ inflicting                  - -
-inst…1f4 web        50.0 1.30  0.10 950 = steady                      - -
-new-1    bran…new   10.0    -     -   - ? unknown                     - -
-paused-1 web           0    -     0   0 - paused                      - -
+NAME              vCPU GUEST%  CPI VERDICT               SLOW-DOWN BY
+instance-0000a1f3    4   78.5 3.10 ▼ victim     1.42x [1.30, 1.58] batch-0001 +1
+batch-0001           4   99.0 2.00 ▲ inflicting                  - -
+instance-0000a1f4    4   50.0 1.30 = steady                      - -
+new-1                4   10.0    - ? unknown                     - -
+paused-1             4      0    - - paused                      - -
 contention on this host now; `whitepanda explain VM` shows the evidence
 no verdict on 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
-no room for DISK, GIPS, vCPU: widen the terminal
+no room for NET, DISK, GIPS, RUNQ%, JOB: widen the terminal
 """
 
 
