@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import uuid
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,8 @@ class SparkEngine:
             raise UnavailableError(
                 f"engine spark: {error}; install whitepanda[spark], or take engine duckdb (build.engine, --engine)"
             ) from error
+        # It says so of any pandas 3, at each use; the pair that requirements/ pins is tested.
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         settings = {
             "spark.driver.memory": f"{memory_limit_mib}m",
             "spark.sql.shuffle.partitions": str(partitions),

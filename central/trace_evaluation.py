@@ -57,8 +57,12 @@ class Truth:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: is not JSON: {error}") from error
         jobs = found.get("antagonists") if isinstance(found, dict) else None
-        if not isinstance(jobs, list) or not jobs:
+        if not isinstance(jobs, list):
             raise InputError(f'{path}: must be {{"antagonists": [job ids]}} with at least one job')
+        if not jobs:
+            raise InputError(
+                f"{path}: names no antagonist, so there is nothing to rank; name at least one job"
+            )
         known = found.get("coefficients")
         if known is not None and not isinstance(known, dict):
             raise InputError(f'{path}: "coefficients" must be {{job id: value}} (value {_short(known)})')

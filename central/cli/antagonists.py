@@ -20,6 +20,7 @@ from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from central.trace_slots import EngineOptions, rows_json, rows_line
 from collector.traces import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
+from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import (
     CaOption,
     CentralOption,
@@ -165,8 +166,8 @@ def evaluate(
         ),
     ],
     methods: Annotated[
-        str, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
-    ] = "",
+        str | None, typer.Option(help="Names with commas between: panda, panda_local, ...; default: all.")
+    ] = None,
     from_day: Annotated[
         int, typer.Option(min=1, max=_MAX_DAY, help="First day to evaluate; the first is 0.")
     ] = 20,
@@ -186,8 +187,11 @@ def evaluate(
     PANDA's section 5.2: at machine slots where mnCPI is above the machine's own 99th percentile and a victim is there
     for the third slot in a row, the mean percentile of the true antagonists among the tasks that may be blamed.
     """
+    names = tuple(name.strip() for name in (methods or "").split(",") if name.strip())
+    if methods is not None and not names:
+        raise InputError(f"--methods names none (value {methods!r}); leave it out for all")
     options = TraceEvaluationOptions(
-        methods=tuple(name.strip() for name in methods.split(",") if name.strip()),
+        methods=names,
         from_day=from_day,
         rule=LatencySensitiveRule(priority=priority, scheduling_class=scheduling_class),
         limits=TraceLimits(max_cpi=max_cpi),

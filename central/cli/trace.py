@@ -54,7 +54,8 @@ def synth(
 ) -> None:
     """Write a trace with known antagonists, in the Google cluster trace's columns.
 
-    Then: whitepanda antagonists evaluate TRACE --truth TRUTH.json
+    Then: whitepanda antagonists evaluate TRACE --truth TRUTH.json (but not of one without antagonists, such as preset
+    quiet: there is nothing to rank).
     """
     began = time.monotonic()
     short: dict[str, Any] = {

@@ -680,7 +680,7 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
         (None, (), "truth.json: cannot read: No such file"),
         ("{", (), "truth.json: is not JSON"),
         ("[]", (), 'must be {"antagonists": [job ids]} with at least one job'),
-        ('{"antagonists": []}', (), "with at least one job"),
+        ('{"antagonists": []}', (), "names no antagonist, so there is nothing to rank"),
         ('{"antagonists": [true]}', (), "job ids must be integers"),
         ('{"antagonists": [1], "coefficients": {"1": "x"}}', (), "coefficients finite numbers: could not"),
         (
@@ -707,6 +707,11 @@ def test_what_cannot_be_evaluated_is_one_clear_line(tmp_path, monkeypatch, capsy
         ),
         ('{"antagonists": ["-9223372036854775809"]}', (), "finite numbers: job '-92"),
         (100_000 * "[", (), "truth.json: is not JSON: "),
+        (
+            '{"antagonists": [1]}',
+            ("--methods", " ,"),
+            "--methods names none (value ' ,'); leave it out for all",
+        ),
         ('{"antagonists": [1]}', ("--methods", "guess"), "no method 'guess'; there are panda, panda_local"),
         ('{"antagonists": [1]}', ("--methods", "oracle"), "method oracle: the truth has no"),
         ('{"antagonists": [1]}', (), "no day to evaluate: days 0 to 0, evaluated from day 20"),
