@@ -46,6 +46,7 @@ class Contention:
         self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
         self._recorded_slot = 0
         self._threshold = section.mn_cpi_floor
+        self._judges = False
         self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
         # The last windows with their nCPI, and the version of the statistics that it is by.
         self._seen: tuple[int, list[tuple[CpiWindow, float]]] = (0, [])
@@ -75,7 +76,9 @@ class Contention:
         """Whether there is contention now."""
         if self.live is not None:
             return self.live.is_on
-        return antagonists.is_triggered(self.states, self._threshold, self._section.victim_slots)
+        return self._judges and antagonists.is_triggered(
+            self.states, self._threshold, self._section.victim_slots
+        )
 
     @property
     def excess(self) -> tuple[bool, float]:
@@ -96,6 +99,13 @@ class Contention:
         self._threshold = antagonists.mn_cpi_threshold(
             past, self._section.mn_cpi_percentile, self._section.mn_cpi_floor
         )
+        self._judges = True
+        if self._section.trigger == "noise_scaled":
+            # Not ready yet. By the floor alone each host would be found that is busier than the fleet is in the mean of
+            # a day: of quiet ones every eighth (docs/studies/trigger.md). What counts is a rise since the start.
+            self._judges = bool(past)
+            rise = self._section.mn_cpi_floor + max(0.0, min(past, default=0.0))
+            self._threshold = max(self._threshold, rise)
         slot = now_unix_ns // slot_ns
         if slot != self._recorded_slot:
             self._recorded_slot = slot

@@ -306,6 +306,48 @@ def report(name: str, counts: Counts) -> dict[str, object]:
     }
 
 
+def first_hours(seeds: Iterable[int]) -> dict[str, object]:
+    """Print how often a start in each hour of the quiet days brings an incident within its first hour, by two rules.
+
+    Slots of 300 s, a victim in three in a row. By the floor: mnCPI above 1. By the rise: above 1 more than in the
+    lowest slot since the start, before those three. And how often each finds a rise of CPI from the 20th minute on.
+    """
+    per_slot, slots = round(300 / STEP_S), 12
+
+    def by_slot(host: HostWeek) -> Array:
+        return np.asarray(host.cpi.reshape(-1, per_slot, VMS).mean(axis=1), dtype=np.float64)
+
+    sums = np.zeros((3, JOBS))
+    for seed in range(9000, 9012):
+        host = host_week(seed)
+        slotted = by_slot(host)
+        for column, j in enumerate(host.job):
+            c = slotted[:, column]
+            sums[:, j] += [len(c), c.sum(), (c * c).sum()]
+    mean = sums[1] / sums[0]
+    fleet = mean, np.sqrt(sums[2] / sums[0] - mean**2)
+    numbers: dict[str, object] = {}
+    for name, strength in (("false", 0.0), ("10 % more", 0.1), ("20 % more", 0.2)):
+        fired = {"floor": 0, "rise": 0}
+        starts = 0
+        for seed in seeds:
+            host = host_week(seed)
+            slotted = by_slot(host)
+            factor = np.ones((slots, VMS))
+            factor[4:] += strength * host.sensitivity / host.sensitivity.mean()
+            for first in range(0, DAYS * DAY // per_slot, slots):
+                z = n_cpi(host, slotted[first : first + slots] * factor, fleet)
+                on, mn = paper_on(z, -np.inf), z.mean(axis=1)
+                before = np.append([np.inf] * 3, np.minimum.accumulate(mn)[:-3])
+                fired["floor"] += bool((on & (mn > 1)).any())
+                fired["rise"] += bool((on & (mn > 1 + np.maximum(0, before))).any())
+                starts += 1
+        numbers[name] = {rule: count / starts for rule, count in fired.items()}
+        shares = ", ".join(f"by the {rule} {count} ({count / starts:.2%})" for rule, count in fired.items())
+        print(f"first hours of {starts} starts, {name}: {shares}", flush=True)
+    return numbers
+
+
 def choose(fleet: tuple[Array, Array]) -> float:
     """Return the lowest candidate that keeps to the wanted rate on the training seeds."""
     chosen = CANDIDATES[-1]
@@ -331,7 +373,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=60, help="host weeks that are evaluated")
-    parser.add_argument("--rules", default="ours,paper", help="of these two; ours takes most of the time")
+    parser.add_argument("--rules", default="ours,paper,starts", help="of these; ours takes most of the time")
     parser.add_argument("--threshold", type=float, help="instead of choosing one on the training seeds")
     parser.add_argument("--factor", type=float, help="of the equal false rate, instead of finding it")
     parser.add_argument("--json", type=Path, help="write the numbers here")
@@ -355,6 +397,8 @@ def main() -> None:
             "paper": report("the paper's rule", paper.counts),
             "equal": report(f"the paper's rule, limit moved by {equal.factor:g}", equal.counts),
         }
+    if "starts" in arguments.rules.split(","):
+        numbers["first_hours"] = first_hours(seeds)
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
 

@@ -116,11 +116,13 @@ async def course(central: CentralProcess) -> tuple[Host, Host]:
     first, second = Host(central, "host-1"), Host(central, "host-2")
     old = central.folder / "old.sqlite"
     async with first.connected(), second.connected():
+        for host in (first, second):  # what was there when they began would be none of their incidents
+            await host.live(5 * SLOT_WINDOWS, IDLE)
         await first.live(8 * SLOT_WINDOWS, BUSY)
         await second.live(5 * SLOT_WINDOWS, BUSY)
         await first.drained()
         central.kill()
-        await first.live(130 * SLOT_WINDOWS, IDLE)
+        await first.live(390 * SLOT_WINDOWS, IDLE)
         await first.live(6 * SLOT_WINDOWS, BUSY)
         async with asyncio.timeout(10):
             while first.uplink._pending:

@@ -139,7 +139,7 @@ def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
                 coefficients=[agent_pb2.Coefficient(job="scan", value=0.5)],
             )
         )
-    found = HostAnalysis(AnalysisSection(), PLATFORM, store)
+    found = HostAnalysis(AnalysisSection(trigger="paper"), PLATFORM, store)
     rows = (
         ("batch-0001", "scan", 2.0, False, 3.96),
         ("instance-0000a1f3", "web", 3.1, True, 3.14),

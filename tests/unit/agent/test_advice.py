@@ -38,7 +38,7 @@ VMS = (
 
 @pytest.fixture
 def host(tmp_path):
-    found = Host(tmp_path, AnalysisSection(mn_cpi_floor=1.0))
+    found = Host(tmp_path, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
     sent = update()
     sent.coefficients[0].standard_error = 0.05
     sent.coefficients[1].standard_error = math.nan

@@ -61,7 +61,7 @@ class Host:
 
     def __init__(self, tmp_path, section=None):
         self.store = CoefficientStore(tmp_path / "coefficients.json")
-        self.analysis = HostAnalysis(section or AnalysisSection(), PLATFORM, self.store)
+        self.analysis = HostAnalysis(section or AnalysisSection(trigger="paper"), PLATFORM, self.store)
         self.now = T0
 
     def run(self, windows, *vms):
@@ -80,6 +80,12 @@ class Host:
 @pytest.fixture
 def host(tmp_path):
     return Host(tmp_path)
+
+
+@pytest.fixture
+def own_noise(tmp_path):
+    """A host that judges by its own noise, once it knows it: what is so by default."""
+    return Host(tmp_path, AnalysisSection())
 
 
 VICTIM = {"vm": "web-1", "cpi": 3.1}
@@ -355,7 +361,7 @@ def test_a_clock_set_back_does_not_freeze_the_slots(host):
 
 
 def test_threshold_is_the_hosts_own_percentile_once_there_is_history(tmp_path):
-    host = Host(tmp_path, AnalysisSection(history_slots=120))
+    host = Host(tmp_path, AnalysisSection(trigger="paper", history_slots=120))
     host.store.apply(update(slot_s=10))
     host.run(101, {"vm": "web-1", "cpi": 1.9})  # nCPI 2
     assert host.analysis.mn_cpi_threshold == 1.0  # the youngest three slots are under test, no history
@@ -414,8 +420,9 @@ def noisy(host, windows, seed, rise=0.0):
     return reports
 
 
-def test_after_some_hours_the_trigger_is_the_hosts_own_noise(host):
+def test_after_some_hours_the_trigger_is_the_hosts_own_noise(own_noise):
     """Below the paper's floor of 1, above this host's noise: nCPI rises by 0.8."""
+    host = own_noise
     host.store.apply(update())
     assert noisy(host, 2000, 1) == []
     assert host.analysis.mn_cpi_threshold < 0.5
@@ -428,6 +435,28 @@ def test_after_some_hours_the_trigger_is_the_hosts_own_noise(host):
     assert not host.analysis.triggered
 
 
+def test_until_the_hosts_noise_is_known_only_a_rise_since_the_start_is_contention(own_noise):
+    """A host that is always above the mean of the fleet would report itself after each start."""
+    own_noise.store.apply(update())
+    own_noise.run(40, VICTIM, SCAN)
+    assert own_noise.explain("web-1").mn_cpi > 1
+    assert (own_noise.analysis.triggered, own_noise.analysis.take_triggers()) == (False, ())
+    limit = own_noise.analysis.mn_cpi_threshold
+    assert limit == pytest.approx(1 + own_noise.explain("web-1").mn_cpi)
+    own_noise.run(12, {**VICTIM, "cpi": 4.5}, SCAN)
+    assert own_noise.analysis.triggered
+
+
+def test_a_rise_since_the_start_is_contention_while_it_lasts(own_noise):
+    own_noise.store.apply(update())
+    own_noise.run(12, {**VICTIM, "cpi": 1.2}, SCAN)
+    own_noise.run(9, VICTIM, SCAN)
+    assert own_noise.analysis.triggered
+    own_noise.run(200, VICTIM, SCAN)  # what it rose from stays known
+    assert own_noise.analysis.triggered
+    assert own_noise.analysis.mn_cpi_threshold == 1.0
+
+
 def test_the_papers_rule_stays_selectable(tmp_path):
     host = Host(tmp_path, AnalysisSection(trigger="paper"))
     host.store.apply(update())
@@ -436,7 +465,8 @@ def test_the_papers_rule_stays_selectable(tmp_path):
     assert noisy(host, 30, 2, rise=0.8 * 0.35) == []
 
 
-def test_a_new_version_of_the_statistics_is_no_contention(host):
+def test_a_new_version_of_the_statistics_is_no_contention(own_noise):
+    host = own_noise
     host.store.apply(update())
     noisy(host, 400, 1)
     lower = update(8)
@@ -447,7 +477,8 @@ def test_a_new_version_of_the_statistics_is_no_contention(host):
     assert host.analysis.mn_cpi_threshold > 2.0
 
 
-def test_a_window_that_was_hardly_watched_is_no_sign(host):
+def test_a_window_that_was_hardly_watched_is_no_sign(own_noise):
+    host = own_noise
     host.store.apply(update())
     noisy(host, 400, 1)
     for _ in range(12):

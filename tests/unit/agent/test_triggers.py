@@ -35,7 +35,7 @@ def trigger(now: int, victims: int = 1, suspects: int = 1) -> Trigger:
 
 @pytest.fixture
 def host(tmp_path):
-    found = Host(tmp_path, AnalysisSection(mn_cpi_floor=1.0))
+    found = Host(tmp_path, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
     assert found.store.apply(update())
     return found
 
