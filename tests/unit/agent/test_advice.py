@@ -142,15 +142,27 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
         report = both.with_advice(told).recommendations
         explained = both.for_vm("uuid-web-1")
         assert [(one.action, one.vm) for one in report] == [(one.action, one.vm) for one in explained]
+        of_the_victim = [
+            [one.evidence for one in each if one.vm == "uuid-web-1"] for each in (report, explained)
+        ]
+        assert of_the_victim[0] == of_the_victim[1] != []
         return report
 
     found = against(OnlyTheOtherOne())
     assert {one.vm for one in found} == {"uuid-noisy-1", "uuid-web-1", ""}
     assert "web-1 is 1.62 times as slow as it would be" in found[-1].evidence
     assert any(one.vm == "uuid-scan-1" for one in against(None))
-    cap = next(one for one in against(CloudWhiteSays()) if one.action == "cap_cpu")
-    assert cap.vm == "uuid-scan-1"
-    assert "this host's own analysis says that it inflicts" in cap.evidence
+
+    class OnOthers(CloudWhiteSays):
+        """It inflicts, but web-1 is a victim by central's statistics only."""
+
+        def verdict(self, uuid):
+            return Suffering("inflicting" if uuid == "uuid-scan-1" else "steady", "", 0)
+
+    for found_here in (CloudWhiteSays(), OnOthers()):
+        cap = next(one for one in against(found_here) if one.action == "cap_cpu")
+        assert cap.vm == "uuid-scan-1"
+        assert "this host's own analysis says that it inflicts" in cap.evidence
 
 
 def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path):
