@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.analysis.actions import recommend
 from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
 from agent.config import ActSection
-from agent.host_analysis import Explanation
 from agent.state import AgentState, VmView
 from agent.triggers import Trigger, TriggerVictim
+from agent.verdicts import Verdict
 
 __all__ = ["Advisor", "Coefficients", "limits_of"]
 
@@ -29,6 +29,16 @@ class Coefficients(Protocol):
 
     def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
         """A_k of a job; None: not known."""
+
+
+class _Accused(NamedTuple):
+    """Who may be blamed, as a report and an explanation name it; `score` None: not known."""
+
+    vm: str
+    name: str
+    job: str
+    cpu_usage_cores: float
+    score: float | None
 
 
 class Advisor:
@@ -50,12 +60,10 @@ class Advisor:
         """Return a report with what could be done about what it tells."""
         vms = {vm.uuid: vm for vm in self._state.vms()}
         now = trigger.unix_ns
+        accused = [_Accused(s.vm, s.name, s.job, s.cpu_usage_cores, s.score) for s in trigger.suspects]
         situation = Situation(
             victims=tuple(self._victim(v, vms) for v in trigger.victims),
-            suspects=tuple(
-                self._suspect(s.vm, s.name, s.job, s.cpu_usage_cores, s.score, vms, now)
-                for s in trigger.suspects
-            ),
+            suspects=self._suspects(accused, vms, self._culprits([v.vm for v in trigger.victims])),
             mn_cpi=trigger.mn_cpi,
             mn_cpi_threshold=trigger.mn_cpi_threshold,
             lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
@@ -92,12 +100,10 @@ class Advisor:
         if vm is None or analysis is None:
             return ()
         why = analysis.explain(uuid)
-        found = self._state.cloud_white.verdict(uuid) if self._state.cloud_white is not None else None
+        found = self._found(uuid)
         suffers_by_itself = found is not None and found.behaviour == "victim"
         if why.verdict.verdict != "victim" and not suffers_by_itself:
             return ()
-        culprits = found.culprits if found is not None and suffers_by_itself else ()
-        ratio = found.degradation.ratio if found is not None and found.degradation is not None else math.nan
         victim = Victim(
             uuid,
             vm.name,
@@ -105,12 +111,13 @@ class Advisor:
             cpi=why.cpi,
             mean_cpi=why.statistics.mean if why.statistics else None,
             threshold_cpi=why.victim_threshold_cpi if why.verdict.verdict == "victim" else None,
-            degradation=ratio if math.isfinite(ratio) else why.verdict.degradation,
+            degradation=self._degradation(uuid, why.verdict.degradation),
             is_libvirt=vm.manager == "libvirt",
         )
+        accused = [_Accused(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score) for s in why.suspects]
         situation = Situation(
             victims=(victim,),
-            suspects=self._suspects(why, vms, culprits),
+            suspects=self._suspects(accused, vms, self._culprits([uuid])),
             mn_cpi=why.mn_cpi if why.triggered else None,
             mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
             is_cut=why.n_cpi is not None and is_cut(why.n_cpi),
@@ -118,49 +125,61 @@ class Advisor:
         )
         return recommend(situation)
 
+    # --- what the host's own analysis has found ---
+
+    def _found(self, uuid: str) -> Verdict | None:
+        return self._state.cloud_white.verdict(uuid) if self._state.cloud_white is not None else None
+
+    def _culprits(self, victims: Sequence[str]) -> tuple[str, ...]:
+        """Return who inflicts what these VMs suffer, each once."""
+        found = [self._found(uuid) for uuid in victims]
+        each = [one.culprits for one in found if one is not None and one.behaviour == "victim"]
+        return tuple(dict.fromkeys(uuid for culprits in each for uuid in culprits))
+
+    def _degradation(self, uuid: str, by_cpi: float | None) -> float | None:
+        """Return how many times as slow a VM is: the host's estimate of latency, else by its CPI."""
+        found = self._found(uuid)
+        ratio = found.degradation.ratio if found is not None and found.degradation is not None else math.nan
+        return ratio if math.isfinite(ratio) else by_cpi
+
+    # --- suspects and victims ---
+
     def _suspects(
-        self, why: Explanation, vms: Mapping[str, VmView], culprits: Sequence[str]
+        self, accused: Sequence[_Accused], vms: Mapping[str, VmView], culprits: Sequence[str]
     ) -> tuple[Suspect, ...]:
         """Return those that are accused by coefficients, in their order, and then those that the host itself found."""
         now = self._state.host().now_unix_ns
-        found = {
-            s.uuid: self._suspect(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score, vms, now)
-            for s in why.suspects
-        }
+        scored = {one.vm: one for one in accused}
         for uuid in culprits:
-            vm, accused = vms.get(uuid), found.get(uuid)
-            if vm is not None and (accused is None or accused.score is None):
+            vm, known = vms.get(uuid), scored.get(uuid)
+            if vm is not None and (known is None or known.score is None):
                 # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
-                over_slot = accused.cpu_usage_cores if accused is not None else 0.0
+                over_slot = known.cpu_usage_cores if known is not None else 0.0
                 cores = _value(vm, "cpu_usage_cores")
-                cores = over_slot if cores is None else cores
-                found[uuid] = self._suspect(uuid, vm.name, vm.job, cores, None, vms, now)
-        named = set(culprits)
-        marked = [replace(s, inflicts=s.vm in named) for s in found.values()]
+                scored[uuid] = _Accused(uuid, vm.name, vm.job, over_slot if cores is None else cores, None)
+        marked = []
+        for one in scored.values():
+            found = self._found(one.vm)
+            behaviour = found.behaviour if found is not None else "unknown"
+            inflicts = one.vm in culprits or behaviour == "inflicting"
+            suspect = self._suspect(one, vms, now)
+            is_cleared = not inflicts and behaviour in ("steady", "victim")
+            marked.append(replace(suspect, inflicts=inflicts, is_cleared=is_cleared))
         # Whoever is found by both ways is the likelier.
         return tuple(sorted(marked, key=lambda s: not (s.inflicts or (s.score or 0.0) > 0)))
 
-    def _suspect(
-        self,
-        vm: str,
-        name: str,
-        job: str,
-        cores: float,
-        score: float | None,
-        vms: Mapping[str, VmView],
-        now_unix_ns: int,
-    ) -> Suspect:
-        view, known = vms.get(vm), self._store.coefficient(job, now_unix_ns)
+    def _suspect(self, one: _Accused, vms: Mapping[str, VmView], now_unix_ns: int) -> Suspect:
+        view, known = vms.get(one.vm), self._store.coefficient(one.job, now_unix_ns)
         error = known.standard_error if known is not None else None
         return Suspect(
-            vm,
-            name,
-            job,
-            cores,
+            one.vm,
+            one.name,
+            one.job,
+            one.cpu_usage_cores,
             vcpus=view.vcpus if view else None,
             coefficient=known.value if known else None,
             standard_error=error or None,  # central of an older version sends 0 for what it does not know
-            score=score,
+            score=one.score,
             llc_bytes=_value(view, _LLC),
             all_llc_bytes=_sum(vms, _LLC),
             memory_bytes_per_s=_value(view, _MEMORY),
@@ -170,15 +189,16 @@ class Advisor:
         )
 
     def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
-        analysis = self._state.analysis
-        degradation = analysis.verdict(victim.vm).degradation if analysis and victim.vm in vms else None
+        analysis = self._state.analysis if victim.vm in vms else None
+        by_cpi = analysis.verdict(victim.vm).degradation if analysis else None
         return Victim(
             victim.vm,
             victim.name,
             victim.job,
             cpi=victim.cpi,
+            mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
             threshold_cpi=victim.threshold_cpi,
-            degradation=degradation,
+            degradation=self._degradation(victim.vm, by_cpi),
             is_libvirt=victim.vm in vms and vms[victim.vm].manager == "libvirt",
         )
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent import metrics
 from agent.deltas import Reading
 from agent.state import SourceView, UplinkView
-from agent.verdicts import BEHAVIOURS
+from agent.verdicts import BEHAVIOURS, held_of, runs
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
@@ -133,7 +133,8 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
     victim = GaugeMetricFamily(
-        "whitepanda_vm_victim", "1 where the VM is a victim now, 0 where it is not; unknown: no sample."
+        "whitepanda_vm_victim",
+        "1 where the VM is a victim now by either analysis, 0 where it is none; unknown, or not running: no sample.",
     )
     degradation = GaugeMetricFamily(
         "whitepanda_vm_degradation_ratio",
@@ -141,11 +142,13 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
     )
     for labels, vm in labelled:
         verdict = vm.verdict
-        if verdict is None:
-            continue
-        if verdict.verdict != "unknown":
-            victim.add_sample(victim.name, labels, verdict.verdict == "victim")
-        if verdict.degradation is not None:
+        held = held_of(
+            vm.suffering.behaviour if vm.suffering is not None else "unknown",
+            verdict.verdict if verdict is not None else "unknown",
+        )
+        if held != "unknown" and runs(vm.state):
+            victim.add_sample(victim.name, labels, held == "victim")
+        if verdict is not None and verdict.degradation is not None:
             degradation.add_sample(degradation.name, labels, verdict.degradation)
     yield victim
     yield degradation

@@ -9,11 +9,42 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BEHAVIOURS", "Behaviour", "Degradation", "Reasoning", "Shown", "SignalView", "Verdict", "VmEvent"]
+__all__ = [
+    "BEHAVIOURS",
+    "Behaviour",
+    "Degradation",
+    "Reasoning",
+    "Shown",
+    "SignalView",
+    "Verdict",
+    "VmEvent",
+    "held_of",
+    "runs",
+]
 
 #: The words of `agent.analysis.detector.Behaviour`.
 Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
 BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "inflicting", "victim")
+
+
+def held_of(behaviour: str, verdict: str) -> str:
+    """Return the one word for a VM that two analyses judge: what people and Prometheus are told.
+
+    A VM that suffers by either is a victim; else the host's word counts, and central's where the host has none.
+
+    Args:
+        behaviour: by the host's own analysis, of `BEHAVIOURS`; "unknown" also where it does not look.
+        verdict: by central's statistics: "victim", "normal" or "unknown".
+
+    """
+    if "victim" in (behaviour, verdict):
+        return "victim"
+    return behaviour if behaviour != "unknown" else verdict
+
+
+def runs(state: str) -> bool:
+    """Whether a VM in this state of libvirt's words runs, so that a verdict is of now; "" is not known: it does."""
+    return state in ("", "running")
 
 
 @dataclass(frozen=True, slots=True)

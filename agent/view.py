@@ -64,6 +64,7 @@ class VmSnapshot(NamedTuple):
     now: JoinedVm | None = None
     verdict: Verdict | None = None
     suffering: Suffering | None = None
+    state: str = "running"
 
 
 class Snapshot(NamedTuple):
@@ -127,7 +128,16 @@ class StateView:
         judge = self.analysis.verdict if self.analysis is not None else lambda _uuid: None
         suffering = self.cloud_white.verdict if self.cloud_white is not None else lambda _uuid: None
         vms = (
-            VmSnapshot(uuid, vm.identity.name, vm.job, vm.rates, vm.now, judge(uuid), suffering(uuid))
+            VmSnapshot(
+                uuid,
+                vm.identity.name,
+                vm.job,
+                vm.rates,
+                vm.now,
+                judge(uuid),
+                suffering(uuid),
+                vm.identity.state,
+            )
             for vm in self.pipeline.table
             for uuid in (vm.identity.uuid,)
         )

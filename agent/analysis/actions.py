@@ -17,8 +17,10 @@ from agent.analysis.effects import (
     Z95,
     effect_of_less,
     effect_without,
+    is_left_alone,
+    is_near,
     is_small_part,
-    is_too_small,
+    is_spared,
     signal_of,
     unknown_effect,
 )
@@ -51,28 +53,44 @@ _LIBVIRT = ("virsh", "-c", "qemu:///system")
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     """Rank what could be done, the best first; () where nobody suffers.
 
-    What is expected to be enough comes first, then what nobody can tell, then what is not enough. Among these the
-    suspect with the higher score, and the action that disturbs less: a limit that is undone in a second before a
-    migration. To do nothing is always the last, unless nothing is known to do against a suspect: then it is the first.
-    A suspect whose CPU is too small a part of it (`is_too_small`) is neither capped nor migrated.
+    What is expected to be enough comes first, then what nobody can tell, then what is not enough but near it, or is
+    against a VM that the host itself has found to inflict. Among these the suspect with the higher score, and the
+    action that disturbs less: a limit that is undone in a second before a migration. Next is to do nothing, which is
+    better than what costs a VM its CPU and leaves most of the contention; it is the very first where nothing better is
+    known to do against a suspect. One that is to be left alone (`is_left_alone`) is neither capped nor migrated.
     """
     if not situation.victims:
         return ()
     victim = situation.victims[0]
     blamed = [s for s in situation.suspects if (s.score is not None and s.score > 0) or s.inflicts]
-    found: list[tuple[int, Recommendation]] = []
-    for place, suspect in enumerate(blamed[:_MAX_SUSPECTS]):
-        found += [(place, one) for one in _against(suspect, victim, situation)]
-    is_helpless = not found
-    found.append((len(blamed), _migrate_victim(victim, situation)))
-    found.sort(key=lambda one: (_HELPS[one[1].effect.helps], one[0], _DISTURBS[one[1].action]))
-    ranked = [one for _, one in found[: MAX_RECOMMENDATIONS - 1]]
-    small = [suspect for suspect in blamed if is_too_small(suspect, situation)]
-    nothing = _nothing(victim, situation, blamed, small)
-    return (nothing, *ranked) if is_helpless else (*ranked, nothing)
+    found: list[tuple[int, int, Recommendation]] = []
+    pursued = [suspect for suspect in blamed if not is_spared(suspect, situation)]
+    for place, suspect in enumerate(pursued[:_MAX_SUSPECTS]):
+        found += [(_rank(one.effect, suspect), place, one) for one in _against(suspect, victim, situation)]
+    is_helpless = all(rank > _NOTHING for rank, _, _ in found)
+    migration = _migrate_victim(victim, situation)
+    found.append((_HELPS[migration.effect.helps], len(blamed), migration))
+    found = sorted(found, key=_order)[: MAX_RECOMMENDATIONS - 1]
+    found.append((_FIRST if is_helpless else _NOTHING, 0, _nothing(victim, situation, blamed)))
+    return tuple(one for _, _, one in sorted(found, key=_order))
 
 
 _HELPS = {True: 0, None: 1, False: 2}
+_FIRST, _NOTHING, _WORSE = -1, 3, 4
+
+
+def _rank(effect: Effect, suspect: Suspect) -> int:
+    """Return how good an action against a suspect is, beside `_NOTHING`."""
+    if effect.helps is False and not suspect.inflicts and not is_near(effect):
+        return _WORSE
+    return _HELPS[effect.helps]
+
+
+def _order(one: tuple[int, int, Recommendation]) -> tuple[int, int, int]:
+    rank, place, recommendation = one
+    return rank, place, _DISTURBS[recommendation.action]
+
+
 _DISTURBS: dict[Action, int] = {
     "cap_cpu": 0,
     "limit_cache": 1,
@@ -110,7 +128,7 @@ def _about(
 
 
 def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
-    is_worth_it = not is_too_small(suspect, situation)
+    is_worth_it = not is_left_alone(suspect, situation)
     if is_worth_it:
         yield from _cap(suspect, victim, situation)
     if not suspect.is_vm:
@@ -156,7 +174,11 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         effect=effect_of_less(suspect, victim, situation, suspect.cpu_usage_cores - cores),
         amount=cores,
         unit="cores",
-        evidence=(*_why(suspect), *_per_vcpu(suspect, cores)),
+        evidence=(
+            f"from {suspect.cpu_usage_cores:.3g} to {cores:.3g} cores",
+            *_why(suspect),
+            *_per_vcpu(suspect, cores),
+        ),
         commands=commands,
     )
 
@@ -310,18 +332,22 @@ def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> 
     )
 
 
-def _nothing(
-    victim: Victim, situation: Situation, blamed: Sequence[Suspect], small: Sequence[Suspect]
-) -> Recommendation:
+def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) -> Recommendation:
     lines = list(_suffering(victim))
     if situation.lasted_s > 0:
         lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
+    alone = [suspect for suspect in blamed if is_left_alone(suspect, situation)]
+    small = [suspect for suspect in alone if is_small_part(suspect, situation)]
+    spared = [suspect for suspect in alone if suspect not in small]
     if small:
-        named = ", ".join(f"{suspect.name} {suspect.score or 0.0:.3g}" for suspect in small[:_MAX_SUSPECTS])
-        lines.append(f"too small a part of it to be limited (score): {named}")
-    if len(small) < len(blamed):
+        lines.append(f"too small a part of it to be limited (score): {_scores(small)}")
+    if spared:
+        lines.append(
+            f"not limited, as this host finds that another one inflicts it (score): {_scores(spared)}"
+        )
+    if len(alone) < len(blamed):
         lines.append("it goes on as long as the suspect does what it does")
-    elif not small:
+    elif not alone:
         lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
     signal, before, threshold = signal_of(victim, situation)
     return Recommendation(
@@ -343,6 +369,10 @@ def _nothing(
 
 
 # --- evidence ---
+
+
+def _scores(suspects: Sequence[Suspect]) -> str:
+    return ", ".join(f"{suspect.name} {suspect.score or 0.0:.3g}" for suspect in suspects[:_MAX_SUSPECTS])
 
 
 def _why(suspect: Suspect) -> tuple[str, ...]:

@@ -9,11 +9,14 @@ from agent.analysis.recommendations import Effect, Situation, Suspect, Victim
 
 __all__ = [
     "MATERIAL_SHARE",
+    "NEAR_SHARE",
     "Z95",
     "effect_of_less",
     "effect_without",
+    "is_left_alone",
+    "is_near",
     "is_small_part",
-    "is_too_small",
+    "is_spared",
     "signal_of",
     "unknown_effect",
 ]
@@ -23,6 +26,9 @@ Z95 = 1.959964
 
 #: Of the way from mnCPI to its threshold: whose whole CPU makes up less is not worth being limited.
 MATERIAL_SHARE = 0.25
+
+#: Of the same way: what makes up so much brings mnCPI near its threshold.
+NEAR_SHARE = 0.75
 
 
 def signal_of(
@@ -77,12 +83,36 @@ def effect_without(suspect: Suspect, victim: Victim, situation: Situation) -> Ef
 
 def is_small_part(suspect: Suspect, situation: Situation) -> bool:
     """Whether mnCPI would go less than `MATERIAL_SHARE` of the way to its threshold without this suspect."""
+    return _makes_up(suspect, situation, MATERIAL_SHARE) is False
+
+
+def is_spared(suspect: Suspect, situation: Situation) -> bool:
+    """Whether the host itself has found that another one inflicts and this one does not.
+
+    A coefficient is of a job over the whole fleet, and the host looks at this very VM: so it is limited only if mnCPI
+    would come near its threshold without it.
+    """
+    if not suspect.is_cleared or not any(other.inflicts for other in situation.suspects):
+        return False
+    return not _makes_up(suspect, situation, NEAR_SHARE)
+
+
+def is_left_alone(suspect: Suspect, situation: Situation) -> bool:
+    """Whether less of a suspect's CPU is not worth it; never where the host itself has found that it inflicts."""
+    return not suspect.inflicts and (is_small_part(suspect, situation) or is_spared(suspect, situation))
+
+
+def is_near(effect: Effect) -> bool:
+    """Whether an effect in mnCPI goes `NEAR_SHARE` of the way to the threshold, or further."""
+    before, after, threshold = effect.before, effect.after, effect.threshold
+    if before is None or after is None or threshold is None:
+        return False
+    return before - after >= NEAR_SHARE * (before - threshold)
+
+
+def _makes_up(suspect: Suspect, situation: Situation, share: float) -> bool | None:
+    """Whether a suspect's whole CPU is so much of the way from mnCPI to its threshold; None: that is not known."""
     a, mn_cpi, threshold = suspect.coefficient, situation.mn_cpi, situation.mn_cpi_threshold
     if a is None or mn_cpi is None or threshold is None:
-        return False
-    return a * suspect.cpu_usage_cores < MATERIAL_SHARE * (mn_cpi - threshold)
-
-
-def is_too_small(suspect: Suspect, situation: Situation) -> bool:
-    """Whether less of a suspect's CPU is not worth it; never where the host itself has found that it inflicts."""
-    return is_small_part(suspect, situation) and not suspect.inflicts
+        return None
+    return a * suspect.cpu_usage_cores >= share * (mn_cpi - threshold)

@@ -64,6 +64,7 @@ class Suspect:
         llc_bytes: of the cache that it has, of `all_llc_bytes` that all VMs have.
         memory_bytes_per_s: its memory traffic, of `all_memory_bytes_per_s` of all VMs.
         inflicts: the host's own analysis says that it makes others suffer.
+        is_cleared: the host's own analysis knows it and says that it does not: it is steady, or suffers itself.
         has_quota: its owner has set a CPU quota already, whose value is not known here.
         is_libvirt: as in `Victim`.
 
@@ -82,6 +83,7 @@ class Suspect:
     memory_bytes_per_s: float | None = None
     all_memory_bytes_per_s: float = 0.0
     inflicts: bool = False
+    is_cleared: bool = False
     has_quota: bool = False
     is_libvirt: bool = True
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from agent.cli import _render as render
+from agent.verdicts import held_of, runs
 from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [
@@ -61,26 +62,21 @@ _BY_TEXT = {word.text: word for word in WORDS}
 
 
 def word_of(vm: host_pb2.VmSummary) -> Word:
-    """Return what is held of a VM: by the host's own analysis, or by central's statistics if only these know.
-
-    A VM that suffers by either is a victim; one that does not run has its state.
-    """
-    if vm.state and vm.state != "running":
+    """Return what is held of a VM by both analyses (`agent.verdicts.held_of`); one that does not run has its state."""
+    if not runs(vm.state):
         return Word(vm.state, "-", DIM, 4)
-    own, told = _held_of(vm)
-    if VICTIM in (own, told):
-        return VICTIM
-    return own if own is not UNKNOWN else told
+    own, told = _by_each(vm)
+    return _BY_TEXT[held_of(own.text, told.text)]
 
 
-def _held_of(vm: host_pb2.VmSummary) -> tuple[Word, Word]:
+def _by_each(vm: host_pb2.VmSummary) -> tuple[Word, Word]:
     """Return what the host's own analysis, and what central's statistics hold of a VM."""
     return _BY_TEXT.get(render.behaviour(vm), UNKNOWN), _BY_TEXT.get(vm.verdict, UNKNOWN)
 
 
 def disagreement(vm: host_pb2.VmSummary) -> str:
     """Say which of the two holds a VM for a victim, where only one does; "" where it is none, or one does not look."""
-    own, told = _held_of(vm)
+    own, told = _by_each(vm)
     if word_of(vm) is not VICTIM or own is told or not vm.HasField("cloud_white"):
         return ""
     lines = [f"{own.text} by the host's own analysis", f"{told.text} by central's statistics"]

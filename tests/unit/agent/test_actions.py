@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
-from agent.analysis.effects import MATERIAL_SHARE
+from agent.analysis.effects import MATERIAL_SHARE, NEAR_SHARE
 from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
 from agent.recommendation_messages import recommendation_message
 from whitepanda.common.recommendations import recommendation_lines
@@ -78,13 +78,64 @@ def test_what_the_host_alone_found_has_no_expected_effect_but_a_first_step():
     assert "no coefficient of job scan" in by_action(unknown_job, "cap_cpu").effect.unknown_because
 
 
-def test_what_is_not_enough_comes_after_what_nobody_can_tell():
+def test_to_do_nothing_is_better_than_what_leaves_most_of_it_and_worse_than_what_comes_near():
     weak = replace(SCAN, coefficient=0.1, standard_error=0.01, score=0.4)
     found = recommend(situation(weak))
-    assert actions(found) == ["migrate_victim", "cap_cpu", "migrate_suspect", "nothing"]
+    assert actions(found) == ["nothing", "migrate_victim", "cap_cpu", "migrate_suspect"]
     cap = by_action(found, "cap_cpu")
     assert cap.amount == pytest.approx(0.1)  # no VM is starved for it
     assert cap.effect.after > cap.effect.threshold
+    ends_there = recommend(situation(replace(weak, score=2.0, vm="uuid-2", coefficient=0.5), weak))
+    assert actions(ends_there)[-3:] == ["nothing", "cap_cpu", "migrate_suspect"]
+    after_what_cannot_be_told = ["migrate_victim", "cap_cpu", "migrate_suspect", "nothing"]
+    near = replace(weak, coefficient=0.8 / 4, standard_error=0.001, score=0.8)
+    for better in (near, replace(weak, inflicts=True)):
+        one = recommend(situation(better))
+        assert actions(one) == after_what_cannot_be_told
+        assert by_action(one, "cap_cpu").effect.helps is False
+
+
+def train(**changes):
+    """Of the demonstration: nearly a whole host's CPU, and a coefficient that hardly accuses it."""
+    usual = Suspect(
+        "uuid-train", "train-1", "train", 20.9, vcpus=24, coefficient=0.026, standard_error=0.001, score=0.543
+    )
+    return replace(usual, **changes)
+
+
+def test_whom_the_host_finds_innocent_is_left_alone_while_another_one_inflicts():
+    """20.9 cores were to be cut to half a core, for mnCPI 2.47 instead of 3: just above a quarter of the way."""
+    scan = replace(SCAN, cpu_usage_cores=14.0, score=7.0, inflicts=True)
+
+    def against_train(*suspects):
+        found = recommend(situation(*suspects, mn_cpi=3.0))
+        return [one.action for one in found if one.vm == "uuid-train"]
+
+    for known in ({"mn_cpi": 3.0}, {"mn_cpi": None, "mn_cpi_threshold": None}):
+        heavy = train(is_cleared=True, llc_bytes=6e6, all_llc_bytes=1e7)
+        found = recommend(situation(heavy, scan, host=RDT, **known))
+        assert (found[0].action, found[0].vm) == ("cap_cpu", UUID)
+        assert "uuid-train" not in {one.vm for one in found}
+        said = "not limited, as this host finds that another one inflicts it (score): train-1 0.543"
+        assert said in found[-1].evidence
+    # The host knows nothing of it, or of nobody who inflicts: the coefficient alone says so.
+    assert against_train(scan, train()) == ["cap_cpu", "migrate_suspect"]
+    assert against_train(replace(scan, inflicts=False), train(is_cleared=True))
+    # It brings mnCPI near its threshold: the host may be wrong.
+    strong = {"is_cleared": True, "standard_error": 0.0001}
+    assert against_train(scan, train(coefficient=NEAR_SHARE * 2 / 20.9 + 1e-9, **strong))
+    assert not against_train(scan, train(coefficient=NEAR_SHARE * 2 / 20.9 - 1e-9, **strong))
+
+
+def test_who_is_left_alone_takes_nobodys_place():
+    innocents = [train(vm=f"uuid-{n}", score=9.0, is_cleared=True) for n in range(4)]
+    late = replace(SCAN, coefficient=None, score=None, inflicts=True)
+    assert recommend(situation(*innocents, late, mn_cpi=3.0))[0].vm == UUID
+
+
+def test_a_cap_says_from_how_many_cores_to_how_many():
+    cap = by_action(recommend(situation(train(), mn_cpi=3.0, host=HostLimits(min_cores=0.5))), "cap_cpu")
+    assert (cap.amount, cap.evidence[0]) == (0.5, "from 20.9 to 0.5 cores")
 
 
 def test_whose_whole_cpu_is_a_small_part_of_it_is_not_starved_for_nothing():

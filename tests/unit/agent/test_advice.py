@@ -16,6 +16,7 @@ from agent.batches import trigger_message
 from agent.config import ActSection, AnalysisSection
 from agent.local_api import LocalApi
 from agent.state import MetricView, VmView
+from agent.verdicts import Degradation
 from agent.verdicts import Verdict as Suffering
 from tests.unit.agent.canned_agents import HOST, State
 from tests.unit.agent.test_host_analysis import CALM, SCAN, VICTIM, Host, update
@@ -116,6 +117,52 @@ def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
     assert (cap.action, cap.vm, cap.amount) == ("cap_cpu", "uuid-scan-1", 2.0)
     assert "this host's own analysis says that it inflicts" in cap.evidence
     assert cap.effect.after is None
+
+
+def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(host):
+    (told,) = host.analysis.take_triggers()
+
+    class OnlyTheOtherOne(CloudWhiteSays):
+        """The host holds scan-1, which has the coefficient, for steady, and finds another one."""
+
+        def verdict(self, uuid):
+            if uuid == "uuid-web-1":
+                estimate = Degradation(1.62, 1.35, 1.94)
+                return Suffering("victim", "", 0, culprits=("uuid-noisy-1",), degradation=estimate)
+            return Suffering("steady", "", 0)
+
+    sent = update(version=9)
+    sent.coefficients[0].value = 0.3  # by which scan-1 is two thirds of what is too much
+    assert host.store.apply(sent)
+
+    def against(cloud_white):
+        vms = (*VMS, view("noisy-1", "noisy", cpu_usage_cores=3.0))
+        state = State(replace(HOST, now_unix_ns=host.now), vms, host.analysis, cloud_white)
+        both = Advisor(state, host.store, HostLimits())
+        report = both.with_advice(told).recommendations
+        explained = both.for_vm("uuid-web-1")
+        assert [(one.action, one.vm) for one in report] == [(one.action, one.vm) for one in explained]
+        of_the_victim = [
+            [one.evidence for one in each if one.vm == "uuid-web-1"] for each in (report, explained)
+        ]
+        assert of_the_victim[0] == of_the_victim[1] != []
+        return report
+
+    found = against(OnlyTheOtherOne())
+    assert {one.vm for one in found} == {"uuid-noisy-1", "uuid-web-1", ""}
+    assert "web-1 is 1.62 times as slow as it would be" in found[-1].evidence
+    assert any(one.vm == "uuid-scan-1" for one in against(None))
+
+    class OnOthers(CloudWhiteSays):
+        """It inflicts, but web-1 is a victim by central's statistics only."""
+
+        def verdict(self, uuid):
+            return Suffering("inflicting" if uuid == "uuid-scan-1" else "steady", "", 0)
+
+    for found_here in (CloudWhiteSays(), OnOthers()):
+        cap = next(one for one in against(found_here) if one.action == "cap_cpu")
+        assert cap.vm == "uuid-scan-1"
+        assert "this host's own analysis says that it inflicts" in cap.evidence
 
 
 def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path):

@@ -7,12 +7,14 @@ import pytest
 
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.daemon import make_plans
+from agent.exposition import render
 from agent.metrics import METRICS
 from agent.pipeline import Pipeline, timely_sources
 from agent.rates import HostRates, VmRates
 from agent.slots import Slots
 from agent.state import UplinkView
 from agent.ticks import TickSchedule
+from agent.verdicts import Verdict
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample
@@ -171,6 +173,30 @@ def test_the_view_tells_reasons_not_zeros(pipeline, clock):
     assert {(m.value, m.reason) for m in vm.metrics[:24]} == {(None, Reason.VM_STARTING)}
     assert {m.value for m in vm.metrics[24:]} == {None}
     assert {m.reason for m in vm.metrics[24:]} <= {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+def test_a_victim_by_the_hosts_own_analysis_alone_is_one_for_prometheus_while_it_runs(clock, state):
+    class Found:
+        dropped_events = 0
+
+        def verdict(self, uuid):
+            return Verdict("victim", "it suffers", 0)
+
+    def take():
+        seconds = (clock.unix - UNIX0) / S
+        known = replace(identity(name="db7"), state=state)
+        return SourceSample("simulated", clock.mono, clock.unix, {"u1": vm_sample(seconds)}, None, (known,))
+
+    pipeline = Pipeline(CONFIG, HandSlots(take))
+    for _ in range(3):
+        pipeline.tick(clock.mono)
+        clock.advance(S)
+    view = view_of(pipeline, clock)
+    view.cloud_white = Found()  # and no analysis by central's statistics
+    page = render(view.snapshot())[0].decode()
+    told = [line for line in page.splitlines() if line.startswith("whitepanda_vm_victim{")]
+    assert told == (['whitepanda_vm_victim{job="db",name="db7",vm="u1"} 1.0'] if state == "running" else [])
 
 
 # -- disks, which are polled slowly

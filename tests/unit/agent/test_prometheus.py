@@ -20,6 +20,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent import prometheus
+from agent.batches import behaviour_number
+from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, load
 from agent.daemon import Daemon
 from agent.exposition import family_name, render
@@ -29,7 +31,7 @@ from agent.prometheus import MetricsServer
 from agent.rates import VmRates
 from agent.slots import SourcePlan
 from agent.state import HostView, MetricView, SourceView, UplinkView
-from agent.verdicts import Degradation
+from agent.verdicts import BEHAVIOURS, Degradation
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from central.pki import issue, make_ca
@@ -37,6 +39,7 @@ from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, joined, vm_sample
 from whitepanda.common.errors import ConfigError, TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles
+from whitepanda.v1 import host_pb2
 
 RATES = VmRates(*(float(index) for index in range(len(VmRates._fields))))
 SOURCES = (
@@ -45,6 +48,7 @@ SOURCES = (
     SourceView("ovs", "off"),
 )
 NO_TLS = TlsFiles()
+UNKNOWN = Verdict("unknown", "", None, Reason.NO_COEFFICIENTS)
 UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
 
 
@@ -139,7 +143,7 @@ def test_verdicts_are_told_where_they_are_known():
     verdicts = {
         "u1": Verdict("victim", "", 1.7),
         "u2": Verdict("normal", "", 1.0),
-        "u3": Verdict("unknown", "", None, Reason.NO_COEFFICIENTS),
+        "u3": UNKNOWN,
         "u4": None,
     }
     vms = [VmSnapshot(uuid, "", "", RATES, None, verdict) for uuid, verdict in verdicts.items()]
@@ -147,6 +151,27 @@ def test_verdicts_are_told_where_they_are_known():
     assert [(labels["vm"], value) for labels, value in page["whitepanda_vm_victim"]] == [("u1", 1), ("u2", 0)]
     told = [(labels["vm"], value) for labels, value in page["whitepanda_vm_degradation_ratio"]]
     assert told == [("u1", 1.7), ("u2", 1.0)]
+
+
+def test_a_victim_by_either_analysis_is_one_as_in_vms_and_top():
+    central = {"victim": Verdict("victim", ""), "normal": Verdict("normal", ""), "unknown": UNKNOWN}
+    told = {}
+    for own in (*BEHAVIOURS, None):
+        for word in (*central, None):
+            suffering = Suffering(own, "", 0) if own else None
+            vm = VmSnapshot(
+                "u1", "a", "j", RATES, verdict=central[word] if word else None, suffering=suffering
+            )
+            samples = page_of(snapshot(vm)).get("whitepanda_vm_victim", [])
+            told[own or "unknown", word or "unknown"] = [value for _, value in samples]
+            assert page_of(snapshot(vm._replace(state="paused"))).get("whitepanda_vm_victim") is None
+            # The very word that `vms` and `top` show.
+            summary = host_pb2.VmSummary(state="running", verdict=word or "unknown")
+            summary.cloud_white.behaviour = behaviour_number(own or "unknown")
+            assert (word_of(summary) is VICTIM) == (told[own or "unknown", word or "unknown"] == [1])
+    assert told["victim", "normal"] == told["victim", "unknown"] == told["steady", "victim"] == [1]
+    assert told["steady", "unknown"] == told["unknown", "normal"] == told["inflicting", "normal"] == [0]
+    assert told["unknown", "unknown"] == []
 
 
 def test_the_uplink_is_there_where_it_is_on():
