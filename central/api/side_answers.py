@@ -144,9 +144,10 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
     hosts = tuple(getattr(request, f"{prefix}hosts", ()))
     if max(len(hosts), len(not_hosts)) > _MAX_HOSTS:
         raise InputError(f"{prefix}hosts must be at most {_MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
-    until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64) or now_ns
+    asked_until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64)
+    until = asked_until or now_ns
     since = getattr(request, f"{prefix}since_unix_ns") or max(until - _WEEK_NS, 0)
-    if since >= now_ns:
+    if since >= until and not asked_until:
         raise InputError(f"{prefix}since_unix_ns is in the future: {_utc(since)} (value {since})")
     if not since < until:
         raise InputError(

@@ -150,7 +150,7 @@ export function histogram(title, sentence, edges, series, unit, what) {
   }));
 }
 
-const SPARK_WIDTH = 160;
+const SPARK_WIDTH = 140;
 const SPARK_HEIGHT = 28;
 
 /** A small line within a row; gaps of more than `most` steps stay gaps. */

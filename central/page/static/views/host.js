@@ -75,9 +75,8 @@ export function draw(host, route) {
   const steps = `Steps of ${Math.round(host.step_ns / 1e9)} s`;
   const vms = [
     { label: "VM", value: name, cell: (vm) => vmLink(vm, { hours: route.parameters.hours, at: route.parameters.at }) },
-    { label: "Draw", value: (vm) => Number(drawn.has(vm.vm)), hint: `in the charts: ${MOST_LINES} VMs at most`, cell: (vm) => h("input", {
+    { label: "Draw", value: (vm) => Number(drawn.has(vm.vm)), hint: "in the charts", cell: (vm) => h("input", {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
-      title: isFull && !drawn.has(vm.vm) ? `${MOST_LINES} VMs are drawn, no more can be: clear another box first` : null,
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
     { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
@@ -85,7 +84,7 @@ export function draw(host, route) {
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
     { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "Mean slow-down", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
-    { label: "Found last", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? h("span", { title: vm.last_event.reason }, found(vm.last_event)) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
+    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? h("span", { title: vm.last_event.reason }, found(vm.last_event)) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },
   ];
@@ -107,7 +106,7 @@ export function draw(host, route) {
       timeChart("CPU usage", `${steps}; ${which(byUsage.length === 1 ? "the VM that uses the most" : `the ${byUsage.length} VMs that use the most`)}. Shaded: incidents.`, seconds,
         byUsage.map((vm) => line(vm, vm.cpu_usage_cores)), "cores", spans, most),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}`, vms, host.vms, "No VM ran.")),
+    section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > drawn.size ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, host.vms, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
       INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, "No incident in this time.")),
   ];

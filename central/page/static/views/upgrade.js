@@ -48,7 +48,7 @@ const DAY_MS = 86_400_000;
 const wrong = (message) => new AskError(400, message);
 
 function comparison({ by = "hosts", new: changed, current, metric }) {
-  if (!SIDES.some(([way]) => way === by)) throw wrong(`by=${by} is no way to compare; it is ${SIDES.map(([way]) => way).join(", ")}`);
+  if (!SIDES.some(([way]) => way === by)) throw wrong(`by=${by} is no way to compare; it is one of ${SIDES.map(([way]) => way).join(", ")}`);
   const isNone = by === "hosts" ? !names(changed).length : !changed;
   if (isNone) throw wrong(`“${NEW}” is empty; name ${NEEDED[by]}`);
   if (by === "platform") {
