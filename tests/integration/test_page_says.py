@@ -1,4 +1,4 @@
-"""What the fleet page says in a real browser: of charts, effects and plans, and of questions that cannot be answered."""
+"""What the fleet page says in a real browser: of charts, effects, plans, and questions that cannot be answered."""
 
 from __future__ import annotations
 
