@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 from playwright.async_api import Browser
 
+from central.page.files import read_files
 from tests.support.browser import chromium, watched
 from tests.support.page_fleet import PageCentral, Size
 
@@ -99,10 +100,25 @@ async def paint(browser: Browser, url: str, link: str) -> dict[str, float]:
         }  # fmt: skip
 
 
+def weight() -> dict[str, int]:
+    """Bytes of all files of the page but the licence of its library, as they are and as they are sent."""
+    files = [file for file in read_files() if not file.path.endswith(".LICENSE")]
+    return {
+        "files": len(files),
+        "bytes": sum(len(file.content) for file in files),
+        "compressed_bytes": sum(len(file.compressed) for file in files),
+    }
+
+
 async def measure(folder: Path, size: Size) -> dict[str, object]:
     begun = time.perf_counter()
     central = PageCentral(folder, size)
-    found: dict[str, object] = {"made_s": time.perf_counter() - begun, "calls": {}, "views": {}}
+    found: dict[str, object] = {
+        "made_s": time.perf_counter() - begun,
+        "weight": weight(),
+        "calls": {},
+        "views": {},
+    }
     async with central, chromium() as browser:
         for path in CALLS:
             times, cpu = [], []
@@ -138,6 +154,10 @@ def main() -> None:
         return
     made, vms = found["made_s"], options.hosts * options.vms
     print(f"{options.hosts:,} hosts, {vms:,} VMs; made in {made:.0f} s; load {os.getloadavg()[0]:.1f}")
+    page = found["weight"]
+    print(
+        f"the page: {page['files']} files, {page['bytes']:,} bytes, {page['compressed_bytes']:,} compressed"
+    )
     print("\nanswer                          first ms   (CPU)   median ms   (CPU)   bytes (gzip)")
     for path, row in found["calls"].items():
         first = f"{row['first_ms']:9.0f} {row['first_cpu_ms']:7.0f}"

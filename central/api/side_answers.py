@@ -6,13 +6,15 @@ Imported when the first such question comes: scipy and what else it needs would 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
 from central.api.work import NotThereError
-from central.fleet.lake_rows import Side, metrics, read_side
+from central.fleet.lake_rows import NoTaskError, Side, metrics, read_places, read_side
 from central.fleet.plan import Plan, PlanOptions, make_plan
 from central.fleet.tables import Rows, jobs_of
 from central.lake import Lake
@@ -22,6 +24,7 @@ from whitepanda.v1 import fleet_pb2
 
 __all__ = ["compare_sides", "plan_observation"]
 
+_JOBS = "jobs"  # what the one side of a plan is called
 _S_NS = 10**9
 _WEEK_NS = 7 * 86_400 * _S_NS
 _MAX_SPAN_DAYS = 92
@@ -31,6 +34,9 @@ _MAX_TASKS = 500_000  # of a side
 _MAX_JOBS = 10_000  # of one answer, which the protocol's limit of 4 MiB still holds
 _MIN_COVERAGE = 0.8  # as `whitepanda fleet compare` has it
 _MEMORY_MIB = 512
+#: The page has no fields for some parameters.
+_OF_THE_API = "parameters of the API, options of `whitepanda fleet`"
+_MOST_NAMED = 3  # unknown hosts in one message
 
 
 def plan_observation(
@@ -46,23 +52,29 @@ def plan_observation(
     """
     options = _plan_options(request)
     metric = _metric(request.metric)
-    return _plan(lake, _side("jobs", request, "", (), now_ns), metric, options)
+    return _plan(lake, _side(_JOBS, request, "", (), now_ns), metric, options)
 
 
 def compare_sides(
-    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int
+    lake: Lake, request: fleet_pb2.CompareSidesRequest, now_ns: int, known_hosts: Collection[str] = ()
 ) -> fleet_pb2.SideComparison:
     """Answer CompareSides.
 
+    Args:
+        lake: where from.
+        request: the question.
+        now_ns: now, in ns since 1970.
+        known_hosts: that ever connected; who names another one, of which the lake has nothing either, is told so.
+
     Raises:
-        NotThereError: the lake has nothing of a side.
+        NotThereError: the lake has nothing of a side, or a host is unknown.
         InputError: the request is wrong, or the jobs that both sides have are too few.
         LakeError: the lake is damaged or newer than this program.
 
     """
     metric = _metric(request.metric)
     options = _compare_options(request)
-    return _compare(lake, _sides(request, now_ns), metric, options)
+    return _compare(lake, _sides(request, now_ns), metric, options, known_hosts)
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
@@ -132,8 +144,11 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
     hosts = tuple(getattr(request, f"{prefix}hosts", ()))
     if max(len(hosts), len(not_hosts)) > _MAX_HOSTS:
         raise InputError(f"{prefix}hosts must be at most {_MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
-    until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64) or now_ns
+    asked_until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64)
+    until = asked_until or now_ns
     since = getattr(request, f"{prefix}since_unix_ns") or max(until - _WEEK_NS, 0)
+    if since >= until and not asked_until:
+        raise InputError(f"{prefix}since_unix_ns is in the future: {_utc(since)} (value {since})")
     if not since < until:
         raise InputError(
             f"{prefix}since_unix_ns must be before {prefix}until_unix_ns (values {since}, {until})"
@@ -148,11 +163,69 @@ def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_
     return Side(name, hosts or None, not_hosts, platform, since, until)
 
 
-def _read(lake: Lake, side: Side, metric: str) -> Rows:
+def _read(lake: Lake, side: Side, metric: str, known_hosts: Collection[str] = ()) -> Rows:
     try:
-        return read_side(lake, side, metric, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
+        rows = read_side(lake, side, metric, memory_limit_mib=_MEMORY_MIB, threads=1, max_tasks=_MAX_TASKS)
+    except NoTaskError as error:
+        raise NotThereError(_why_nothing(lake, side, metric, known_hosts)) from error
     except InputError as error:
         raise NotThereError(str(error)) from error
+    # A name that is mistyped would otherwise be on the other side, among the rest.
+    named = [host for host in side.hosts or () if host not in known_hosts]
+    strangers = set(named).difference(rows.observed.machine.tolist())
+    if strangers:
+        hosts, _ = _places(lake, side)
+        unknown = [host for host in named if host in strangers and host not in hosts]
+        if unknown:
+            raise NotThereError(_who_is_unknown(side, unknown))
+    return rows
+
+
+def _places(lake: Lake, side: Side) -> tuple[Collection[str], Sequence[str]]:
+    """Return hosts and platforms that have samples in a side's time."""
+    in_its_time = Side(side.text, from_ns=side.from_ns, until_ns=side.until_ns)
+    return read_places(lake, in_its_time, memory_limit_mib=_MEMORY_MIB, threads=1)
+
+
+def _why_nothing(lake: Lake, side: Side, metric: str, known_hosts: Collection[str]) -> str:
+    """Return why a side has no task, with what to do."""
+    days = lake.days()
+    if not days:
+        return "no data yet: central's lake is empty; windows are in it a minute after an agent has measured them"
+    hosts, platforms = _places(lake, side)
+    when = f"from {_utc(side.from_ns or 0)} to {_utc(side.until_ns or 0)}"
+    prefix = "" if side.text == _JOBS else f"{side.text}_"
+    unknown = [host for host in side.hosts or () if host not in hosts and host not in known_hosts]
+    if unknown:
+        return _who_is_unknown(side, unknown)
+    if not hosts:
+        return (
+            f"nothing was measured {when}; the lake has windows of {days[0]} to {days[-1]}: take another time"
+        )
+    if side.platform is not None and side.platform not in platforms:
+        return (
+            f"{prefix}platform {side.platform[:80]!r}: no host of it was measured {when}; "
+            f"there are {', '.join(platforms)}"
+        )
+    which = f"the {side.text} side" if prefix else "the fleet"
+    where = " on the hosts that the other side does not name" if side.not_hosts else ""
+    return (
+        f"{which} has no VM with {metric} {when}{where}; take another time, or others; "
+        "`whitepanda doctor` on a host says why its VMs have none"
+    )
+
+
+def _who_is_unknown(side: Side, hosts: Sequence[str]) -> str:
+    named = ", ".join(repr(host[:80]) for host in hosts[:_MOST_NAMED])
+    more = f" and {len(hosts) - _MOST_NAMED:,} more" if len(hosts) > _MOST_NAMED else ""
+    return (
+        f"{side.text}_hosts: nothing is known of host {named}{more}: it never connected, and the lake has nothing "
+        "of it in this time; mend its name, or leave it out"
+    )
+
+
+def _utc(unix_ns: int) -> str:
+    return datetime.fromtimestamp(unix_ns // _S_NS, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb2.ObservationPlan:
@@ -160,6 +233,12 @@ def _plan(lake: Lake, side: Side, metric: str, options: PlanOptions) -> fleet_pb
     jobs = jobs_of(rows)
     if not len(jobs.job):
         raise NotThereError(f"no job's {metric} varies between its instances there; there is nothing to plan")
+    most = int(jobs.instances.max())
+    if most < options.min_instances:
+        raise InputError(
+            f"no job has {options.min_instances} VMs with {metric} there, the largest has {most}; take a longer time "
+            f"or more hosts, or lower min_instances ({_OF_THE_API})"
+        )
     made = make_plan(jobs, options)
     if len(made.jobs.job) > _MAX_JOBS:
         raise InputError(
@@ -202,16 +281,20 @@ def _plan_message(made: Plan, rows: Rows, flat: int, side: Side) -> fleet_pb2.Ob
 
 
 def _compare(
-    lake: Lake, sides: tuple[Side, Side], metric: str, options: dict[str, Any]
+    lake: Lake,
+    sides: tuple[Side, Side],
+    metric: str,
+    options: dict[str, Any],
+    known_hosts: Collection[str],
 ) -> fleet_pb2.SideComparison:
-    current, new = (_read(lake, side, metric) for side in sides)
+    current, new = (_read(lake, side, metric, known_hosts) for side in sides)
     try:
         found = compare(current.observed, new.observed, current.weights, **options)
     except TooLittleCovered as error:
         raise InputError(
             f"{error.jobs} jobs have {options['min_instances']} instances on two machines of both sides and cover "
-            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time, "
-            "or lower min_coverage or min_instances"
+            f"{error.coverage:.1%} of CURRENT's weight, less than {options['min_coverage']:.0%}; take a longer time "
+            f"or more hosts, or lower min_coverage or min_instances ({_OF_THE_API})"
         ) from error
     message = _comparison_message(found, current)
     for name, side in zip(("current", "new"), sides, strict=True):

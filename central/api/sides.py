@@ -10,6 +10,7 @@ import grpc
 
 from central.api.paging import Context, abort
 from central.api.work import NotThereError, Worker
+from central.journal import Journal
 from central.lake import Lake, LakeError
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import fleet_pb2
@@ -23,6 +24,7 @@ class SideQueries:
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
     _lake: Lake
+    _journal: Journal
     _heavy: Worker
     _clock_unix_ns: Callable[[], int]
     check_operator: Callable[[Context], Awaitable[None]]
@@ -49,7 +51,7 @@ class SideQueries:
         def answer() -> fleet_pb2.SideComparison:
             from central.api.side_answers import compare_sides  # noqa: PLC0415 - scipy, only where it is asked for
 
-            return compare_sides(self._lake, request, self._clock_unix_ns())
+            return compare_sides(self._lake, request, self._clock_unix_ns(), self._journal.hosts)
 
         return await self._told(answer, context)
 

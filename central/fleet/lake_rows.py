@@ -12,7 +12,7 @@ that a task used, in cores, stands for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,11 +32,24 @@ from whitepanda.common.errors import InputError
 if TYPE_CHECKING:
     import ibis.expr.types as ir
 
-__all__ = ["SIDE_KEYS", "Side", "metrics", "parse_side", "parse_sides", "read_side"]
+__all__ = [
+    "SIDE_KEYS",
+    "NoTaskError",
+    "Side",
+    "metrics",
+    "parse_side",
+    "parse_sides",
+    "read_places",
+    "read_side",
+]
 
 SIDE_KEYS = ("hosts", "platform", "from", "until")
 _KEY = re.compile(rf"(?:^|,)\s*(rest|{'|'.join(SIDE_KEYS)})\s*(?:=|(?=,|$))")
 _COUNTED = ("ipc", "mips")
+
+
+class NoTaskError(InputError):
+    """A side has no sample with the metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,31 +140,22 @@ def read_side(
         max_tasks: refuse more.
 
     Raises:
-        InputError: the side has no sample with the metric, or too many tasks.
+        NoTaskError: the side has no sample with the metric.
+        InputError: there is no such metric, or the side has too many tasks.
         LakeError: the lake is damaged or newer than this program.
 
     """
     if metric not in metrics():
         raise InputError(f"metric {metric} is not in the lake; it has {', '.join(metrics())}")
-    days = [
-        day
-        for day in lake.days()
-        if (side.from_ns is None or day >= day_of(side.from_ns))
-        and (side.until_ns is None or day <= day_of(side.until_ns))
-    ]
-    try:
-        with answering(memory_limit_mib, threads) as connection:
-            tasks = _tasks(_filtered(lake.samples(connection, days), side), metric)
-            if max_tasks is not None:
-                tasks = tasks.limit(max_tasks + 1)
-            table = connection.to_pyarrow(tasks)
-    except LakeError:
-        raise
-    except Exception as error:  # the engine's own kinds differ by back end
-        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
+
+    def tasks(samples: ir.Table) -> ir.Table:
+        found = _tasks(samples, metric)
+        return found if max_tasks is None else found.limit(max_tasks + 1)
+
+    table = _queried(lake, side, memory_limit_mib, threads, tasks)
     column = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     if not table.num_rows:
-        raise InputError(f"side '{side.text}': no task of the lake has {metric} there")
+        raise NoTaskError(f"side '{side.text}': no task of the lake has {metric} there")
     if max_tasks is not None and table.num_rows > max_tasks:
         raise InputError(
             f"side '{side.text}': more than {max_tasks:,} tasks; take a shorter time or fewer hosts"
@@ -164,6 +168,45 @@ def read_side(
         metric,
         "cpu_usage_cores",
     )
+
+
+def read_places(
+    lake: Lake, side: Side, *, memory_limit_mib: int = 2048, threads: int = 2
+) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the hosts and the platforms that a side has samples of, with whatever metric.
+
+    Raises:
+        LakeError: the lake is damaged or newer than this program.
+
+    """
+    table = _queried(
+        lake,
+        side,
+        memory_limit_mib,
+        threads,
+        lambda samples: samples[["machine", "host", "platform"]].distinct(),
+    )
+    columns = {name: {str(each) for each in table[name].to_pylist() if each} for name in table.column_names}
+    return frozenset(columns["machine"] | columns["host"]), tuple(sorted(columns["platform"]))
+
+
+def _queried(
+    lake: Lake, side: Side, memory_limit_mib: int, threads: int, query: Callable[[ir.Table], ir.Table]
+) -> pa.Table:
+    """Run a query of a side's samples; only days that it has are read."""
+    days = [
+        day
+        for day in lake.days()
+        if (side.from_ns is None or day >= day_of(side.from_ns))
+        and (side.until_ns is None or day <= day_of(side.until_ns))
+    ]
+    try:
+        with answering(memory_limit_mib, threads) as connection:
+            return connection.to_pyarrow(query(_filtered(lake.samples(connection, days), side)))
+    except LakeError:
+        raise
+    except Exception as error:  # the engine's own kinds differ by back end
+        raise LakeError(f"{lake.name}: cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
 def _filtered(samples: ir.Table, side: Side) -> ir.Table:

@@ -19,8 +19,11 @@ function uplot() {
   return library;
 }
 
+/** How many colours there are. */
+export const COLOURS = 8;
+
 /** Colours that people who see red and green alike can tell apart (Okabe and Ito), as the style sheet has them. */
-const colour = (k) => getComputedStyle(document.documentElement).getPropertyValue(`--line-${(k % 8) + 1}`).trim();
+const colour = (k) => getComputedStyle(document.documentElement).getPropertyValue(`--line-${(k % COLOURS) + 1}`).trim();
 const named = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function axis(more) {
@@ -49,7 +52,7 @@ const HEIGHT = 260;
 
 function chart(title, sentence, data, options) {
   const place = h("div", { class: "chart", role: "img", "aria-label": `${title}. ${sentence}` });
-  const figure = h("figure", null, h("figcaption", null, title), place);
+  const figure = h("figure", null, h("figcaption", null, title, h("span", { class: "quiet", "aria-hidden": "true" }, sentence)), place);
   const draw = async () => {
     const uPlot = await uplot();
     if (!place.isConnected || !place.clientWidth) return;
@@ -84,9 +87,10 @@ function bridged(values, most) {
  * Lines over time.
  *
  * @param {string} title above it.
- * @param {string} sentence what it shows, for those who do not see it.
+ * @param {string} sentence what it shows: below the title, and for those who do not see the lines.
  * @param {number[]} seconds since 1970.
- * @param {Array} lines each {label, values (null where not known), dash: whether it is a threshold, points}.
+ * @param {Array} lines each {label, values (null where not known), dash: whether it is a threshold, points, colour: its
+ *   number where it is not its place}.
  * @param {string} unit of y.
  * @param {Array} spans [from, to] in seconds that are shaded.
  * @param {number} most gaps of so many steps are drawn over.
@@ -102,7 +106,7 @@ export function timeChart(title, sentence, seconds, lines, unit, spans = [], mos
       { label: "Time", value: (_u, s) => (s === null ? "–" : clock(s * 1e3)) },
       ...lines.map((line, k) => ({
         label: line.label,
-        stroke: line.dash ? named("--ink") : colour(k),
+        stroke: line.dash ? named("--ink") : colour(line.colour ?? k),
         width: line.dash ? 1 : 2,
         dash: line.dash ? [6, 4] : undefined,
         spanGaps: false,
@@ -146,7 +150,7 @@ export function histogram(title, sentence, edges, series, unit, what) {
   }));
 }
 
-const SPARK_WIDTH = 160;
+const SPARK_WIDTH = 140;
 const SPARK_HEIGHT = 28;
 
 /** A small line within a row; gaps of more than `most` steps stay gaps. */

@@ -47,12 +47,13 @@ export function field(label, attributes, options) {
   return h("div", { class: "field" }, h("label", { for: id }, label), input);
 }
 
-/** A form whose fields become the parameters of a view's link. */
+/** A form whose fields become the parameters of a view's link; with none of them filled the view says what is missing. */
 export function form(path, label, submit, ...fields) {
   const go = (event) => {
     event.preventDefault();
-    const given = [...new FormData(event.target)].filter(([, value]) => value.trim() !== "").map(([k, v]) => [k, v.trim()]);
-    const link = `#${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+    const all = [...new FormData(event.target)].map(([k, v]) => [k, v.trim()]);
+    const given = all.filter(([, value]) => value !== "");
+    const link = `#${path}?${new URLSearchParams(given.length ? given : all.slice(0, 1))}`;
     if (link === location.hash) window.dispatchEvent(new Event("hashchange"));
     else location.hash = link;
   };

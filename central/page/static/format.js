@@ -18,6 +18,11 @@ export function count(value) {
   return value.toLocaleString("en");
 }
 
+/** How many of what: 1 host, 2 hosts. */
+export function counted(value, one, several = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : several}`;
+}
+
 /** A value with what one standard error to both sides makes of it at 95 %. */
 export function interval(value, standardError, digits = 3) {
   if (!isKnown(value)) return NONE();
@@ -68,7 +73,7 @@ export function duration(ns) {
   if (s < 120) return `${s} s`;
   if (s < 7200) return `${Math.round(s / 60)} min`;
   if (s < 172_800) return `${plain(s / 3600, 1)} h`;
-  return `${Math.round(s / 86_400)} days`;
+  return counted(Math.round(s / 86_400), "day");
 }
 
 /** A fixed64 of nanoseconds from milliseconds: too large for a number of this language. */

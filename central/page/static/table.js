@@ -1,6 +1,6 @@
 // Tables with a caption, buttons that sort, and a filter where there are many rows.
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, counted } from "./format.js";
 
 const SHOWN = 200;
 const FILTERED_FROM = 15;
@@ -76,7 +76,7 @@ export function table(id, caption, columns, rows, empty) {
         fill();
         headers[0].firstChild.focus();
       };
-      note.append(`${count(rest)} more rows. `, h("button", { type: "button", id: `${id}-all`, onclick: unfold }, "Show all"));
+      note.append(`${counted(rest, "more row")}. `, h("button", { type: "button", id: `${id}-all`, onclick: unfold }, "Show all"));
     }
   }
 

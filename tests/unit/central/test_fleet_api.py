@@ -155,8 +155,8 @@ async def test_decisions_are_refused_with_a_code_and_a_line(served):
     sides = fleet_pb2.CompareSidesRequest(current_platform="p", new_platform="q")
     runtime = fleet_pb2.PredictRuntimeRequest(job="web", platform="p", epsilons=[0.1])
     for method, request, wanted, said in (
-        ("PlanObservation", jobs, "NOT_FOUND", "side 'jobs': no task of the lake has ipc there"),
-        ("CompareSides", sides, "NOT_FOUND", "side 'current': no task of the lake has ipc there"),
+        ("PlanObservation", jobs, "NOT_FOUND", "no data yet: central's lake is empty; "),
+        ("CompareSides", sides, "NOT_FOUND", "no data yet: central's lake is empty; "),
         ("CompareSides", None, "INVALID_ARGUMENT", "current and new are the same samples"),
         (
             "PredictRuntime",

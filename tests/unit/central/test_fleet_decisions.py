@@ -124,6 +124,10 @@ async def test_a_plan_has_the_numbers_of_the_command_line(asked, local, lake, ru
     assert (found["since_unix_ns"], found["until_unix_ns"]) == (0, 2 * DAY_NS)
 
 
+TOO_FEW = (
+    "0 jobs have 40 instances on two machines of both sides and cover 0.0% of CURRENT's weight, less than 80%; take a "
+    "longer time or more hosts, or lower min_coverage or min_instances (parameters of the API, options of `whitepanda"
+)
 WRONG_QUESTIONS = [
     ("/v1/observation-plan", 400, "margin_percent must be above 0 (value 0)"),
     ("/v1/observation-plan?margin_percent=x", 400, "margin_percent must be a number (value 'x')"),
@@ -135,7 +139,7 @@ WRONG_QUESTIONS = [
         400,
         "metric 'x' is not in the lake; it has ipc, mips",
     ),
-    ("/v1/observation-plan?margin_percent=1", 404, "side 'jobs': no task of the lake has ipc there"),
+    ("/v1/observation-plan?margin_percent=1", 404, "nothing was measured from 20"),
     (
         f"/v1/observation-plan?margin_percent=1&until_unix_ns={100 * DAY_NS}&since_unix_ns=1",
         400,
@@ -144,7 +148,7 @@ WRONG_QUESTIONS = [
     (
         f"/v1/observation-plan?margin_percent=1&min_instances=99&until_unix_ns={DAY_NS}",
         400,
-        "no job has 99 instances (column instances); see min_instances",
+        "no job has 99 VMs with ipc there, the largest has 40; take a longer time or more hosts, or lower",
     ),
     (
         f"/v1/observation-plan?margin_percent=1e-6&until_unix_ns={DAY_NS}",
@@ -157,11 +161,40 @@ WRONG_QUESTIONS = [
     ("/v1/comparison?current_rest=true&new_rest=true", 400, "current_rest and new_rest cannot both be"),
     ("/v1/comparison?confidence=2", 400, "confidence must be 0.5 to 0.9999, or 0 for 0.95 (value 2)"),
     ("/v1/comparison?new_since_unix_ns=9&new_until_unix_ns=9", 400, "new_since_unix_ns must be before"),
-    (f"/v1/comparison?new_hosts=x&{ENDS}", 404, "side 'new': no task of the lake has ipc there"),
+    (
+        f"/v1/comparison?new_hosts=x&{ENDS}",
+        404,
+        "new_hosts: nothing is known of host 'x': it never connected, and the lake has nothing of it in this time;",
+    ),
+    (
+        f"/v1/comparison?current_rest=true&new_hosts=x&new_hosts=h01&new_hosts=y&{ENDS}",
+        404,
+        "new_hosts: nothing is known of host 'x', 'y': ",
+    ),
+    (
+        f"/v1/comparison?{'&'.join(f'new_hosts=x{k}' for k in range(5))}&{ENDS}",
+        404,
+        "new_hosts: nothing is known of host 'x0', 'x1', 'x2' and 2 more: ",
+    ),
+    (
+        f"/v1/comparison?new_platform=Z&{ENDS}",
+        404,
+        "new_platform 'Z': no host of it was measured from 1970-01-01 00:00 UTC to 1970-01-03 00:00 UTC; there",
+    ),
+    (
+        f"/v1/comparison?{DAY_1}&{ENDS}&metric=memory_stall_ratio&current_platform=P",
+        404,
+        "the current side has no VM with memory_stall_ratio from 1970-01-02 00:00 UTC to 1970-01-03 00:00 UTC; take",
+    ),
+    (
+        f"/v1/comparison?new_since_unix_ns={2**62}",
+        400,
+        f"new_since_unix_ns is in the future: 2116-02-20 23:53 UTC (value {2**62})",
+    ),
     (
         f"/v1/comparison?{UPGRADED}&{ENDS}&min_instances=40",
         400,
-        "0 jobs have 40 instances on two machines of both sides and cover 0.0% of CURRENT's weight",
+        TOO_FEW,
     ),
 ]
 

@@ -1,6 +1,6 @@
 // Is the data whole? The lake, what was refused and why, agents that are late or gone.
 import { facts, h, section } from "../dom.js";
-import { bytes, count, duration, number, time } from "../format.js";
+import { bytes, count, counted, duration, number, time } from "../format.js";
 import { table } from "../table.js";
 import { hostLink, hostState, state } from "../words.js";
 
@@ -57,13 +57,13 @@ export function draw({ status: s, health: d }) {
       ["Batches that wait for the lake", count(s.journal_batches)],
       ["Damaged files of the lake", s.damaged_files ? state("failed", count(s.damaged_files)) : state("ok", "none found")],
       ["Newest segment", time(d.last_segment_unix_ns)],
-      ["Too old to count in a version", s.rows_left_out ? `${count(s.rows_left_out)} windows of ${count(s.days_left_out)} days` : "nothing"],
+      ["Too old to count in a version", s.rows_left_out ? `${counted(s.rows_left_out, "window")} of ${counted(s.days_left_out, "day")}` : "nothing"],
     ])),
     section("Agents that are late or gone", h("p", { class: "quiet" },
-      `${count(d.late_hosts)} late: connected, and nothing came for eleven minutes. ${count(d.gone_hosts)} gone: not connected. ${count(d.spooled_batches)} batches wait on hosts, ${count(d.dropped_batches)} were dropped there.`),
+      `${count(d.late_hosts)} late: connected, and nothing came for eleven minutes. ${count(d.gone_hosts)} gone: not connected. ${counted(d.spooled_batches, "batch waits", "batches wait")} on hosts, ${counted(d.dropped_batches, "was", "were")} dropped there.`),
       table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "Every host that ever connected sends.")),
     h("div", { class: "columns" },
       section("Refused, by reason", table("health-rejected", "Ever, the most first", REASONS, rejected, "Nothing was refused.")),
-      section("Lake", table("health-lake", `The last days with windows, the newest first; ${count(s.lake_rows)} windows in ${count(s.lake_segments)} segments in all`, DAYS, d.days, "The lake is empty."))),
+      section("Lake", table("health-lake", `The last days with windows, the newest first; ${counted(s.lake_rows, "window")} in ${counted(s.lake_segments, "segment")} in all`, DAYS, d.days, "The lake is empty."))),
   ];
 }

@@ -1,14 +1,14 @@
 // One host: what its VMs did over time, and when they suffered.
-import { spark, timeChart } from "../charts.js";
+import { COLOURS, spark, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, isKnown, nanoseconds, number, plain, time } from "../format.js";
+import { count, counted, isKnown, nanoseconds, number, plain, time } from "../format.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, vmLink } from "../words.js";
 
 const POINTS = 120;
-const LINES = 5;
-const MOST_LINES = 8; // there are as many colours
+const MOST_LINES = COLOURS; // each VM has one of its own
+const LINES = MOST_LINES / 2; // of a chart where nobody chose: both may have other VMs
 const BRIDGED_NS = 150e9; // gaps that are no gaps: windows may be longer than steps
 
 export const title = ({ what }) => `Host ${what}`;
@@ -57,30 +57,34 @@ export function draw(host, route) {
   const busiest = host.vms.slice(0, LINES);
   const byCpi = chosen.length ? chosen.filter((vm) => isKnown(vm.mean_cpi)) : worst;
   const byUsage = chosen.length ? chosen : busiest;
+  // By who is drawn, not by rank: a VM looks alike in both charts, and after the next answer.
+  const drawn = new Set([...byCpi, ...byUsage].map((vm) => vm.vm));
+  const colours = new Map([...drawn].sort().map((vm, k) => [vm, k]));
+  const line = (vm, values) => ({ label: short(vm), values, colour: colours.get(vm.vm) });
   const which = (others) => (chosen.length ? "the VMs chosen below" : others);
   const most = Math.ceil(BRIDGED_NS / host.step_ns);
   const spans = shaded(host, measured(host, seconds, most));
   const choose = (vm, isWanted) => {
-    const now = new Set(chosen.map((each) => each.vm));
+    const now = new Set(drawn);
     if (isWanted) now.add(vm.vm);
     else now.delete(vm.vm);
     const { vms: _, ...parameters } = route.parameters;
     location.hash = link(path(host.host), "", { ...parameters, vms: [...now].join(",") }).hash;
   };
-  const isFull = chosen.length >= MOST_LINES;
+  const isFull = drawn.size >= MOST_LINES;
   const steps = `Steps of ${Math.round(host.step_ns / 1e9)} s`;
   const vms = [
     { label: "VM", value: name, cell: (vm) => vmLink(vm, { hours: route.parameters.hours, at: route.parameters.at }) },
-    { label: "Draw", value: (vm) => Number(wanted.has(vm.vm)), cell: (vm) => h("input", {
-      type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: wanted.has(vm.vm), disabled: isFull && !wanted.has(vm.vm),
+    { label: "Draw", value: (vm) => Number(drawn.has(vm.vm)), hint: "in the charts", cell: (vm) => h("input", {
+      type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
     { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
     { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
-    { label: "Slow-down", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "CPI / its job's, of latency-sensitive VMs" },
-    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? h("span", { title: vm.last_event.reason }, found(vm.last_event)) : ""), hint: "last change of behaviour in this time" },
+    { label: "Mean slow-down", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
+    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? h("span", { title: vm.last_event.reason }, found(vm.last_event)) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },
   ];
@@ -96,13 +100,13 @@ export function draw(host, route) {
       ["Batches dropped there", count(s.dropped_batches)],
     ]) : h("p", { class: "quiet" }, "This host never connected itself; its windows were imported."),
     host.vms.length ? [
-      byCpi.length ? timeChart("CPI", `${steps}; ${which(`the ${byCpi.length} VMs furthest above their jobs' CPI`)}. Shaded: incidents.`, seconds,
-        byCpi.map((vm) => ({ label: short(vm), values: vm.cpi })), "cycles per instruction", spans, most)
+      byCpi.length ? timeChart("CPI", `${steps}; ${which(`the ${counted(byCpi.length, "VM")} furthest above ${byCpi.length === 1 ? "its job's" : "their jobs'"} CPI`)}. Shaded: incidents.`, seconds,
+        byCpi.map((vm) => line(vm, vm.cpi)), "cycles per instruction", spans, most)
         : h("p", { class: "empty" }, "No CPI is known of these VMs: the host has no hardware counters, or its agent may not read them (whitepanda doctor says which)."),
-      timeChart("CPU usage", `${steps}; ${which(`the ${byUsage.length} VMs that use the most`)}. Shaded: incidents.`, seconds,
-        byUsage.map((vm) => ({ label: short(vm), values: vm.cpu_usage_cores })), "cores", spans, most),
+      timeChart("CPU usage", `${steps}; ${which(byUsage.length === 1 ? "the VM that uses the most" : `the ${byUsage.length} VMs that use the most`)}. Shaded: incidents.`, seconds,
+        byUsage.map((vm) => line(vm, vm.cpu_usage_cores)), "cores", spans, most),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}`, vms, host.vms, "No VM ran.")),
+    section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > drawn.size ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, host.vms, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
       INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, "No incident in this time.")),
   ];

@@ -1,7 +1,7 @@
 // One incident: who, when, the evidence, the suspects over time, what to do.
 import { timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, duration, isKnown, number, plain, time } from "../format.js";
+import { count, counted, duration, isKnown, number, plain, time } from "../format.js";
 import { table } from "../table.js";
 import { hostLink, jobLink, link, state, vmLink } from "../words.js";
 
@@ -44,15 +44,23 @@ const DONE = {
 };
 const SIGNALS = { mn_cpi: "mnCPI", degradation: "slow-down" };
 
-function effect(expected) {
-  if (!expected) return null;
+const AT_LEAST = /^at least: /; // how hosts begin to say that a signal is cut
+
+/**
+ * What an action is expected to change: mnCPI 2.90 now, 1.90 (1.80 to 2.00) then; contention begins at 2.00.
+ *
+ * @param {object} expected effect of the action.
+ * @param {boolean} isCut whether the signal may be higher than it is known to be.
+ */
+export function effect(expected, isCut = false) {
   const signal = SIGNALS[expected.signal] ?? expected.signal;
-  const before = isKnown(expected.before) ? ` ${signal} ${plain(expected.before)} now` : ` ${signal}`;
+  const more = isCut ? " or more" : "";
+  const before = isKnown(expected.before) ? `${signal} ${plain(expected.before)}${more} now` : `${signal} now not known`;
   const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
-  const after = isKnown(expected.after) ? `, then ${plain(expected.after)}${ends}` : ", then not known";
-  const bar = isKnown(expected.threshold) ? `; it should not exceed ${plain(expected.threshold)}` : "";
-  const why = expected.unknown_because ? `. ${expected.unknown_because}` : "";
-  return h("p", null, h("strong", null, "Expected:"), `${before}${after}${bar}${why}`);
+  const after = isKnown(expected.after) ? `${plain(expected.after)}${more}${ends} then` : "not known what then";
+  const bar = isKnown(expected.threshold) ? `; contention begins at ${plain(expected.threshold)}` : "";
+  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}` : "";
+  return `${before}, ${after}${bar}${why}`;
 }
 
 /** Have a command's text in the clipboard; where the browser gives none (no HTTPS), mark it, so that Ctrl+C takes it. */
@@ -72,24 +80,25 @@ function command(given, id) {
   return h("p", null, `${given.purpose}: `, code, " ", button);
 }
 
-function action(recommended, k) {
+function action(recommended, k, isCut) {
   const amount = isKnown(recommended.amount) ? ` to ${plain(recommended.amount)} ${recommended.unit}` : "";
   const name = recommended.name || recommended.vm;
   const word = String(recommended.action);
   const done = Object.hasOwn(DONE, word) ? DONE[word](name, recommended.victim_name || recommended.victim) : `${word} ${name}`;
   return h("li", { class: "action" },
     h("h3", null, `${k + 1}. ${done}${amount}`),
-    effect(recommended.effect),
+    recommended.effect && h("p", null, h("strong", null, "Expected: "), effect(recommended.effect, isCut)),
     (recommended.evidence ?? []).map((line) => h("p", { class: "quiet" }, line)),
     (recommended.commands ?? []).map((given, c) => command(given, `command-${k + 1}-${c + 1}`)));
 }
 
 /** The first actions, and the others folded: what is least likely to be done is not to be scrolled past. */
 function actions(recommended) {
-  const made = recommended.map(action);
+  const isCut = recommended.some((each) => AT_LEAST.test(each.effect?.unknown_because ?? "")); // all are of one moment
+  const made = recommended.map((each, k) => action(each, k, isCut));
   const rest = made.slice(OPEN_ACTIONS);
   return section("What to do", h("ol", { class: "actions" }, made.slice(0, OPEN_ACTIONS)),
-    rest.length > 0 && h("details", { id: "more-actions" }, h("summary", null, `${count(rest.length)} more ${rest.length === 1 ? "action" : "actions"}`),
+    rest.length > 0 && h("details", { id: "more-actions" }, h("summary", null, counted(rest.length, "more action")),
       h("ol", { class: "actions", start: OPEN_ACTIONS + 1 }, rest)));
 }
 
@@ -114,11 +123,11 @@ function charts(kept) {
   }
   const first = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
   return [
-    timeChart("Contention", `mnCPI of the victims in ${kept.length} slots, against the threshold.`, seconds, [
+    timeChart("Contention", `mnCPI of the victims in ${counted(kept.length, "slot")}, against the threshold.`, seconds, [
       { label: "mnCPI", values: reports.map((r) => r.mn_cpi), points: true },
       { label: "threshold", values: reports.map((r) => r.mn_cpi_threshold), dash: true },
     ], "mnCPI"),
-    first.length > 0 && timeChart("Suspects", `Scores of ${first.length} suspects over time, the highest: ${first.map(([, s]) => `${s.name} ${plain(s.score)}`).join(", ")}.`, seconds,
+    first.length > 0 && timeChart("Suspects", `Scores of ${counted(first.length, "suspect")} over time, the highest: ${first.map(([, s]) => `${s.name} ${plain(s.score)}`).join(", ")}.`, seconds,
       first.map(([vm, s]) => ({ label: s.name, values: reports.map((r) => r.suspects.find((x) => x.vm === vm)?.score ?? null), points: true })), "score"),
   ];
 }
@@ -130,7 +139,7 @@ export function draw(detail) {
   const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
   const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
   return [
-    h("p", { class: "verdict" }, state(i.open ? "open" : "over"), ` · ${count(i.victims.length)} ${i.victims.length === 1 ? "VM suffers" : "VMs suffer"} on `, hostLink(i.host),
+    h("p", { class: "verdict" }, state(i.open ? "open" : "over"), ` · ${counted(i.victims.length, "VM suffers", "VMs suffer")} on `, hostLink(i.host),
       i.suspect_job ? [", most likely from ", jobLink(i.suspect_job), "."] : "; no VM there has a score, so nobody is named."),
     facts([
       ["Began", time(i.first_unix_ns)],
@@ -139,7 +148,7 @@ export function draw(detail) {
       ["Slots in contention", count(i.reports)],
       ["Peak mnCPI (threshold)", h("span", null, number(i.peak_mn_cpi), " (", number(i.peak_threshold), ")")],
       ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "timeline", { hours: [1, 3, 6, 24].find((n) => n >= hours) ?? 24, at: around })],
-      ["This job elsewhere", rides && link("/incidents", `${count(rides.incidents)} incidents on ${count(rides.hosts)} hosts`, { suspect_job: rides.job })],
+      ["This job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
     h("div", { class: "columns" },
       section("Victims", table("incident-victims", "The highest nCPI first", vmColumns("Peak nCPI", "standard deviations above its job's mean", around), i.victims, "None.")),

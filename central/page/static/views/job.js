@@ -1,7 +1,7 @@
 // One job: its CPI by platform, its coefficient now and over versions, where it runs.
 import { bandChart, histogram } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, interval, number, plain, time } from "../format.js";
+import { count, counted, interval, number, plain, time } from "../format.js";
 import { table } from "../table.js";
 import { hostLink, link } from "../words.js";
 
@@ -35,7 +35,7 @@ function distributions(job) {
   const bins = known[0].vms.length;
   const edges = Array.from({ length: bins + 1 }, (_, k) => low + ((high - low) * k) / bins);
   const total = known.reduce((sum, d) => sum + d.vms.reduce((a, b) => a + b, 0), 0);
-  return histogram("CPI of its VMs now, by platform", `${count(total)} VMs between ${plain(low)} and ${plain(high)} cycles per instruction; each by its mean over the last minutes.`,
+  return histogram("CPI of its VMs now, by platform", `${counted(total, "VM")} between ${plain(low)} and ${plain(high)} cycles per instruction; each by its mean over the last minutes.`,
     edges, known.map((d) => ({ label: d.platform, counts: d.vms })), "cycles per instruction", "VMs");
 }
 
@@ -50,7 +50,7 @@ export function draw(job) {
       ["Slots behind it", job.coefficient && count(job.coefficient.samples)],
       ["VMs that run now", count(job.vms)],
       ["On hosts", count(job.hosts_in_all)],
-      ["Suspected first", job.recurrence ? link("/incidents", `in ${count(job.recurrence.incidents)} incidents on ${count(job.recurrence.hosts)} hosts`, { suspect_job: job.job }) : "never"],
+      ["Suspected first", job.recurrence ? link("/incidents", `in ${counted(job.recurrence.incidents, "incident")} on ${counted(job.recurrence.hosts, "host")}`, { suspect_job: job.job }) : "never"],
       ["Suffered", link("/incidents", "incidents", { victim_job: job.job })],
       ["For another VM", link("/placement", "rank hosts", { job: job.job })],
     ]),

@@ -43,7 +43,7 @@ export function draw({ statistics, coefficients }) {
     const job = new FormData(event.currentTarget).get("job").trim();
     if (job) location.hash = `#/job/${encodeURIComponent(job)}`;
   };
-  const go = form("/jobs", "Open a job", "Open", field("Job by name", { name: "job" }));
+  const go = form("/jobs", "Open a job", "Open", field("Job by name", { name: "job", required: true }));
   go.addEventListener("submit", open, true);
   return [
     go,

@@ -11,6 +11,7 @@ export const load = (ask) => ask("v1/overview");
 
 const tile = (label, value, href, kind) =>
   h("li", { class: kind }, h("a", { href }, h("strong", null, value), label));
+const one = (value, label, several = `${label}s`) => (value === 1 ? label : several);
 
 const HOSTS = [
   { label: "Host", value: (c) => c.host, cell: (c) => hostLink(c.host, { hours: 24 }) },
@@ -34,12 +35,12 @@ export function draw(o) {
       h("code", null, "make demo"), " shows simulated ones.")];
   }
   const hosts = h("ul", { class: "tiles" },
-    tile("hosts connected", count(o.connected_hosts), "#/hosts"),
+    tile(one(o.connected_hosts, "host connected", "hosts connected"), count(o.connected_hosts), "#/hosts"),
     tile("late or gone", count(o.late_hosts + o.gone_hosts), "#/health", o.late_hosts + o.gone_hosts ? "warn" : null),
-    tile("VMs running", o.is_counted ? count(o.vms) : "…", "#/hosts"),
-    tile("jobs", o.is_counted ? count(o.jobs) : "…", "#/jobs"),
-    tile("open incidents", count(o.open_incidents), "#/incidents", o.open_incidents ? "bad" : null),
-    tile("incidents, 24 h", count(o.incidents), "#/incidents"));
+    tile(one(o.vms, "VM running", "VMs running"), o.is_counted ? count(o.vms) : "…", "#/hosts"),
+    tile(one(o.jobs, "job"), o.is_counted ? count(o.jobs) : "…", "#/jobs"),
+    tile(one(o.open_incidents, "open incident"), count(o.open_incidents), "#/incidents", o.open_incidents ? "bad" : null),
+    tile(one(o.incidents, "incident, 24 h", "incidents, 24 h"), count(o.incidents), "#/incidents"));
   return [
     hosts,
     section("Open incidents",

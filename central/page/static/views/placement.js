@@ -1,13 +1,13 @@
 // Where would one more VM suffer least? D-Factor's ranking of the hosts as they are now.
 import { field, form, h } from "../dom.js";
-import { count, number, plain, time } from "../format.js";
+import { count, counted, number, plain, time } from "../format.js";
 import { table } from "../table.js";
 import { hostLink } from "../words.js";
 
 export const title = () => "Placement what-if";
 export const isLive = false; // it is asked again when somebody asks
 
-const asks = ({ parameters }) => Boolean(parameters.job || parameters.loading);
+const asks = ({ parameters }) => Object.keys(parameters).length > 0; // central says what is missing
 
 const question = ({ parameters }) =>
   form("/placement", "VM to place", "Rank hosts",
@@ -37,7 +37,7 @@ export function draw(found, route) {
     about,
     question(route),
     h("p", null, `Its loading: ${loading}. Of windows since `, time(found.since_unix_ns), "."),
-    table("placement", `Where it would suffer least first: ${count(found.hosts.length)} of ${count(found.hosts_in_all)} hosts`, columns, found.hosts, "No host is connected and none ran a VM lately."),
+    table("placement", `Where it would suffer least first: ${count(found.hosts.length)} of ${counted(found.hosts_in_all, "host")}`, columns, found.hosts, "No host is connected and none ran a VM lately."),
     found.unmeasured.length > 0 && h("details", { id: "placement-unmeasured" }, h("summary", null, `Resources left out: ${found.unmeasured.length}`),
       h("ul", null, found.unmeasured.map((each) => h("li", null, `${each.resource}: ${each.why}`)))),
   ];

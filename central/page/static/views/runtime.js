@@ -6,7 +6,7 @@ import { table } from "../table.js";
 export const title = () => "Runtime what-if";
 export const isLive = false;
 
-const asks = ({ parameters }) => Boolean(parameters.job);
+const asks = ({ parameters }) => Object.keys(parameters).length > 0; // central says what is missing
 
 const question = ({ parameters }) =>
   form("/runtime", "Job to run", "Predict",

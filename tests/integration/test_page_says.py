@@ -1,0 +1,186 @@
+"""What the fleet page says in a real browser: of charts, effects, plans, and questions that cannot be answered."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import pytest_asyncio
+
+from tests.support.browser import chromium, serious, watched
+from tests.support.page_fleet import PageCentral, S, Size
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+PROBLEM = "main .problem"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def browser():
+    async with chromium() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def central(tmp_path_factory):
+    async with PageCentral(tmp_path_factory.mktemp("one"), Size(vms_per_host=12)) as found:
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def empty(tmp_path_factory):
+    async with PageCentral(tmp_path_factory.mktemp("none"), Size(hosts=0)) as found:
+        yield found
+
+
+LEGENDS = """() => [...document.querySelectorAll(".chart")].map((chart) => Object.fromEntries(
+    [...chart.querySelectorAll("tr.u-series")].slice(1).map((row) => [
+        row.querySelector(".u-label").textContent,
+        getComputedStyle(row.querySelector(".u-marker")).borderTopColor,
+    ])))"""
+
+
+async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
+    async with watched(browser, central.url) as seen:
+        await seen.open("#/host/node0001?hours=1")
+        assert await seen.page.locator("figcaption").all_inner_texts() == [
+            "CPI\nSteps of 30 s; the 4 VMs furthest above their jobs' CPI. Shaded: incidents.",
+            "CPU usage\nSteps of 30 s; the 4 VMs that use the most. Shaded: incidents.",
+        ]
+        by_cpi, by_usage = await seen.page.evaluate(LEGENDS)
+        drawn = by_cpi | by_usage
+        assert by_cpi.items() & by_usage.items() == {
+            (vm, colour) for vm, colour in by_cpi.items() if vm in by_usage
+        }
+        assert len(by_cpi) == len(by_usage) == 4 and len(set(drawn.values())) == len(drawn)
+        rows = seen.page.locator("#host-vms-scroll tbody tr")
+        checked = rows.filter(has=seen.page.locator("input:checked")).locator("th")
+        assert set(await checked.all_inner_texts()) == set(drawn)
+        assert await seen.page.locator("#host-vms-scroll input:disabled").count() == (12 - 8) * (
+            len(drawn) == 8
+        )
+        # Who clears a box has the others still, in both charts, each in one colour.
+        first = next(iter(by_usage))
+        await seen.page.get_by_label(f"Draw {first}", exact=True).uncheck()
+        await seen.page.wait_for_function("() => location.hash.includes('vms=')")
+        await seen.settled()
+        by_cpi, by_usage = await seen.page.evaluate(LEGENDS)
+        assert by_cpi == by_usage and set(by_cpi) == set(drawn) - {first}
+        assert len(set(by_cpi.values())) == len(by_cpi)
+        heads = {
+            await head.inner_text(): await head.get_attribute("title")
+            for head in await seen.page.locator("#host-vms-scroll thead button").all()
+        }
+        assert heads["Mean slow-down"].startswith("mean CPI over the time shown / its job's")
+        assert heads["Found"].endswith("with the host's estimate of the slow-down at that moment")
+        assert await serious(seen.page) == []
+
+
+EFFECTS = """async () => {
+    const { effect } = await import("/page/views/incident.js");
+    const cut = "at least: nCPI is cut at 3";
+    return [
+        effect({ signal: "mn_cpi", before: 3, after: 0.95, low: null, high: null, threshold: 1,
+                 unknown_because: cut }, true),
+        effect({ signal: "mn_cpi", before: 2.9, after: 1.9, low: 1.8, high: 2, threshold: 2, unknown_because: "" }),
+        effect({ signal: "degradation", before: 1.7, after: null, low: null, high: null, threshold: null,
+                 unknown_because: "nobody knows" }),
+    ];
+}"""
+
+
+async def test_effects_do_not_contradict_themselves(central, browser):
+    async with watched(browser, central.url) as seen:
+        await seen.open("#/incident/1")
+        assert await seen.page.evaluate(EFFECTS) == [
+            "mnCPI 3.00 or more now, 0.95 or more then; contention begins at 1.00. nCPI is cut at 3",
+            "mnCPI 2.90 now, 1.90 (1.80 to 2.00) then; contention begins at 2.00",
+            "slow-down 1.70 now, not known what then. nobody knows",
+        ]
+        assert "1 incident on 1 host" in await seen.page.inner_text(".facts")
+
+        async def cut(route):
+            answer = await route.fetch()
+            found = await answer.json()
+            cap, *_, nothing = found["incident"]["recommendations"]
+            assert nothing["action"] == "nothing"
+            cap["effect"] |= {"low": None, "high": None, "unknown_because": "at least: nCPI is cut at 3"}
+            await route.fulfill(response=answer, json=found)
+
+        await seen.page.route("**/v1/incidents/1", cut)
+        await seen.page.reload()
+        await seen.settled()
+        await seen.page.locator("#more-actions summary").click()
+        *_, last = await seen.page.locator(".action").all_inner_texts()
+        assert re.search(
+            r"do nothing\s+Expected: mnCPI 2\.90 or more now, 2\.90 or more then; contention begins at 2\.00",
+            last,
+        )
+
+
+async def test_a_plan_says_why_jobs_are_left_out(central, browser):
+    told = {
+        "metric": "ipc", "jobs": [], "instances": 8, "cost": 0.5, "is_optimal": True, "gap_ratio": 0,
+        "expected_margin_percent": 2, "metric_mean": 1, "coverage": 0.9, "since_unix_ns": S, "jobs_too_few": 0,
+        "jobs_without_spread": 1,
+    }  # fmt: skip
+
+    async def answer(route):
+        await route.fulfill(status=200, content_type="application/json", body=json.dumps(told))
+
+    async with watched(browser, central.url) as seen:
+        await seen.page.route("**/v1/observation-plan?*", answer)
+        for few, said in (
+            (0, "1 with one VM, or VMs that are all alike"),
+            (3, "3 with fewer than 4 VMs, 1 with one VM, or VMs that are all alike"),
+        ):
+            told["jobs_too_few"] = few
+            await seen.open(f"#/upgrade?margin={2 + few}")
+            left = seen.page.locator(".facts div", has_text="Jobs left out").locator("dd")
+            assert await left.inner_text() == said
+
+
+async def test_an_empty_central_says_so(empty, browser):
+    async with watched(browser, empty.url) as seen:
+        for link in ("#/upgrade?margin=2", "#/upgrade?by=hosts&new=nope"):
+            await seen.open(link)
+            assert (await seen.page.inner_text(PROBLEM)).startswith("Not found. no data yet: "), link
+
+
+async def test_questions_that_cannot_be_are_answered_with_value_and_remedy(central, browser):
+    soon = (datetime.now(UTC) + timedelta(days=100)).strftime("%Y-%m-%dT%H:%M")
+    async with watched(browser, central.url, timezone_id="UTC") as seen:
+        for link, said in (
+            (f"by=time&new={soon}", f"{soon} is in the future; give the moment of a change"),
+            ("by=time&new=1970-01-01", "1970-01-01 is too early"),
+            ("by=time&new=2026-03-01&current=node1", "has node1; by time the day before is compared"),
+            ("by=hosts&new=nope", "nothing is known of host 'nope'"),
+            ("by=foo&new=node0001", "by=foo is no way to compare; it is one of hosts, platform, time"),
+            ("by=platform&new=P", "or platform” is empty; name the platform to compare P with"),
+            ("by=platform&new=P&current=Xeon+Gold+6430", "no host of it was measured from"),
+            ("platform=P", "“Margin, %” is empty; give the half width of the interval, such as 2"),
+        ):
+            await seen.open(f"#/upgrade?{link}")
+            text = await seen.page.inner_text(PROBLEM)
+            assert said in text, link
+            assert len(re.findall("“New: hosts", text)) <= 1, "two things have one name"
+
+
+async def test_an_empty_form_says_what_is_missing(central, browser):
+    async with watched(browser, central.url) as seen:
+        for view, button, said in (
+            ("upgrade", "Plan", "“Margin, %” is empty"),
+            ("upgrade", "Compare", "since when” is empty; name the hosts that have the change"),
+            ("placement", "Rank hosts", "name either the VM's job, or its loading"),
+            ("runtime", "Predict", "name the job"),
+        ):
+            await seen.open(f"#/{view}")
+            assert await seen.page.locator(PROBLEM).count() == 0
+            await seen.page.get_by_role("button", name=button, exact=True).click()
+            await seen.page.wait_for_selector(PROBLEM)
+            assert said in await seen.page.inner_text(PROBLEM)
+        await seen.open("#/jobs")
+        await seen.page.get_by_role("button", name="Open", exact=True).click()
+        assert await seen.page.evaluate("() => document.activeElement.matches('#field-job:invalid')")
