@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -45,6 +44,10 @@ class _News(Message):
     def __init__(self, news: Came | Gone) -> None:
         super().__init__()
         self.news = news
+
+
+class _End(Message):
+    """The view is to end."""
 
 
 class TopApp(App[None]):
@@ -117,9 +120,6 @@ class TopApp(App[None]):
 
     async def on_mount(self) -> None:
         """Begin."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.exit)
         self._field.display = False
         self._table.focus()
         self._show_bar()
@@ -129,6 +129,14 @@ class TopApp(App[None]):
     async def on_unmount(self) -> None:
         """End: the feed's thread first, which may be waiting for an answer."""
         await asyncio.to_thread(self._feed.stop)
+
+    def end(self) -> None:
+        """Ask the view to end; from any thread."""
+        self.post_message(_End())
+
+    def on__end(self) -> None:
+        """End."""
+        self.exit()
 
     # --- news ---
 
