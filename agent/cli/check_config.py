@@ -18,6 +18,7 @@ from agent.config import AgentConfig, SimulatedSection
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.private_files import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 
@@ -48,7 +49,8 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Warns of files in them that are missing, of TLS and secret files that will not do, and of passwords that everybody may read.
+    Warns of files in them that are missing, of TLS and secret files that will not do, and of passwords that
+    everybody may read.
     """
     results = [_check(file) for file in files]
     if json:
@@ -124,7 +126,7 @@ def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     try:
         loader: Callable[[Path], Any] = point.load()
     except ImportError as error:
-        lacks = f"this installation lacks '{error.name}'; install whitepanda[{point.name}]"
+        lacks = f"this installation lacks '{error.name}'; {how_to_install(point.name)}"
         raise ConfigError(f"{file}: cannot check a configuration of {point.name}: {lacks}") from error
     return loader
 

@@ -14,6 +14,7 @@ from agent.cli._options import SocketOption
 from agent.local_client import connect, find_socket
 from whitepanda.common import log
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     from agent.top.feed import Feed
@@ -48,7 +49,7 @@ def top(
         from agent.top.ending import Ending  # noqa: PLC0415 - as above
     except ImportError as error:
         raise UnavailableError(
-            f"top needs {error.name}, which is not installed here; install whitepanda[top]"
+            f"top needs {error.name}, which is not installed here; {how_to_install('top')}"
         ) from error
     log.configure("error")  # a line of a log would tear the picture
     view = TopApp(_feed(socket, config, replay))

@@ -66,7 +66,7 @@ class Ending:
         self._thread.join()
         os.close(self._told)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Tell the thread: Python runs this in the main thread also while that waits for a lock."""
         os.write(self._tell, bytes((number,)))
 

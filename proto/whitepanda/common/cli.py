@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from whitepanda.common.errors import WhitepandaError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import printable
 
 __all__ = ["GRPC_EXPERIMENTS", "build", "console", "errors", "main", "print_json"]
@@ -93,7 +94,7 @@ def build() -> typer.Typer:
             if wanted is None:
                 continue
             raise WhitepandaError(
-                f"whitepanda {point.name}: this installation lacks '{error.name}'; install whitepanda[central]"
+                f"whitepanda {point.name}: this installation lacks '{error.name}'; {how_to_install('central')}"
             ) from error
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=point.name)
@@ -122,7 +123,8 @@ def main() -> None:
         # A terminal of another encoding gets "?" for what it has not.
         sys.stdout.reconfigure(errors="replace")
     try:
-        done = build()(prog_name="whitepanda", standalone_mode=False)  # its own way boxes errors, five lines each
+        # Its own way puts a box of five lines around an error.
+        done = build()(prog_name="whitepanda", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:

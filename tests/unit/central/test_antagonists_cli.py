@@ -550,8 +550,9 @@ def test_without_pyspark_the_engine_is_refused_in_one_line(tmp_path, monkeypatch
     assert run(monkeypatch, "fit", source, "--out", out, "--engine", "spark") == 4
     shown = capsys.readouterr().err
     assert "engine spark: " in shown
-    assert "install whitepanda[spark], or take engine duckdb (build.engine, --engine)" in " ".join(
-        shown.split()
+    assert (
+        "`python3 tools/bootstrap.py spark` in a checkout, or take engine duckdb (build.engine, --engine)"
+        in " ".join(shown.split())
     )
     assert not out.exists()
 
