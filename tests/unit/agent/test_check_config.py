@@ -221,7 +221,8 @@ def test_a_kind_that_is_not_installed_here_is_named(run, write, monkeypatch):
     assert code == 2
     assert err == (
         "error: c.toml: cannot check a configuration of central:"
-        " this installation lacks 'nosuchmodule'; install it: `python3 tools/bootstrap.py central` in a checkout, or the Debian package whitepanda-central\n"
+        " this installation lacks 'nosuchmodule';"
+        " install it: `python3 tools/bootstrap.py central` in a checkout, or the Debian package whitepanda-central\n"
     )
 
 
