@@ -62,7 +62,7 @@ class TopApp(App[None]):
     CSS = """
     Screen { layout: vertical; }
     #bar { height: auto; min-height: 2; max-height: 4; padding: 0 1; }
-    #bar.-low { max-height: 2; }
+    #bar.-low { max-height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
     #body { height: 1fr; layout: vertical; }
     #body.-wide { layout: horizontal; }
     VmTable { height: 1fr; padding: 0 1; }
@@ -228,7 +228,9 @@ class TopApp(App[None]):
         lines = list(self.model.absent())
         if self._table.no_room:
             titles = ", ".join(column.title for column in self._table.no_room)
-            lines.insert(0, f"no room for {titles}: widen the terminal")
+            is_beside = self._detail.has_class("-open") and self.size.width >= _WIDE
+            remedy = "Enter closes the explanation beside it" if is_beside else "widen the terminal"
+            lines.insert(0, f"no room for {titles}: {remedy}")
         if self.model.filter_note:
             lines.insert(0, self.model.filter_note)
         if self.model.frame is not None and not self.model.total:

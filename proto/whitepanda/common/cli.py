@@ -173,9 +173,7 @@ def _usage_problem(error: typer.TyperException) -> str:
         return f"{option}: no such option" + (f", did you mean {' or '.join(near)}?" if near else "")
     text = error.format_message()
     if type(error) is typer.BadParameter and error.param is not None:
-        is_option = error.param.param_type_name == "option"
-        name = " / ".join(error.param.opts) if is_option else error.param.human_readable_name
-        return f"{name}: {_value_problem(error)}"
+        return f"{' / '.join(error.param.opts)}: {_value_problem(error)}"
     text = text.replace(". Did you mean", ", did you mean").rstrip(".")
     return text[:1].lower() + text[1:]
 
