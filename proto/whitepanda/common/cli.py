@@ -125,7 +125,8 @@ def main() -> None:
     try:
         # Its own way puts a box of five lines around an error.
         done = build()(prog_name="whitepanda", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started without one
+            sys.stdout.flush()  # a reader that has gone is noticed here, not as the interpreter ends
         sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:
         _fail(str(error), error.exit_code)

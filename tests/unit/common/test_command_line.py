@@ -75,3 +75,10 @@ def test_without_a_reader_it_ends_as_sigpipe_would_have_it(words, tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_it_ends_well_where_nobody_gave_it_an_output():
+    done = subprocess.run(["sh", "-c", '"$0" check-config /nowhere >&-', WHITEPANDA], check=False)
+    assert done.returncode == 2
+    done = subprocess.run(["sh", "-c", '"$0" --version >&-', WHITEPANDA], check=False)
+    assert done.returncode == 0
