@@ -30,6 +30,7 @@ from collector.llc import llc_domains
 from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def make_plans(config: AgentConfig) -> list[SourcePlan]:
             built = build_sources(sources, inventory, specs=(spec,))
         except ImportError as error:
             broken = SourceError(
-                f"{spec.name}: this installation lacks '{error.name}'; install whitepanda[host]",
+                f"{spec.name}: this installation lacks '{error.name}'; {how_to_install('host')}",
                 Reason.NOT_PRESENT,
             )
             plans.append(SourcePlan(spec.name, section.mode, None, deadline_ns, broken))

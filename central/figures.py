@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,7 @@ def blank_figure(size: tuple[float, float]) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - in the extra `train` only
         from matplotlib.figure import Figure  # noqa: PLC0415 - the same
     except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+        raise UnavailableError(f"--plot needs '{error.name}'; {how_to_install('train')}") from error
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

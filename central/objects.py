@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.private_files import create_beside
 
 __all__ = ["Bucket", "Entry", "Folder", "NotRegularError", "Objects", "check_regular", "open_objects"]
@@ -209,9 +210,7 @@ class Bucket:
         try:
             fsspec = importlib.import_module("fsspec")  # only lakes in an object store need it
         except ImportError as error:
-            raise UnavailableError(
-                f"lake {url}: s3fs is not installed; pip install 'whitepanda[s3]'"
-            ) from error
+            raise UnavailableError(f"lake {url}: s3fs is not installed; {how_to_install('s3')}") from error
         self.root = url.rstrip("/")
         fixed = {"use_listings_cache": False, "skip_instance_cache": True}
         with self._told("connect to", ""):

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from central.machine_days import Kernel
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     import ibis.expr.types as ir
@@ -53,7 +54,7 @@ class SparkEngine:
             from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
         except ImportError as error:
             raise UnavailableError(
-                f"engine spark: {error}; install whitepanda[spark], or take engine duckdb (build.engine, --engine)"
+                f"engine spark: {error}; {how_to_install('spark')}, or take engine duckdb (build.engine, --engine)"
             ) from error
         # It says so of any pandas 3, at each use; the pair that requirements/ pins is tested.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)

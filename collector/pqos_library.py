@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from collector.base import Reason, SourceError
 from collector.resctrl.tree import Place, Tree
+from whitepanda.common.extras import how_to_install
 
 __all__ = ["EVENTS", "Leftovers", "Library", "load", "monitored"]
 
@@ -47,7 +48,7 @@ def load() -> Library:
         from pqos.error import PqosError, PqosErrorBusy, PqosErrorParam  # noqa: PLC0415 - the same
         from pqos.monitoring import PqosMon  # noqa: PLC0415 - the same
     except ImportError as error:
-        message = f"the Python package pqos is missing ({error}); install whitepanda[host]"
+        message = f"the Python package pqos is missing ({error}); {how_to_install('host')}"
         raise SourceError(message, Reason.NO_RDT) from error
     try:
         pqos, monitor = Pqos(), PqosMon()

@@ -16,6 +16,7 @@ import numpy as np
 
 from collector.trace_times import TIMES, as_microseconds, check_whole, text_as_microseconds
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -195,7 +196,7 @@ def open_file(path: Path, batch_rows: int) -> TraceFile:
     try:
         import pyarrow.parquet as pq  # noqa: PLC0415 - see above
     except ImportError as error:
-        message = "reading traces needs pyarrow, which is not installed here; install whitepanda[central]"
+        message = f"reading traces needs pyarrow, which is not installed here; {how_to_install('central')}"
         raise UnavailableError(message) from error
     available, is_parquet = _columns_of(path)
     columns = _find_columns(path, available)

@@ -244,7 +244,7 @@ _EXIT_CODES = (
         "ended by Ctrl-C",
         (
             "`agent run`, `central run`, `act run`: Ctrl-C and SIGTERM are how these end: 0; "
-            "`demo`: any signal, 128 and its number"
+            "`demo`, `top`: any signal, 128 and its number; `q` and the key Ctrl-C of `top`: 0"
         ),
     ),
     ("141", "who read the output has gone", ""),

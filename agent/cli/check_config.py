@@ -18,6 +18,8 @@ from agent.config import AgentConfig, SimulatedSection
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.config import read_toml
 from whitepanda.common.errors import ConfigError
+from whitepanda.common.extras import how_to_install
+from whitepanda.common.private_files import read_secret
 from whitepanda.common.tls import TlsFiles, problems
 
 __all__ = ["check_config"]
@@ -47,7 +49,8 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Warns of files in them that are missing, of TLS files that will not do, and of passwords that everybody may read.
+    Warns of files in them that are missing, of TLS and secret files that will not do, and of passwords that
+    everybody may read.
     """
     results = [_check(file) for file in files]
     if json:
@@ -88,6 +91,7 @@ def _check(file: Path) -> _Result:
         warnings = [
             *_missing_files(config, ""),
             *_tls_problems(config, "", server=point.name == "central"),
+            *_unusable_secrets(config, ""),
             *_open_secrets(config, "", file.stat().st_mode),
         ]
         result.warnings = [f"{file}: {warning}" for warning in warnings]
@@ -122,7 +126,7 @@ def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
     try:
         loader: Callable[[Path], Any] = point.load()
     except ImportError as error:
-        lacks = f"this installation lacks '{error.name}'; install whitepanda[{point.name}]"
+        lacks = f"this installation lacks '{error.name}'; {how_to_install(point.name)}"
         raise ConfigError(f"{file}: cannot check a configuration of {point.name}: {lacks}") from error
     return loader
 
@@ -141,6 +145,19 @@ def _missing_files(section: Any, where: str) -> Iterator[str]:
             yield from _missing_files(value, name)
         elif key in _FILES and isinstance(value, str) and value and not Path(value).exists():
             yield f'{name}: {value} does not exist; {_FILES[key]}, or set {where}.mode = "off"'
+
+
+def _unusable_secrets(section: Any, where: str) -> Iterator[str]:
+    """Walk the settings; tell of each file with a secret that will not do."""
+    for key, value in msgspec.structs.asdict(section).items():
+        name = f"{where}.{key}".lstrip(".")
+        if isinstance(value, msgspec.Struct):
+            yield from _unusable_secrets(value, name)
+        elif key == "secret_file" and value:
+            try:
+                read_secret(Path(value), name)
+            except ConfigError as error:
+                yield str(error)
 
 
 def _open_secrets(section: Any, where: str, mode: int) -> Iterator[str]:

@@ -81,7 +81,7 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
     except OSError as error:
         raise UnavailableError(f"{file}: cannot write: {error.strerror}") from error
     for other in unfinished(file):
-        if other != recorder.part:
+        if other.name != recorder.part.name:  # the same folder; that of FILE may be relative
             what = "a recording that was killed, or still runs; `replay` reads it, remove it if it was killed"
             errors.print(f"{escape(str(other))}: {what}", soft_wrap=True)
     return recorder

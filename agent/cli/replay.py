@@ -31,6 +31,7 @@ from agent.verdicts import VmEvent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.tls_options import (
     CaOption,
     CertOption,
@@ -162,7 +163,7 @@ def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class:
         from collector.traces import LatencySensitiveRule, TraceLimits, read_trace  # noqa: PLC0415 - an extra
     except ImportError as error:
         message = (
-            f"reading traces needs {error.name}, which is not installed here; install whitepanda[central]"
+            f"reading traces needs {error.name}, which is not installed here; {how_to_install('central')}"
         )
         raise UnavailableError(message) from error
     reader = read_trace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -14,6 +14,7 @@ from agent.cli._options import SocketOption
 from agent.local_client import connect, find_socket
 from whitepanda.common import log
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     from agent.top.feed import Feed
@@ -45,16 +46,26 @@ def top(
         raise InputError("--socket and --replay: a recording needs no agent; give one of them")
     try:
         from agent.top.app import TopApp  # noqa: PLC0415 - an extra; nothing else may need it
+        from agent.top.ending import Ending  # noqa: PLC0415 - as above
     except ImportError as error:
         raise UnavailableError(
-            f"top needs {error.name}, which is not installed here; install whitepanda[top]"
+            f"top needs {error.name}, which is not installed here; {how_to_install('top')}"
         ) from error
     log.configure("error")  # a line of a log would tear the picture
-    TopApp(_feed(socket, config, replay)).run()
+    view = TopApp(_feed(socket, config, replay))
+    with Ending(view.end, [file.fileno() for file in _terminals()]) as ending:
+        view.run()
+    if ending.exit_code:
+        raise typer.Exit(ending.exit_code)
 
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _terminals() -> list[TextIO]:
+    """Return what is read from, and drawn to (textual draws to standard error)."""
+    return [file for file in (sys.__stdin__, sys.__stderr__) if file is not None and file.isatty()]
 
 
 def _feed(socket: Path | None, config: Path | None, replay: Path | None) -> Feed:

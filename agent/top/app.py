@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -47,6 +46,10 @@ class _News(Message):
         self.news = news
 
 
+class _End(Message):
+    """The view is to end."""
+
+
 class TopApp(App[None]):
     """Shows what a feed tells. A `Tape` can be paused and wound, everything else is live.
 
@@ -59,7 +62,7 @@ class TopApp(App[None]):
     CSS = """
     Screen { layout: vertical; }
     #bar { height: auto; min-height: 2; max-height: 4; padding: 0 1; }
-    #bar.-low { max-height: 2; }
+    #bar.-low { max-height: 2; text-wrap: nowrap; text-overflow: ellipsis; }
     #body { height: 1fr; layout: vertical; }
     #body.-wide { layout: horizontal; }
     VmTable { height: 1fr; padding: 0 1; }
@@ -117,9 +120,6 @@ class TopApp(App[None]):
 
     async def on_mount(self) -> None:
         """Begin."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.exit)
         self._field.display = False
         self._table.focus()
         self._show_bar()
@@ -129,6 +129,14 @@ class TopApp(App[None]):
     async def on_unmount(self) -> None:
         """End: the feed's thread first, which may be waiting for an answer."""
         await asyncio.to_thread(self._feed.stop)
+
+    def end(self) -> None:
+        """Ask the view to end; from any thread."""
+        self.post_message(_End())
+
+    def on__end(self) -> None:
+        """End."""
+        self.exit()
 
     # --- news ---
 
@@ -220,7 +228,9 @@ class TopApp(App[None]):
         lines = list(self.model.absent())
         if self._table.no_room:
             titles = ", ".join(column.title for column in self._table.no_room)
-            lines.insert(0, f"no room for {titles}: widen the terminal")
+            is_beside = self._detail.has_class("-open") and self.size.width >= _WIDE
+            remedy = "Enter closes the explanation beside it" if is_beside else "widen the terminal"
+            lines.insert(0, f"no room for {titles}: {remedy}")
         if self.model.filter_note:
             lines.insert(0, self.model.filter_note)
         if self.model.frame is not None and not self.model.total:

@@ -20,6 +20,7 @@ from whitepanda.v1 import host_pb2
 __all__ = ["Detail", "told"]
 
 _LINE_WIDTH = 30
+_BESIDE_LINE = 50  # the name, the value and its range; a longer value wraps
 _PARTS = (
     explanation.head,
     explanation.found_here,
@@ -62,7 +63,7 @@ def told(
         return
     if note:
         yield Text(note, style=DIM)
-    trends = list(_trends(model, row, min(_LINE_WIDTH, max(10, width - 40))))
+    trends = list(_trends(model, row, min(_LINE_WIDTH, max(10, width - _BESIDE_LINE))))
     if found is None:
         yield Text(row.vm.name, style="bold")
         yield from trends
@@ -94,7 +95,6 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
             (f"{line:<{width}}", TREND),
             f" {row.text(column):>5}",
             (reach, DIM),
-            no_wrap=True,
         )
 
 

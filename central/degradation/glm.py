@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from agent.analysis.glm import LINKS
 from agent.analysis.relative import relative
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.extras import how_to_install
 
 __all__ = ["MAX_P", "MIN_CORRELATION", "FitError", "Regression", "Term", "fit", "regress", "scales_of"]
 
@@ -95,7 +96,7 @@ def regress(terms: Floats, degradation: Floats, names: Sequence[str], link: str)
     try:
         import statsmodels.api as sm  # noqa: PLC0415 - takes a second, and is in the extra `train` only
     except ImportError as error:
-        raise UnavailableError(f"fitting needs '{error.name}'; install whitepanda[train]") from error
+        raise UnavailableError(f"fitting needs '{error.name}'; {how_to_install('train')}") from error
     if link not in LINKS:
         raise ValueError(f"link must be one of {', '.join(LINKS)} (value {link})")
     rows, count = terms.shape

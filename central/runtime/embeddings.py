@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from central.degradation.runs import Table
 from central.runtime.model import Model
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 __all__ = ["Embedded", "Neighbours", "as_table", "embed", "groups_of", "neighbours", "project", "read_groups"]
 
@@ -189,7 +190,7 @@ def project(part: Embedded, seed: int) -> Floats:
     try:
         from sklearn.manifold import TSNE  # noqa: PLC0415 - in the extra `train` only
     except ImportError as error:
-        raise UnavailableError(f"--plot needs '{error.name}'; install whitepanda[train]") from error
+        raise UnavailableError(f"--plot needs '{error.name}'; {how_to_install('train')}") from error
     perplexity = min(_PERPLEXITY, len(part.names) * _MOST_OF_NAMES)
     found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(part.values)
     return found

@@ -16,6 +16,7 @@ from central.runtime.checkpoint import Checkpoint, Member, digest_of
 from central.runtime.model import Model
 from central.runtime.tables import Features
 from whitepanda.common.errors import InputError, UnavailableError
+from whitepanda.common.extras import how_to_install
 
 if TYPE_CHECKING:
     from central.models.pitot_training import Options
@@ -118,7 +119,7 @@ def _training_options(options: FitOptions, rows: int) -> Options:
     try:
         from central.models.pitot_training import Options  # noqa: PLC0415 - the extra `predict` only
     except ImportError as error:
-        raise UnavailableError(f"runtime fit needs '{error.name}'; install whitepanda[predict]") from error
+        raise UnavailableError(f"runtime fit needs '{error.name}'; {how_to_install('predict')}") from error
     found = Options(**options.training)
     if "steps" in options.training:
         return found

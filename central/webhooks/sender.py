@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import os
 import ssl
-import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +15,12 @@ from urllib.parse import urlsplit
 import httpx
 
 from whitepanda.common.errors import ConfigError, TlsError
+from whitepanda.common.private_files import read_secret
 
-__all__ = ["SIGNATURE", "TIMESTAMP", "Answer", "Sender", "read_secret", "receiver_names", "sign"]
+__all__ = ["SIGNATURE", "TIMESTAMP", "Answer", "Sender", "receiver_names", "sign"]
 
 TIMESTAMP = "X-Whitepanda-Timestamp"
 SIGNATURE = "X-Whitepanda-Signature"
-_MIN_SECRET_BYTES = 16
-_MAX_SECRET_BYTES = 4096
 #: Answers by which a receiver says that it is this message which it does not take. Whatever else is no success may
 #: pass: a wrong path or password is mended while the notices wait.
 _REFUSALS = frozenset({400, 413, 415, 422})
@@ -75,7 +72,7 @@ class Sender:
         self._timeout_s = timeout_s
         self._clock_s = clock_s
         if self._secret_file is not None:
-            read_secret(self._secret_file)
+            read_secret(self._secret_file, "webhooks.secret_file")
         # No proxy and no password from the environment: what is configured is what is done.
         self._client = httpx.AsyncClient(
             verify=_context(ca),
@@ -96,7 +93,7 @@ class Sender:
         try:
             if self._secret_file is not None:
                 timestamp = str(int(self._clock_s()))
-                signature = sign(read_secret(self._secret_file), timestamp, body)
+                signature = sign(read_secret(self._secret_file, "webhooks.secret_file"), timestamp, body)
                 headers |= {TIMESTAMP: timestamp, SIGNATURE: signature}
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -115,31 +112,6 @@ def sign(secret: bytes, timestamp: str, body: bytes) -> str:
     """Return the value of the header `SIGNATURE`: HMAC-SHA256, in hexadecimal, over TIMESTAMP "." BODY."""
     digest = hmac.new(secret, timestamp.encode("ascii") + b"." + body, hashlib.sha256).hexdigest()
     return f"sha256={digest}"
-
-
-def read_secret(path: Path) -> bytes:
-    """Read the secret: the file's text without white space around it.
-
-    Raises:
-        ConfigError: it cannot be read, others may read it, or it is too short or too long.
-
-    """
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
-    except OSError as error:
-        raise ConfigError(f"webhooks.secret_file {path}: cannot read: {error.strerror}") from error
-    if mode & 0o077:
-        raise ConfigError(
-            f"webhooks.secret_file {path}: others may read or write it (mode {mode:04o}); chmod 0600 {path}"
-        )
-    if not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
-        raise ConfigError(
-            f"webhooks.secret_file {path}: must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes (it has "
-            f"{len(secret)}); try: openssl rand -hex 32"
-        )
-    return secret
 
 
 def receiver_names(urls: tuple[str, ...]) -> list[str]:

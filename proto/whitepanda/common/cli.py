@@ -7,14 +7,16 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from whitepanda.common.errors import WhitepandaError
+from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import printable
 
 __all__ = ["GRPC_EXPERIMENTS", "build", "console", "errors", "main", "print_json"]
@@ -26,6 +28,16 @@ GRPC_EXPERIMENTS = "-event_engine_listener"
 #: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+
+_READER_GONE = 141  # 128 and SIGPIPE, as a shell shows a program which that signal has ended
+_ALIKE = 0.75  # an option that is less like what was typed is no help
+#: What pydantic says, and what we say.
+_AS_WE_SAY = (
+    ("Value error, ", ""),
+    ("Input should be ", "must be "),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+)
 
 _NO_COMMAND = ""  # for whom only the version is wanted: to import every command takes seconds
 
@@ -82,7 +94,7 @@ def build() -> typer.Typer:
             if wanted is None:
                 continue
             raise WhitepandaError(
-                f"whitepanda {point.name}: this installation lacks '{error.name}'; install whitepanda[central]"
+                f"whitepanda {point.name}: this installation lacks '{error.name}'; {how_to_install('central')}"
             ) from error
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=point.name)
@@ -111,12 +123,71 @@ def main() -> None:
         # A terminal of another encoding gets "?" for what it has not.
         sys.stdout.reconfigure(errors="replace")
     try:
-        build()()
+        # Its own way puts a box of five lines around an error.
+        done = build()(prog_name="whitepanda", standalone_mode=False)
+        if sys.stdout is not None:  # started without one
+            sys.stdout.flush()  # a reader that has gone is noticed here, not as the interpreter ends
+        sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:
-        text = escape(printable(str(error), keep="\n"))
-        errors.print(f"[bold red]error:[/] {text}", soft_wrap=True, markup=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except typer.TyperException as error:
+        _fail_usage(error)
     except BrokenPipeError:
-        sys.exit(141)
+        _leave_reader()
+    except SystemExit as error:
+        # So rich and typer end where nobody reads.
+        if isinstance(error.__context__, BrokenPipeError):
+            _leave_reader()
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(text: str, exit_code: int) -> NoReturn:
+    shown = escape(printable(text, keep="\n"))
+    errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
+    sys.exit(exit_code)
+
+
+def _leave_reader() -> NoReturn:
+    """End where who read the output has gone; what is still to be written must not fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    sys.exit(_READER_GONE)
+
+
+def _fail_usage(error: typer.TyperException) -> NoReturn:
+    """Tell of a wrong command line in one line. A command without what it needs, asked for nothing, shows its help."""
+    exit_code: int = getattr(error, "exit_code", 1)
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.exit(exit_code)
+    problem = _usage_problem(error)
+    help_of = f"; see `{context.command_path} --help`" if context is not None else ""
+    _fail(problem if problem.endswith("?") else problem + help_of, exit_code)
+
+
+def _usage_problem(error: typer.TyperException) -> str:
+    """Say what is wrong with a command line: the option or argument, what it must be, the value."""
+    if isinstance(option := getattr(error, "option_name", None), str) and hasattr(error, "possibilities"):
+        near = get_close_matches(option, error.possibilities or (), cutoff=_ALIKE)
+        return f"{option}: no such option" + (f", did you mean {' or '.join(near)}?" if near else "")
+    text = error.format_message()
+    if type(error) is typer.BadParameter and error.param is not None:
+        return f"{' / '.join(error.param.opts)}: {_value_problem(error)}"
+    text = text.replace(". Did you mean", ", did you mean").rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _value_problem(error: typer.BadParameter) -> str:
+    """Say what a value must be, and the value."""
+    text = error.message.rstrip(".").partition(", unable to parse")[0]
+    for theirs, ours in _AS_WE_SAY:
+        text = text.replace(theirs, ours)
+    value = _refused(error.__cause__)
+    return text if value in (None, "") or repr(value) in text else f"{text} (value {value})"
+
+
+def _refused(cause: Any) -> Any:
+    """Return the value that pydantic, which typer has values checked by, refused; None: it was not that."""
+    return cause.errors()[0]["input"] if hasattr(cause, "errors") else None

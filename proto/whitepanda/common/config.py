@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import math
 import operator
@@ -9,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -69,6 +70,9 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
             raise ConfigError(
                 f"{where}: unknown key '{key}' (value {_show(_value(data, key))}); known here: {known}"
             ) from error
+        allowed = _allowed(_kind_at(kind, path)) if what.startswith("Invalid enum value") else ()
+        if allowed:
+            what = f"must be {' or '.join(allowed)}"
         got = f" (value {_show(_value(data, path))})" if path else ""
         raise ConfigError(f"{where}: {path or 'file'}: {what[:1].lower()}{what[1:]}{got}") from error
 
@@ -145,6 +149,15 @@ def _fits(item: Any, kind: Any) -> bool:
     except msgspec.ValidationError:
         return False
     return True
+
+
+def _allowed(kind: Any) -> tuple[str, ...]:
+    """Return the values that a setting may have, of one that may have few; its type may be one of several."""
+    if get_origin(kind) is Literal:
+        return tuple(f'"{value}"' for value in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return tuple(f'"{one.value}"' for one in kind)
+    return tuple(name for part in get_args(kind) for name in _allowed(part))
 
 
 def _known_keys(kind: Any, path: str) -> list[str]:

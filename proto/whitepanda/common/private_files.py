@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import IO
 
-__all__ = ["create_beside"]
+from whitepanda.common.errors import ConfigError
+
+__all__ = ["create_beside", "read_secret"]
+
+_MIN_SECRET_BYTES = 16
+_MAX_SECRET_BYTES = 4096
 
 
 def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
@@ -24,3 +30,30 @@ def create_beside(file: Path) -> tuple[Path, IO[bytes]]:
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".part", dir=file.parent)
     return Path(name), os.fdopen(descriptor, "wb")
+
+
+def read_secret(path: Path, key: str) -> bytes:
+    """Read a secret: the file's text without white space around it.
+
+    Args:
+        path: only its owner may read it.
+        key: the setting that names it.
+
+    Raises:
+        ConfigError: it cannot be read, others may read it, or it is too short or too long.
+
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            secret = file.read(_MAX_SECRET_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"{key} {path}: cannot read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"{key} {path}: others may read or write it (mode {mode:04o}); chmod 0600 {path}")
+    if not _MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+        raise ConfigError(
+            f"{key} {path}: must have {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes (it has {len(secret)}); "
+            "try: openssl rand -hex 32"
+        )
+    return secret

@@ -89,6 +89,23 @@ def test_a_password_that_everybody_may_read_is_warned_of(run, write, tmp_path, u
     assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
 
 
+def test_a_secret_file_that_central_would_refuse_is_warned_of(run, write, tmp_path):
+    write("c.toml", "[central]\n[webhooks]\nsecret_file = 'nope'\n")
+    code, out, err = run("c.toml")
+    assert (code, out) == (0, "c.toml: ok (central)\n")
+    assert err == "warning: c.toml: webhooks.secret_file nope: cannot read: No such file or directory\n"
+    write("nope", "0123456789abcdef")
+    (tmp_path / "nope").chmod(0o600)
+    assert run("c.toml")[2] == ""
+
+
+def test_a_value_that_is_none_of_a_few_is_told_with_these(run, write):
+    write("a.toml", "[agent]\n[sources.perf]\nmode = 'on'\n")
+    code, _, err = run("a.toml")
+    told = 'error: a.toml: sources.perf.mode: must be "off" or "auto" or "required" (value \'on\')\n'
+    assert (code, err) == (2, told)
+
+
 SIMULATED = "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 's.toml'\n"
 
 
@@ -204,7 +221,8 @@ def test_a_kind_that_is_not_installed_here_is_named(run, write, monkeypatch):
     assert code == 2
     assert err == (
         "error: c.toml: cannot check a configuration of central:"
-        " this installation lacks 'nosuchmodule'; install whitepanda[central]\n"
+        " this installation lacks 'nosuchmodule';"
+        " install it: `python3 tools/bootstrap.py central` in a checkout, or the Debian package whitepanda-central\n"
     )
 
 

@@ -378,7 +378,10 @@ def test_plans_follow_the_configuration(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr("agent.daemon.build_sources", lacking)
     (first, *_) = make_plans(config)
-    assert str(first.broken) == f"{first.name}: this installation lacks 'libvirt'; install whitepanda[host]"
+    assert (
+        str(first.broken) == f"{first.name}: this installation lacks 'libvirt'; install it: "
+        "`python3 tools/bootstrap.py host` in a checkout, or the Debian package whitepanda-agent"
+    )
 
 
 SCENARIO = '[[vms]]\nname = "web1"\njob = "web"\nvcpus = 2\n'

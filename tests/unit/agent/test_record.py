@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -287,6 +288,12 @@ def test_what_a_killed_recording_left_is_told_and_kept(plans, config, file, caps
     told = capsys.readouterr().err.splitlines()
     assert [line.partition(": ")[0] for line in told] == [str(left)]
     assert left.exists()
+
+
+def test_a_recording_does_not_accuse_itself(plans, config, file, capsys, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    record(Path(file.name), seconds=0.1, config=config, json=True)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300])

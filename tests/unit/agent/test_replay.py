@@ -387,4 +387,4 @@ def test_where_the_extra_is_missing_the_remedy_is_named(trace, monkeypatch):
     monkeypatch.setitem(sys.modules, "collector.traces", None)
     done = run(trace)
     assert isinstance(done.exception, UnavailableError)
-    assert "install whitepanda[central]" in str(done.exception)
+    assert "install it: `python3 tools/bootstrap.py central`" in str(done.exception)

@@ -377,3 +377,30 @@ async def test_of_a_recording_nothing_is_said_of_now_or_of_central():
     async with Shown(FakeTape()) as top:
         await top.tell(frame(()))
         assert "no VM ran there then" in top.text()
+
+
+async def test_a_low_and_narrow_terminal_has_the_line_that_says_whether_it_is_live():
+    async with Shown(size=(24, 8)) as top:
+        await top.tell(frame())
+        assert top.lines()[0].startswith(" node1  5 VMs  ▼ 1 ") and top.lines()[0].rstrip().endswith("…")
+        assert top.lines()[1].startswith(" ● live")
+
+
+async def test_at_80_columns_no_number_of_the_explanation_is_cut():
+    async with Shown(size=(80, 40)) as top:
+        await top.tell(frame())
+        await top.press("enter")
+        await top.tell(frame())
+        pane = top.text().partition("─why─")[2]
+        line = " ".join(pane.partition("SLOW-DOWN ")[2].partition("CPU ")[0].split())
+        assert line.endswith("1.42x [1.30, 1.58] (1.42 to 1.42 in 2 ticks)")
+
+
+async def test_where_the_explanation_takes_the_room_it_says_so():
+    async with Shown(size=(150, 40)) as top:
+        await top.tell(frame())
+        assert "widen the terminal" not in top.text()
+        await top.press("enter")
+        await top.tell(frame())
+        assert "no room for " in top.text()
+        assert "Enter closes the explanation beside it" in " ".join(top.text().split())

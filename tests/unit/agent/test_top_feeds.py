@@ -279,7 +279,7 @@ def test_without_the_extra_it_says_what_to_install(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
     error = run("top")
-    assert "not installed here; install whitepanda[top]" in str(error)
+    assert "not installed here; install it: `python3 tools/bootstrap.py top`" in str(error)
     assert error.exit_code == 4
 
 

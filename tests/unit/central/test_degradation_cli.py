@@ -467,7 +467,7 @@ def test_no_statsmodels_is_told_with_the_remedy(tmp_path, capsys, monkeypatch):
     arguments = (*FIT, "--out", tmp_path / "model.json", "--methods", "gamma-log")
     status, _, err = run(capsys, monkeypatch, "fit", runs, *arguments)
     assert status == 4
-    assert "install whitepanda[train]" in err
+    assert "install it: `python3 tools/bootstrap.py train` in a checkout" in err
 
 
 def test_the_errors_are_finite_numbers_in_the_file(fitted):

@@ -139,7 +139,9 @@ def test_the_command_draws_the_map_or_says_why_not(model, tmp_path, monkeypatch)
         assert isinstance(error, InputError) and said in str(error)
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     error = run(*arguments, tmp_path / "e.png").exception
-    assert isinstance(error, UnavailableError) and str(error).endswith("install whitepanda[train]")
+    assert isinstance(error, UnavailableError) and str(error).endswith(
+        "install it: `python3 tools/bootstrap.py train` in a checkout"
+    )
 
 
 def bound(coverage, margin):

@@ -15,7 +15,7 @@ import pytest
 
 from central.pki import issue, make_ca
 from central.webhooks import messages
-from central.webhooks.sender import Answer, Sender, read_secret, receiver_names, sign
+from central.webhooks.sender import Answer, Sender, receiver_names, sign
 from tests.support.webhook_receiver import HANG, Receiver
 from tests.unit.central.test_incidents import NOW, S
 from whitepanda.common.errors import ConfigError, TlsError
@@ -176,7 +176,7 @@ def test_a_secret_that_is_none(tmp_path, text, mode, problem):
         Sender("https://a/", secret_file=str(path))
     assert str(caught.value).startswith(f"webhooks.secret_file {path}: ") and problem in str(caught.value)
     with pytest.raises(ConfigError, match=r"nothing: cannot read: No such file"):
-        read_secret(tmp_path / "nothing")
+        Sender("https://a/", secret_file=str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(

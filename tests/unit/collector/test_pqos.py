@@ -500,7 +500,7 @@ def test_probe_starts_nothing(fake, tree, make):
 
 def test_without_the_package(fake, make, monkeypatch):
     monkeypatch.setitem(sys.modules, "pqos", None)
-    assert "install whitepanda[host]" in problem(make(FakeInventory())).detail
+    assert "`python3 tools/bootstrap.py host`" in problem(make(FakeInventory())).detail
 
 
 def test_without_the_library(fake, make, monkeypatch):

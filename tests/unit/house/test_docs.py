@@ -267,3 +267,15 @@ def test_no_package_index_is_named() -> None:
     for path in [*(ROOT / "requirements").iterdir(), ROOT / "pyproject.toml", ROOT / "Makefile"]:
         text = path.read_text(encoding="utf-8")  # aiohttp is a package's name
         assert not re.search(r"://|\bhttps?\b|index-url|find-links", text), path.name
+
+
+def test_nothing_promises_that_an_index_has_whitepanda() -> None:
+    folders = ("README.md", "docs", "agent", "central", "collector", "proto", "packaging", "systemd")
+    done = subprocess.run(
+        ["git", "grep", "-nE", r"whitepanda\[[a-z{]|pip install .?whitepanda", "--", *folders],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
