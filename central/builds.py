@@ -79,7 +79,7 @@ class Builder:
         lake: whose samples are read; state and versions are kept beside them.
         first_look_s: until there is a version, how often to look whether the lake has anything to build it from.
         clock_unix_ns: for tests.
-        holder: this replica's name in the lease.
+        holder: this replica in the lease, see `Lease`.
         state_dir: folder for the state; None takes the lake's own folder.
         lake_section: what is done for the lake after builds; None: nothing.
 

@@ -17,11 +17,13 @@ from central.lease import Lease
 from tests.unit.central.test_builds import write_day
 from whitepanda.common.tls import TlsFiles
 
+HOLDER = "central-0-0a1b2c3d"
+
 
 def made(folder: Path, lake: Lake, **build: object) -> BuildProcess:
     section = CentralSection(state_dir=str(folder / "state"), lake_dir=lake.name, tls=TlsFiles("a", "b", "c"))
     config = CentralConfig(central=section, build=BuildSection(memory_limit_mib=256, **build))
-    return BuildProcess(config, lake)
+    return BuildProcess(config, lake, HOLDER)
 
 
 @pytest.fixture
@@ -121,10 +123,24 @@ def test_a_build_that_does_not_stop_is_killed_and_its_lease_given_back(
     builder.start()
     assert builder._process is not None
     os.kill(builder._process.pid, signal.SIGSTOP)
-    assert Lease(lake.objects, "central-0", 120.0).acquire(), "as the process would"
+    assert Lease(lake.objects, HOLDER, 120.0).acquire(), "as the process would"
     builder.stop()
     with pytest.raises(BuildStoppedError):
         builder.build_once()
     assert builder._process.poll() == -signal.SIGKILL
     assert Lease(lake.objects, "another", 120.0).acquire()
+    builder.close()
+
+
+def test_the_process_builds_under_the_lease_of_this_replicas_journal(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    builder.start()
+    assert Lease(lake.objects, "central-0-99999999", 120.0).acquire(), "of another replica of this name"
+    assert builder.build_once() is None
+    builder.lease.release_left()
+    assert builder.build_once() is None, "another's is not its to release"
+    Lease(lake.objects, "central-0-99999999", 120.0).release_left()
+    assert Lease(lake.objects, HOLDER, 120.0).acquire(), "of this one, before it was started again"
+    assert builder.build_once() == 1
     builder.close()
