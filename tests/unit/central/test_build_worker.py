@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,3 +147,50 @@ def test_the_process_builds_under_the_lease_of_this_replicas_journal(tmp_path: P
     assert Lease(lake.objects, HOLDER, 120.0).acquire(), "of this one, before it was started again"
     assert builder.build_once() == 1
     builder.close()
+
+
+def test_what_asks_all_of_central_to_stop_is_left_to_central(tmp_path: Path, lake: Lake) -> None:
+    """As systemd sends SIGTERM and a terminal SIGINT; also while it loads its modules."""
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    for number in (1, 2):
+        builder.start()
+        process = builder._process
+        assert process is not None
+        for each in (signal.SIGTERM, signal.SIGINT):
+            os.kill(process.pid, each)
+        assert builder.build_once() == number
+        write_day(lake, number, number)
+    builder.close()
+    assert process.poll() == 0, "the end of its input ends it"
+
+
+_PARENT = """
+import sys, time
+from pathlib import Path
+from central.lake import Lake
+from tests.unit.central.test_build_worker import made
+builder = made(Path(sys.argv[1]), Lake(sys.argv[2]))
+builder.start()
+print(builder._process.pid, flush=True)
+builder.build_once()
+print("built", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_it_dies_with_a_central_that_is_killed(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    command = [sys.executable, "-c", _PARENT, str(tmp_path), lake.name]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as parent:
+        assert parent.stdout is not None
+        ends = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            assert parent.stdout.readline() == "built\n"
+            signal.pidfd_send_signal(ends, signal.SIGSTOP)  # it cannot see that its input ends
+            parent.kill()
+            assert select.select([ends], [], [], 20.0)[0]
+        finally:
+            os.close(ends)
