@@ -194,11 +194,11 @@ class Uplink:
         failures, away_since, told = 0, loop.time(), ""
         while True:
             started = loop.time()
-            outage, stream = await self._one_stream()
+            outage, heard, acknowledged = await self._one_stream()
             ended = loop.time()
-            if stream is not None and stream.heard.is_set():
+            if heard:
                 away_since, told = ended, ""
-            if stream is not None and (stream.acknowledged or ended - started > self._timing.stable_s):
+            if acknowledged or ended - started > self._timing.stable_s:
                 failures = 0
             self._last_error = outage.message
             if self._give_up_after_s is not None:
@@ -225,14 +225,17 @@ class Uplink:
     def _give_up(outage: Outage) -> NoReturn:
         raise (TlsError if outage.is_tls else UnavailableError)(outage.message)
 
-    async def _one_stream(self) -> tuple[Outage, UplinkStream | None]:
-        """Connect and talk until the end."""
+    async def _one_stream(self) -> tuple[Outage, bool, bool]:
+        """Connect and talk until the end. Returns why it ended, and whether central said, acknowledged anything.
+
+        Not the stream itself: its call keeps the channel, which though closed would connect on through the pause.
+        """
         address = self._section.address
         try:
             # Read anew each time: a renewed certificate is taken up without a restart.
             credentials = channel_credentials(self._section.tls, self._tls_prefix)
         except TlsError as error:
-            return Outage(str(error), refused=True, is_tls=True), None
+            return Outage(str(error), refused=True, is_tls=True), False, False
         options: list[tuple[str, Any]] = [*CLIENT_CHANNEL_OPTIONS]
         if self._section.server_name:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
@@ -262,7 +265,7 @@ class Uplink:
             finally:
                 watcher.cancel()
                 call.cancel()
-            return outage, stream
+            return outage, stream.heard.is_set(), stream.acknowledged
         finally:
             self._stream = None
             await channel.close()

@@ -46,24 +46,39 @@ class BuildFailedError(WhitepandaError):
     """A build failed over there; the text is what it said."""
 
 
-def _arguments(config: CentralConfig, lake: Lake) -> dict[str, Any]:
+class _Start(msgspec.Struct, frozen=True):
+    """The first line that the process is told: what it builds by, and who it is in the lease."""
+
+    config: CentralConfig
+    holder: str
+
+
+def _arguments(start: _Start, lake: Lake) -> dict[str, Any]:
     """Return what a `Builder` is made of, here and there."""
+    config = start.config
     return {
         "section": config.build,
         "lake": lake,
         "first_look_s": config.ingest.roll_interval_s,
-        "holder": config.central.replica,
+        "holder": start.holder,
         "state_dir": None if lake.is_folder else Path(config.central.state_dir) / "state",
         "lake_section": config.lake,
     }
 
 
 class BuildProcess(Builder):
-    """A builder whose builds run in the process. Its attributes tell of them as a `Builder`'s do."""
+    """A builder whose builds run in the process. Its attributes tell of them as a `Builder`'s do.
 
-    def __init__(self, config: CentralConfig, lake: Lake) -> None:
-        super().__init__(**_arguments(config, lake))
-        self._config = config
+    Args:
+        config: central's.
+        lake: whose samples are read.
+        holder: this replica in the lease, see `Lease`.
+
+    """
+
+    def __init__(self, config: CentralConfig, lake: Lake, holder: str) -> None:
+        self._start = _Start(config, holder)
+        super().__init__(**_arguments(self._start, lake))
         self._process: subprocess.Popen[bytes] | None = None
 
     def build_once(self) -> int | None:
@@ -105,13 +120,8 @@ class BuildProcess(Builder):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = subprocess.Popen(
-            [*COMMAND, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_ONE_BLAS_THREAD | os.environ,
-        )
-        _tell(self._process, msgspec.json.encode(self._config))
+        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ONE_BLAS_THREAD | os.environ)
+        _tell(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:
         """Have a build that runs now end soon, with `BuildStoppedError`. May be called from any thread."""
@@ -209,11 +219,12 @@ def main() -> None:
     """Build whenever asked, until standard input ends."""
     if not worker_process.begin(int(sys.argv[-1]), nice=_NICE):
         return
-    config = msgspec.json.decode(sys.stdin.readline(), type=CentralConfig)
+    start = msgspec.json.decode(sys.stdin.readline(), type=_Start)
+    config = start.config
     log.configure(config.central.log_level)
     state = Path(config.central.state_dir)
     lake = Lake(config.central.lake_dir or state / "lake", copies=state)
-    builder = Builder(**_arguments(config, lake))
+    builder = Builder(**_arguments(start, lake))
     asked: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     thread = threading.Thread(target=_serve, args=(builder, asked), name="builds", daemon=True)
     thread.start()

@@ -37,6 +37,7 @@ from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
+from central.other_settings import OtherSettings
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
 from central.states import StateFolders
@@ -79,7 +80,7 @@ class Builder:
         lake: whose samples are read; state and versions are kept beside them.
         first_look_s: until there is a version, how often to look whether the lake has anything to build it from.
         clock_unix_ns: for tests.
-        holder: this replica's name in the lease.
+        holder: this replica in the lease, see `Lease`.
         state_dir: folder for the state; None takes the lake's own folder.
         lake_section: what is done for the lake after builds; None: nothing.
 
@@ -107,6 +108,8 @@ class Builder:
     ) -> None:
         self.versions = VersionStore(lake.objects)
         self.lease = Lease(lake.objects, holder, section.lease_s)
+        self._holder = holder
+        self._others = OtherSettings(section, self.versions, holder, clock_unix_ns)
         self.current: BuiltVersion | None = self.versions.latest()
         self.on_version: list[Callable[[BuiltVersion], None]] = []
         self.last_error = ""
@@ -129,7 +132,6 @@ class Builder:
             else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns)
         )
         self._care_error = ""
-        self._other_method = ""  # of the last version that was taken
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
@@ -153,6 +155,7 @@ class Builder:
     async def _build_in_thread(self) -> None:
         """Build, tell of the version, and only then do what the lake needs, which may take long."""
         failed_before = self.last_error
+        await asyncio.to_thread(self._others.look)
         try:
             number = await self._stoppable(self.build_once)
         except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
@@ -303,18 +306,7 @@ class Builder:
         if newest <= (self.current.version if self.current else 0):
             return False
         found = self.versions.latest()
-        if found is None or not self._put_in_force(found):
-            return False
-        method = found.manifest.method
-        if method not in (self._section.method, self._other_method):
-            self._log.warning(
-                "another replica builds by another method; set build.method alike on all",
-                version=found.version,
-                method=method,
-                ours=self._section.method,
-            )
-        self._other_method = method
-        return True
+        return found is not None and self._put_in_force(found)
 
     def _put_in_force(self, found: BuiltVersion) -> bool:
         """Set `current`, unless it is as new already: `catch_up` may have found a version while one was built."""
@@ -355,6 +347,8 @@ class Builder:
             coefficients=0,
             code_version=metadata.version("whitepanda"),
             method=self._section.method,
+            build_days=self._section.days,
+            builder=self._holder,
             engine=self._section.engine,
             token=self.lease.token,
         )

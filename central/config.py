@@ -69,7 +69,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     http_listen: str = "127.0.0.1:7480"  # the fleet API as JSON; beyond loopback with mTLS; "" = none
     state_dir: str = "/var/lib/whitepanda-central"  # journal
     lake_dir: str = ""  # "" = state_dir/lake
-    replica: str = "central-0"  # part of segment names
+    replica: str = "central-0"  # unlike that of others on the same lake; part of segment names
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level logged, to standard error
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API

@@ -30,7 +30,7 @@ from central.journal import Journal
 from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
-from central.replicas import other_replicas
+from central.replicas import other_journals, replica_of
 from central.roll_worker import RollWorker
 from central.rolls import Roller
 from central.streams import StreamRegistry
@@ -99,14 +99,14 @@ class Central:
             self.webhooks = Webhooks(
                 config.webhooks,
                 self.incidents,
-                replica=config.central.replica,
+                holder=self.journal.origin,
                 gap_ns=self.recorder.gap_ns,
             )
             self.recorder.on_recorded = self.webhooks.wake
             self.ingest = Ingest(config, self.journal, self.registry)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
-            self.builder = BuildProcess(config, self.lake)
+            self.builder = BuildProcess(config, self.lake, self.journal.origin)
             self.publisher = Publisher(
                 self.registry,
                 self.builder,
@@ -137,14 +137,24 @@ class Central:
         await self.warn_of_replicas()
 
     async def warn_of_replicas(self) -> None:
-        """Warn where others write into the lake, and incidents are this replica's own."""
-        if self.config.incidents.url:
+        """Warn where others write into the lake under this replica's name, or incidents are each one's own."""
+        name, own = self.config.central.replica, self.journal.origin
+        try:
+            found = await asyncio.to_thread(other_journals, self.lake, own)
+        except OSError:  # whoever builds or rolls tells of it
             return
-        with contextlib.suppress(OSError):  # whoever builds or rolls tells of it
-            others = await asyncio.to_thread(other_replicas, self.lake, self.config.central.replica)
-            if others:
-                told = "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
-                self._log.warning(told, replicas=others)
+        if namesakes := [each for each in found if replica_of(each) == name]:
+            told = (
+                "another central writes into this lake under the name of this one; set a central.replica of its own "
+                "for each (if it was this one with a journal that is gone, nothing is to be done)"
+            )
+            self._log.warning(told, replica=name, journal=own, others=namesakes, lake=self.lake.name)
+        others = sorted({replica_of(each) for each in found} - {name})
+        if others and not self.config.incidents.url:
+            told = (
+                "other replicas write into this lake, and each has its own incidents; set incidents.url alike"
+            )
+            self._log.warning(told, replicas=others)
 
     async def stop(self) -> None:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from central.lake import Lake, LakeError, Segment
 from central.lake_losses import losses
 from central.lease import lease_problem
+from central.replicas import replica_of
 from central.slots import SlotManifest, SlotStore
 from central.versions import VersionStore
 
@@ -74,7 +75,7 @@ def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
     replicas: dict[str, int] = defaultdict(int)
     for segment in lake.segments():
         by_day[segment.day].append(segment)
-        replicas[segment.origin.rpartition("-")[0]] += segment.rows
+        replicas[replica_of(segment.origin)] += segment.rows
     manifests = SlotStore(lake, round(slot_s * 1e9)).manifests()
     numbers = VersionStore(lake.objects).numbers()
     days = tuple(

@@ -45,7 +45,8 @@ class Lease:
 
     Args:
         objects: of the lake.
-        holder: this replica's name; one that starts again under its name takes over from itself at once.
+        holder: who this is and nobody else, a replica's `central.journal.Journal.origin`; who starts again with its
+            journal takes over from itself at once. Another replica of the same name has another journal.
         ttl_s: for how long this replica may be silent as the holder, and one that did not say it for itself.
         monotonic_s: for tests.
 
@@ -156,7 +157,7 @@ class Lease:
         self.token = 0
 
     def release_left(self) -> None:
-        """Release what a process of this replica's name held when it died, which the caller knows.
+        """Release what a process of this replica held when it died, which the caller knows.
 
         Raises:
             OSError: the lake cannot be read or written.

@@ -7,20 +7,21 @@ from datetime import timedelta
 
 from central.lake import Lake, day_of
 
-__all__ = ["RECENT_S", "other_replicas"]
+__all__ = ["RECENT_S", "other_journals", "replica_of"]
 
 #: A segment this young shows that its replica is at work.
 RECENT_S = 3600.0
 
 
-def other_replicas(lake: Lake, replica: str, now_unix_s: float | None = None) -> list[str]:
-    """Return the names of other replicas that rolled into the lake within the last hour.
+def other_journals(lake: Lake, origin: str, now_unix_s: float | None = None) -> list[str]:
+    """Return the other journals (`Segment.origin`) that rolled into the lake within the last hour, sorted.
 
-    Only the segments of today and yesterday (UTC) are listed, and none is opened.
+    A journal is one replica's and nobody else's; its name need not be. Only the segments of today and yesterday (UTC)
+    are listed, and none is opened.
 
     Args:
         lake: the lake.
-        replica: this one's name.
+        origin: of this one's journal.
         now_unix_s: for tests.
 
     Raises:
@@ -29,11 +30,16 @@ def other_replicas(lake: Lake, replica: str, now_unix_s: float | None = None) ->
     """
     now_s = time.time() if now_unix_s is None else now_unix_s
     today = day_of(round(now_s * 1e9))
-    names = {
-        segment.origin.rpartition("-")[0]
+    found = {
+        segment.origin
         for day in (today - timedelta(days=1), today)
         for segment in lake.all_segments(day)
         # A merged one may be young though its rolls are old.
         if not segment.is_compacted and now_s - segment.modified_unix_s <= RECENT_S
     }
-    return sorted(names - {replica})
+    return sorted(found - {origin})
+
+
+def replica_of(origin: str) -> str:
+    """Return the name of the replica whose journal that is."""
+    return origin.rpartition("-")[0]

@@ -71,10 +71,8 @@ class RollWorker:
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = subprocess.Popen(
+        self._process = worker_process.start(
             [sys.executable, "-m", "central.roll_worker", str(os.getpid()), *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             pass_fds=(self._lock.fileno(),),
         )
 

@@ -87,6 +87,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution
     method: str = "panda"
+    build_days: int = 0  # how far back its builder looked; 0 where an older release did not say it
+    builder: str = ""  # the lease's holder; "" the same
     engine: str = "duckdb"
     token: int = 0  # of the lease under which it was built
     files: str = ""  # what the names of its files begin with

@@ -1,4 +1,8 @@
-"""What central's helper processes have in common: they end with central, and wait for it wherever cores are short."""
+"""What central's helper processes have in common: they end with central, and wait for it wherever cores are short.
+
+What asks central to stop often goes to all of its processes: the terminal's SIGINT, and systemd's SIGTERM. Helpers
+leave it to central, which ends them once it has done with them; else their ends would look to it like crashes.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,34 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["begin"]
+__all__ = ["begin", "start"]
 
 _PR_SET_PDEATHSIG = 1
+_CENTRALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a helper, which must call `begin`. To be called by the main thread: the process ends with the caller.
+
+    The signals are held back from its first moment on: it is not at `begin` before it has loaded its modules.
+
+    Args:
+        command: of the process.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _CENTRALS)
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin(parent: int, *, nice: int) -> bool:
@@ -20,7 +48,9 @@ def begin(parent: int, *, nice: int) -> bool:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it went before that was in force
         return False
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to all; central ends its helpers
+    for number in _CENTRALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _CENTRALS)
     with contextlib.suppress(OSError):
         os.nice(nice)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -66,7 +66,7 @@ class Webhooks:
     Args:
         section: who they are.
         store: incident history.
-        replica: this central's name; one that starts again under its name goes on at once.
+        holder: who this is and nobody else, the `origin` of its journal; who starts again with it goes on at once.
         gap_ns: an incident is over when it had no report for so long.
         clock_unix_ns: central's clock.
         timing: for tests.
@@ -83,7 +83,7 @@ class Webhooks:
         section: WebhooksSection,
         store: IncidentStore,
         *,
-        replica: str,
+        holder: str,
         gap_ns: int,
         clock_unix_ns: Callable[[], int] = time.time_ns,
         timing: Timing | None = None,
@@ -91,7 +91,7 @@ class Webhooks:
     ) -> None:
         self._section = section
         self._store = store
-        self._replica = replica
+        self._holder = holder
         self._gap_ns = gap_ns
         self._clock = clock_unix_ns
         self._timing = timing or Timing()
@@ -201,7 +201,7 @@ class Webhooks:
             section, now = self._section, self._clock()
             # It is renewed before each post; the other half is for a database that answers late.
             lease_ns = round(2 * (section.timeout_s + self._timing.lease_s) * 1e9)
-            if not tables.claim(connection, receiver.key, self._replica, lease_ns=lease_ns, now_unix_ns=now):
+            if not tables.claim(connection, receiver.key, self._holder, lease_ns=lease_ns, now_unix_ns=now):
                 return False, 0, tables.Waiting(), None
             dropped = tables.change(
                 connection,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -523,6 +524,24 @@ async def test_it_does_not_start_without_what_it_needs(tmp_path: Path, pki) -> N
     clients = await why(config(tmp_path, {"central": pki["h1"]}), TlsError)
     assert f"central.tls.certificate: {pki['h1'].certificate} is not one for servers" in clients
     assert "central.tls.ca is not set" in await why(config(tmp_path, {"central": TlsFiles()}), TlsError)
+
+
+async def test_two_centrals_of_one_name_do_not_take_leases_from_each_other(tmp_path: Path, pki) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def started(folder: str) -> Central:
+            made = config(tmp_path / folder, pki)
+            section = msgspec.structs.replace(made.central, lake_dir=str(tmp_path / "lake"), http_listen="")
+            central = Central(msgspec.structs.replace(made, central=section))
+            await central.start()
+            stack.push_async_callback(central.stop)
+            return central
+
+        one, other = await started("one"), await started("other")
+        assert one.journal.replica == other.journal.replica
+        assert (one.builder.lease.acquire(), other.builder.lease.acquire()) == (True, False)
+        one.builder.lease.check()
+        assert one.webhooks._holder != other.webhooks._holder
 
 
 def test_what_central_writes_nobody_else_reads(tmp_path: Path) -> None:

@@ -137,9 +137,7 @@ async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
     """Both look for what is new, which comes by both, and each incident is told once; then the other takes over."""
     receiver = Receiver()
     stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
-    first, second = (
-        webhooks(store, receiver, replica=name) for store, name in zip(stores, "ab", strict=True)
-    )
+    first, second = (webhooks(store, receiver, holder=name) for store, name in zip(stores, "ab", strict=True))
     async with running(first), running(second):
         for n in range(30):
             take(stores[n % 2], row(n, NOW + n, host=f"h{n}"))
@@ -151,7 +149,7 @@ async def test_of_two_centrals_one_tells_each_webhook(cluster, tmp_path):
     holder = stores[0].write(lambda c: c.scalar(sa.select(tables.receivers.c.holder)))
     other = "b" if holder == "a" else "a"
     take(stores[0], row(40, NOW, host="h40"))
-    async with running(webhooks(stores[1], receiver, replica=other)) as third:
+    async with running(webhooks(stores[1], receiver, holder=other)) as third:
         await until(lambda: third.status()[0].receiver and not third.status()[0].active)
         stores[0].write(lambda c: c.execute(sa.update(tables.receivers).values(until_unix_ns=time.time_ns())))
         await until(lambda: len(receiver.taken()) == 31)

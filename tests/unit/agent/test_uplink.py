@@ -44,7 +44,7 @@ class Agent:
             address=options.pop("address", central.address),
             tls=tls,
             reconnect_min_s=0.02,
-            reconnect_max_s=0.1,
+            reconnect_max_s=options.pop("reconnect_max_s", 0.1),
             in_flight_batches=options.pop("in_flight_batches", 32),
             server_name=options.pop("server_name", ""),
         )
@@ -563,6 +563,39 @@ async def test_a_certificate_of_another_ca_is_no_normal_outage(tmp_path, central
     async with Agent(tmp_path / "2", central, tls=mixed, give_up_after_s=30.0, tls_prefix="--") as agent:
         with pytest.raises(TlsError, match=r"^--cert: .* is not signed by the CA in --ca"):
             await agent.task
+
+
+async def test_nothing_knocks_at_a_central_that_refuses_us_during_the_pauses(
+    tmp_path, central, logs, monkeypatch
+):
+    """A channel that anything of the last stream still held would connect on by itself."""
+    stranger = tmp_path / "stranger"
+    make_ca(stranger)
+    foreign, good = issue(stranger, "host-1"), central.client("host-1")
+    channels, connections = [], []
+    quick = [(f"grpc.{which}_reconnect_backoff_ms", 100) for which in ("initial", "min", "max")]
+    open_channel = grpc.aio.secure_channel
+
+    def counted(address, credentials, options):
+        channels.append(address)
+        return open_channel(address, credentials, options=[*options, *quick])
+
+    async def refuse(_reader, writer):
+        connections.append(len(channels))
+        writer.close()
+
+    monkeypatch.setattr(grpc.aio, "secure_channel", counted)
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        options = {
+            "address": f"127.0.0.1:{server.sockets[0].getsockname()[1]}",
+            "tls": TlsFiles(ca=good.ca, certificate=foreign.certificate, key=foreign.key),
+            "reconnect_max_s": 1.5,  # refused: pauses of half of it and more, in which gRPC would try 7 times
+        }
+        async with Agent(tmp_path, central, **options):
+            await until(lambda: len(channels) == 3)
+    assert "is not signed by the CA" in logs.errors()[0]
+    for attempt in (1, 2):
+        assert 1 <= connections.count(attempt) <= 2, connections
 
 
 async def test_a_certificate_that_cannot_work_is_not_even_tried(tmp_path, central, logs):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +20,13 @@ from central.lease import Lease
 from tests.unit.central.test_builds import write_day
 from whitepanda.common.tls import TlsFiles
 
+HOLDER = "central-0-0a1b2c3d"
+
 
 def made(folder: Path, lake: Lake, **build: object) -> BuildProcess:
     section = CentralSection(state_dir=str(folder / "state"), lake_dir=lake.name, tls=TlsFiles("a", "b", "c"))
     config = CentralConfig(central=section, build=BuildSection(memory_limit_mib=256, **build))
-    return BuildProcess(config, lake)
+    return BuildProcess(config, lake, HOLDER)
 
 
 @pytest.fixture
@@ -121,10 +126,71 @@ def test_a_build_that_does_not_stop_is_killed_and_its_lease_given_back(
     builder.start()
     assert builder._process is not None
     os.kill(builder._process.pid, signal.SIGSTOP)
-    assert Lease(lake.objects, "central-0", 120.0).acquire(), "as the process would"
+    assert Lease(lake.objects, HOLDER, 120.0).acquire(), "as the process would"
     builder.stop()
     with pytest.raises(BuildStoppedError):
         builder.build_once()
     assert builder._process.poll() == -signal.SIGKILL
     assert Lease(lake.objects, "another", 120.0).acquire()
     builder.close()
+
+
+def test_the_process_builds_under_the_lease_of_this_replicas_journal(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    builder.start()
+    assert Lease(lake.objects, "central-0-99999999", 120.0).acquire(), "of another replica of this name"
+    assert builder.build_once() is None
+    builder.lease.release_left()
+    assert builder.build_once() is None, "another's is not its to release"
+    Lease(lake.objects, "central-0-99999999", 120.0).release_left()
+    assert Lease(lake.objects, HOLDER, 120.0).acquire(), "of this one, before it was started again"
+    assert builder.build_once() == 1
+    builder.close()
+
+
+def test_what_asks_all_of_central_to_stop_is_left_to_central(tmp_path: Path, lake: Lake) -> None:
+    """As systemd sends SIGTERM and a terminal SIGINT; also while it loads its modules."""
+    write_day(lake, 0, 1)
+    builder = made(tmp_path, lake)
+    for number in (1, 2):
+        builder.start()
+        process = builder._process
+        assert process is not None
+        for each in (signal.SIGTERM, signal.SIGINT):
+            os.kill(process.pid, each)
+        assert builder.build_once() == number
+        write_day(lake, number, number)
+    builder.close()
+    assert process.poll() == 0, "the end of its input ends it"
+
+
+_PARENT = """
+import sys, time
+from pathlib import Path
+from central.lake import Lake
+from tests.unit.central.test_build_worker import made
+builder = made(Path(sys.argv[1]), Lake(sys.argv[2]))
+builder.start()
+print(builder._process.pid, flush=True)
+builder.build_once()
+print("built", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_it_dies_with_a_central_that_is_killed(tmp_path: Path, lake: Lake) -> None:
+    write_day(lake, 0, 1)
+    command = [sys.executable, "-c", _PARENT, str(tmp_path), lake.name]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as parent:
+        assert parent.stdout is not None
+        ends = os.pidfd_open(int(parent.stdout.readline()))
+        try:
+            assert parent.stdout.readline() == "built\n"
+            signal.pidfd_send_signal(ends, signal.SIGSTOP)  # it cannot see that its input ends
+            parent.kill()
+            assert select.select([ends], [], [], 20.0)[0]
+        finally:
+            os.close(ends)

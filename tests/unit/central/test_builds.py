@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 from datetime import date, timedelta
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from central.models import panda
 from central.models.slots import TaskSlots
 from central.models.whitepanda import WhitepandaState
 from central.objects import Folder
+from central.replicas import RECENT_S
 from central.schema import SAMPLES
 from central.versions import VersionStore
 from tests.support.older_lake import no_digests
@@ -525,15 +527,58 @@ def test_of_several_replicas_one_builds_and_the_others_take_its_version(lake):
     assert VersionStore(lake.root / "versions").numbers() == [1, 2]
 
 
-def test_replicas_that_build_by_different_methods_are_told_so_once(lake, capsys):
+async def test_replicas_that_build_by_other_settings_are_told_so_once_before_they_build(lake, capsys):
     log.configure("info")
-    one, other = Builder(SECTION, lake, holder="central-0"), Builder(OURS, lake, holder="central-1")
-    for number in (1, 2):
-        write_day(lake, number, number)
-        assert [one.build_once(), other.build_once()] == [number, number]
+    now = [1_800_000_000 * 10**9]
+    clock = partial(now.__getitem__, 0)
+    other_section = msgspec.structs.replace(OURS, slot_s=60.0, days=7, interval_s=0.05)
+    one, other = (
+        Builder(section, lake, holder=f"central-{number}", clock_unix_ns=clock)
+        for number, section in enumerate((SECTION, other_section))
+    )
+    write_day(lake, 0, 1)
+    assert one.build_once() == 1
+    capsys.readouterr()
+    for _ in range(2):
+        await other._build_in_thread()
     told = capsys.readouterr().err
-    assert told.count("another replica builds by another method; set build.method alike on all") == 1
-    assert "version=1 method=panda ours=whitepanda" in told
+    [line] = [line for line in told.splitlines() if "builds by other settings" in line]
+    assert told.index("builds by other settings") < told.index("version built"), "before it builds over it"
+    differing = f"build.slot_s {SECTION.slot_s:g} there, 60 here; build.days {SECTION.days} there, 7 here; "
+    assert f"{differing}build.method panda there, whitepanda here" in line
+    assert "set [build] alike on all" in line
+    assert "replica=central-0 version=1" in line
+    again = Builder(other_section, lake, holder="central-1", clock_unix_ns=clock)
+    assert again.versions.manifest(2).builder == "central-1"
+    again._others.look()
+    assert "version=1" in capsys.readouterr().err, "its own version 2 is no other's, the one before it is"
+    now[0] += round(RECENT_S * 1e9) + 1
+    again._others.look()
+    Builder(other_section, lake, holder="central-1", clock_unix_ns=clock)._others.look()
+    assert capsys.readouterr().err == "", "what is long ago is not compared with"
+
+
+def test_versions_that_say_not_who_built_them_or_alike_are_not_warned_of(lake, capsys):
+    log.configure("info")
+    write_day(lake, 0, 1)
+    builder = Builder(SECTION, lake, holder="central-0")
+    builder.build_once()
+    manifest = msgspec.structs.replace(builder.versions.manifest(1), slot_s=60.0)
+    tables = [engine.pa.table({f.name: pa.array([], f.type) for f in schema}) for schema in _schemas()]
+    capsys.readouterr()
+    builder.versions.write(msgspec.structs.replace(manifest, builder=""), *tables)  # of an older release
+    builder._others.look()
+    Builder(SECTION, lake, holder="central-1")._others.look()
+    assert capsys.readouterr().err == ""
+    builder.versions.write(msgspec.structs.replace(manifest, builder="central-2"), *tables)
+    found = lake.root / "versions" / f"{3:08d}" / "manifest.json"
+    text = found.read_bytes()
+    found.write_text("{")
+    Builder(SECTION, lake, holder="central-0")._others.look()
+    assert "builds by other settings" not in capsys.readouterr().err, "what cannot be read is passed over"
+    found.write_bytes(text)
+    builder._others.look()
+    assert "build.slot_s 60 there" in capsys.readouterr().err
 
 
 async def test_a_replica_catches_up_with_what_another_built(lake):

@@ -1,4 +1,4 @@
-"""Two replicas on one lake, each with its own incidents: it is noticed at the start."""
+"""Two replicas on one lake, each with its own incidents or both of one name: it is noticed at the start."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ import pytest
 
 from central.config import CentralConfig, CentralSection, IncidentsSection
 from central.daemon import Central
+from central.journal import Journal
 from central.lake import Lake, segment_stem
-from central.replicas import RECENT_S, other_replicas
+from central.replicas import RECENT_S, other_journals
 from whitepanda.common import log
 
 NOW_S = 1_800_000_000.0
 DAY = date(2027, 1, 15)  # NOW_S is on it
 
 
-def put(lake: Lake, replica: str, day: date, age_s: float, last: int | None = None) -> None:
-    stem = segment_stem(replica, "0" * 8, 1) + ("" if last is None else f"_{last:012d}")
+OWN = f"central-0-{0:08x}"
+
+
+def put(
+    lake: Lake, replica: str, day: date, age_s: float, last: int | None = None, journal: str = "0" * 8
+) -> None:
+    stem = segment_stem(replica, journal, 1) + ("" if last is None else f"_{last:012d}")
     path = lake.segment(day, stem).path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -29,26 +35,58 @@ def put(lake: Lake, replica: str, day: date, age_s: float, last: int | None = No
 
 def test_only_what_is_recent_and_anothers_counts(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    assert other_replicas(lake, "central-0", NOW_S) == []
+    assert other_journals(lake, OWN, NOW_S) == []
     put(lake, "central-0", DAY, 1.0)
     put(lake, "old", DAY, RECENT_S + 1)
     put(lake, "merged", DAY, 1.0, last=7)
     put(lake, "long-ago", date(2026, 12, 1), 1.0)
-    assert other_replicas(lake, "central-0", NOW_S) == []
+    assert other_journals(lake, OWN, NOW_S) == []
     put(lake, "central-2", DAY, 1.0)
     put(lake, "central-1", date(2027, 1, 14), RECENT_S)
-    assert other_replicas(lake, "central-0", NOW_S) == ["central-1", "central-2"]
+    put(lake, "central-0", DAY, 1.0, journal="feedbeef")
+    assert other_journals(lake, OWN, NOW_S) == [
+        "central-0-feedbeef",
+        "central-1-00000000",
+        "central-2-00000000",
+    ]
+
+
+async def warned(
+    folder: Path, capsys: pytest.CaptureFixture[str], others: list[tuple[str, str]], url: str = ""
+) -> tuple[str, str]:
+    """Return what a central says at its start where these replicas and journals are; and its own journal."""
+    log.configure("info")
+    central = Central(CentralConfig(CentralSection(replica="central-0"), incidents=IncidentsSection(url)))
+    central.lake = Lake(folder / "lake")
+    central.journal = Journal(folder, replica="central-0", commit_interval_s=0.001)
+    for replica, journal in [*others, ("central-0", central.journal.journal_id)]:
+        put(central.lake, replica, DAY, 1.0, journal=journal)
+    await central.warn_of_replicas()
+    central.journal.lock.close()
+    return capsys.readouterr().err, central.journal.origin
 
 
 @pytest.mark.parametrize("url", ["", "postgresql://db/w"])
 async def test_central_warns_where_incidents_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
-    log.configure("info")
     monkeypatch.setattr(time, "time", lambda: NOW_S)
-    central = Central(CentralConfig(CentralSection(replica="central-0"), incidents=IncidentsSection(url)))
-    central.lake = Lake(tmp_path)
-    put(central.lake, "central-1", DAY, 1.0)
-    await central.warn_of_replicas()
-    told = capsys.readouterr().err
-    assert ("other replicas write into this lake" in told and "central-1" in told) is (url == "")
+    told, _ = await warned(tmp_path, capsys, [("central-1", "0" * 8)], url)
+    assert ("other replicas write into this lake" in told and "replicas=['central-1']" in told) is (url == "")
+    assert "under the name" not in told
+
+
+@pytest.mark.parametrize("url", ["", "postgresql://db/w"])
+async def test_central_warns_of_another_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+    told, own = await warned(tmp_path, capsys, [("central-0", "feedbeef")], url)
+    [line] = told.splitlines()
+    assert (
+        "another central writes into this lake under the name of this one; set a central.replica of its own"
+        in line
+    )
+    assert f"journal={own}" in line
+    assert "others=['central-0-feedbeef']" in line
+    assert str(tmp_path / "lake") in line

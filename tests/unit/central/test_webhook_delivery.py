@@ -40,10 +40,10 @@ class Clock:
         return self.now
 
 
-def webhooks(store, *receivers, clock=None, replica="r", **settings) -> Webhooks:
+def webhooks(store, *receivers, clock=None, holder="r", **settings) -> Webhooks:
     section = WebhooksSection(urls=tuple(r.url for r in receivers), **settings)
     return Webhooks(
-        section, store, replica=replica, gap_ns=GAP, clock_unix_ns=clock or (lambda: NOW), timing=QUICK
+        section, store, holder=holder, gap_ns=GAP, clock_unix_ns=clock or (lambda: NOW), timing=QUICK
     )
 
 
@@ -175,7 +175,7 @@ async def test_that_notices_what_is_forgotten_before_it_was_taken(store, receive
 
 
 async def test_another_replica_leaves_it_alone_until_the_lease_ends(store, receiver):
-    first, second = webhooks(store, receiver, replica="a"), webhooks(store, receiver, replica="b")
+    first, second = webhooks(store, receiver, holder="a"), webhooks(store, receiver, holder="b")
     clock = Clock()
     take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(5)])
     async with running(first):
@@ -186,7 +186,7 @@ async def test_another_replica_leaves_it_alone_until_the_lease_ends(store, recei
         assert [s.active for s in (first.status()[0], second.status()[0])] == [True, False]
     clock.now += 141 * S
     take(store, row(20, NOW, host="h20"))
-    async with running(webhooks(store, receiver, clock=clock, replica="b")):
+    async with running(webhooks(store, receiver, clock=clock, holder="b")):
         await until(lambda: len(receiver.taken()) == 11)
     assert len(set(receiver.taken())) == 11
 
@@ -195,7 +195,7 @@ async def test_that_notices_a_lease_that_everybody_has(store, receiver, monkeypa
     monkeypatch.setattr(tables, "claim", lambda *_, **__: True)
     take(store, *[row(n, NOW + n, host=f"h{n}") for n in range(3)])
     receiver.answers.extend([HANG, HANG])
-    first, second = webhooks(store, receiver, replica="a"), webhooks(store, receiver, replica="b")
+    first, second = webhooks(store, receiver, holder="a"), webhooks(store, receiver, holder="b")
     async with running(first), running(second):
         await until(lambda: len(receiver.posts) == 2)  # while the first is at it
         assert receiver.posts[0].what == receiver.posts[1].what
@@ -274,7 +274,7 @@ async def test_what_one_receiver_does_to_us_costs_neither_the_others_nor_central
 async def test_a_lease_outlasts_a_post_and_a_database_that_answers_late(store, receiver):
     clock = Clock()
     take(store, row(1))
-    one, other = (webhooks(store, receiver, clock=clock, replica=name) for name in ("a", "b"))
+    one, other = (webhooks(store, receiver, clock=clock, holder=name) for name in ("a", "b"))
     assert one._look(one._receivers[0]) is not None
     lease_ns = round((WebhooksSection().timeout_s + QUICK.lease_s) * 1e9)
     clock.now += lease_ns + S
