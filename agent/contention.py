@@ -44,7 +44,7 @@ class Contention:
         self.triggers = Triggers()
         self._section = section
         self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
-        self._recorded_slot = 0
+        self._recorded_unix_ns = 0
         self._threshold = section.mn_cpi_floor
         self._judges = False
         self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
@@ -89,7 +89,7 @@ class Contention:
     def forget(self) -> None:
         """Drop the history: slots have another length from here on, whose values vary differently."""
         self._history.clear()
-        self._recorded_slot = 0
+        self._recorded_unix_ns = 0
 
     def take_slots(self, tasks: Sequence[Sequence[TaskSlot]], now_unix_ns: int, slot_ns: int) -> None:
         """Take the domain's tasks in the last slots, youngest first; keep the youngest in the history once per slot."""
@@ -106,9 +106,8 @@ class Contention:
             self._judges = bool(past)
             rise = self._section.mn_cpi_floor + max(0.0, min(past, default=0.0))
             self._threshold = max(self._threshold, rise)
-        slot = now_unix_ns // slot_ns
-        if slot != self._recorded_slot:
-            self._recorded_slot = slot
+        if now_unix_ns // slot_ns != self._recorded_unix_ns // slot_ns:
+            self._recorded_unix_ns = now_unix_ns
             if self.mn_cpi is not None:
                 self._history.append((now_unix_ns, self.mn_cpi))
 

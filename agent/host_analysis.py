@@ -33,6 +33,7 @@ from collector.llc import domains_of
 __all__ = ["CpiPoint", "Explanation", "HostAnalysis", "SuspectView", "Verdict"]
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
+_SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
 _POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
 _ANYWHERE = frozenset[int]()
 
@@ -153,7 +154,7 @@ class HostAnalysis:
         self._store = store
         self._vms: dict[str, _Vm] = {}
         self._slot_ns = store.slot_ns or _DEFAULT_SLOT_NS
-        self._recorded_slot = 0
+        self._recorded_unix_ns = 0
         self._now_unix_ns = 0
         self._last: dict[str, _Slot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
@@ -361,14 +362,14 @@ class HostAnalysis:
     # --- windows and slots ---
 
     def _set_slot(self, slot_ns: int) -> None:
-        if slot_ns != self._slot_ns:
+        if abs(slot_ns - self._slot_ns) > _SAME_SLOT * self._slot_ns:
             # Values over slots of another length vary differently: they are no history of these.
-            self._slot_ns = slot_ns
             for domain in self._domains.values():
                 domain.forget()
-            self._recorded_slot = 0
+            self._recorded_unix_ns = 0
             for vm in self._vms.values():
                 vm.points.clear()
+        self._slot_ns = slot_ns
 
     def _keep(self, window: CpiWindow, place: NumaPlacement | None) -> None:
         vm = self._vms.get(window.vm)
@@ -430,10 +431,9 @@ class HostAnalysis:
 
     def _record(self) -> None:
         """Once per slot length keep this slot in the VMs' histories."""
-        slot = self._now_unix_ns // self._slot_ns
-        if slot == self._recorded_slot:
+        if self._now_unix_ns // self._slot_ns == self._recorded_unix_ns // self._slot_ns:
             return
-        self._recorded_slot = slot
+        self._recorded_unix_ns = self._now_unix_ns
         start = self._now_unix_ns - self._slot_ns
         for uuid, last in self._last.items():
             self._vms[uuid].points.append(CpiPoint(start, last.cpi, last.cpu_usage_cores))

@@ -457,6 +457,18 @@ def test_a_rise_since_the_start_is_contention_while_it_lasts(own_noise):
     assert own_noise.analysis.mn_cpi_threshold == 1.0
 
 
+def test_slots_that_last_a_little_longer_now_and_then_keep_their_history(own_noise):
+    """Windows as long as slots, as in the demonstration: the longest one is the slot."""
+    own_noise.store.apply(update(slot_s=10))
+    for step in range(14):
+        own_noise.now += WINDOW
+        made = window("web-1", own_noise.now, 1.2 if step < 8 else 3.1)
+        made = dataclasses.replace(made, duration_ns=WINDOW + step % 3 * 10**7)
+        own_noise.analysis.observe([made], own_noise.now)
+    assert own_noise.analysis.triggered
+    assert len(own_noise.explain("web-1").history) > 8
+
+
 def test_the_papers_rule_stays_selectable(tmp_path):
     host = Host(tmp_path, AnalysisSection(trigger="paper"))
     host.store.apply(update())
