@@ -24,6 +24,7 @@ import pytest
 from central.config import IngestSection
 from central.journal import Journal
 from central.lake import Lake, segment_stem
+from central.replicas import replica_of
 from central.rolls import Roller
 from central.schema import SAMPLES
 from tests.support.central_process import MAIN, ROOT
@@ -166,8 +167,8 @@ def _log_faults(seen: Versions, logs: dict[str, str]) -> list[str]:
     for replica, log in sorted(logs.items()):
         built, taken = _told(log)
         for number in built:
-            holder = seen.holders.get(seen.tokens.get(number, 0), "nobody")
-            if holder != replica:
+            holder = seen.holders.get(seen.tokens.get(number, 0), "nobody")  # a journal, see Lease
+            if replica_of(holder) != replica:
                 faults.append(f"version {number} was built by {replica} under the lease of {holder}")
             if number in builders:
                 faults.append(f"version {number} was built by {builders[number]} and by {replica}")
@@ -306,7 +307,7 @@ def test_the_check_notices_an_agent_that_waits_until_a_cut_is_over(waits_s, foun
 
 def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:
     seen = Versions(tmp_path)
-    seen.tokens, seen.holders = {1: 1, 2: 2}, {1: "central-0", 2: "central-1"}
+    seen.tokens, seen.holders = {1: 1, 2: 2}, {1: "central-0-0a", 2: "central-1-1b"}
     line = 'timestamp=1 level=info event="version {}" component=builds version={} seconds=1.0\n'.format
     good = {
         "central-0": line("built", 1) + line("of another replica taken", 2),
@@ -315,7 +316,7 @@ def test_the_check_notices_who_built_without_the_lease(tmp_path) -> None:
     assert _log_faults(seen, good) == []
     stolen = good | {"central-0": good["central-0"] + line("built", 2)}
     assert _log_faults(seen, stolen) == [
-        "version 2 was built by central-0 under the lease of central-1",
+        "version 2 was built by central-0 under the lease of central-1-1b",
         "version 2 was built by central-0 and by central-1",
     ]
     ghost = good | {"central-1": line("of another replica taken", 9)}
