@@ -53,6 +53,7 @@ WANTED_PER_WEEK = 0.25  # on training hosts: a quarter of what is allowed
 EQUAL_SEEDS = range(2000, 2060)  # quiet hosts by which the paper's rule is made to keep to what is allowed
 EQUAL_FACTORS = np.arange(20, 101) / 20  # 1 to 5
 ALLOWED_PER_WEEK = 1.0
+AFTER_SEEDS = range(3001, 3061)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +349,47 @@ def first_hours(seeds: Iterable[int]) -> dict[str, object]:
     return numbers
 
 
+def after_the_first_hour(fleet: tuple[Array, Array]) -> dict[str, object]:
+    """Print what our rule finds in the hours after a start, with and without contention from minute 20 to 60 of it.
+
+    Found: a rise of CPI of 10 % for 10 minutes that begins so many hours after the start. False: incidents in hours 1
+    to 9 after a start. On seeds of their own: the rule's `_MOST_NOISE` was chosen by looking at seeds 1 to 60.
+    """
+    minute, hour = round(60 / STEP_S), round(3600 / STEP_S)
+    numbers: dict[str, object] = {}
+    for early in (0.0, 0.1, 0.2):
+        for late_h in (1.5, 2.0, 3.0, 5.0, 7.0):
+            begin, end = round(late_h * hour), round(late_h * hour) + 10 * minute
+            found = []
+            for seed in AFTER_SEEDS[:12]:
+                host = host_week(seed)
+                share = host.sensitivity / host.sensitivity.mean()
+                for start in range(0, DAY, DAY // 3):
+                    factor = np.ones((end, VMS))
+                    factor[20 * minute : 60 * minute] += early * share
+                    factor[begin:] += 0.1 * share
+                    values = n_cpi(host, host.cpi[start : start + end] * factor, fleet).mean(axis=1).tolist()
+                    trigger = NoiseScaledTrigger(STEP_S)
+                    on = [trigger.observe(value, VMS) for value in values]
+                    found.append(any(on[begin:]))
+            numbers[f"{early:g}/{late_h:g}"] = recall = float(np.mean(found))
+            print(
+                f"{early:.0%} more in the first hour, found {late_h:g} h after the start: {recall:.2f}",
+                flush=True,
+            )
+    fired = 0
+    for seed in AFTER_SEEDS:
+        host = host_week(seed)
+        mn = n_cpi(host, host.cpi, fleet).mean(axis=1)
+        for turn in range(3):
+            start = (seed * 7 + turn * 97) % (8 * 24) * hour
+            trigger = NoiseScaledTrigger(STEP_S)
+            on = np.array([trigger.observe(value, VMS) for value in mn[start : start + 9 * hour].tolist()])
+            fired += int((on & ~np.append(False, on[:-1])).sum())
+    print(f"false incidents in hours 1 to 9 after {3 * len(AFTER_SEEDS)} starts: {fired}", flush=True)
+    return numbers | {"false": fired}
+
+
 def choose(fleet: tuple[Array, Array]) -> float:
     """Return the lowest candidate that keeps to the wanted rate on the training seeds."""
     chosen = CANDIDATES[-1]
@@ -399,6 +441,7 @@ def main() -> None:
         }
     if "starts" in arguments.rules.split(","):
         numbers["first_hours"] = first_hours(seeds)
+        numbers["after"] = after_the_first_hour(fleet)
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
 

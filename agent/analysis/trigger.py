@@ -11,6 +11,9 @@ in a hundred by construction. This one asks for more, and for less where content
   averages out less than independent noise does, needs no model.
 * Everything is scaled by the root of the number of latency-sensitive VMs: the mean of few VMs varies more.
 
+* Contention in the warm-up would be learnt as level and noise, and hide what comes for hours. So at its end both are
+  compared with those of its quieter parts.
+
 It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that; a shorter
 length that exceeds them too decides in its place, so that the end is seen soon.
 docs/studies/trigger.md has what it finds and how often it is wrong.
@@ -20,7 +23,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import fmean, median, quantiles
 
 __all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
 
@@ -42,6 +48,10 @@ _PRIOR_S = (
     600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
 )
 _END = 0.5  # of the threshold
+_PART_S = 600.0  # of the warm-up
+_PART_STEPS = 10  # at least
+_PART_SPAN = 0.3  # of a part: the longest mean whose noise is told from one
+_MOST_NOISE = 6.0  # times the median of the parts' variances, which lack what is slower than a part
 
 
 @dataclass(slots=True)
@@ -97,6 +107,7 @@ class NoiseScaledTrigger:
         self._count = 0
         self._tasks = 1
         self._deciding: _Span | None = None
+        self._first: list[float] = []  # the warm-up's values
 
     @property
     def is_ready(self) -> bool:
@@ -137,8 +148,13 @@ class NoiseScaledTrigger:
             tasks: of how many tasks it is the mean, at least 1.
 
         """
+        was_ready = self.is_ready
         self._count += 1
         self._tasks = tasks
+        if not was_ready:
+            self._first.append(mn_cpi)
+            if self.is_ready:
+                self._settle()
         root = math.sqrt(tasks)
         excess = (mn_cpi - self._level) * root
         self._judge(excess)
@@ -148,6 +164,27 @@ class NoiseScaledTrigger:
     def shift(self, by: float) -> None:
         """Move the level: nCPI is by other statistics from here on, by which all that was seen is `by` higher."""
         self._level += by
+        self._first = [value + by for value in self._first]
+
+    def _settle(self) -> None:
+        """Take level and noise from the warm-up's quieter parts, where all of it says that there is far more noise."""
+        length = max(_PART_STEPS, round(_PART_S / self._step_s))
+        parts = [self._first[at : at + length] for at in range(0, len(self._first) - length + 1, length)]
+        self._first = []
+        spans = (self._one, *self._spans)
+        longest = max(1, round(_PART_SPAN * length))
+        prior = _PRIOR_S / (self._warm_up_s + _PRIOR_S)  # what is left of it
+        most = [
+            prior
+            + _MOST_NOISE * self._tasks * median(_noise(part, min(span.length, longest)) for part in parts)
+            for span in spans
+        ]
+        if all(span.variance <= limit for span, limit in zip(spans, most, strict=True)):
+            return
+        self._level = quantiles(map(median, parts), n=4, method="inclusive")[0]
+        for span, limit in zip(spans, most, strict=True):
+            span.variance = min(span.variance, limit)
+            span.clear()
 
     def _judge(self, excess: float) -> None:
         for span in (self._one, *self._spans):
@@ -179,3 +216,10 @@ class NoiseScaledTrigger:
             if span.is_full:
                 square = min(span.mean**2, _CLIP_SCALE**2 * span.variance)
                 span.variance += gain * (square - span.variance)
+
+
+def _noise(values: Sequence[float], length: int) -> float:
+    """Return the mean square of the moving means over `length` values, of what the values are beside their mean."""
+    mean = fmean(values)
+    sums = [0.0, *accumulate(value - mean for value in values)]
+    return fmean((sums[at] - sums[at - length]) ** 2 for at in range(length, len(sums))) / length**2

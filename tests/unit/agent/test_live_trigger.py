@@ -94,6 +94,29 @@ def test_it_does_not_judge_before_it_has_seen_an_hour():
     assert trigger.is_ready
 
 
+@pytest.mark.parametrize("rise", [0.5, 3.0])
+def test_contention_in_the_first_hour_does_not_hide_what_comes(rise):
+    trigger = NoiseScaledTrigger(STEP_S)
+    hour = round(WARM_UP_S / STEP_S)
+    values = noise(8, 4 * hour)
+    for step in range(hour // 3, hour):
+        values[step] += rise
+    for step in range(3 * hour, 4 * hour):
+        values[step] += 1.6
+    on = on_after(trigger, values)
+    assert on
+    assert 3 * hour <= on[0] < 3 * hour + 60
+
+
+def test_contention_that_goes_on_after_the_first_hour_is_found():
+    trigger = NoiseScaledTrigger(STEP_S)
+    hour = round(WARM_UP_S / STEP_S)
+    values = noise(9, 2 * hour)
+    for step in range(hour // 2, 2 * hour):
+        values[step] += 2.0
+    assert hour <= on_after(trigger, values)[0] < hour + 60
+
+
 def test_other_statistics_are_no_contention():
     plain, shifted = NoiseScaledTrigger(STEP_S), NoiseScaledTrigger(STEP_S)
     values = noise(12, DAY)
