@@ -46,7 +46,7 @@ def top(
         raise InputError("--socket and --replay: a recording needs no agent; give one of them")
     try:
         from agent.top.app import TopApp  # noqa: PLC0415 - an extra; nothing else may need it
-        from agent.top.ending import Ending  # noqa: PLC0415 - as above
+        from agent.top.ending import Ending  # noqa: PLC0415 - of the live view, too
     except ImportError as error:
         raise UnavailableError(
             f"top needs {error.name}, which is not installed here; {how_to_install('top')}"

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,19 +29,14 @@ class Viewed:
     def __init__(self, *, controls: bool) -> None:
         self.master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x18\x00\x50\x00\x00\x00\x00\x00")
-
-        def own() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        prepare: Callable[[], None] | None = own if controls else None
+        command = [WHITEPANDA, "top", "--replay", RECORDING]
         self.process = subprocess.Popen(
-            [WHITEPANDA, "top", "--replay", RECORDING],
+            ["setsid", "--ctty", *command] if controls else command,
             stdin=slave,
             stdout=slave,
             stderr=slave,
             env={**os.environ, "TERM": "xterm"},
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509 - the test has no other thread
+            start_new_session=not controls,  # setsid makes one itself, and becomes the view
         )
         self.name = os.ttyname(slave)
         os.close(slave)
@@ -67,7 +61,7 @@ class Viewed:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("controls", [True, False], ids=["with SIGHUP", "without SIGHUP"])
-def test_it_ends_with_its_terminal(controls: bool) -> None:  # noqa: FBT001 - a parameter
+def test_it_ends_with_its_terminal(*, controls: bool) -> None:
     view = Viewed(controls=controls)
     view.close()
     assert view.ended() == HUNG_UP
