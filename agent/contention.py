@@ -134,7 +134,10 @@ class Contention:
             # The same windows by the old statistics and by the new ones: that is not the VMs' doing.
             both = [(old, new) for w, old in seen if (new := n_cpi(w)) is not None]
             if both:
-                live.shift(math.fsum(new - old for old, new in both) / len(both))
+                by = math.fsum(new - old for old, new in both) / len(both)
+                live.shift(by)
+                for at, (end, seen_then) in enumerate(self._history):
+                    self._history[at] = (end, seen_then + by)
         by_start: dict[int, list[tuple[CpiWindow, float]]] = {}
         for window in windows:
             value = n_cpi(window)

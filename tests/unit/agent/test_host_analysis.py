@@ -477,6 +477,19 @@ def test_the_papers_rule_stays_selectable(tmp_path):
     assert noisy(host, 30, 2, rise=0.8 * 0.35) == []
 
 
+def test_a_new_version_of_the_statistics_is_no_rise_since_the_start(own_noise):
+    own_noise.store.apply(update())
+    own_noise.run(40, {**VICTIM, "cpi": 1.9}, SCAN)
+    lower = update(8)
+    for row in lower.statistics:
+        row.mean_cpi -= 0.7  # nCPI is higher by 2 from here on
+    own_noise.store.apply(lower)
+    for _ in range(12):
+        own_noise.run(1, {**VICTIM, "cpi": 1.9}, SCAN)
+        assert not own_noise.analysis.triggered
+    assert own_noise.analysis.mn_cpi_threshold == pytest.approx(5.0)
+
+
 def test_a_new_version_of_the_statistics_is_no_contention(own_noise):
     host = own_noise
     host.store.apply(update())
