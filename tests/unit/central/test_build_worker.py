@@ -149,8 +149,11 @@ def test_the_process_builds_under_the_lease_of_this_replicas_journal(tmp_path: P
     builder.close()
 
 
-def test_what_asks_all_of_central_to_stop_is_left_to_central(tmp_path: Path, lake: Lake) -> None:
+def test_what_asks_all_of_central_to_stop_is_left_to_central(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As systemd sends SIGTERM and a terminal SIGINT; also while it loads its modules."""
+    monkeypatch.setattr("central.build_worker._STOP_S", 60.0)  # it ends at nice 10, beside all other tests
     write_day(lake, 0, 1)
     builder = made(tmp_path, lake)
     for number in (1, 2):
