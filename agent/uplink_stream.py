@@ -25,6 +25,7 @@ from whitepanda.v1 import agent_pb2
 
 __all__ = ["AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
 
+_FIRST_WINDOW = 4  # batches in flight until central has acknowledged some, see `_take_ack`
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
 _LOG = log.get("uplink")
@@ -190,7 +191,8 @@ class UplinkStream:
         self._hello = hello
         self._on_coefficients = on_coefficients
         self._totals = totals
-        self._window = in_flight_batches
+        self._most_in_flight = in_flight_batches
+        self._window = min(_FIRST_WINDOW, in_flight_batches)
         self._timing = timing
         self._in_thread = in_thread
         self._in_flight: dict[tuple[str, int], int] = {}
@@ -331,7 +333,7 @@ class UplinkStream:
             elif kind == "welcome":
                 self._take_welcome(message.welcome)
             elif kind == "slow_down":
-                self._min_interval_s = min(message.slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
+                self._take_slow_down(message.slow_down)
             # Anything else is of a newer protocol, which central speaks only where both agreed on it.
             self._wake.set()
 
@@ -343,8 +345,17 @@ class UplinkStream:
         self._heartbeat_s = min(max(welcome.heartbeat_ms or DEFAULT_HEARTBEAT_MS, 100), 600_000) / 1000
         self._welcomed.set()
 
+    def _take_slow_down(self, slow_down: agent_pb2.SlowDown) -> None:
+        self._min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
+        if self._min_interval_s:
+            self._window = min(_FIRST_WINDOW, self._most_in_flight)
+
     async def _take_ack(self, ack: agent_pb2.Ack) -> None:
-        """Forget what is acknowledged, of what was sent in this stream: the rest central cannot have."""
+        """Forget what is acknowledged, of what was sent in this stream: the rest central cannot have.
+
+        What may be in flight grows by it, as a TCP sender's window does in slow start (RFC 5681, section 3.1): when a
+        central is back that was away for days, ten thousand agents come with a backlog at once.
+        """
         taken = []
         for key, rows in self._in_flight.items():
             sequence = key[1]
@@ -364,6 +375,8 @@ class UplinkStream:
             self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
 
         if taken:
+            if not self._min_interval_s:
+                self._window = min(self._window + len(taken), self._most_in_flight)
             self.acknowledged = True
             self._last_ack_s = _now()
             ranges = [(sequence, sequence) for sequence, _ in taken]

@@ -10,11 +10,11 @@ journal, and the rolls into the lake; "without rolls" is the same with rolls put
 
 "rate" is what the machine's cores carry together, agents included; "per CPU second" is central's own. Of the time to
 the acknowledgement it tells the server's share (bench/ingest_server.py), and how late the agents themselves were.
-Each part can run alone. Agents of ours have up to 32 batches in flight; all hosts saturate with 1 and with 4 each, as
-the latter are more than central holds at a time. `idle` takes 11 minutes (each host's heartbeat comes once in the 10
-that are measured), `paced` --minutes and one, and tells with 6 or more whether memory stays flat; `growth` 3,
-`saturated` 6, `prometheus` 1; `saturated,prometheus` together tell their ratio for each load, with rolls, and beside it
-without.
+Each part can run alone. All hosts saturate with 1 batch in flight each, with 4, and with up to 32 as agents of ours:
+from 4 on, one more for each that is acknowledged, 4 again where central asks to slow down. `idle` takes 11 minutes
+(each host's heartbeat comes once in the 10 that are measured), `paced` --minutes and one, and tells with 6 or more
+whether memory stays flat; `growth` 3, `saturated` 8, `prometheus` 1; `saturated,prometheus` together tell their ratio
+for each load, with rolls, and beside it without.
 `idle` and `paced` share their connections where both are asked for.
 """
 
@@ -258,7 +258,7 @@ class Bench:
 
     def saturated(self) -> None:
         self.close()
-        kinds = [(min(1000, self.hosts), 4), (self.hosts, 1), (self.hosts, 4)]
+        kinds = [(min(1000, self.hosts), 4), (self.hosts, 1), (self.hosts, 4), (self.hosts, 32)]
         for hosts, in_flight in dict.fromkeys(kinds):
             rates = []
             for roll_s in (60.0, 3600.0):

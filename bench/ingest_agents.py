@@ -33,6 +33,7 @@ _ACK = _END_STREAM = 1
 _MAX_WINDOW = 2**31 - 1
 _KEEPALIVE_S = dict(CLIENT_CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] / 1e3
 _HANDSHAKES = 64  # at a time
+_FIRST_WINDOW = 4  # batches in flight until some are acknowledged, as in agent.uplink_stream
 _VARIANTS = 64  # different sets of values, shared by all hosts
 _GRPC_HEAD = struct.Struct(">BI")
 _FRAME_TAIL = struct.Struct(">BBI")  # after three bytes of length
@@ -109,7 +110,7 @@ class Host:
     __slots__ = (
         "acked", "connection_window", "in_flight", "incoming", "interval_s", "last_heard_s", "last_sent_s",
         "name", "next_s", "number", "out", "ready", "sequence", "settled", "sock", "spool", "stream_window",
-        "tasks", "text", "waiting", "welcome", "window_size",
+        "tasks", "text", "waiting", "welcome", "window", "window_size",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, vms: int) -> None:
@@ -124,6 +125,7 @@ class Host:
         self.connection_window = self.stream_window = 65_535
         self.sequence = 0
         self.in_flight: dict[int, float] = {}
+        self.window = 0  # how many those may be
         self.welcome: Any = None
         self.settled = False
         self.interval_s = self.next_s = 0.0  # SlowDown
@@ -258,6 +260,8 @@ class Agents:
                 for sequence in range(one.first, one.last + 1):
                     self.latencies.append(now - host.in_flight.pop(sequence))
                     self.acked_batches += 1
+                    host.window += not host.interval_s
+            host.window = min(host.window, self.in_flight)
             self.rejected += len(message.ack.rejected_batches) + len(message.ack.rejected_rows)
             self.refill(host, now)
         elif kind == "welcome":
@@ -265,10 +269,12 @@ class Agents:
         elif kind == "slow_down":
             self.slowed += bool(message.slow_down.min_batch_interval_ms)
             host.interval_s = message.slow_down.min_batch_interval_ms / 1e3
+            if host.interval_s:
+                host.window = min(_FIRST_WINDOW, self.in_flight)
 
     def refill(self, host: Host, now: float) -> None:
-        """Saturate: as many batches in flight as wanted, as fast as SlowDown allows."""
-        while len(host.in_flight) < self.in_flight:
+        """Saturate: as many batches in flight as an agent would have, as fast as SlowDown allows."""
+        while len(host.in_flight) < host.window:
             if host.interval_s and now < host.next_s:
                 heapq.heappush(self.lazy, (host.next_s, host.number - self.hosts[0].number))
                 return
@@ -369,10 +375,11 @@ class Agents:
         return float(np.percentile(lateness, 99))
 
     def saturate(self, seconds: float, in_flight: int) -> float:
-        """Keep so many batches in flight on each host; returns the batches per second acknowledged meanwhile."""
+        """Keep up to so many batches in flight on each host; returns the batches per second acknowledged meanwhile."""
         self.in_flight = in_flight
         began = _now()
         for host in self.hosts:
+            host.window = min(_FIRST_WINDOW, in_flight)
             self.refill(host, began)
             self.turn(0.0)
         before, warm = self.acked_batches, _now()
@@ -382,6 +389,8 @@ class Agents:
             self.turn(min(0.05, self.lazy[0][0] - now if self.lazy else 0.05))
         rate = (self.acked_batches - before) / (_now() - warm)
         self.in_flight = 0
+        for host in self.hosts:
+            host.window = 0
         self.settle()
         return rate
 

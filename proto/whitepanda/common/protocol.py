@@ -37,6 +37,11 @@ DEFAULT_HEARTBEAT_MS = 10_000
 # more often than every 5 minutes, so the server's side is part of the agreement. The ping's own timeout, 60 s by
 # default, has to be set as well: with grpcio 1.85 and pings after 20 s a frozen peer was noticed after 80 s without it,
 # after 30 s with it. With 20 s, ten thousand silent streams cost a twentieth of a core in pings alone.
+#
+# gRPC's other pings, by which it estimates how much to let a peer send ahead (the bandwidth-delay product), are off: one
+# follows whatever is received, and a peer too busy to look at its answer for those 10 s hung up on a healthy one. With
+# 10,000 agents and a backlog each central did that 11 s after they began. It also let each send 4 MB ahead; without, it
+# is 64 KiB per connection and round trip (640 kB/s over 100 ms: a day's backlog of 50 VMs in about a minute and a half).
 _KEEPALIVE_MS = 50_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
@@ -46,6 +51,7 @@ CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", 16 * MAX_MESSAGE_BYTES),
     # Each uplink has its own connection and its own back-off (agent.uplink), jittered over all of it.
@@ -59,6 +65,7 @@ SERVER_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 4),
     # Two centrals must never share a port by accident.
     ("grpc.so_reuseport", 0),

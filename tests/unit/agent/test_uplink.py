@@ -205,6 +205,48 @@ async def test_no_more_than_the_window_is_in_flight_and_any_order_of_acknowledge
     assert sorted(b.start_unix_ns[0] for b in central.batches()) == list(range(15))
 
 
+async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_central_asks_to_slow_down(
+    tmp_path, central
+):
+    flights = []
+
+    async def script(stream):
+        await stream.greet()
+        waiting = []
+
+        async def take():
+            while (batch := await stream.next_batch()) is not None:
+                waiting.append(batch)
+
+        async def acknowledge(expected):
+            await until(lambda: len(waiting) >= expected)
+            await asyncio.sleep(0.1)
+            flight = waiting.copy()
+            waiting.clear()
+            flights.append(len(flight))
+            for batch in flight:
+                await stream.send(ack_of(batch))
+
+        task = asyncio.create_task(take())
+        for expected in (4, 8, 16):
+            await acknowledge(expected)
+        await stream.send(Message(slow_down=agent_pb2.SlowDown(min_batch_interval_ms=1)))
+        for expected in (20, 4):
+            await acknowledge(expected)
+        await stream.send(Message(slow_down=agent_pb2.SlowDown()))
+        for expected in (4, 8, 16, 20):
+            await acknowledge(expected)
+        await task
+
+    central.script = script
+    agent = Agent(tmp_path, central, in_flight_batches=20)
+    for tag in range(100):
+        agent.spool.append(windows(tag))
+    async with agent:
+        await agent.drained()
+    assert flights == [4, 8, 16, 20, 4, 4, 8, 16, 20]
+
+
 async def test_a_stream_dropped_time_and_again_loses_nothing_and_changes_no_number(tmp_path, central):
     async def script(stream):
         await stream.greet()
