@@ -220,7 +220,7 @@ async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_cen
 
         async def acknowledge(expected):
             await until(lambda: len(waiting) >= expected)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # for what should not come
             flight = waiting.copy()
             waiting.clear()
             flights.append(len(flight))
