@@ -50,9 +50,7 @@ class Between:
         self.ended.set()
 
     @staticmethod
-    async def _pass_on(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames
-    ) -> None:
+    async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames) -> None:
         while data := await reader.read(65_536):
             frames.take(data)
             writer.write(data)
@@ -85,7 +83,10 @@ async def test_no_end_pings_while_they_talk(theirs: str) -> None:
         for _ in range(_MESSAGES):
             await call.write(bytes(_SIZE))
             assert len(await call.read()) == _SIZE
-        pings = (between.agents.pings, between.centrals.pings)  # before the end: a server's last word is one too
+        pings = (
+            between.agents.pings,
+            between.centrals.pings,
+        )  # before the end: a server's last word is one too
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
     await server.stop(None)
