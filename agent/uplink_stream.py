@@ -220,7 +220,7 @@ class UplinkStream:
         """Talk until the stream ends, in any way; an exception of ours (not gRPC's) propagates.
 
         Raises:
-            StreamError: central acknowledges nothing, or sends garbage.
+            StreamError: central takes or acknowledges nothing, or sends garbage.
 
         """
         await self._in_thread(self._queue.begin_stream)
@@ -268,7 +268,11 @@ class UplinkStream:
                 continue
 
     async def _send(self, message: agent_pb2.AgentMessage) -> None:
-        await self._call.write(message)
+        try:
+            async with asyncio.timeout(self._timing.acknowledgement_s):
+                await self._call.write(message)
+        except TimeoutError:  # it reads no further, and the other replicas may
+            raise StreamError(f"has taken nothing for {self._timing.acknowledgement_s:g} s") from None
         self._last_message_s = _now()
 
     async def _send_heartbeat(self, now: float) -> None:

@@ -391,6 +391,23 @@ async def test_garbage_from_central_ends_the_stream_only(tmp_path, central, logs
         assert len(central.streams) == 3
 
 
+async def test_a_central_that_takes_nothing_is_given_up_and_tried_again(tmp_path, central, logs):
+    async def script(stream):
+        await stream.greet()
+        if stream.number < 1:
+            await asyncio.Event().wait()  # reads no further: what is sent is more than it lets ahead
+        await stream.acknowledge_all()
+
+    central.script = script
+    agent = Agent(tmp_path, central, timing=replace(QUICK, acknowledgement_s=0.5))
+    for tag in range(8):
+        agent.spool.append(windows(tag, 2000))
+    async with agent:
+        await until(lambda: any("has taken nothing for 0.5 s" in error for error in logs.errors()))
+        await agent.drained()
+    assert sorted(batch.start_unix_ns[0] for batch in central.batches()) == list(range(8))
+
+
 async def test_a_silent_central_is_given_up_and_tried_again(tmp_path, central, logs):
     async def script(stream):
         if stream.number < 1:
