@@ -230,6 +230,7 @@ async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_cen
         task = asyncio.create_task(take())
         for expected in (4, 8, 16):
             await acknowledge(expected)
+        await until(lambda: len(waiting) >= 20)
         await stream.send(Message(slow_down=agent_pb2.SlowDown(min_batch_interval_ms=1)))
         for expected in (20, 4):
             await acknowledge(expected)
