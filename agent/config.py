@@ -209,7 +209,7 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
     spool_max_mib: int = 256  # oldest batches are dropped beyond this
     batch_rows: int = 2000  # at most this many windows in a batch
-    in_flight_batches: int = 32  # at most, without acknowledgement: 4 at first, more with each
+    in_flight_batches: int = 32  # most batches not yet acknowledged; 4 at first, then one more with each
     reconnect_min_s: float = 0.5  # first pause after a lost stream; doubles, with jitter
     reconnect_max_s: float = 30.0  # longest pause
 

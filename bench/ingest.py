@@ -265,12 +265,15 @@ class Bench:
                 with self.load(hosts, roll_s=roll_s, stopwatch=False) as load:
                     found = load.do("saturate", seconds=20 * self.scale, in_flight=in_flight)
                 rolls = "without rolls" if roll_s >= 3600 else "with rolls"
-                print(f"  saturated, {hosts} hosts with {in_flight} batches in flight each, {rolls}:")
+                print(f"  saturated, {hosts} hosts with up to {in_flight} batches in flight each, {rolls}:")
                 self._say(found)
                 bar("windows/s", found["rate"], 240_000, "windows/s", at_most=False)
                 bar("windows per server CPU s", found["per_cpu"], 240_000, "per CPU s", at_most=False)
                 rates.append(found["per_cpu"])
-            self.per_cpu[f"{hosts} hosts with {in_flight} batches in flight each"] = (rates[0], rates[1])
+            self.per_cpu[f"{hosts} hosts with up to {in_flight} batches in flight each"] = (
+                rates[0],
+                rates[1],
+            )
 
     def prometheus(self) -> None:
         self.close()

@@ -214,11 +214,9 @@ def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int
     facts = {"compacted": str(len(sources)), "sources": " ".join(source.name for source in sources)}
     rows = 0
     with SegmentFile(merged, stamped_schema(facts)) as file:
-        for number, piece in enumerate(_pieces(sources)):
-            if number % _CHECKED_PIECES == 0:
-                check()  # renews the lease, too
-            file.write(piece)
-            rows += len(piece)
+        for group in _groups(_pieces(sources), check):
+            file.write(group)
+            rows += len(group)
         if rows != expected:
             raise LakeError(
                 f"{lake.name}/{merged.key}: {rows} rows read of {expected} in the footers; not compacted"
@@ -226,6 +224,21 @@ def _merge(lake: Lake, sources: list[Segment], check: Callable[[], None]) -> int
         check()
         file.finish()
     return rows
+
+
+def _groups(pieces: Iterator[pa.Table], check: Callable[[], None]) -> Iterator[pa.Table]:
+    """Put small pieces together: in row groups of a few hundred rows a row takes twice the bytes."""
+    waiting, rows = [], 0
+    for number, piece in enumerate(pieces):
+        if number % _CHECKED_PIECES == 0:
+            check()  # renews the lease, too
+        waiting.append(piece)
+        rows += len(piece)
+        if rows >= _BATCH_ROWS:
+            yield pa.concat_tables(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _pieces(sources: list[Segment]) -> Iterator[pa.Table]:

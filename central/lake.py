@@ -56,8 +56,8 @@ _OPEN_FILES = 64  # at once
 _EPOCH = date(1970, 1, 1)
 _SAMPLES = "samples"
 _REMEDY = (
-    "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost; "
-    "`whitepanda lake verify` says what else is damaged"
+    "restore it from a copy, or move it out of the lake: what of it is not yet in slots is then lost "
+    "(all that is damaged: `whitepanda lake verify`)"
 )
 _NO_FILE = "it is no regular file, nor a link to one"
 _NAME = re.compile(

@@ -109,6 +109,8 @@ def fit_trace(
         raise InputError(
             f"method whitepanda: slots are {SLOT_S} s long (value {options.slot_s:g}); see --slot-s"
         )
+    if out.suffix.lower() == ".csv":
+        raise InputError(f"{out}: coefficients are written as Parquet; give it a name that ends in .parquet")
     with _telling(out), contextlib.ExitStack() as stack:
         file = _begin(stack, out, traces)
         slots = stack.enter_context(

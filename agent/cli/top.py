@@ -60,7 +60,7 @@ def top(
 
 
 def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return sys.stdin.isatty() and sys.stderr.isatty()  # textual draws to the latter
 
 
 def _terminals() -> list[TextIO]:

@@ -27,12 +27,15 @@ __all__ = ["demo"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _DEFAULT_SEED = 1
+_MAX_SEED = 2**31
 _SHORT = ("/tmp", "/dev/shm")  # noqa: S108 - folders of our own are made in them, closed to others
 _MAX_SHORT = 60  # bytes of a folder in which ours and a socket's name still fit
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Makes another fleet, with another antagonist.")] = _DEFAULT_SEED,
+    seed: Annotated[
+        int, typer.Option(min=0, max=_MAX_SEED, help="Makes another fleet, with another antagonist.")
+    ] = _DEFAULT_SEED,
     keep: Annotated[
         Path | None, typer.Option(help="Work in this new folder and keep it: configurations, logs, truth.")
     ] = None,

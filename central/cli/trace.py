@@ -89,7 +89,10 @@ def synth(
     )
     console.print(f"{written.rows:,} rows ({shape}) in {seconds:.1f} s", soft_wrap=True)
     console.print(
-        f"written to {out}; {len(written.antagonists)} antagonists in {truth}", soft_wrap=True, markup=False
+        f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "
+        f"{written.antagonists_with_rows} of them ran",
+        soft_wrap=True,
+        markup=False,
     )
 
 

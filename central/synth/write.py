@@ -46,12 +46,13 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written."""
+    """What was written. Of `jobs`, and of the truth's antagonists in `antagonists_with_rows`, those that ran."""
 
     rows: int
     tasks: int
     jobs: int
     antagonists: list[int]
+    antagonists_with_rows: int
 
 
 def synthesise(
@@ -96,7 +97,9 @@ def synthesise(
         raise UnavailableError(
             f"{out} and {truth}: not written: {error.strerror or error}; is the disk full?"
         ) from error
-    return Written(rows, len(tasks.job), len(jobs.job_id), known["antagonists"])
+    ran = {int(job) for job, row in known["jobs"].items() if row["task_slots"]}
+    antagonists = known["antagonists"]
+    return Written(rows, len(tasks.job), len(ran), antagonists, len(ran.intersection(antagonists)))
 
 
 @contextlib.contextmanager

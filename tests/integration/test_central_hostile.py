@@ -123,14 +123,14 @@ async def sleepers(central: CentralProcess) -> grpc.aio.Channel:
 
 
 async def slow_sender(central: CentralProcess, name: str, files: TlsFiles) -> None:
-    """Send slowly, and come again: central hangs up on who does not answer its pings."""
+    """Send slowly, and come again should central hang up."""
     while True:
         with contextlib.suppress(ConnectionError):
             await send_slowly(central, name, files)
 
 
 async def send_slowly(central: CentralProcess, name: str, files: TlsFiles) -> None:
-    """Say Hello, begin a message of the largest size and go on with it a byte at a time, until central hangs up."""
+    """Say Hello, begin a message of the largest size and go on with it a byte at a time, for ever."""
     context = ssl.create_default_context(cafile=files.ca)
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(files.certificate, files.key)

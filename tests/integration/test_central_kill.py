@@ -167,7 +167,7 @@ async def test_the_kill_test_notices_batches_acknowledged_before_their_commit(
 # The flush before the acknowledgement. A kill cannot show it, because the kernel keeps what was written.
 
 # Bytes on the wire. An acknowledgement of one batch takes 80, more with HTTP/2's own frames in the same TLS record;
-# those alone (window updates and a ping) were seen to take up to 65.
+# those alone (window updates, and a ping while gRPC estimated bandwidth) were seen to take up to 65.
 SMALLEST_ACK = 72
 
 _LINE = re.compile(r"^(?P<pid>\d+) +(?P<at>\d+\.\d+) (?P<call>[a-z0-9]+)\((?P<rest>.*)$")

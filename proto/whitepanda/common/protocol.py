@@ -38,11 +38,11 @@ DEFAULT_HEARTBEAT_MS = 10_000
 # default, has to be set as well: with grpcio 1.85 and pings after 20 s a frozen peer was noticed after 80 s without it,
 # after 30 s with it. With 20 s, ten thousand silent streams cost a twentieth of a core in pings alone.
 #
-# gRPC's other pings, by which it estimates how much to let a peer send ahead (the bandwidth-delay product), are
-# off: one follows what is received, and a peer too busy to look at its answer for those 10 s hung up on a healthy
-# one. With 10,000 agents and a backlog each, central did that 11 s after they began. It also let each send 4 MB
-# ahead; without, it is 64 KiB per connection and round trip (580 kB/s measured over 100 ms: a day of 50 VMs, 64 MB,
-# in about two minutes).
+# gRPC's other pings, by which it estimates how much to let a peer send ahead (the bandwidth-delay product),
+# are off: one follows what is received, and a peer too busy to look at its answer for those 10 s hung up on a
+# healthy one. With 10,000 agents and a backlog each, central did that 11 s after they began. It also let each
+# send 4 MB ahead; without, it is 64 KiB (or one larger message) per connection and round trip (580 kB/s
+# measured over 100 ms: a day of 50 VMs, 64 MB, in about two minutes).
 _KEEPALIVE_MS = 50_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 

@@ -205,10 +205,12 @@ async def test_no_more_than_the_window_is_in_flight_and_any_order_of_acknowledge
     assert sorted(b.start_unix_ns[0] for b in central.batches()) == list(range(15))
 
 
+@pytest.mark.parametrize("most", [20, 2])
 async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_central_asks_to_slow_down(
-    tmp_path, central
+    tmp_path, central, most
 ):
     flights = []
+    slow, quick = [min(size, most) for size in (20, 4)], [min(size, most) for size in (4, 8, 16, 20)]
 
     async def script(stream):
         await stream.greet()
@@ -224,28 +226,28 @@ async def test_what_is_in_flight_grows_by_what_is_acknowledged_but_not_while_cen
             flight = waiting.copy()
             waiting.clear()
             flights.append(len(flight))
-            for batch in flight:
-                await stream.send(ack_of(batch))
+            first, last = (flight[at].sequence for at in (0, -1))
+            await stream.send(ack(flight[0].spool_id, (first, last), accepted_rows=len(flight)))
 
         task = asyncio.create_task(take())
-        for expected in (4, 8, 16):
+        for expected in quick[:-1]:
             await acknowledge(expected)
-        await until(lambda: len(waiting) >= 20)
+        await until(lambda: len(waiting) == most)
         await stream.send(Message(slow_down=agent_pb2.SlowDown(min_batch_interval_ms=1)))
-        for expected in (20, 4):
+        for expected in slow:
             await acknowledge(expected)
         await stream.send(Message(slow_down=agent_pb2.SlowDown()))
-        for expected in (4, 8, 16, 20):
+        for expected in quick:
             await acknowledge(expected)
         await task
 
     central.script = script
-    agent = Agent(tmp_path, central, in_flight_batches=20)
-    for tag in range(100):
+    agent = Agent(tmp_path, central, in_flight_batches=most)
+    for tag in range(sum(quick[:-1] + slow + quick)):
         agent.spool.append(windows(tag))
     async with agent:
         await agent.drained()
-    assert flights == [4, 8, 16, 20, 4, 4, 8, 16, 20]
+    assert flights == quick[:-1] + slow + quick
 
 
 async def test_a_stream_dropped_time_and_again_loses_nothing_and_changes_no_number(tmp_path, central):

@@ -334,6 +334,7 @@ def test_what_cannot_be_fitted_is_one_line(tmp_path, monkeypatch, capsys):
     garbage = tmp_path / "garbage.parquet"
     garbage.write_bytes(b"PAR1 no Parquet")
     cases = [
+        ((lacking, "--out", tmp_path / "fit.CSV"), "fit.CSV: coefficients are written as Parquet"),
         ((lacking, "--out", out), "lacking.parquet: missing columns"),
         ((garbage, "--out", out), "garbage.parquet: not readable as Parquet"),
         ((tmp_path / "none", "--out", out), "none: cannot read"),

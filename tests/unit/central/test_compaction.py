@@ -96,6 +96,20 @@ def test_small_segments_become_one_per_journal(lake: Lake) -> None:
     assert verified(lake) == []
 
 
+def test_small_segments_become_one_row_group(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    for number in range(1, 41):
+        write(lake, number, rows=3)
+    before = rows(lake)
+    sizes = sum(path.stat().st_size for path in (tmp_path / "lake").rglob("*.parquet"))
+    assert compact_day(lake, DAY, rolled(lake), min_sources=2).written == 1
+    remove_superseded(lake, grace_s=0)
+    (merged,) = lake.segments()
+    assert (merged.rows, merged.footer.num_row_groups) == (120, 1)
+    assert merged.footer.serialized_size < sizes / 10, "a footer tells of each column of each row group"
+    assert rows(lake) == before
+
+
 @pytest.mark.parametrize("step", range(6))
 def test_a_failure_at_any_step_leaves_every_row_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, step: int

@@ -539,6 +539,15 @@ def test_help_names_the_options() -> None:
         assert option in text
 
 
+def test_a_negative_seed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(demo)
+    result = CliRunner().invoke(app, ["--seed", "-1", "--keep", str(tmp_path / "kept")])
+    assert result.exit_code == 2
+    assert "--seed" in result.output
+    assert not (tmp_path / "kept").exists()
+
+
 class PlayedDemo:
     """A run that was over at once; who stays in it is ended by a signal."""
 
