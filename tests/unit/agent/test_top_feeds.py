@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from agent.cli import top
 from agent.local_api import LocalApi
 from agent.top.feed import Came, Gone, LiveFeed
 from agent.top.model import HISTORY, Model
@@ -270,6 +272,14 @@ def test_without_a_terminal_it_says_what_to_take(run, how):
         "top needs a terminal, and this is none: take `whitepanda vms --json`",
         4,
     )
+
+
+@pytest.mark.parametrize(("stdout", "stderr"), [(False, True), (True, False)])
+def test_what_it_draws_to_must_be_a_terminal(monkeypatch, stdout, stderr):
+    """Textual draws to standard error."""
+    for name, is_terminal in (("stdin", True), ("stdout", stdout), ("stderr", stderr)):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda it=is_terminal: it))
+    assert top._is_terminal() is stderr
 
 
 def test_without_the_extra_it_says_what_to_install(run, monkeypatch):
