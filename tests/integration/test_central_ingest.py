@@ -397,13 +397,18 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     size = await peer.batch(1, rows=200)
     if limit == "bytes":
         monkeypatch.setattr(room, "_PENDING_BYTES", round(3.5 * size))
-    for sequence in range(2, 21):
-        await peer.batch(sequence, rows=200)
+
+    async def send() -> None:
+        for sequence in range(2, 21):
+            await peer.batch(sequence, rows=200)
+
+    sending = asyncio.create_task(send())  # it waits: central lets it send 64 KiB ahead
     await _until(lambda: central.journal.failure and central.ingest.room.pending == 4)
     central.roller.failure, central.recorder.failure = "no lake", "no history"
     assert (central.fleet._roll_error(), central.fleet._incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
     assert central.ingest.room.pending == 4, "no more is read than may be pending"
+    assert not sending.done(), "who sends more waits"
     assert central.journal.stats.accepted_batches < 16
     connection.execute("PRAGMA max_page_count = 100000")
     acknowledged, paces = set(), []
@@ -413,6 +418,7 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
             paces.append(message.slow_down.min_batch_interval_ms)
             continue
         acknowledged |= {n for r in message.ack.ranges for n in range(r.first, r.last + 1)}
+    await sending
     assert acknowledged == set(range(1, 21))
     assert 1000 in paces, "and they were told to slow down"
     assert central.journal.stats.accepted_batches == 20
