@@ -188,17 +188,20 @@ def _victim(row: int, judged: Judged, evidence: tuple[Evidence, ...]) -> str:
 
 
 def _more(evidence: tuple[Evidence, ...]) -> str:
-    return ", ".join(
-        f"{_ACT_WORDS[one.signal]} {_amount(one.value)} instead of {_amount(one.expected)}"
-        for one in evidence[:3]
-    )
+    return ", ".join(map(_grown, evidence[:3]))
 
 
-def _amount(value: float) -> str:
+def _grown(one: Evidence) -> str:
+    act = _ACT_OF[one.signal]
+    return f"{act.words} {_amount(one.value, act.unit)} instead of {_amount(one.expected, act.unit)}"
+
+
+def _amount(value: float, unit: str) -> str:
+    """Return an amount of three digits with its unit, and the prefix that this needs."""
     for size, prefix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
-            return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}"
-    return f"{value:.3g}"
+            return f"{value / (1e3 if prefix == 'k' else size):.3g} {prefix}{unit}"
+    return f"{value:.3g}{'' if unit.startswith('/') else ' '}{unit}"
 
 
 def _steady(row: int, judged: Judged) -> str:
@@ -215,4 +218,4 @@ def _steady(row: int, judged: Judged) -> str:
 
 
 _WORDS = {symptom.signal: symptom.words for symptom in SYMPTOMS}
-_ACT_WORDS = {act.signal: act.words for act in ACTS}
+_ACT_OF = {act.signal: act for act in ACTS}

@@ -52,7 +52,7 @@ class Symptom:
 class Act:
     """One thing that a VM can do more of. `hurts`: the kinds of symptoms that it can cause in others.
 
-    `least_ratio`: growth over the baseline below this is none, whatever the noise.
+    `least_ratio`: growth over the baseline below this is none, whatever the noise. `unit`: of the signal.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Act:
     floor: float
     hurts: frozenset[str]
     least_ratio: float
+    unit: str
 
 
 SYMPTOMS: tuple[Symptom, ...] = (
@@ -80,13 +81,13 @@ KINDS: tuple[str, ...] = ("core", "waiting", "io", "cost")
 _CPU = frozenset({"core", "waiting", "cost"})
 _IO = frozenset({"io", "core", "waiting", "cost"})
 ACTS: tuple[Act, ...] = (
-    Act("log_gips", "gips", "instructions", 0.2, _CPU, 1.25),
-    Act("log_cpu", "cpu_usage_cores", "CPU", 0.1, _CPU, 1.5),
-    Act("log_bandwidth", "memory_bandwidth_bytes_per_s", "memory bandwidth", 5e7, _CPU, 1.5),
-    Act("log_disk_bytes", "disk_bytes_per_s", "disk bytes", 2e6, _IO, 1.5),
-    Act("log_disk_ops", "disk_ops_per_s", "disk operations", 50.0, _IO, 1.5),
-    Act("log_storage", "storage_bytes_per_s", "storage bytes", 2e6, _IO, 1.5),
-    Act("log_network", "network_bytes_per_s", "network bytes", 5e6, _CPU, 1.5),
+    Act("log_gips", "gips", "instructions", 0.2, _CPU, 1.25, "G/s"),
+    Act("log_cpu", "cpu_usage_cores", "CPU", 0.1, _CPU, 1.5, "cores"),
+    Act("log_bandwidth", "memory_bandwidth_bytes_per_s", "memory bandwidth", 5e7, _CPU, 1.5, "B/s"),
+    Act("log_disk_bytes", "disk_bytes_per_s", "disk bytes", 2e6, _IO, 1.5, "B/s"),
+    Act("log_disk_ops", "disk_ops_per_s", "disk operations", 50.0, _IO, 1.5, "/s"),
+    Act("log_storage", "storage_bytes_per_s", "storage bytes", 2e6, _IO, 1.5, "B/s"),
+    Act("log_network", "network_bytes_per_s", "network bytes", 5e6, _CPU, 1.5, "B/s"),
 )
 #: The clock's frequency: neither act nor symptom, but it explains some.
 CLOCK = "log_clock"

@@ -152,7 +152,8 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     if detail.HasField("recurrence"):
         again = detail.recurrence
         console.print(
-            f"job {again.job} was suspected first in {again.incidents} incidents on {again.hosts} hosts since "
+            f"job {again.job} was suspected first in {_count(again.incidents, 'incident')} on "
+            f"{_count(again.hosts, 'host')} since "
             f"{_time(again.first_unix_ns)} UTC",
             soft_wrap=True,
         )
@@ -213,6 +214,10 @@ def _time(unix_ns: int) -> str:
 def _span(ns: int) -> str:
     minutes = round(ns / _NS / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min"  # noqa: PLR2004 - an hour
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _number(value: float) -> str:

@@ -69,7 +69,8 @@ def verify(
                 f"files of an older release, without a digest: {told}", soft_wrap=True, highlight=False
             )
         if not found:
-            console.print(f"{segments} segments, no problem")
+            where = " in footers and manifests" if quick else ""
+            console.print(f"{segments} segments, no problem{where}")
     if found:
         raise typer.Exit(1)
 

@@ -11,8 +11,9 @@ import pytest
 
 from agent.analysis import detector as detector_module
 from agent.analysis.baseline import BaselineSettings
-from agent.analysis.behaviour import Behaviour
+from agent.analysis.behaviour import Behaviour, Evidence
 from agent.analysis.detector import Detector, DetectorSettings
+from agent.analysis.detector_words import _more
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, load_factors
 from agent.analysis.workers import running_shares
 from tests.unit.agent.interference import during, said, stressed, world
@@ -449,3 +450,16 @@ def test_a_verdict_says_the_same_whenever_it_is_asked_for():
         assert found.behaviours == tuple(state.behaviour for state in states)
         assert found.baseline_ticks.tolist() == [state.baseline_ticks for state in states]
         np.testing.assert_array_equal(found.baseline, baseline)
+
+
+@pytest.mark.parametrize(
+    ("signal", "value", "expected", "said"),
+    [
+        ("gips", 24.2, 0.0, "instructions 24.2 G/s instead of 0 G/s"),
+        ("memory_bandwidth_bytes_per_s", 1.04e10, 2e7, "memory bandwidth 10.4 GB/s instead of 20 MB/s"),
+        ("disk_ops_per_s", 300.0, 12_345.0, "disk operations 300/s instead of 12.3 k/s"),
+        ("cpu_usage_cores", 7.5, 0.5, "CPU 7.5 cores instead of 0.5 cores"),
+    ],
+)
+def test_what_a_vm_does_more_of_has_its_unit(signal, value, expected, said):
+    assert _more((Evidence(signal, value, expected, expected),)) == said

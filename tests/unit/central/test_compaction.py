@@ -227,6 +227,8 @@ def test_the_commands(lake: Lake) -> None:
     rolled(lake)
     run = CliRunner().invoke
     assert run(app, ["verify", str(lake.root)]).output == "8 segments, no problem\n"
+    quick = run(app, ["verify", str(lake.root), "--quick"]).output
+    assert quick == "8 segments, no problem in footers and manifests\n"
     told = json.loads(run(app, ["stats", str(lake.root), "--json"]).output)
     assert told["replicas"] == {"central-0": 20, "central-1": 12}
     [day] = told["days"]
