@@ -23,9 +23,10 @@ from whitepanda.common.protocol import (
 )
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
+__all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
 
-_FIRST_WINDOW = 4  # batches in flight until central has acknowledged some, see `_take_ack`
+#: Batches in flight until central has acknowledged some.
+FIRST_WINDOW = 4
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
 _LOG = log.get("uplink")
@@ -192,7 +193,7 @@ class UplinkStream:
         self._on_coefficients = on_coefficients
         self._totals = totals
         self._most_in_flight = in_flight_batches
-        self._window = min(_FIRST_WINDOW, in_flight_batches)
+        self._window = min(FIRST_WINDOW, in_flight_batches)
         self._timing = timing
         self._in_thread = in_thread
         self._in_flight: dict[tuple[str, int], int] = {}
@@ -352,7 +353,7 @@ class UplinkStream:
     def _take_slow_down(self, slow_down: agent_pb2.SlowDown) -> None:
         self._min_interval_s = min(slow_down.min_batch_interval_ms / 1000, _MAX_SLOW_DOWN_S)
         if self._min_interval_s:
-            self._window = min(_FIRST_WINDOW, self._most_in_flight)
+            self._window = min(FIRST_WINDOW, self._most_in_flight)
 
     async def _take_ack(self, ack: agent_pb2.Ack) -> None:
         """Forget what is acknowledged, of what was sent in this stream: the rest central cannot have.

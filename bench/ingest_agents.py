@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.uplink_stream import FIRST_WINDOW
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, DEFAULT_HEARTBEAT_MS
 from whitepanda.v1 import agent_pb2
 
@@ -33,7 +34,6 @@ _ACK = _END_STREAM = 1
 _MAX_WINDOW = 2**31 - 1
 _KEEPALIVE_S = dict(CLIENT_CHANNEL_OPTIONS)["grpc.keepalive_time_ms"] / 1e3
 _HANDSHAKES = 64  # at a time
-_FIRST_WINDOW = 4  # batches in flight until some are acknowledged, as in agent.uplink_stream
 _VARIANTS = 64  # different sets of values, shared by all hosts
 _GRPC_HEAD = struct.Struct(">BI")
 _FRAME_TAIL = struct.Struct(">BBI")  # after three bytes of length
@@ -270,7 +270,7 @@ class Agents:
             self.slowed += bool(message.slow_down.min_batch_interval_ms)
             host.interval_s = message.slow_down.min_batch_interval_ms / 1e3
             if host.interval_s:
-                host.window = min(_FIRST_WINDOW, self.in_flight)
+                host.window = min(FIRST_WINDOW, self.in_flight)
 
     def refill(self, host: Host, now: float) -> None:
         """Saturate: as many batches in flight as an agent would have, as fast as SlowDown allows."""
@@ -379,7 +379,7 @@ class Agents:
         self.in_flight = in_flight
         began = _now()
         for host in self.hosts:
-            host.window = min(_FIRST_WINDOW, in_flight)
+            host.window = min(FIRST_WINDOW, in_flight)
             self.refill(host, began)
             self.turn(0.0)
         before, warm = self.acked_batches, _now()

@@ -96,6 +96,11 @@ def test_json_tells_what_was_written(tmp_path):
     told = json.loads(result.stdout)
     assert (told["rows"], told["out"]) == (ROWS, str(out))
     assert told["antagonists"] == json.loads(truth.read_text())["antagonists"]
+    ran = set(pq.read_table(out)["collection_id"].to_pylist())
+    assert (told["jobs"], told["antagonists_with_rows"]) == (len(ran), len(ran & set(told["antagonists"])))
+    assert told["antagonists_with_rows"] < len(told["antagonists"]), (
+        "else the trace cannot tell the two apart"
+    )
 
 
 def test_presets_lists_presets_and_knobs():
