@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Analysis(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ANALYSIS_UNSPECIFIED: _ClassVar[Analysis]
+    ANALYSIS_HOST: _ClassVar[Analysis]
+    ANALYSIS_FLEET: _ClassVar[Analysis]
+
 class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ACTION_UNSPECIFIED: _ClassVar[Action]
@@ -24,6 +30,7 @@ class Behaviour(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BEHAVIOUR_STEADY: _ClassVar[Behaviour]
     BEHAVIOUR_INFLICTING: _ClassVar[Behaviour]
     BEHAVIOUR_VICTIM: _ClassVar[Behaviour]
+    BEHAVIOUR_AFFECTED: _ClassVar[Behaviour]
 
 class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -55,6 +62,9 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NO_COUNTER: _ClassVar[Reason]
     REASON_RDT_UNASSIGNED: _ClassVar[Reason]
     REASON_SHARED: _ClassVar[Reason]
+ANALYSIS_UNSPECIFIED: Analysis
+ANALYSIS_HOST: Analysis
+ANALYSIS_FLEET: Analysis
 ACTION_UNSPECIFIED: Action
 ACTION_CAP_CPU: Action
 ACTION_LIMIT_BANDWIDTH: Action
@@ -67,6 +77,7 @@ BEHAVIOUR_UNKNOWN: Behaviour
 BEHAVIOUR_STEADY: Behaviour
 BEHAVIOUR_INFLICTING: Behaviour
 BEHAVIOUR_VICTIM: Behaviour
+BEHAVIOUR_AFFECTED: Behaviour
 REASON_UNSPECIFIED: Reason
 REASON_NO_PMU: Reason
 REASON_PARANOID: Reason
@@ -195,7 +206,7 @@ class CpiBatch(_message.Message):
     def __init__(self, spool_id: _Optional[str] = ..., sequence: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., task_index: _Optional[_Iterable[int]] = ..., start_unix_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., cpi: _Optional[_Iterable[float]] = ..., cpi_reason: _Optional[_Iterable[_Union[Reason, str]]] = ..., cpu_usage_cores: _Optional[_Iterable[float]] = ..., cycles: _Optional[_Iterable[int]] = ..., instructions: _Optional[_Iterable[int]] = ..., running_ratio: _Optional[_Iterable[float]] = ..., run_queue_wait_ratio: _Optional[_Iterable[float]] = ..., disk_bytes_per_s: _Optional[_Iterable[float]] = ..., network_bytes_per_s: _Optional[_Iterable[float]] = ..., llc_occupancy_bytes: _Optional[_Iterable[float]] = ..., memory_bandwidth_bytes_per_s: _Optional[_Iterable[float]] = ..., backlog: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[VmEvent, _Mapping]]] = ..., triggers: _Optional[_Iterable[_Union[Trigger, _Mapping]]] = ..., memory_stall_ratio: _Optional[_Iterable[float]] = ..., io_wait_ratio: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Trigger(_message.Message):
-    __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine", "recommendations")
+    __slots__ = ("unix_ns", "slot_ns", "since_unix_ns", "mn_cpi", "mn_cpi_threshold", "coefficient_version", "victims", "suspects", "victims_left_out", "suspects_left_out", "machine", "recommendations", "found_by", "ended", "affected_vms")
     UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SLOT_NS_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +219,9 @@ class Trigger(_message.Message):
     SUSPECTS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     RECOMMENDATIONS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    AFFECTED_VMS_FIELD_NUMBER: _ClassVar[int]
     unix_ns: int
     slot_ns: int
     since_unix_ns: int
@@ -220,7 +234,10 @@ class Trigger(_message.Message):
     suspects_left_out: int
     machine: str
     recommendations: _containers.RepeatedCompositeFieldContainer[Recommendation]
-    def __init__(self, unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., coefficient_version: _Optional[int] = ..., victims: _Optional[_Iterable[_Union[TriggerVictim, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[TriggerSuspect, _Mapping]]] = ..., victims_left_out: _Optional[int] = ..., suspects_left_out: _Optional[int] = ..., machine: _Optional[str] = ..., recommendations: _Optional[_Iterable[_Union[Recommendation, _Mapping]]] = ...) -> None: ...
+    found_by: _containers.RepeatedScalarFieldContainer[Analysis]
+    ended: bool
+    affected_vms: int
+    def __init__(self, unix_ns: _Optional[int] = ..., slot_ns: _Optional[int] = ..., since_unix_ns: _Optional[int] = ..., mn_cpi: _Optional[float] = ..., mn_cpi_threshold: _Optional[float] = ..., coefficient_version: _Optional[int] = ..., victims: _Optional[_Iterable[_Union[TriggerVictim, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[TriggerSuspect, _Mapping]]] = ..., victims_left_out: _Optional[int] = ..., suspects_left_out: _Optional[int] = ..., machine: _Optional[str] = ..., recommendations: _Optional[_Iterable[_Union[Recommendation, _Mapping]]] = ..., found_by: _Optional[_Iterable[_Union[Analysis, str]]] = ..., ended: _Optional[bool] = ..., affected_vms: _Optional[int] = ...) -> None: ...
 
 class Recommendation(_message.Message):
     __slots__ = ("action", "vm", "name", "job", "victim", "victim_name", "amount", "unit", "evidence", "effect", "commands")
@@ -275,7 +292,7 @@ class Command(_message.Message):
     def __init__(self, purpose: _Optional[str] = ..., words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TriggerVictim(_message.Message):
-    __slots__ = ("vm", "epoch", "name", "job", "cpi", "n_cpi", "threshold_cpi", "cpu_usage_cores")
+    __slots__ = ("vm", "epoch", "name", "job", "cpi", "n_cpi", "threshold_cpi", "cpu_usage_cores", "slow_down", "found_by", "suspect")
     VM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +301,9 @@ class TriggerVictim(_message.Message):
     N_CPI_FIELD_NUMBER: _ClassVar[int]
     THRESHOLD_CPI_FIELD_NUMBER: _ClassVar[int]
     CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
     vm: str
     epoch: str
     name: str
@@ -292,10 +312,13 @@ class TriggerVictim(_message.Message):
     n_cpi: float
     threshold_cpi: float
     cpu_usage_cores: float
-    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., threshold_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ...) -> None: ...
+    slow_down: Degradation
+    found_by: _containers.RepeatedScalarFieldContainer[Analysis]
+    suspect: str
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., cpi: _Optional[float] = ..., n_cpi: _Optional[float] = ..., threshold_cpi: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., slow_down: _Optional[_Union[Degradation, _Mapping]] = ..., found_by: _Optional[_Iterable[_Union[Analysis, str]]] = ..., suspect: _Optional[str] = ...) -> None: ...
 
 class TriggerSuspect(_message.Message):
-    __slots__ = ("vm", "epoch", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")
+    __slots__ = ("vm", "epoch", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason", "inflicts")
     VM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +327,7 @@ class TriggerSuspect(_message.Message):
     CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    INFLICTS_FIELD_NUMBER: _ClassVar[int]
     vm: str
     epoch: str
     name: str
@@ -312,10 +336,11 @@ class TriggerSuspect(_message.Message):
     cpu_usage_cores: float
     score: float
     reason: Reason
-    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[Reason, str]] = ...) -> None: ...
+    inflicts: bool
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[Reason, str]] = ..., inflicts: _Optional[bool] = ...) -> None: ...
 
 class VmEvent(_message.Message):
-    __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits", "machine")
+    __slots__ = ("vm", "epoch", "name", "job", "latency_sensitive", "unix_ns", "behaviour", "before", "lasted_ns", "reason", "evidence", "degradation", "culprits", "machine", "found_by")
     VM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +355,7 @@ class VmEvent(_message.Message):
     DEGRADATION_FIELD_NUMBER: _ClassVar[int]
     CULPRITS_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
     vm: str
     epoch: str
     name: str
@@ -344,7 +370,8 @@ class VmEvent(_message.Message):
     degradation: Degradation
     culprits: _containers.RepeatedScalarFieldContainer[str]
     machine: str
-    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., unix_ns: _Optional[int] = ..., behaviour: _Optional[_Union[Behaviour, str]] = ..., before: _Optional[_Union[Behaviour, str]] = ..., lasted_ns: _Optional[int] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ...) -> None: ...
+    found_by: _containers.RepeatedScalarFieldContainer[Analysis]
+    def __init__(self, vm: _Optional[str] = ..., epoch: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., unix_ns: _Optional[int] = ..., behaviour: _Optional[_Union[Behaviour, str]] = ..., before: _Optional[_Union[Behaviour, str]] = ..., lasted_ns: _Optional[int] = ..., reason: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., culprits: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., found_by: _Optional[_Iterable[_Union[Analysis, str]]] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("signal", "value", "baseline", "threshold")

@@ -244,7 +244,7 @@ class ListIncidentsRequest(_message.Message):
     def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open")
+    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open", "found_by", "suspect", "victims_now")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,9 @@ class Incident(_message.Message):
     SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     RECOMMENDATIONS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    VICTIMS_NOW_FIELD_NUMBER: _ClassVar[int]
     id: int
     host: str
     suspect_job: str
@@ -269,21 +272,26 @@ class Incident(_message.Message):
     suspects: _containers.RepeatedCompositeFieldContainer[IncidentVm]
     recommendations: _containers.RepeatedCompositeFieldContainer[_agent_pb2.Recommendation]
     open: bool
-    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ...) -> None: ...
+    found_by: _containers.RepeatedScalarFieldContainer[_agent_pb2.Analysis]
+    suspect: IncidentVm
+    victims_now: int
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
-    __slots__ = ("vm", "name", "job", "peak", "reports")
+    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEAK_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
     peak: float
     reports: int
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ...) -> None: ...
+    slow_down: _agent_pb2.Degradation
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents", "next_page_token")

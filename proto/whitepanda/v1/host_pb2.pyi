@@ -100,7 +100,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., source: _Optional[str] = ..., age_ns: _Optional[int] = ...) -> None: ...
 
 class VmSummary(_message.Message):
-    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "top_suspect", "owner", "quota_cores", "cloud_white", "job_mean_cpi")
+    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "owner", "quota_cores", "cloud_white", "job_mean_cpi", "finding")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -112,11 +112,11 @@ class VmSummary(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     VERDICT_REASON_FIELD_NUMBER: _ClassVar[int]
     DEGRADATION_FIELD_NUMBER: _ClassVar[int]
-    TOP_SUSPECT_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     QUOTA_CORES_FIELD_NUMBER: _ClassVar[int]
     CLOUD_WHITE_FIELD_NUMBER: _ClassVar[int]
     JOB_MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     job: str
@@ -128,12 +128,42 @@ class VmSummary(_message.Message):
     verdict: str
     verdict_reason: str
     degradation: float
-    top_suspect: str
     owner: str
     quota_cores: float
     cloud_white: CloudWhite
     job_mean_cpi: float
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., top_suspect: _Optional[str] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ..., job_mean_cpi: _Optional[float] = ...) -> None: ...
+    finding: Finding
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ..., job_mean_cpi: _Optional[float] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("verdict", "reason", "since_ns", "slow_down", "found_by", "suspects", "suspects_left_out")
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BY_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    verdict: _agent_pb2.Behaviour
+    reason: str
+    since_ns: int
+    slow_down: _agent_pb2.Degradation
+    found_by: _containers.RepeatedScalarFieldContainer[_agent_pb2.Analysis]
+    suspects: _containers.RepeatedCompositeFieldContainer[Suspect]
+    suspects_left_out: int
+    def __init__(self, verdict: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., reason: _Optional[str] = ..., since_ns: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., suspects_left_out: _Optional[int] = ...) -> None: ...
+
+class HostFinding(_message.Message):
+    __slots__ = ("victims", "affected", "inflicting", "suspect")
+    VICTIMS_FIELD_NUMBER: _ClassVar[int]
+    AFFECTED_FIELD_NUMBER: _ClassVar[int]
+    INFLICTING_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    victims: int
+    affected: int
+    inflicting: int
+    suspect: Suspect
+    def __init__(self, victims: _Optional[int] = ..., affected: _Optional[int] = ..., inflicting: _Optional[int] = ..., suspect: _Optional[_Union[Suspect, _Mapping]] = ...) -> None: ...
 
 class CloudWhite(_message.Message):
     __slots__ = ("behaviour", "reason", "since_ns", "degradation", "culprits", "baseline_ticks", "baseline_ready")
@@ -160,16 +190,18 @@ class ListVmsRequest(_message.Message):
     def __init__(self, metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListVmsResponse(_message.Message):
-    __slots__ = ("now_unix_ns", "host", "vms", "triggered")
+    __slots__ = ("now_unix_ns", "host", "vms", "triggered", "finding")
     NOW_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
     TRIGGERED_FIELD_NUMBER: _ClassVar[int]
+    FINDING_FIELD_NUMBER: _ClassVar[int]
     now_unix_ns: int
     host: str
     vms: _containers.RepeatedCompositeFieldContainer[VmSummary]
     triggered: bool
-    def __init__(self, now_unix_ns: _Optional[int] = ..., host: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[VmSummary, _Mapping]]] = ..., triggered: _Optional[bool] = ...) -> None: ...
+    finding: HostFinding
+    def __init__(self, now_unix_ns: _Optional[int] = ..., host: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[VmSummary, _Mapping]]] = ..., triggered: _Optional[bool] = ..., finding: _Optional[_Union[HostFinding, _Mapping]] = ...) -> None: ...
 
 class ExplainVmRequest(_message.Message):
     __slots__ = ("vm",)
@@ -232,7 +264,7 @@ class Signal(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., baseline: _Optional[float] = ..., learnt: _Optional[float] = ...) -> None: ...
 
 class Suspect(_message.Message):
-    __slots__ = ("uuid", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason")
+    __slots__ = ("uuid", "name", "job", "coefficient", "cpu_usage_cores", "score", "reason", "inflicts")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +272,7 @@ class Suspect(_message.Message):
     CPU_USAGE_CORES_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    INFLICTS_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     job: str
@@ -247,7 +280,8 @@ class Suspect(_message.Message):
     cpu_usage_cores: float
     score: float
     reason: _agent_pb2.Reason
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ...) -> None: ...
+    inflicts: bool
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., coefficient: _Optional[float] = ..., cpu_usage_cores: _Optional[float] = ..., score: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., inflicts: _Optional[bool] = ...) -> None: ...
 
 class CpiPoint(_message.Message):
     __slots__ = ("start_unix_ns", "cpi", "cpu_usage_cores")
