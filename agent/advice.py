@@ -7,10 +7,10 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from agent.analysis.actions import recommend
 from agent.analysis.antagonists import is_cut
@@ -19,7 +19,7 @@ from agent.coefficients import Coefficient
 from agent.config import ActSection
 from agent.state import AgentState, VmView
 from agent.triggers import Trigger, TriggerVictim
-from agent.verdicts import Verdict
+from agent.verdicts import Degradation, SuspectView
 
 __all__ = ["Advisor", "Coefficients", "limits_of"]
 
@@ -29,16 +29,6 @@ class Coefficients(Protocol):
 
     def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
         """A_k of a job; None: not known."""
-
-
-class _Accused(NamedTuple):
-    """Who may be blamed, as a report and an explanation name it; `score` None: not known."""
-
-    vm: str
-    name: str
-    job: str
-    cpu_usage_cores: float
-    score: float | None
 
 
 class Advisor:
@@ -58,14 +48,15 @@ class Advisor:
 
     def with_advice(self, trigger: Trigger) -> Trigger:
         """Return a report with what could be done about what it tells."""
-        vms = {vm.uuid: vm for vm in self._state.vms()}
-        now = trigger.unix_ns
-        accused = [_Accused(s.vm, s.name, s.job, s.cpu_usage_cores, s.score) for s in trigger.suspects]
+        if not trigger.victims:
+            return trigger
+        vms = self._vms()
+        now, by_fleet = trigger.unix_ns, "fleet" in trigger.found_by
         situation = Situation(
-            victims=tuple(self._victim(v, vms) for v in trigger.victims),
-            suspects=self._suspects(accused, vms, self._culprits([v.vm for v in trigger.victims])),
-            mn_cpi=trigger.mn_cpi,
-            mn_cpi_threshold=trigger.mn_cpi_threshold,
+            victims=tuple(self._reported(v, vms) for v in trigger.victims),
+            suspects=self._suspects(trigger.suspects, vms, now),
+            mn_cpi=_known(trigger.mn_cpi) if by_fleet else None,
+            mn_cpi_threshold=_known(trigger.mn_cpi_threshold) if by_fleet else None,
             lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
             is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
@@ -73,137 +64,112 @@ class Advisor:
         return replace(trigger, recommendations=recommend(situation))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
-        """Return what could be done for one VM, or against it; () where it neither suffers nor inflicts.
+        """Return what could be done for a victim, or against a VM that others are victims of; else ().
 
         Against one that inflicts there is what would help the VM that suffers most of all from it.
         """
-        vms = {vm.uuid: vm for vm in self._state.vms()}
+        decisions, vms = self._state.decisions, self._vms()
+        if decisions is None:
+            return ()
         if found := self._for_victim(uuid, vms):
             return found
-        hurt = max(self._hurt_by(uuid, vms), default=None)
-        against = self._for_victim(hurt[1], vms) if hurt else ()
+        hurt = next((one for one in decisions.hurt_by(uuid) if decisions.vm(one).verdict == "victim"), None)
+        against = self._for_victim(hurt, vms) if hurt else ()
         return tuple(one for one in against if one.vm == uuid)
 
-    def _hurt_by(self, uuid: str, vms: Mapping[str, VmView]) -> Iterator[tuple[float, str]]:
-        """Yield who suffers from a VM, with how much: 0 where that is not known."""
-        cloud_white = self._state.cloud_white
-        if cloud_white is None:
-            return
-        for other in vms:
-            found = cloud_white.verdict(other)
-            if uuid in found.culprits:
-                ratio = found.degradation.ratio if found.degradation is not None else math.nan
-                yield (ratio if math.isfinite(ratio) else 0.0, other)
-
     def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
-        vm, analysis = vms.get(uuid), self._state.analysis
-        if vm is None or analysis is None:
+        vm, decisions, analysis = vms.get(uuid), self._state.decisions, self._state.analysis
+        decision = decisions.vm(uuid) if decisions is not None else None
+        if vm is None or decision is None or decision.verdict != "victim":
             return ()
-        why = analysis.explain(uuid)
-        found = self._found(uuid)
-        suffers_by_itself = found is not None and found.behaviour == "victim"
-        if why.verdict.verdict != "victim" and not suffers_by_itself:
-            return ()
+        slot = analysis.slot(uuid) if analysis is not None else None
+        is_triggered = "fleet" in decision.found_by and analysis is not None
         victim = Victim(
             uuid,
             vm.name,
             vm.job,
-            cpi=why.cpi,
-            mean_cpi=why.statistics.mean if why.statistics else None,
-            threshold_cpi=why.victim_threshold_cpi if why.verdict.verdict == "victim" else None,
-            degradation=self._degradation(uuid, why.verdict.degradation),
+            cpi=slot.cpi if slot else None,
+            mean_cpi=analysis.job_mean_cpi(uuid) if analysis is not None else None,
+            threshold_cpi=slot.threshold_cpi if slot and is_triggered else None,
+            degradation=_ratio(decision.slow_down),
             is_libvirt=vm.manager == "libvirt",
         )
-        accused = [_Accused(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score) for s in why.suspects]
         situation = Situation(
             victims=(victim,),
-            suspects=self._suspects(accused, vms, self._culprits([uuid])),
-            mn_cpi=why.mn_cpi if why.triggered else None,
-            mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
-            is_cut=why.n_cpi is not None and is_cut(why.n_cpi),
+            suspects=self._suspects(decision.suspects, vms, self._state.host().now_unix_ns),
+            mn_cpi=analysis.mn_cpi if is_triggered and analysis is not None else None,
+            mn_cpi_threshold=analysis.mn_cpi_threshold if is_triggered and analysis is not None else None,
+            is_cut=slot is not None and slot.n_cpi is not None and is_cut(slot.n_cpi),
             host=self._host,
         )
         return recommend(situation)
 
-    # --- what the host's own analysis has found ---
-
-    def _found(self, uuid: str) -> Verdict | None:
-        return self._state.cloud_white.verdict(uuid) if self._state.cloud_white is not None else None
-
-    def _culprits(self, victims: Sequence[str]) -> tuple[str, ...]:
-        """Return who inflicts what these VMs suffer, each once."""
-        found = [self._found(uuid) for uuid in victims]
-        each = [one.culprits for one in found if one is not None and one.behaviour == "victim"]
-        return tuple(dict.fromkeys(uuid for culprits in each for uuid in culprits))
-
-    def _degradation(self, uuid: str, by_cpi: float | None) -> float | None:
-        """Return how many times as slow a VM is: the host's estimate of latency, else by its CPI."""
-        found = self._found(uuid)
-        ratio = found.degradation.ratio if found is not None and found.degradation is not None else math.nan
-        return ratio if math.isfinite(ratio) else by_cpi
+    def _vms(self) -> dict[str, VmView]:
+        return {vm.uuid: vm for vm in self._state.vms(_METRICS)}
 
     # --- suspects and victims ---
 
     def _suspects(
-        self, accused: Sequence[_Accused], vms: Mapping[str, VmView], culprits: Sequence[str]
+        self, ranked: Sequence[SuspectView], vms: Mapping[str, VmView], now_unix_ns: int
     ) -> tuple[Suspect, ...]:
-        """Return those that are accused by coefficients, in their order, and then those that the host itself found."""
-        now = self._state.host().now_unix_ns
-        scored = {one.vm: one for one in accused}
-        for uuid in culprits:
-            vm, known = vms.get(uuid), scored.get(uuid)
-            if vm is not None and (known is None or known.score is None):
-                # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
-                over_slot = known.cpu_usage_cores if known is not None else 0.0
-                cores = _value(vm, "cpu_usage_cores")
-                scored[uuid] = _Accused(uuid, vm.name, vm.job, over_slot if cores is None else cores, None)
-        marked = []
-        for one in scored.values():
-            found = self._found(one.vm)
-            behaviour = found.behaviour if found is not None else "unknown"
-            inflicts = one.vm in culprits or behaviour == "inflicting"
-            suspect = self._suspect(one, vms, now)
-            is_cleared = not inflicts and behaviour in ("steady", "victim")
-            marked.append(replace(suspect, inflicts=inflicts, is_cleared=is_cleared))
-        # Whoever is found by both ways is the likelier.
-        return tuple(sorted(marked, key=lambda s: not (s.inflicts or (s.score or 0.0) > 0)))
+        """Return what is known of suspects, in their order."""
+        totals = _sum(vms, _LLC), _sum(vms, _MEMORY)
+        return tuple(self._suspect(one, vms, totals, now_unix_ns) for one in ranked[:_SUSPECTS])
 
-    def _suspect(self, one: _Accused, vms: Mapping[str, VmView], now_unix_ns: int) -> Suspect:
-        view, known = vms.get(one.vm), self._store.coefficient(one.job, now_unix_ns)
+    def _suspect(
+        self, one: SuspectView, vms: Mapping[str, VmView], totals: tuple[float, float], now_unix_ns: int
+    ) -> Suspect:
+        view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
         error = known.standard_error if known is not None else None
+        cloud_white = self._state.cloud_white
+        behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
+        inflicts = one.inflicts or behaviour == "inflicting"
+        # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
+        cores = _value(view, "cpu_usage_cores") if inflicts and one.score is None else None
         return Suspect(
-            one.vm,
+            one.uuid,
             one.name,
             one.job,
-            one.cpu_usage_cores,
+            one.cpu_usage_cores if cores is None else cores,
             vcpus=view.vcpus if view else None,
             coefficient=known.value if known else None,
             standard_error=error or None,  # central of an older version sends 0 for what it does not know
             score=one.score,
             llc_bytes=_value(view, _LLC),
-            all_llc_bytes=_sum(vms, _LLC),
+            all_llc_bytes=totals[0],
             memory_bytes_per_s=_value(view, _MEMORY),
-            all_memory_bytes_per_s=_sum(vms, _MEMORY),
+            all_memory_bytes_per_s=totals[1],
             has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
             is_libvirt=view is not None and view.manager == "libvirt",
+            inflicts=inflicts,
+            is_cleared=not inflicts and behaviour in ("steady", "victim"),
         )
 
-    def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
-        analysis = self._state.analysis if victim.vm in vms else None
-        by_cpi = analysis.verdict(victim.vm).degradation if analysis else None
+    def _reported(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
+        analysis = self._state.analysis
         return Victim(
             victim.vm,
             victim.name,
             victim.job,
-            cpi=victim.cpi,
+            cpi=_known(victim.cpi),
             mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
-            threshold_cpi=victim.threshold_cpi,
-            degradation=self._degradation(victim.vm, by_cpi),
+            threshold_cpi=_known(victim.threshold_cpi),
+            degradation=_ratio(victim.slow_down),
             is_libvirt=victim.vm in vms and vms[victim.vm].manager == "libvirt",
         )
 
 
 _LLC, _MEMORY = "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
+_METRICS = frozenset({_LLC, _MEMORY, "cpu_usage_cores"})
+_SUSPECTS = 16  # the likeliest, that recommendations are made from
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _ratio(slow_down: Degradation | None) -> float | None:
+    return slow_down.ratio if slow_down is not None and math.isfinite(slow_down.ratio) else None
 
 
 def _value(vm: VmView | None, name: str) -> float | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.events import VmEvent
 from agent.recommendation_messages import recommendation_message
 from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
-from agent.verdicts import Degradation, Shown, VmEvent
+from agent.verdicts import Degradation, Shown
 from agent.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
@@ -134,6 +135,7 @@ def event_message(event: VmEvent) -> agent_pb2.VmEvent:
         evidence=[evidence_message(shown) for shown in event.evidence],
         degradation=None if event.degradation is None else degradation_message(event.degradation),
         culprits=event.culprits,
+        found_by=analyses_message(event.found_by),
     )
 
 
@@ -157,12 +159,15 @@ def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
                 n_cpi=v.n_cpi,
                 threshold_cpi=v.threshold_cpi,
                 cpu_usage_cores=v.cpu_usage_cores,
+                slow_down=None if v.slow_down is None else degradation_message(v.slow_down),
+                found_by=analyses_message(v.found_by),
+                suspect=v.suspect,
             )
             for v in victims
         ],
         suspects=[
             agent_pb2.TriggerSuspect(
-                vm=s.vm,
+                vm=s.uuid,
                 epoch=s.epoch,
                 name=s.name,
                 job=s.job,
@@ -170,12 +175,16 @@ def trigger_message(trigger: Trigger) -> agent_pb2.Trigger:
                 cpu_usage_cores=s.cpu_usage_cores,
                 score=or_nan(s.score),
                 reason=reason_number(s.reason),
+                inflicts=s.inflicts,
             )
             for s in suspects
         ],
         victims_left_out=len(trigger.victims) - len(victims),
         suspects_left_out=len(trigger.suspects) - len(suspects),
         recommendations=[recommendation_message(one) for one in trigger.recommendations],
+        found_by=analyses_message(trigger.found_by),
+        ended=trigger.ended,
+        affected_vms=trigger.affected,
     )
 
 
@@ -187,6 +196,11 @@ def reason_number(reason: Reason) -> Any:
 def behaviour_number(behaviour: str) -> Any:
     """Return the protocol's number of a behaviour."""
     return agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour.upper()}")
+
+
+def analyses_message(found_by: Iterable[str]) -> list[Any]:
+    """Return the protocol's numbers of analyses."""
+    return [agent_pb2.Analysis.Value(f"ANALYSIS_{one.upper()}") for one in found_by]
 
 
 def evidence_message(shown: Shown) -> agent_pb2.Evidence:

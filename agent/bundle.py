@@ -42,6 +42,7 @@ from collector.recorded import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.private_files import create_beside
+from whitepanda.v1 import host_pb2
 
 __all__ = ["Bundle", "kernel_facts", "make_bundle", "redacted", "versions", "write_bundle"]
 
@@ -335,6 +336,11 @@ def _read(path: Path) -> str | None:
 # -- the agent
 
 
+def _hide_suspect(one: host_pb2.Suspect, names: Pseudonyms) -> None:
+    one.uuid, one.name = names.learn("vm", one.uuid), names.learn("vm", one.name)
+    one.job = names.learn("job", one.job)
+
+
 def _ask_agent(
     config: AgentConfig, notes: list[str], names: Pseudonyms
 ) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -357,7 +363,11 @@ def _ask_agent(
     for vm in listed.vms:  # whatever they are called
         vm.uuid, vm.name = names.learn("vm", vm.uuid), names.learn("vm", vm.name)
         vm.job, vm.owner = names.learn("job", vm.job), names.learn("owner", vm.owner)
-        vm.epoch, vm.top_suspect = names.learn("epoch", vm.epoch), names.learn("vm", vm.top_suspect)
+        vm.epoch = names.learn("epoch", vm.epoch)
+        for one in vm.decision.suspects:
+            _hide_suspect(one, names)
+    if listed.decision.HasField("suspect"):
+        _hide_suspect(listed.decision.suspect, names)
     if status.uplink.address:
         status.uplink.address = _REDACTED
         # gRPC's words have the address in them.

@@ -1,12 +1,11 @@
 """Who suffers on this host, who inflicts it, and how much: the detector and the models over each tick's rates.
 
-Pure of loop and disk: the daemon calls `tick`, sends what `take_events` gives, and saves what `dump` gives.
+Pure of loop and disk: the daemon calls `tick`, and saves what `dump` gives.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -30,14 +29,12 @@ from agent.analysis.signals import (
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels
 from agent.rates import HostRates, VmRates
-from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict, VmEvent
+from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
 from agent.vm_table import Vm
 from collector.base import Reason, VmIdentity
 
 __all__ = ["CloudWhite", "make_detector", "matrix_of"]
 
-_ACTIVE = frozenset({"inflicting", "victim"})
-_MAX_PENDING = 512  # events that wait for a batch
 _MAX_REASON = 400  # characters
 
 _HOST = tuple(name for name in SIGNALS if name in HostRates._fields)
@@ -114,20 +111,6 @@ def _matrix(picked: Values, host: HostRates | Reason, factors: Values | float) -
     return values
 
 
-@dataclass(slots=True)
-class _Told:
-    """What of a VM was told last, and may be told again from `next_ns` on."""
-
-    epoch: str
-    name: str
-    job: str
-    latency_sensitive: bool
-    behaviour: Behaviour
-    since_ns: int
-    next_ns: int = 0
-    worst: Degradation | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Last:
     """The last tick."""
@@ -167,13 +150,7 @@ class CloudWhite:
         self._numbers: Values = _numbers([])
         self._rows: dict[str, int] = {}
         self._last: _Last | None = None
-        self._noted: tuple[tuple[VmKey, ...], tuple[object, ...]] | None = None
         self._estimates: dict[str, Degradation] = {}
-        self._told: dict[str, _Told] = {}
-        self._pending: deque[VmEvent] = deque(maxlen=_MAX_PENDING)
-        self._recent: deque[VmEvent] = deque(maxlen=section.recent_events)
-        #: Events that were lost because central's batches did not take them in time.
-        self.dropped_events = 0
 
     @property
     def detector(self) -> str:
@@ -184,11 +161,6 @@ class CloudWhite:
     def models(self) -> tuple[str, ...]:
         """Names of the models, in the order in which they are asked."""
         return self._models.names
-
-    @property
-    def has_events(self) -> bool:
-        """Whether `take_events` has something to give."""
-        return bool(self._pending)
 
     # --- the tick ---
 
@@ -214,7 +186,6 @@ class CloudWhite:
         if wanted:
             found = self._estimate(last, wanted, failures)
             self._estimates = {self._keys[row].uuid: one for row, one in zip(wanted, found, strict=True)}
-        self._note_changes(listed, last)
         if failures:
             raise failures[0]
 
@@ -256,6 +227,16 @@ class CloudWhite:
 
     # --- what is asked ---
 
+    def behaviour(self, uuid: str) -> Behaviour:
+        """Return the word for what a VM does now."""
+        last = self._last
+        row = last.rows.get(uuid) if last else None
+        return "unknown" if last is None or row is None else _word(last.detection.behaviours[row])
+
+    def estimate(self, uuid: str) -> Degradation | None:
+        """Return how slow a VM is that suffers; None of any other."""
+        return self._estimates.get(uuid)
+
     def verdict(self, uuid: str) -> Verdict:
         """Return what is held of a VM now."""
         last = self._last
@@ -275,10 +256,9 @@ class CloudWhite:
         Of a VM that does something else than at its baseline a model would take its own doing for what it suffers.
         """
         verdict, last = self.verdict(uuid), self._last
-        events = tuple(event for event in self._recent if event.vm == uuid)
         row = last.rows.get(uuid) if last else None
         if last is None or row is None:
-            return Reasoning(self.detector, verdict, (), events)
+            return Reasoning(self.detector, verdict, ())
         if verdict.degradation is None and verdict.behaviour != "inflicting":
             failures: list[Exception] = []
             (estimate,) = self._estimate(last, [row], failures)
@@ -294,88 +274,7 @@ class CloudWhite:
         signals += tuple(
             SignalView(name, value, math.nan, math.nan) for name, value in _workers_shown(last, row).items()
         )
-        return Reasoning(self.detector, verdict, signals, events)
-
-    # --- events ---
-
-    def take_events(self) -> tuple[VmEvent, ...]:
-        """Return what began or ended since the last call."""
-        events = tuple(self._pending)
-        self._pending.clear()
-        return events
-
-    def _note_changes(self, vms: Sequence[Vm], last: _Last) -> None:
-        behaviours = last.detection.behaviours
-        if self._noted == (last.keys, behaviours):
-            self._note_worst(last)
-            return
-        waits = False
-        for row, (vm, found) in enumerate(zip(vms, behaviours, strict=True)):
-            uuid, behaviour = vm.identity.uuid, _word(found)
-            told = self._told.get(uuid)
-            if told is not None and told.epoch != vm.identity.epoch:
-                self._end(uuid, told, last, "the VM was started anew")
-                told = None
-            if told is None:
-                self._told[uuid] = told = _Told(
-                    vm.identity.epoch, vm.identity.name, vm.job, vm.latency_sensitive, "unknown", last.mono_ns
-                )
-            if told.behaviour == behaviour:
-                continue
-            if behaviour not in _ACTIVE and told.behaviour not in _ACTIVE:
-                told.behaviour, told.since_ns = behaviour, last.mono_ns
-            elif last.mono_ns >= told.next_ns:
-                self._change(uuid, told, last.detection.state(row), last)
-            else:
-                waits = True
-        for uuid in [uuid for uuid in self._told if uuid not in last.rows]:
-            self._end(uuid, self._told.pop(uuid), last, "the VM is gone from this host")
-        self._note_worst(last)
-        # As long as nothing changes there is nothing to go through.
-        self._noted = None if waits else (last.keys, behaviours)
-
-    def _note_worst(self, last: _Last) -> None:
-        for row, behaviour in enumerate(last.detection.behaviours):
-            if behaviour == "victim":
-                uuid = last.keys[row].uuid
-                told = self._told[uuid]
-                if told.behaviour == "victim":
-                    told.worst = _worse(told.worst, self._estimates.get(uuid))
-
-    def _change(self, uuid: str, told: _Told, state: VmState, last: _Last) -> None:
-        verdict = _verdict(state, self._estimates.get(uuid))
-        degradation = verdict.degradation if verdict.behaviour == "victim" else told.worst
-        self._tell(uuid, told, verdict, degradation, last)
-        told.behaviour, told.since_ns = verdict.behaviour, last.mono_ns
-        told.next_ns = last.mono_ns + round(self._section.event_interval_s * 1e9)
-        told.worst = verdict.degradation if verdict.behaviour == "victim" else None
-
-    def _end(self, uuid: str, told: _Told, last: _Last, why: str) -> None:
-        if told.behaviour in _ACTIVE:
-            self._tell(uuid, told, Verdict("unknown", why, last.mono_ns), told.worst, last)
-
-    def _tell(
-        self, uuid: str, told: _Told, verdict: Verdict, degradation: Degradation | None, last: _Last
-    ) -> None:
-        event = VmEvent(
-            vm=uuid,
-            epoch=told.epoch,
-            name=told.name,
-            job=told.job,
-            latency_sensitive=told.latency_sensitive,
-            unix_ns=last.unix_ns,
-            behaviour=verdict.behaviour,
-            before=told.behaviour,
-            lasted_ns=last.mono_ns - told.since_ns,
-            reason=verdict.reason,
-            evidence=verdict.evidence,
-            degradation=degradation,
-            culprits=verdict.culprits,
-        )
-        if len(self._pending) == _MAX_PENDING:
-            self.dropped_events += 1
-        self._pending.append(event)
-        self._recent.append(event)
+        return Reasoning(self.detector, verdict, signals)
 
     # --- over restarts ---
 
@@ -419,13 +318,6 @@ def _wanted(detection: Detection) -> list[int]:
 
 def _word(behaviour: StrEnum) -> Behaviour:
     return cast("Behaviour", behaviour.value)
-
-
-def _worse(one: Degradation | None, other: Degradation | None) -> Degradation | None:
-    """Return the higher estimate; one that can be told is worse than one that cannot."""
-    if one is None or other is None:
-        return one or other
-    return other if math.isnan(one.ratio) or other.ratio > one.ratio else one
 
 
 def _verdict(state: VmState, degradation: Degradation | None) -> Verdict:

@@ -48,6 +48,7 @@ RANGES: tuple[Range, ...] = (
     ("analysis.mn_cpi_percentile", 50, 100),
     ("analysis.mn_cpi_floor", 0, 100),
     ("analysis.history_slots", 1, 100_000),
+    ("analysis.least_slow_down", 1, 100),
     ("analysis.max_host_suspects", 0, 64),
     ("act.max_share", 0, 1),
     ("act.max_seconds", 1, 86_400),
@@ -229,6 +230,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mn_cpi_percentile: float = 99.0  # of this host's own history
     mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
+    least_slow_down: float = 1.05  # a VM is a victim where the lower end of its slow-down is above this
     max_host_suspects: int = 8  # this many control groups beside the VMs are suspects too; 0 = none
 
 
@@ -267,13 +269,16 @@ class ActSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first rule whose `pattern` is found in `fact` names the VM's job.
 
-    Of a VM that none matches: OpenStack Nova's PROJECT/FLAVOR, else the VM's own name.
+    Of a VM that none matches: OpenStack Nova's PROJECT/FLAVOR, else the VM's own name; it can be a victim.
     """
 
     pattern: str  # regular expression, searched in the fact
     job: str  # name of the job; may use the groups of the pattern
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
-    latency_sensitive: bool = False  # such VMs can be victims, others suspects
+    latency_sensitive: bool = False  # by the fleet's statistics such VMs can suffer, others are suspects
+    alert: bool | None = (
+        None  # whether its VMs can be victims, or only affected; without = as latency_sensitive
+    )
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
     workers: int | None = None  # requests served at once, 1 to 4096; without = learnt, or one per vCPU
 

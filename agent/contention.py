@@ -13,7 +13,6 @@ from agent.analysis import antagonists
 from agent.analysis.antagonists import SlotState, TaskSlot
 from agent.analysis.trigger import NoiseScaledTrigger
 from agent.config import AnalysisSection
-from agent.triggers import Triggers
 from agent.windows import CpiWindow
 
 __all__ = ["MIN_COVERAGE", "Contention"]
@@ -35,13 +34,11 @@ class Contention:
 
     Attributes:
         states: the last slots, oldest first; the last one ends now.
-        triggers: when central is told.
 
     """
 
     def __init__(self, section: AnalysisSection) -> None:
         self.states: list[SlotState] = []
-        self.triggers = Triggers()
         self._section = section
         self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
         self._recorded_unix_ns = 0

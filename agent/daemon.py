@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agent.batches import Report
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
+from agent.decisions import Decisions
 from agent.host_info import platform_name
 from agent.pipeline import Pipeline, timely_sources
 from agent.slots import STOP_WAIT_S, Slots, SourcePlan
@@ -163,6 +164,7 @@ class Daemon:
         await self._wait_for_sources()
         self._start_analysis()
         self._start_cloud_white()
+        self.state.decisions = Decisions(self._config, self.state.cloud_white, self.state.analysis)
         async with (
             self._running_uplink(),
             self._running_local_api(),
@@ -226,6 +228,7 @@ class Daemon:
             else:
                 self._note_success("tick")
                 self._run_cloud_white(now_ns)
+                self._guard("verdicts", self._decide)
             # Where no VM is left there are no windows for the last events to go with.
             has_late_events = now_ns >= self._events_due_ns and self._has_events()
             if windows or has_late_events:
@@ -270,16 +273,25 @@ class Daemon:
     # --- sinks: none of them stops the tick ---
 
     def _submit(self, windows: list[CpiWindow]) -> None:
-        events: tuple[Report, ...] = (
-            () if self.state.cloud_white is None else self.state.cloud_white.take_events()
-        )
-        if not windows and not events:
+        decisions = self.state.decisions
+        if not windows and not self._has_events():
             return
         self._guard("host suspects", self._add_host_suspects, windows)
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
-            events += tuple(self._advised(t) for t in self.state.analysis.take_triggers())
+        events: tuple[Report, ...] = ()
+        if decisions is not None:
+            self._guard("verdicts", self._decide)
+            events = decisions.events.take()
+            try:
+                report = decisions.report(self._clock.unix_ns())
+            except Exception as error:  # noqa: BLE001 - as in _guard
+                self.state.counters.sink_errors += 1
+                self._note_failure("reports", error)
+            else:
+                self._note_success("reports")
+                events += () if report is None else (self._advised(report),)
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
@@ -307,7 +319,13 @@ class Daemon:
         return {uuid: change.numa for uuid, change in changes if isinstance(change.numa, NumaPlacement)}
 
     def _has_events(self) -> bool:
-        return self.state.cloud_white is not None and self.state.cloud_white.has_events
+        return self.state.decisions is not None and self.state.decisions.has_news
+
+    def _decide(self) -> None:
+        """Decide on all VMs by what both analyses say now."""
+        if self.state.decisions is not None:
+            now_ns, unix_ns = self._clock.mono_ns(), self._clock.unix_ns()
+            self.state.decisions.tick(self.state.pipeline.table, now_ns, unix_ns)
 
     def _run_cloud_white(self, now_ns: int) -> None:
         """Judge the tick's rates; now and then have what was learnt of them written."""

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agent import metrics
 from agent.deltas import Reading
 from agent.state import SourceView, UplinkView
-from agent.verdicts import BEHAVIOURS, held_of, runs
+from agent.verdicts import VERDICTS, runs
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
@@ -131,73 +131,73 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _absences(labelled)
 
 
+_SLOW_DOWN = (
+    ("slow_down_ratio", "ratio", "How many times slower a VM that suffers is than undisturbed."),
+    ("slow_down_low_ratio", "low", "Lower end of that estimate's interval."),
+    ("slow_down_high_ratio", "high", "Upper end of that estimate's interval."),
+)
+
+
 def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
     victim = GaugeMetricFamily(
         "whitepanda_vm_victim",
-        "1 where the VM is a victim now by either analysis, 0 where it is none; unknown, or not running: no sample.",
+        "1 where the VM is a victim now, 0 where it is none; unknown, or not running: no sample.",
+    )
+    behaviour = GaugeMetricFamily(
+        "whitepanda_vm_behaviour", "1 for the VM's verdict now, 0 for the others; unknown: no sample."
     )
     degradation = GaugeMetricFamily(
         "whitepanda_vm_degradation_ratio",
         "How many times slower the VM is than its job's norm (1: not slower).",
     )
+    suspect = GaugeMetricFamily("whitepanda_vm_suspect", "1 for the first suspect of each victim.")
+    estimates = [
+        (GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _SLOW_DOWN
+    ]
     for labels, vm in labelled:
+        held = vm.decision
+        if held is not None and held.verdict != "unknown" and runs(vm.state):
+            victim.add_sample(victim.name, labels, held.verdict == "victim")
+            for word in VERDICTS[1:]:
+                behaviour.add_sample(behaviour.name, {**labels, "behaviour": word}, held.verdict == word)
+            for family, field in estimates if held.slow_down is not None else ():
+                value = getattr(held.slow_down, field)
+                if math.isfinite(value):
+                    family.add_sample(family.name, labels, value)
+            if held.verdict == "victim" and held.suspect is not None:
+                one = held.suspect
+                whose = {
+                    "suspect": _label(one.uuid),
+                    "suspect_name": _label(one.name),
+                    "suspect_job": _label(one.job),
+                }
+                suspect.add_sample(suspect.name, {**labels, **whose}, 1)
         verdict = vm.verdict
-        held = held_of(
-            vm.suffering.behaviour if vm.suffering is not None else "unknown",
-            verdict.verdict if verdict is not None else "unknown",
-        )
-        if held != "unknown" and runs(vm.state):
-            victim.add_sample(victim.name, labels, held == "victim")
         if verdict is not None and verdict.degradation is not None:
             degradation.add_sample(degradation.name, labels, verdict.degradation)
-    yield victim
-    yield degradation
-
-
-_CLOUD_WHITE = (
-    (
-        "latency_degradation_ratio",
-        "ratio",
-        "How many times longer a victim's latency (p95) is than undisturbed.",
-    ),
-    ("latency_degradation_low_ratio", "low", "Lower end of that estimate's interval."),
-    ("latency_degradation_high_ratio", "high", "Upper end of that estimate's interval."),
-)
+    yield from (victim, behaviour, degradation, suspect)
+    yield from (family for family, _ in estimates)
 
 
 def _cloud_white(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:
-    behaviour = GaugeMetricFamily(
-        "whitepanda_vm_behaviour", "1 for what the VM does now, 0 for what it does not; unknown: no sample."
-    )
     ticks = GaugeMetricFamily(
         "whitepanda_vm_baseline_ticks", "Ticks without interference that the VM's baseline was learnt from."
     )
     ready = GaugeMetricFamily("whitepanda_vm_baseline_ready", "1 where the VM's baseline is old enough.")
     unknown = GaugeMetricFamily(
-        "whitepanda_vm_latency_degradation_absent",
-        "1 for a victim whose degradation cannot be told, with why.",
+        "whitepanda_vm_slow_down_absent",
+        "1 for a VM that suffers and whose slow-down cannot be estimated, with why.",
     )
-    estimates = [
-        (GaugeMetricFamily(f"whitepanda_vm_{name}", text), field) for name, field, text in _CLOUD_WHITE
-    ]
     for labels, vm in labelled:
         verdict = vm.suffering
         if verdict is None:
             continue
-        if verdict.behaviour != "unknown":
-            for word in BEHAVIOURS[1:]:
-                behaviour.add_sample(behaviour.name, {**labels, "behaviour": word}, verdict.behaviour == word)
         ticks.add_sample(ticks.name, labels, verdict.baseline_ticks)
         ready.add_sample(ready.name, labels, verdict.baseline_ready)
-        found = verdict.degradation
+        found = vm.decision.slow_down if vm.decision is not None else None
         if found is not None and found.cannot_tell:
             unknown.add_sample(unknown.name, {**labels, "reason": found.cannot_tell}, 1)
-        for family, field in estimates if found is not None else ():
-            value = getattr(found, field)
-            if math.isfinite(value):
-                family.add_sample(family.name, labels, value)
-    yield from (behaviour, ticks, ready, unknown)
-    yield from (family for family, _ in estimates)
+    yield from (ticks, ready, unknown)
 
 
 def _ages(labelled: Iterable[tuple[dict[str, str], VmSnapshot]], mono_ns: int) -> Metric:

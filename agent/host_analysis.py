@@ -25,12 +25,12 @@ from agent.analysis.antagonists import CpiStatistics, TaskSlot
 from agent.coefficients import CoefficientStore
 from agent.config import AnalysisSection
 from agent.contention import MIN_COVERAGE, Contention
-from agent.triggers import Trigger, TriggerSuspect, TriggerVictim
+from agent.verdicts import Degradation, SuspectView
 from agent.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
 from collector.llc import domains_of
 
-__all__ = ["CpiPoint", "Explanation", "HostAnalysis", "SuspectView", "Verdict"]
+__all__ = ["CpiPoint", "Explanation", "HostAnalysis", "JudgedSlot", "Verdict"]
 
 _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
@@ -40,26 +40,25 @@ _ANYWHERE = frozenset[int]()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is held of one VM now. `degradation` (at least 1) is None where `degradation_reason` says why."""
+    """What central's statistics say of one VM now. `degradation` is None where `degradation_reason` says why.
+
+    A victim's CPI is above its threshold while there is contention on the host. `degradation` is at least 1.
+    """
 
     verdict: Literal["victim", "normal", "unknown"]
     reason: str
     degradation: float | None = None
     degradation_reason: Reason = Reason.UNSPECIFIED
-    top_suspect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class SuspectView:
-    """A co-located VM that is not latency-sensitive, with its score; None has its reason."""
+class JudgedSlot:
+    """One VM over the last slot beside its job: numbers as in `Explanation`."""
 
-    uuid: str
-    name: str
-    job: str
+    cpi: float | None
+    n_cpi: float | None
+    threshold_cpi: float | None
     cpu_usage_cores: float
-    coefficient: float | None
-    score: float | None
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Explanation:
     cpi: float | None
     n_cpi: float | None
     victim_threshold_cpi: float | None
-    mn_cpi: float | None
+    mn_cpi: float | None  # that which is compared with its threshold
     mn_cpi_threshold: float
     victim_slots: int
     coefficient_version: int
@@ -158,6 +157,9 @@ class HostAnalysis:
         self._now_unix_ns = 0
         self._last: dict[str, _Slot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
+        #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, where
+        #: there is contention.
+        self.suffering: dict[str, Degradation] = {}
 
     @property
     def slot_ns(self) -> int:
@@ -166,8 +168,8 @@ class HostAnalysis:
 
     @property
     def mn_cpi(self) -> float | None:
-        """Equation (2) over the last slot, of the domain where it is worst; None where no CPI can be judged."""
-        return self._worst().mn_cpi
+        """Equation (2) as it is compared with its threshold, of the worst domain; None where no CPI can be judged."""
+        return self._worst().value
 
     @property
     def mn_cpi_threshold(self) -> float:
@@ -214,8 +216,12 @@ class HostAnalysis:
             domain.take_slots(inside, now_unix_ns, self._slot_ns)
         self._record()
         self._suspects = self._rank(tasks[0])
-        for number, domain in self._domains.items():
-            domain.triggers.note(self._trigger(number, domain), now_unix_ns)
+        self.suffering = {
+            uuid: self._slow_down(uuid)
+            for domain in self._domains.values()
+            if domain.triggered and domain.states
+            for uuid in domain.states[-1].victims
+        }
 
     def verdict(self, uuid: str) -> Verdict:
         """Judge one VM by the last slot."""
@@ -226,18 +232,33 @@ class HostAnalysis:
         degradation, reason = self._degradation(slot, statistics)
         if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
             return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation, reason)
-        threshold = antagonists.victim_threshold(statistics)
-        above = antagonists.is_victim(slot.cpi, statistics)
+        exceeds = antagonists.is_victim(slot.cpi, statistics)
         text = (
-            f"CPI {slot.cpi:.4g} is {'above' if above else 'not above'} {threshold:.4g}"
+            f"CPI {slot.cpi:.4g} {'exceeds' if exceeds else 'is within'}"
+            f" {antagonists.victim_threshold(statistics):.4g}"
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
-        if above and not vm.latency_sensitive:
-            text += "; the job is not latency-sensitive, so none of its VMs is a victim by this rule"
-        if not above or not vm.latency_sensitive:
-            return Verdict("normal", text, degradation, reason)
-        top = next((s.name for s in self._suspects_of(vm) if s.score is not None and s.score > 0), "")
-        return Verdict("victim", text, degradation, reason, top)
+        if uuid in self.suffering:
+            return Verdict("victim", text, degradation, reason)
+        if exceeds and not vm.latency_sensitive:
+            text += "; that counts for latency-sensitive jobs only"
+        elif exceeds:
+            text += "; that counts only while mnCPI shows contention on the host"
+        return Verdict("normal", text, degradation, reason)
+
+    def slot(self, uuid: str) -> JudgedSlot | None:
+        """Return the last slot of a VM; None where there is none."""
+        vm, slot = self._vms.get(uuid), self._last.get(uuid)
+        if vm is None or slot is None:
+            return None
+        statistics = self._statistics(vm)
+        threshold = antagonists.victim_threshold(statistics) if statistics else None
+        return JudgedSlot(slot.cpi, self._n_cpi(slot, statistics), threshold, slot.cpu_usage_cores)
+
+    def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
+        """Return who may hurt a VM, the highest score first; of a VM that is not known, and of "": of any."""
+        vm = self._vms.get(uuid)
+        return self._suspects if vm is None else self._suspects_of(vm)
 
     def job_mean_cpi(self, uuid: str) -> float | None:
         """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
@@ -247,76 +268,24 @@ class HostAnalysis:
 
     def explain(self, uuid: str) -> Explanation:
         """Return all that the verdict on one VM is made of; for a VM without windows all is unknown."""
-        vm, slot = self._vms.get(uuid), self._last.get(uuid)
+        vm, judged = self._vms.get(uuid), self.slot(uuid)
         statistics = self._statistics(vm) if vm else None
-        cpi = slot.cpi if slot else None
         domain = self._worst(vm)
         return Explanation(
             uuid=uuid,
             verdict=self.verdict(uuid),
             statistics=statistics,
-            cpi=cpi,
-            n_cpi=self._n_cpi(slot, statistics),
+            cpi=judged.cpi if judged else None,
+            n_cpi=judged.n_cpi if judged else None,
             victim_threshold_cpi=antagonists.victim_threshold(statistics) if statistics else None,
-            mn_cpi=domain.mn_cpi,
+            mn_cpi=domain.value,
             mn_cpi_threshold=domain.threshold,
             victim_slots=self._consecutive(uuid),
             coefficient_version=self._store.version,
             coefficient_age_ns=self._store.age_ns(self._now_unix_ns),
-            suspects=tuple(s for s in (self._suspects_of(vm) if vm else self._suspects) if s.uuid != uuid),
+            suspects=tuple(s for s in self.suspects(uuid) if s.uuid != uuid),
             history=tuple(vm.points) if vm else (),
             triggered=domain.triggered,
-        )
-
-    # --- what central is told ---
-
-    def take_triggers(self) -> tuple[Trigger, ...]:
-        """Return the contention to be reported since the last call."""
-        return tuple(trigger for domain in self._domains.values() for trigger in domain.triggers.take())
-
-    def _trigger(self, number: int, domain: Contention) -> Trigger | None:
-        """Return the contention of the last slot in a domain with its evidence; None where there is none."""
-        mn_cpi = domain.value
-        if mn_cpi is None or not domain.triggered or not domain.states:
-            return None
-        victims = [self._victim(uuid) for uuid in domain.states[-1].victims]
-        return Trigger(
-            unix_ns=self._now_unix_ns,
-            slot_ns=self._slot_ns,
-            mn_cpi=mn_cpi,
-            mn_cpi_threshold=domain.threshold,
-            coefficient_version=self._store.version,
-            victims=tuple(sorted((v for v in victims if v), key=lambda v: (-v.n_cpi, v.vm))),
-            suspects=tuple(
-                TriggerSuspect(
-                    vm=s.uuid,
-                    epoch=self._vms[s.uuid].epoch,
-                    name=s.name,
-                    job=s.job,
-                    coefficient=s.coefficient,
-                    cpu_usage_cores=s.cpu_usage_cores,
-                    score=s.score,
-                    reason=s.reason,
-                )
-                for s in self._suspects
-                if self._is_in(s.uuid, number)
-            ),
-        )
-
-    def _victim(self, uuid: str) -> TriggerVictim | None:
-        vm, slot = self._vms[uuid], self._last[uuid]
-        statistics = self._statistics(vm)
-        if slot.cpi is None or statistics is None:
-            return None
-        return TriggerVictim(
-            vm=uuid,
-            epoch=vm.epoch,
-            name=vm.name,
-            job=vm.job,
-            cpi=slot.cpi,
-            n_cpi=antagonists.n_cpi(slot.cpi, statistics),
-            threshold_cpi=antagonists.victim_threshold(statistics),
-            cpu_usage_cores=slot.cpu_usage_cores,
         )
 
     # --- domains ---
@@ -455,6 +424,7 @@ class HostAnalysis:
                 coefficient=s.coefficient,
                 score=s.score,
                 reason=Reason.STALE if expired and s.score is None else s.reason,
+                epoch=self._vms[s.task].epoch,
             )
             for s in antagonists.rank_suspects(antagonists.suspects_of(tasks, coefficients), method)
         )
@@ -476,6 +446,20 @@ class HostAnalysis:
         if slot is None or slot.cpi is None or statistics is None or not self._covered(slot):
             return None
         return antagonists.n_cpi(slot.cpi, statistics)
+
+    def _slow_down(self, uuid: str) -> Degradation:
+        """CPI over the slot / the job's mean CPI, with the interval that mean -+ 2 std of the job's VMs give."""
+        vm, slot = self._vms[uuid], self._last[uuid]
+        statistics = self._statistics(vm)
+        if slot.cpi is None or statistics is None or statistics.mean <= 0:
+            return Degradation(cannot_tell="no_baseline", model="cpi")
+        least = statistics.mean - 2 * statistics.std
+        return Degradation(
+            ratio=slot.cpi / statistics.mean,
+            low=slot.cpi / antagonists.victim_threshold(statistics),
+            high=slot.cpi / least if least > 0 else math.nan,
+            model="cpi",
+        )
 
     def _degradation(self, slot: _Slot, statistics: CpiStatistics | None) -> tuple[float | None, Reason]:
         """CPI now over the job's mean CPI, at least 1: an estimate from CPI alone."""

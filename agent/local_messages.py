@@ -9,20 +9,24 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from agent.batches import (
+    analyses_message,
     behaviour_number,
     degradation_message,
     event_message,
     evidence_message,
     reason_number,
 )
+from agent.decisions import HostDecision
 from agent.host_analysis import Explanation, Verdict
 from agent.recommendation_messages import recommendation_message
 from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
-from agent.verdicts import Reasoning
+from agent.verdicts import Reasoning, SuspectView
 from agent.verdicts import Verdict as Suffering
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2
+
+_SUSPECTS = 5  # that are named of a VM in a list
 
 __all__ = ["explanation_message", "status_message", "vms_message"]
 
@@ -52,6 +56,7 @@ def status_message(state: AgentState) -> host_pb2.HostStatus:
 def vms_message(state: AgentState, metrics: Collection[str] | None = None) -> host_pb2.ListVmsResponse:
     """Return all VMs now, with the metrics of these names; None: with all."""
     host, analysis, cloud_white, vms = state.host(), state.analysis, state.cloud_white, state.vms(metrics)
+    decisions = state.decisions
     summaries = [_vm(vm, state) for vm in vms]
     if cloud_white is not None:
         names = {vm.uuid: vm.name for vm in vms}
@@ -63,15 +68,17 @@ def vms_message(state: AgentState, metrics: Collection[str] | None = None) -> ho
         host=host.host,
         vms=summaries,
         triggered=bool(analysis and analysis.triggered),
+        decision=None if decisions is None else _host_decision(decisions.host),
     )
 
 
 def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> host_pb2.VmExplanation | None:
-    """Return all that the verdicts on one VM are made of, None where it is not here; `vms` have the others' names."""
+    """Return all that the verdict on one VM is made of, None where it is not here; `vms` have the others' names."""
     vm = state.vm(uuid)
     if vm is None:
         return None
-    analysis, cloud_white = state.analysis, state.cloud_white
+    analysis, cloud_white, decisions = state.analysis, state.cloud_white, state.decisions
+    names = {v.uuid: v.name for v in vms}
     if analysis is None:
         answer = host_pb2.VmExplanation(
             vm=_vm(vm, state),
@@ -86,9 +93,13 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
     if cloud_white is not None:
         why = cloud_white.explain(vm.uuid)
         _add_reasoning(answer, why)
-        names = {v.uuid: v.name for v in vms}
         answer.vm.cloud_white.CopyFrom(_suffering(why.verdict, cloud_white.since_ns(why.verdict), names))
-        answer.victims.extend(v.name for v in vms if vm.uuid in cloud_white.verdict(v.uuid).culprits)
+        if not answer.vm.decision.HasField("slow_down") and answer.vm.cloud_white.HasField("degradation"):
+            answer.vm.decision.slow_down.CopyFrom(answer.vm.cloud_white.degradation)
+    if decisions is not None:
+        answer.victims.extend(names.get(one, one) for one in decisions.hurt_by(vm.uuid))
+        answer.events.extend(event_message(event) for event in decisions.events.of(vm.uuid))
+        answer.suspects.extend(map(_suspect, decisions.vm(vm.uuid).suspects))
     if state.advisor is not None:
         answer.recommendations.extend(map(recommendation_message, state.advisor.for_vm(vm.uuid)))
     return answer
@@ -151,10 +162,49 @@ def _vm(vm: VmView, state: AgentState) -> host_pb2.VmSummary:
         verdict=verdict.verdict,
         verdict_reason=verdict.reason,
         degradation=or_nan(verdict.degradation),
-        top_suspect=verdict.top_suspect,
         owner=vm.owner,
         quota_cores=or_nan(vm.quota_cores),
         job_mean_cpi=or_nan(state.analysis.job_mean_cpi(vm.uuid) if state.analysis else None),
+        decision=_vm_decision(vm.uuid, state),
+    )
+
+
+def _vm_decision(uuid: str, state: AgentState) -> host_pb2.VmDecision:
+    decisions = state.decisions
+    if decisions is None:
+        return host_pb2.VmDecision(verdict=behaviour_number("unknown"), reason="the agent is starting")
+    one = decisions.vm(uuid)
+    blamed = [suspect for suspect in one.suspects if suspect.is_blamed]
+    return host_pb2.VmDecision(
+        verdict=behaviour_number(one.verdict),
+        reason=one.reason,
+        since_ns=decisions.since_ns(one),
+        slow_down=None if one.slow_down is None else degradation_message(one.slow_down),
+        found_by=analyses_message(one.found_by),
+        suspects=map(_suspect, blamed[:_SUSPECTS]),
+        suspects_left_out=max(0, len(blamed) - _SUSPECTS),
+    )
+
+
+def _host_decision(one: HostDecision) -> host_pb2.HostDecision:
+    return host_pb2.HostDecision(
+        victims=len(one.victims),
+        affected=one.affected,
+        inflicting=one.inflicting,
+        suspect=None if one.suspect is None else _suspect(one.suspect),
+    )
+
+
+def _suspect(one: SuspectView) -> host_pb2.Suspect:
+    return host_pb2.Suspect(
+        uuid=one.uuid,
+        name=one.name,
+        job=one.job,
+        coefficient=or_nan(one.coefficient),
+        cpu_usage_cores=one.cpu_usage_cores,
+        score=or_nan(one.score),
+        reason=reason_number(one.reason),
+        inflicts=one.inflicts,
     )
 
 
@@ -178,7 +228,6 @@ def _add_reasoning(answer: host_pb2.VmExplanation, why: Reasoning) -> None:
         host_pb2.Signal(name=one.name, value=one.value, baseline=one.expected, learnt=one.learnt)
         for one in why.signals
     )
-    answer.events.extend(event_message(event) for event in why.events)
 
 
 def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> host_pb2.VmExplanation:
@@ -200,18 +249,6 @@ def _explanation(vm: host_pb2.VmSummary, why: Explanation, platform: str) -> hos
         victim_slots=why.victim_slots,
         coefficient_version=why.coefficient_version,
         coefficient_age_ns=why.coefficient_age_ns,
-        suspects=[
-            host_pb2.Suspect(
-                uuid=s.uuid,
-                name=s.name,
-                job=s.job,
-                coefficient=or_nan(s.coefficient),
-                cpu_usage_cores=s.cpu_usage_cores,
-                score=or_nan(s.score),
-                reason=reason_number(s.reason),
-            )
-            for s in why.suspects
-        ],
         history=[
             host_pb2.CpiPoint(
                 start_unix_ns=p.start_unix_ns,

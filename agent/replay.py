@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.batch_queue import QueueCounts, QueuedBatch
 from agent.batches import encode
-from agent.config import AgentConfig, CloudWhiteSection, UplinkSection
+from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
+from agent.decisions import Decisions
+from agent.events import VmEvent
 from agent.playback import Playback
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
@@ -252,15 +253,17 @@ class RecordedRows:
         """Give out a recording's windows; on the way look at each tick for who suffers, as the agent does."""
         section = self._config.cloud_white if self._config else CloudWhiteSection()
         cloud_white = _cloud_white(section)
+        decisions = Decisions(self._config or AgentConfig(agent=AgentSection()), cloud_white, None)
         for tick, ended in playback.ticks():
             if cloud_white is not None:
                 pipeline = playback.pipeline
                 try:
                     cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
+                    decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
                 except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no row
                     if (told := f"the search for victims failed: {error!r}") not in self.warnings:
                         self.warnings.append(told)
-                events = cloud_white.take_events()
+                events = decisions.events.take()
                 self.events.extend(events)
                 self._unsent.extend(events)
             yield from ended

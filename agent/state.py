@@ -15,6 +15,7 @@ from collector.base import Reason
 if TYPE_CHECKING:
     from agent.advice import Advisor
     from agent.cloud_white import CloudWhite
+    from agent.decisions import Decisions
     from agent.host_analysis import HostAnalysis
 
 __all__ = ["AgentState", "HostView", "MetricView", "SourceState", "SourceView", "UplinkView", "VmView"]
@@ -112,6 +113,10 @@ class AgentState(Protocol):
     @property
     def cloud_white(self) -> CloudWhite | None:
         """Who suffers and who inflicts it; None where it is off or could not be started."""
+
+    @property
+    def decisions(self) -> Decisions | None:
+        """What is held of each VM and of the host, from both; None before the start."""
 
     @property
     def advisor(self) -> Advisor | None:

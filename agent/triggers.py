@@ -1,28 +1,30 @@
-"""Contention as it is reported to central: when it begins, and once per slot as long as it lasts.
+"""What central is told of victims on this host: when there are some, once per slot as long as there are, and the end.
 
-Plain values and when to tell them; `agent.host_analysis` finds them. Nothing here reads a clock.
+Plain values and when to tell them; `agent.decisions` finds them. Nothing here reads a clock.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, replace
 
 from agent.analysis.recommendations import Recommendation
-from collector.base import Reason
+from agent.verdicts import Analysis, Degradation, SuspectView
 
-__all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerSuspect", "TriggerVictim", "Triggers"]
+__all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerVictim", "Triggers"]
 
 #: Named in one report; how many more there were is a number in it.
 MAX_VICTIMS = 32
 MAX_SUSPECTS = 16
 
-_MAX_PENDING = 100  # that central was not sent yet; the uplink takes them with each window's end
+_CHANGE_NS = 60 * 10**9  # other victims are told of no sooner than this after the last report
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerVictim:
-    """A latency-sensitive VM above its threshold, mean + 2 std. CPI in cycles per instruction."""
+    """A victim. CPI over the slot in cycles per instruction; NaN where a number is not known.
+
+    `threshold_cpi`: mean + 2 std of its job. `suspect`: UUID of its first suspect, "" where nobody is blamed.
+    """
 
     vm: str
     epoch: str
@@ -32,25 +34,17 @@ class TriggerVictim:
     n_cpi: float
     threshold_cpi: float
     cpu_usage_cores: float
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerSuspect:
-    """A co-located VM that may be blamed; without a score there is the reason why."""
-
-    vm: str
-    epoch: str
-    name: str
-    job: str
-    coefficient: float | None
-    cpu_usage_cores: float
-    score: float | None
-    reason: Reason
+    slow_down: Degradation | None = None
+    found_by: tuple[Analysis, ...] = ()
+    suspect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Contention over the slot that ends at `unix_ns`, with the evidence; all victims, all suspects, worst first."""
+    """The victims of this host at `unix_ns` with the evidence: the slowest first, suspects the likeliest first.
+
+    `ended`: there are none any more. `affected`: how many VMs seem to suffer beside the victims.
+    """
 
     unix_ns: int
     slot_ns: int
@@ -58,40 +52,45 @@ class Trigger:
     mn_cpi_threshold: float
     coefficient_version: int
     victims: tuple[TriggerVictim, ...]
-    suspects: tuple[TriggerSuspect, ...]
+    suspects: tuple[SuspectView, ...]
     since_unix_ns: int = 0
     recommendations: tuple[Recommendation, ...] = ()
+    found_by: tuple[Analysis, ...] = ()
+    affected: int = 0
+    ended: bool = False
 
 
 class Triggers:
-    """When to tell: at once where contention begins, then once per slot; never more often than that.
-
-    Contention that comes and goes within a slot is one and the same: its slots overlap.
-    """
+    """When to tell: at once where it begins, ends, or another VM is suspected first; else once per slot."""
 
     def __init__(self) -> None:
-        self._since_unix_ns = 0
-        self._told_unix_ns: int | None = None
-        self._pending: deque[Trigger] = deque(maxlen=_MAX_PENDING)
-        self.dropped = 0
+        self._told: Trigger | None = None
 
-    def note(self, trigger: Trigger | None, now_unix_ns: int) -> None:
-        """Take what the last slot showed; None: no contention."""
-        if trigger is None:
-            self._since_unix_ns = 0
-            return
-        self._since_unix_ns = self._since_unix_ns or now_unix_ns
-        told = self._told_unix_ns
-        # A clock that was set back does not silence the report until it has caught up.
-        if told is not None and told <= now_unix_ns < told + trigger.slot_ns:
-            return
-        self._told_unix_ns = now_unix_ns
-        if len(self._pending) == _MAX_PENDING:
-            self.dropped += 1
-        self._pending.append(replace(trigger, since_unix_ns=self._since_unix_ns))
+    @property
+    def is_open(self) -> bool:
+        """Whether central was told of victims, and not yet of the end."""
+        return self._told is not None
 
-    def take(self) -> tuple[Trigger, ...]:
-        """Return what is to be told since the last call."""
-        found = tuple(self._pending)
-        self._pending.clear()
-        return found
+    def note(self, now: Trigger) -> Trigger | None:
+        """Take the present state of the host; return what is to be told of it, None where nothing is."""
+        told = self._told
+        if not now.victims:
+            self._told = None
+            if told is None:
+                return None
+            return replace(now, suspects=(), since_unix_ns=told.since_unix_ns, ended=True)
+        if told is None:
+            self._told = replace(now, since_unix_ns=now.unix_ns)
+            return self._told
+        # A clock that was set back does not silence the host until it has caught up.
+        passed_ns = now.unix_ns - told.unix_ns
+        others = {one.vm for one in now.victims} != {one.vm for one in told.victims}
+        is_news = _first(now) != _first(told) or (others and passed_ns >= _CHANGE_NS)
+        if not is_news and 0 <= passed_ns < now.slot_ns:
+            return None
+        self._told = replace(now, since_unix_ns=min(told.since_unix_ns, now.unix_ns))
+        return self._told
+
+
+def _first(trigger: Trigger) -> str:
+    return trigger.suspects[0].uuid if trigger.suspects and trigger.suspects[0].is_blamed else ""

@@ -1,4 +1,4 @@
-"""What the host's own analysis (`agent.cloud_white`) says of a VM, plain values: for local API, /metrics, central.
+"""The words for what is held of a VM, and what the host's own analysis (`agent.cloud_white`) says of it, plain values.
 
 Nothing here needs numpy: with the analysis off none of it is loaded.
 """
@@ -9,37 +9,29 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from collector.base import Reason
+
 __all__ = [
-    "BEHAVIOURS",
+    "VERDICTS",
+    "Analysis",
     "Behaviour",
     "Degradation",
+    "Held",
     "Reasoning",
     "Shown",
     "SignalView",
+    "SuspectView",
     "Verdict",
-    "VmEvent",
-    "held_of",
     "runs",
 ]
 
 #: The words of `agent.analysis.detector.Behaviour`.
 Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
-BEHAVIOURS: tuple[Behaviour, ...] = ("unknown", "steady", "inflicting", "victim")
-
-
-def held_of(behaviour: str, verdict: str) -> str:
-    """Return the one word for a VM that two analyses judge: what people and Prometheus are told.
-
-    A VM that suffers by either is a victim; else the host's word counts, and central's where the host has none.
-
-    Args:
-        behaviour: by the host's own analysis, of `BEHAVIOURS`; "unknown" also where it does not look.
-        verdict: by central's statistics: "victim", "normal" or "unknown".
-
-    """
-    if "victim" in (behaviour, verdict):
-        return "victim"
-    return behaviour if behaviour != "unknown" else verdict
+#: The words of `agent.decisions`: what is held of a VM by all analyses.
+Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
+VERDICTS: tuple[Held, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
+#: Which analysis found something: the host's own, or the one by the fleet's statistics.
+Analysis = Literal["host", "fleet"]
 
 
 def runs(state: str) -> bool:
@@ -53,7 +45,8 @@ class Degradation:
 
     All three are NaN where it cannot be told: then `cannot_tell` is "no_model", "no_baseline", "baseline_young",
     "missing:SIGNAL", "out_of_range:SIGNAL", "unlike_training" (each in range, together like nothing that the model was
-    fitted to) or "failed". `model` is the file's name; "" where there is none.
+    fitted to) or "failed". `model` is the file's name; "" where there is none; "cpi": the estimate is the CPI now over
+    the mean of the job, and its interval is by the job's mean -+ 2 std.
     """
 
     ratio: float = math.nan
@@ -61,6 +54,11 @@ class Degradation:
     high: float = math.nan
     cannot_tell: str = ""
     model: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an estimate."""
+        return math.isfinite(self.ratio) and math.isfinite(self.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,26 +108,26 @@ class Reasoning:
     detector: str
     verdict: Verdict
     signals: tuple[SignalView, ...]
-    events: tuple[VmEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class VmEvent:
-    """A VM began or ceased to suffer or to inflict. `lasted_ns`: how long it had behaved as `before`.
+class SuspectView:
+    """A co-located VM that may be blamed, with its score; None has its reason.
 
-    `degradation` is that of the moment, or, where a victim is none any more, the worst while it was one.
+    `inflicts`: the host's own analysis found it. `cpu_usage_cores` NaN: not known.
     """
 
-    vm: str
-    epoch: str
+    uuid: str
     name: str
     job: str
-    latency_sensitive: bool
-    unix_ns: int
-    behaviour: Behaviour
-    before: Behaviour
-    lasted_ns: int
-    reason: str
-    evidence: tuple[Shown, ...] = ()
-    degradation: Degradation | None = None
-    culprits: tuple[str, ...] = ()
+    cpu_usage_cores: float
+    coefficient: float | None
+    score: float | None
+    reason: Reason
+    epoch: str = ""
+    inflicts: bool = False
+
+    @property
+    def is_blamed(self) -> bool:
+        """Whether anything speaks against it."""
+        return self.inflicts or (self.score is not None and self.score > 0)

@@ -21,6 +21,7 @@ from collector.registry import source_of
 if TYPE_CHECKING:
     from agent.advice import Advisor
     from agent.cloud_white import CloudWhite
+    from agent.decisions import Decisions, VmDecision
     from agent.host_analysis import HostAnalysis, Verdict
     from agent.verdicts import Verdict as Suffering
 
@@ -65,6 +66,7 @@ class VmSnapshot(NamedTuple):
     verdict: Verdict | None = None
     suffering: Suffering | None = None
     state: str = "running"
+    decision: VmDecision | None = None
 
 
 class Snapshot(NamedTuple):
@@ -90,6 +92,7 @@ class StateView:
     uplink: Callable[[], UplinkView] = UplinkView
     analysis: HostAnalysis | None = None
     cloud_white: CloudWhite | None = None
+    decisions: Decisions | None = None
     advisor: Advisor | None = None
 
     def host(self) -> HostView:
@@ -127,6 +130,7 @@ class StateView:
         """Return what /metrics is made of; with 1,000 VMs it takes some milliseconds of the loop."""
         judge = self.analysis.verdict if self.analysis is not None else lambda _uuid: None
         suffering = self.cloud_white.verdict if self.cloud_white is not None else lambda _uuid: None
+        decide = self.decisions.vm if self.decisions is not None else lambda _uuid: None
         vms = (
             VmSnapshot(
                 uuid,
@@ -137,6 +141,7 @@ class StateView:
                 judge(uuid),
                 suffering(uuid),
                 vm.identity.state,
+                decide(uuid),
             )
             for vm in self.pipeline.table
             for uuid in (vm.identity.uuid,)
@@ -199,7 +204,7 @@ class StateView:
             "agent_refused_scrapes_total": self.counters.refused_scrapes,
             "agent_clock_steps_total": self.counters.clock.steps,
             "agent_analysis_seconds": self.counters.analysis_ns / 1e9,
-            "agent_dropped_events_total": self.cloud_white.dropped_events if self.cloud_white else 0,
+            "agent_dropped_events_total": self.decisions.events.dropped if self.decisions else 0,
         }
         return tuple(
             MetricView(name, None, Reason.NOT_PRESENT, "agent")

@@ -39,6 +39,7 @@ class Placing(NamedTuple):
     latency_sensitive: bool
     owner: str
     workers: int | None = None
+    alert: bool = True
 
 
 class JobRules:
@@ -50,10 +51,11 @@ class JobRules:
     def job_of(self, identity: VmIdentity) -> Placing:
         """Return a VM's job, whether it is latency-sensitive, and its owner.
 
-        Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name, and
-        neither is latency-sensitive. Where no rule names the owner it is Nova's project, else "". A rule that makes
-        an empty job (of groups that took no part in the match) does not match. Facts are as their tenant wrote them;
-        what is made of them here is clean (`whitepanda.common.texts`).
+        Without a matching rule a VM of OpenStack Nova is of the job PROJECT/FLAVOR, any other of its own name. Neither
+        is latency-sensitive, and both can be victims: nobody said that nobody waits for them. Where no rule names the
+        owner it is Nova's project, else "". A rule that makes an empty job (of groups that took no part in the match)
+        does not match. Facts are as their tenant wrote them; what is made of them here is clean
+        (`whitepanda.common.texts`).
         """
         project, flavor = identity.facts.get("nova:project", ""), identity.facts.get("nova:flavor", "")
         for pattern, rule in self._rules:
@@ -62,7 +64,10 @@ class JobRules:
             job = match.expand(rule.job).strip() if match else ""
             if match and job:
                 owner = match.expand(rule.owner).strip() or project
-                return Placing(clean_name(job), rule.latency_sensitive, clean_name(owner), rule.workers)
+                alert = rule.latency_sensitive if rule.alert is None else rule.alert
+                return Placing(
+                    clean_name(job), rule.latency_sensitive, clean_name(owner), rule.workers, alert
+                )
         job = f"{project}/{flavor}" if project and flavor else identity.name
         return Placing(clean_name(job), False, clean_name(project))
 
@@ -88,6 +93,7 @@ class Vm:
     held: dict[int, int] = field(default_factory=dict)
     owner: str = ""
     workers: int | None = None  # how many requests it serves at once; None: nobody said
+    alert: bool = True  # whether it can be a victim, or only affected
     still: int = 0
 
     @property
@@ -180,7 +186,7 @@ class VmTable:
         if vm is None or vm.identity.epoch != identity.epoch:
             first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
             rates = rates_of(first.change, self._limits)
-            job, latency_sensitive, owner, workers = self._rules.job_of(identity)
+            job, latency_sensitive, owner, workers, alert = self._rules.job_of(identity)
             self._vms[uuid] = Vm(
                 identity,
                 job,
@@ -192,11 +198,13 @@ class VmTable:
                 rates,
                 owner=owner,
                 workers=workers,
+                alert=alert,
             )
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
-                vm.job, vm.latency_sensitive, vm.owner, vm.workers = self._rules.job_of(identity)
+                placing = self._rules.job_of(identity)
+                vm.job, vm.latency_sensitive, vm.owner, vm.workers, vm.alert = placing
             if vm.identity.vcpus != identity.vcpus:
                 vm.known, vm.still = _without_vcpus(vm.known), 0
             vm.identity = identity

@@ -13,7 +13,16 @@ from rich.text import Text
 
 from agent.cli import _render as render
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import DIM, INFLICTING, VICTIM, disagreement, style_of, word_of
+from agent.cli._words import (
+    AFFECTED,
+    DIM,
+    INFLICTING,
+    VICTIM,
+    by_of,
+    found_by,
+    slow_down_of,
+    word_of,
+)
 from collector.base import Reason
 from whitepanda.common.recommendations import recommendation_lines
 from whitepanda.v1 import host_pb2
@@ -36,38 +45,51 @@ def _say(text: str, style: str = "") -> Text:
     return Text(text, style=style)
 
 
+#: What an analysis finds by itself; the verdict is made of both.
+_FINDS = {
+    "victim": "suffers",
+    "normal": "as usual",
+    "steady": "as usual",
+    "inflicting": "does more than usual",
+    "unknown": "cannot tell",
+}
+
+
 def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say who it is, whether it inflicts, who says so where only one does, and what central's statistics say of it."""
+    """Say who it is, and what is held of it: the verdict, by how much, from whom, by which analyses, and why."""
     vm = answer.vm
     kind = "latency-sensitive" if vm.latency_sensitive else "not latency-sensitive"
     yield _say(f"{vm.name}  {vm.uuid}", "bold")
     yield _say(f"job {vm.job} ({kind}), {vm.vcpus} vCPUs, {vm.state}")
-    if answer.victims or word_of(vm) is INFLICTING:
-        whom = f" on {', '.join(answer.victims)}" if answer.victims else ""
-        yield _say(f"inflicting{whom}, by the host's own analysis", INFLICTING.style)
-    if told_apart := disagreement(vm):
-        yield _say(told_apart, VICTIM.style)
-    yield _say(
-        f"{vm.verdict} by central's statistics: {vm.verdict_reason}",
-        style_of(vm.verdict) if vm.verdict == VICTIM.text else "",
-    )
-    if math.isfinite(vm.degradation):
-        yield _say(f"slow-down {render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
-    else:
-        yield _say(f"slow-down {UNKNOWN}", DIM)  # the line above says why
+    word, decision = word_of(vm), vm.decision
+    since = f" for {render.age(decision.since_ns)}" if decision.since_ns else ""
+    yield _say(f"{word.text}{since}: {decision.reason}", word.style)
+    if word in (VICTIM, AFFECTED):
+        found = slow_down_of(vm)
+        if math.isfinite(found.ratio):
+            of = "CPI / mean CPI of the job" if found.model == "cpi" else "latency (p95)"
+            yield _say(f"slow-down {render.degradation(found)}: {of}")
+        else:
+            yield _say(f"slow-down {UNKNOWN}: {render.cannot_tell(found.cannot_tell)}", DIM)
+        yield _say(f"first suspect {by_of(vm)}" if by_of(vm) else "nobody is suspected")
+        yield _say(f"found by {found_by(vm)}")
+    elif answer.victims or word is INFLICTING:
+        whom = (
+            f"from it suffer: {', '.join(answer.victims)}" if answer.victims else "nobody is seen to suffer"
+        )
+        yield _say(whom, INFLICTING.style)
 
 
 def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say what the host itself found: behaviour, estimate, evidence, baseline, what changed."""
+    """Say what the host's own analysis finds: estimate, evidence, baseline, what changed."""
+    yield Text()
     if not answer.vm.HasField("cloud_white"):
+        yield _say("the host's own analysis is off", DIM)
         return
     found = answer.vm.cloud_white
-    word = render.behaviour_word(found.behaviour)
-    yield Text()
     since = f" for {render.age(found.since_ns)}" if found.since_ns else ""
-    yield _say(f"{word}{since} by the host's own analysis: {found.reason}", style_of(word))
-    if found.culprits:
-        yield _say(f"inflicted by {', '.join(found.culprits)}")
+    finds = _FINDS.get(render.behaviour_word(found.behaviour), "cannot tell")
+    yield _say(f"the host's own analysis: {finds}{since}: {found.reason}")
     estimate = found.degradation
     if estimate.cannot_tell:
         model = f" (model {estimate.model})" if estimate.model else ""
@@ -76,29 +98,12 @@ def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         )
     elif found.HasField("degradation"):
         yield _say(f"latency (p95) {render.degradation(estimate)} of undisturbed, by model {estimate.model}")
-        yield from _nevertheless(answer)
     state = "ready" if found.baseline_ready else "too young"
     yield _say(f"baseline of {found.baseline_ticks} ticks ({state}), detector {answer.detector}")
     yield from _workers({signal.name: signal.value for signal in answer.signals})
     yield from _evidence(answer)
     for event in answer.events:
         yield _say(render.event_line(event), DIM)
-
-
-def _nevertheless(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Say by which rule a VM is a victim although the interval of its estimate holds 1; else nothing."""
-    vm, estimate = answer.vm, answer.vm.cloud_white.degradation
-    if word_of(vm) is not VICTIM or not estimate.low <= 1 <= estimate.high:
-        return
-    rules = []
-    if render.behaviour(vm) == VICTIM.text:
-        signals = ", ".join(one.signal for one in answer.evidence)
-        rules.append(f"detector {answer.detector} says so by {signals}")
-    if vm.verdict == VICTIM.text:
-        rules.append("central's statistics say so by CPI")
-    yield _say(
-        f"a victim although the interval holds 1: {' and '.join(rules)}; the interval is of the model's estimate alone"
-    )
 
 
 def _workers(shown: Mapping[str, float]) -> Iterator[Piece]:
@@ -185,14 +190,18 @@ def _exact(value: float) -> str:
 
 
 def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show the numbers behind the verdict by the job's statistics."""
+    """Show what the fleet's statistics find, with the numbers."""
     yield Text()
+    vm = answer.vm
+    yield _say(f"the fleet's statistics: {_FINDS.get(vm.verdict, 'cannot tell')}: {vm.verdict_reason}")
+    if math.isfinite(vm.degradation):
+        yield _say(f"{render.number(vm.degradation)}x: CPI of the last slot / mean CPI of the job")
     statistics = answer.statistics
     if statistics.samples:
         mean, std = statistics.mean_cpi, statistics.std_cpi
         yield _say(f"job {statistics.job} on {statistics.platform}, {statistics.samples} samples:")
         yield _say(f"  CPI mean {mean:.4g}, std {std:.4g}")
-        yield _say(f"  victim above {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
+        yield _say(f"  threshold {answer.victim_threshold_cpi:.4g} = {mean:.4g} + 2 * {std:.4g}")
         if math.isfinite(answer.n_cpi):
             yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
         elif math.isfinite(answer.cpi):
@@ -200,18 +209,26 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
     elif math.isfinite(answer.cpi):
         yield _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
     if answer.victim_slots:
-        yield _say(f"a victim for {answer.victim_slots} slots in a row")
+        yield _say(f"over its threshold for {answer.victim_slots} slots in a row")
     if math.isfinite(answer.mn_cpi):
-        compared = "above" if answer.mn_cpi > answer.mn_cpi_threshold else "not above"
-        found = "contention" if answer.triggered else "no contention by PANDA's rule"
-        threshold = f"{answer.mn_cpi_threshold:.3g}"
-        yield _say(f"host: mnCPI {answer.mn_cpi:.3g} is {compared} its threshold {threshold}: {found}")
+        yield _say(
+            f"host: mnCPI {answer.mn_cpi:.3g}, threshold {answer.mn_cpi_threshold:.3g}: {_contention(answer)}"
+        )
     if answer.coefficient_version:
         yield _say(
             f"coefficients: version {answer.coefficient_version}, {render.old(answer.coefficient_age_ns)}"
         )
     else:
         yield _say("coefficients: none, central has not sent any", DIM)
+
+
+def _contention(answer: host_pb2.VmExplanation) -> str:
+    """Say whether there is contention by the host's mnCPI; its trigger also asks for how long."""
+    if answer.triggered:
+        return "contention"
+    return (
+        "not for long enough to be contention" if answer.mn_cpi > answer.mn_cpi_threshold else "no contention"
+    )
 
 
 def _n_cpi(answer: host_pb2.VmExplanation) -> str:
@@ -227,12 +244,14 @@ def _n_cpi(answer: host_pb2.VmExplanation) -> str:
 
 
 def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
-    """Show who may be to blame, by score; nothing for a VM that does not suffer."""
-    if word_of(answer.vm) is not VICTIM:
+    """Show who may be to blame, the likeliest first; nothing for a VM that does not suffer."""
+    if word_of(answer.vm) not in (VICTIM, AFFECTED):
         return
     yield Text()
     if not answer.suspects:
-        yield _say("no suspects: no other VM here is measured and not latency-sensitive")
+        yield _say(
+            "no suspects: no other VM here does more than usual, or is measured and not latency-sensitive"
+        )
         return
     columns = [
         Column("SUSPECT", text=True),
@@ -240,6 +259,7 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         Column("COEFFICIENT", rank=2),
         Column("CORES", rank=1),
         Column("SCORE"),
+        Column("INFLICTS", text=True),
     ]
     yield Grid(
         columns,
@@ -250,11 +270,16 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
                 cell(render.number(s.coefficient)),
                 cell(render.number(s.cpu_usage_cores)),
                 cell(render.number(s.score)),
+                cell("yes" if s.inflicts else UNKNOWN),
             ]
             for s in answer.suspects
         ],
     )
-    yield _say("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM)
+    yield _say(
+        "inflicts: by the host's own analysis; score = coefficient (mnCPI per core, from the whole fleet) * cores over"
+        " the last slot",
+        DIM,
+    )
     unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
     for reason in sorted(unknown):
         yield _say(f"no score: {render.remedy(reason)}", DIM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
@@ -21,7 +21,6 @@ __all__ = [
     "UNKNOWN",
     "Column",
     "age",
-    "behaviour",
     "behaviour_word",
     "cannot_tell",
     "cell",
@@ -147,12 +146,6 @@ def si(value: float | None) -> str:
             return f"{value:.{digits}f}{prefix}"
         value /= 1000
     raise AssertionError
-
-
-def behaviour(vm: host_pb2.VmSummary) -> str:
-    """Return what the host's own analysis holds of a VM: a word, or a dash."""
-    word = behaviour_word(vm.cloud_white.behaviour)
-    return UNKNOWN if word == "unknown" else word
 
 
 def behaviour_word(number_on_the_wire: int) -> str:
@@ -348,13 +341,43 @@ def summary_json(vm: host_pb2.VmSummary) -> dict[str, object]:
         "state": vm.state,
         "vcpus": vm.vcpus,
         "quota_cores": vm.quota_cores,
-        "verdict": vm.verdict,
-        "verdict_reason": vm.verdict_reason,
-        "degradation": vm.degradation,
-        "job_mean_cpi": vm.job_mean_cpi or None,
-        "top_suspect": vm.top_suspect or None,
+        "verdict": behaviour_word(vm.decision.verdict),
+        "verdict_reason": vm.decision.reason,
+        "since_s": vm.decision.since_ns / 1e9 or None,
+        "slow_down": degradation_json(vm.decision.slow_down) if vm.decision.HasField("slow_down") else None,
+        "found_by": analyses(vm.decision.found_by),
+        "suspects": [suspect_json(one) for one in vm.decision.suspects],
+        "fleet": {
+            "verdict": vm.verdict,
+            "reason": vm.verdict_reason,
+            "degradation": vm.degradation,
+            "job_mean_cpi": vm.job_mean_cpi or None,
+        },
         "cloud_white": cloud_white_json(vm.cloud_white) if vm.HasField("cloud_white") else None,
         "metrics": metrics_json(vm.metrics),
+    }
+
+
+def analyses(found_by: Iterable[int]) -> list[str]:
+    """Return the words for analyses: host, fleet."""
+    names = (agent_pb2.Analysis.Name(cast("agent_pb2.Analysis", one)) for one in found_by if one in _ANALYSES)
+    return [name.removeprefix("ANALYSIS_").lower() for name in names]
+
+
+_ANALYSES = frozenset(agent_pb2.Analysis.values())
+
+
+def suspect_json(one: host_pb2.Suspect) -> dict[str, object]:
+    """Return a suspect for programs."""
+    return {
+        "uuid": one.uuid,
+        "name": one.name,
+        "job": one.job,
+        "coefficient": one.coefficient,
+        "cpu_usage_cores": one.cpu_usage_cores,
+        "score": one.score,
+        "reason": reason_of(one.reason).code if one.reason else None,
+        "inflicts": one.inflicts,
     }
 
 
@@ -376,7 +399,8 @@ def event_line(event: agent_pb2.VmEvent) -> str:
     before, now = behaviour_word(event.before), behaviour_word(event.behaviour)
     when = datetime.fromtimestamp(event.unix_ns / 1e9, tz=UTC).astimezone()
     estimate = degradation(event.degradation) if event.HasField("degradation") else UNKNOWN
-    worst = "" if estimate == UNKNOWN else f", at worst {estimate}" if before == "victim" else f", {estimate}"
+    at_worst = "" if now in ("victim", "affected") else "at worst "
+    worst = "" if estimate == UNKNOWN else f", {at_worst}{estimate}"
     lasted = f" after {age(event.lasted_ns)}" if event.lasted_ns else ""
     return f"{when:%Y-%m-%d %H:%M:%S}  {event.name}: {before} -> {now}{lasted}{worst}"
 

@@ -10,15 +10,15 @@ import math
 from dataclasses import dataclass
 
 from agent.cli import _render as render
-from agent.verdicts import held_of, runs
+from agent.verdicts import runs
 from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [
+    "AFFECTED",
     "BAD",
     "DIM",
     "GOOD",
     "INFLICTING",
-    "NORMAL",
     "STEADY",
     "TREND",
     "UNKNOWN",
@@ -27,7 +27,8 @@ __all__ = [
     "WORDS",
     "Word",
     "by_of",
-    "disagreement",
+    "found_by",
+    "host_line",
     "need_of",
     "slow_down_of",
     "style_of",
@@ -54,52 +55,56 @@ class Word:
 
 VICTIM = Word("victim", "▼", BAD, 0)
 INFLICTING = Word("inflicting", "▲", WARNING, 1)
-STEADY = Word("steady", "=", "", 2)
-NORMAL = Word("normal", "=", "", 2)
-UNKNOWN = Word("unknown", "?", DIM, 3)
-WORDS = (VICTIM, INFLICTING, STEADY, NORMAL, UNKNOWN)
+AFFECTED = Word("affected", "▽", "", 2)
+STEADY = Word("steady", "=", "", 3)
+UNKNOWN = Word("unknown", "?", DIM, 4)
+WORDS = (VICTIM, INFLICTING, AFFECTED, STEADY, UNKNOWN)
 _BY_TEXT = {word.text: word for word in WORDS}
 
 
 def word_of(vm: host_pb2.VmSummary) -> Word:
-    """Return what is held of a VM by both analyses (`agent.verdicts.held_of`); one that does not run has its state."""
+    """Return what is held of a VM; one that does not run has its state."""
     if not runs(vm.state):
-        return Word(vm.state, "-", DIM, 4)
-    own, told = _by_each(vm)
-    return _BY_TEXT[held_of(own.text, told.text)]
+        return Word(vm.state, "-", DIM, 5)
+    return _BY_TEXT.get(render.behaviour_word(vm.decision.verdict), UNKNOWN)
 
 
-def _by_each(vm: host_pb2.VmSummary) -> tuple[Word, Word]:
-    """Return what the host's own analysis, and what central's statistics hold of a VM."""
-    return _BY_TEXT.get(render.behaviour(vm), UNKNOWN), _BY_TEXT.get(vm.verdict, UNKNOWN)
+_ANALYSES = {
+    agent_pb2.ANALYSIS_HOST: "the host's own analysis",
+    agent_pb2.ANALYSIS_FLEET: "the fleet's statistics",
+}
 
 
-def disagreement(vm: host_pb2.VmSummary) -> str:
-    """Say which of the two holds a VM for a victim, where only one does; "" where it is none, or one does not look."""
-    own, told = _by_each(vm)
-    if word_of(vm) is not VICTIM or own is told or not vm.HasField("cloud_white"):
-        return ""
-    lines = [f"{own.text} by the host's own analysis", f"{told.text} by central's statistics"]
-    return ", ".join(lines if own is VICTIM else reversed(lines))
+def found_by(vm: host_pb2.VmSummary) -> str:
+    """Say which analyses find that a VM suffers; "" where none does."""
+    return " and ".join(_ANALYSES[one] for one in vm.decision.found_by if one in _ANALYSES)
 
 
 def slow_down_of(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
-    """Return the host's own estimate of latency; where it does not look, the ratio of CPIs, without an interval."""
-    if vm.HasField("cloud_white"):
-        unknown = agent_pb2.Degradation(ratio=math.nan)
-        return vm.cloud_white.degradation if vm.cloud_white.HasField("degradation") else unknown
-    return agent_pb2.Degradation(ratio=vm.degradation, low=math.nan, high=math.nan)
+    """Return how many times slower a VM is that suffers; NaN where that is not known, and of any other VM."""
+    known = vm.decision.found_by and vm.decision.HasField("slow_down")
+    return vm.decision.slow_down if known else agent_pb2.Degradation(ratio=math.nan)
 
 
 def by_of(vm: host_pb2.VmSummary) -> str:
-    """Return who inflicts what a VM suffers: whom the host found, else central's first suspect; "" where nobody."""
-    culprits = list(vm.cloud_white.culprits) or ([vm.top_suspect] if vm.top_suspect else [])
-    return f"{culprits[0]} +{len(culprits) - 1}" if len(culprits) > 1 else "".join(culprits)
+    """Return who may be blamed for what a VM suffers, the likeliest first; "" where nobody is."""
+    names = [one.name or one.uuid for one in vm.decision.suspects]
+    more = len(names) - 1 + vm.decision.suspects_left_out
+    return f"{names[0]} +{more}" if names and more else "".join(names)
+
+
+def host_line(answer: host_pb2.ListVmsResponse) -> str:
+    """Say who suffers on the host, and whom that is blamed on; "" where nobody is a victim."""
+    found = answer.decision
+    if not found.victims:
+        return ""
+    whom = f"first suspect {found.suspect.name}" if found.HasField("suspect") else "nobody is suspected"
+    return f"{found.victims} {'victim' if found.victims == 1 else 'victims'} on this host now; {whom}"
 
 
 def need_of(word: Word, slow_down: float, name: str) -> tuple[float, str]:
     """Return what VMs are sorted by: victims, the slowest first (NaN: not known), then who inflicts; by name."""
-    worst = slow_down if word is VICTIM and slow_down > 0 else 0.0
+    worst = slow_down if word in (VICTIM, AFFECTED) and slow_down > 0 else 0.0
     return (word.need - worst / 1e6, name.casefold())
 
 

@@ -70,18 +70,7 @@ def _json(answer: host_pb2.VmExplanation) -> dict[str, object]:
         "triggered": answer.triggered,
         "coefficient_version": answer.coefficient_version,
         "coefficient_age_s": answer.coefficient_age_ns / 1e9 if answer.coefficient_version else None,
-        "suspects": [
-            {
-                "uuid": s.uuid,
-                "name": s.name,
-                "job": s.job,
-                "coefficient": s.coefficient,
-                "cpu_usage_cores": s.cpu_usage_cores,
-                "score": s.score,
-                "reason": render.reason_of(s.reason).code if s.reason else None,
-            }
-            for s in answer.suspects
-        ],
+        "suspects": [render.suspect_json(one) for one in answer.suspects],
         "history": [
             {"start_unix_ns": p.start_unix_ns, "cpi": p.cpi, "cpu_usage_cores": p.cpu_usage_cores}
             for p in answer.history

@@ -17,6 +17,7 @@ from agent import config as agent_config
 from agent.batches import event_message
 from agent.cli._options import JsonOption
 from agent.cli._render import event_json, event_line
+from agent.events import VmEvent
 from agent.replay import (
     RecordedRows,
     ReplayResult,
@@ -27,7 +28,6 @@ from agent.replay import (
     send,
     spool_id_of,
 )
-from agent.verdicts import VmEvent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError

@@ -13,7 +13,7 @@ from agent.cli import _words as words
 from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, by_of, disagreement, need_of, slow_down_of, word_of
+from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, by_of, host_line, need_of, slow_down_of, word_of
 from agent.local_client import connect, find_socket
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
@@ -41,12 +41,12 @@ def vms(
 ) -> None:
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
-    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT is that of `whitepanda top`: what
-    the host finds by itself, or by central's statistics of the jobs where the host cannot tell; a VM that suffers by
-    either is a victim. SLOW-DOWN is how many times longer its latency is, with its interval (SLOW, where the host does
-    not look by itself: its CPI against its job's), BY who inflicts it. A dash is a value that is not known.
+    GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT: a victim suffers, by the host's own
+    analysis or by the fleet's statistics of its job, and its slow-down is known to be real; an affected VM may suffer,
+    or nobody waits for it. SLOW-DOWN is how many times slower a VM is, with its interval, BY the first suspect and how
+    many more there are. A dash is a value that is not known.
     A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
-    In `--json` both are apart: `verdict` is by central's statistics, `cloud_white` the host's own.
+    In `--json` what each analysis says by itself is apart: `fleet` and `cloud_white`, the host's own.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()
@@ -60,7 +60,7 @@ def vms(
 
 
 #: What a narrow terminal may go without, the most wanted first: how much and from whom somebody suffers.
-_DISPENSABLE = ("SLOW-DOWN", "SLOW", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
+_DISPENSABLE = ("SLOW-DOWN", "BY", "GUEST%", "CPI", "JOB", "RUNQ%", "vCPU", "GIPS", "DISK", "NET")
 
 
 def _column(title: str, *, text: bool = False) -> Column:
@@ -75,8 +75,7 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
     columns.append(Column("VERDICT", text=True, whole=True))
     has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
     if has_slow_down:
-        # Where the host does not look for itself it is the ratio of CPIs, which is no estimate of latency.
-        columns.append(_column("SLOW-DOWN" if any(vm.HasField("cloud_white") for vm in listed) else "SLOW"))
+        columns.append(_column("SLOW-DOWN"))
     has_by = any(by_of(vm) for vm in listed)
     if has_by:
         columns.append(_column("BY", text=True))
@@ -110,28 +109,20 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
             if s.state in ("unavailable", "failed", "stuck")
         ]
         return lines
-    if answer.triggered or any(render.behaviour(vm) == VICTIM.text for vm in answer.vms):
-        lines.append(
-            Text("contention on this host now; `whitepanda explain VM` shows the evidence", style=BAD)
-        )
+    if told := host_line(answer):
+        lines.append(Text(f"{told}; `whitepanda explain VM` shows the evidence", style=BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
     lines += [Text(line, style=DIM) for line in lacking]
-    unknown = Counter(_why_unknown(vm) for vm in answer.vms if word_of(vm) is words.UNKNOWN)
+    unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)
     lines += _most_often("no verdict on", unknown, len(answer.vms))
     victims = [vm for vm in answer.vms if word_of(vm) is VICTIM]
-    untold = [_why_no_slow_down(vm) for vm in victims if not math.isfinite(slow_down_of(vm).ratio)]
-    lines += _most_often("no slow-down of", Counter(filter(None, untold)), len(victims), "victim")
+    untold = Counter(
+        render.cannot_tell(slow_down_of(vm).cannot_tell)
+        for vm in victims
+        if not math.isfinite(slow_down_of(vm).ratio)
+    )
+    lines += _most_often("no slow-down of", untold, len(victims), "victim")
     return lines
-
-
-def _why_unknown(vm: host_pb2.VmSummary) -> str:
-    return vm.cloud_white.reason if vm.HasField("cloud_white") else vm.verdict_reason
-
-
-def _why_no_slow_down(vm: host_pb2.VmSummary) -> str:
-    """Say why: the model cannot tell or, of a VM that is a victim by central's statistics only, was not asked."""
-    found = vm.cloud_white.degradation.cannot_tell
-    return render.cannot_tell(found) if found else disagreement(vm)
 
 
 def _most_often(what: str, why: Counter[str], of: int, kind: str = "VM") -> list[Text]:
@@ -147,6 +138,10 @@ def _json(answer: host_pb2.ListVmsResponse) -> dict[str, object]:
     return {
         "host": answer.host,
         "now_unix_ns": answer.now_unix_ns,
-        "triggered": answer.triggered,
+        "victims": answer.decision.victims,
+        "affected": answer.decision.affected,
+        "suspect": render.suspect_json(answer.decision.suspect)
+        if answer.decision.HasField("suspect")
+        else None,
         "vms": [render.summary_json(vm) for vm in answer.vms],
     }

@@ -9,7 +9,8 @@ import msgspec
 
 from agent.cloud_white import CloudWhite
 from agent.coefficients import CoefficientStore
-from agent.config import AgentConfig, AnalysisSection, CloudWhiteSection
+from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
+from agent.decisions import Decisions
 from agent.degradation_models import load
 from agent.host_analysis import HostAnalysis
 from agent.local_messages import explanation_message, status_message, vms_message
@@ -77,6 +78,9 @@ class RecordedHost:
         self._analysis = HostAnalysis(
             config.analysis if config else AnalysisSection(), "", CoefficientStore(None)
         )
+        self._decisions = Decisions(
+            config or AgentConfig(agent=AgentSection()), self._cloud_white, self._analysis
+        )
         self._state = StateView(
             names=Names(file.name, "", "", 0, 0),
             clock=self._clock,
@@ -84,6 +88,7 @@ class RecordedHost:
             schedule=TickSchedule(1, 0),
             analysis=self._analysis,
             cloud_white=self._cloud_white,
+            decisions=self._decisions,
         )
         self._first_ns: int | None = None
         #: What was wrong with the file so far; "" nothing.
@@ -129,7 +134,8 @@ class RecordedHost:
                 self._cloud_white.tick(pipeline.table, pipeline.host_rates, tick.mono_ns, tick.unix_ns)
             except Exception as error:  # noqa: BLE001 - what fails costs verdicts, as in the agent, and no look
                 self.trouble = f"the search for victims failed: {error!r}"
-            self._cloud_white.take_events()
+        self._decisions.tick(pipeline.table, tick.mono_ns, tick.unix_ns)
+        self._decisions.events.take()
         return True
 
     def frame(self) -> Frame:

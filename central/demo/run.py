@@ -195,11 +195,9 @@ class Demo:
         self._show.event(
             f"INJECTED: VM {injected} (job {self._fleet.antagonist_job}) starts on {target.name}"
         )
-        self._until(
-            f"{target.name} finds contention", target.name, lambda: target.triggered and bool(target.victims)
-        )
+        self._until(f"{target.name} finds victims", target.name, lambda: bool(target.victims))
         detection_s = time.monotonic() - began
-        self._show.event(f"{target.name} reports contention; victims: {', '.join(target.victims)}")
+        self._show.event(f"{target.name} reports victims: {', '.join(target.victims)}")
         late = time.monotonic() + _LATE_COEFFICIENT_S
         self._until(
             f"{target.name} has ranked and measured",
@@ -232,7 +230,7 @@ class Demo:
         suspects = target.suspects
         return Outcome(
             injected_antagonist=self._fleet.antagonist_job,
-            first_suspect=suspects[0].job if suspects and suspects[0].score > 0 else None,
+            first_suspect=target.first_suspect or None,
             host=target.name,
             victims=tuple(sorted(hurt, key=lambda v: -(v.true_degradation or 0.0))),
             suspects=suspects,
@@ -294,7 +292,7 @@ class Demo:
     def _note_false_alarms(self) -> None:
         for agent in self._agents:
             is_right = agent is self._target and self._injected_unix_ns > 0
-            if agent.triggered and not is_right:
+            if agent.victims and not is_right:
                 self._false_alarms.setdefault(agent.name)
 
 

@@ -102,7 +102,7 @@ class LiveShow:
                 agent.name,
                 agent.uplink if agent.answers else "starting",
                 version,
-                "[bold red]YES[/]" if agent.triggered else "no",
+                "[bold red]YES[/]" if agent.victims else "no",
                 *counts,
                 _number(agent.mn_cpi),
                 "[red]" + ", ".join(agent.victims) + "[/]" if agent.victims else "",

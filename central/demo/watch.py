@@ -72,8 +72,8 @@ class AgentWatch:
     windows_acknowledged: int = 0
     coefficient_version: int = 0
     mn_cpi: float = math.nan
-    triggered: bool = False
     victims: tuple[str, ...] = ()
+    first_suspect: str = ""  # its job
     services: tuple[str, ...] = ()
     jobs: frozenset[str] = frozenset()
     suspects: tuple[Ranked, ...] = ()
@@ -116,15 +116,17 @@ class AgentWatch:
 
     def _take_vms(self, listed: Any) -> None:
         self.vms = len(listed.vms)
-        self.triggered = listed.triggered
-        self.victims = tuple(vm.name for vm in listed.vms if vm.verdict == "victim")
+        self.victims = tuple(
+            vm.name for vm in listed.vms if vm.decision.verdict == agent_pb2.BEHAVIOUR_VICTIM
+        )
+        self.first_suspect = listed.decision.suspect.job or self.first_suspect
         self.services = tuple(vm.name for vm in listed.vms if vm.latency_sensitive)
         self.jobs = frozenset(vm.job for vm in listed.vms)
 
     def _take_explanation(self, explanation: Any) -> None:
         vm = explanation.vm
         if vm.HasField("cloud_white"):
-            self._take_latency(vm.name, vm.cloud_white)
+            self._take_latency(vm)
         suspects = [
             Ranked(s.name, s.job, s.cpu_usage_cores, s.coefficient, s.score)
             for s in explanation.suspects
@@ -137,15 +139,15 @@ class AgentWatch:
         if last is None or last.cpi != explanation.cpi:
             return
         degradation = None if math.isnan(vm.degradation) else vm.degradation
-        estimate = SlotEstimate(last.start_unix_ns, degradation, vm.verdict)
+        estimate = SlotEstimate(last.start_unix_ns, degradation, _verdict(vm))
         self.slots.setdefault(vm.name, {})[last.start_unix_ns] = estimate
 
-    def _take_latency(self, vm: str, found: Any) -> None:
+    def _take_latency(self, vm: Any) -> None:
+        found, behaviour = vm.cloud_white, _verdict(vm)
         told = found.degradation
-        behaviour = agent_pb2.Behaviour.Name(found.behaviour).removeprefix("BEHAVIOUR_").lower()
         # Of a VM that inflicts, or was never looked at, there is no estimate and so no reason of a model's.
         missing = "" if found.HasField("degradation") else f"no estimate of a VM that is {behaviour}"
-        self.latencies.setdefault(vm, []).append(
+        self.latencies.setdefault(vm.name, []).append(
             Latency(
                 at_unix_ns=time.time_ns(),
                 behaviour=behaviour,
@@ -155,6 +157,10 @@ class AgentWatch:
                 cannot_tell=missing or told.cannot_tell,
             )
         )
+
+
+def _verdict(vm: Any) -> str:
+    return agent_pb2.Behaviour.Name(vm.decision.verdict).removeprefix("BEHAVIOUR_").lower()
 
 
 _PASSING = (

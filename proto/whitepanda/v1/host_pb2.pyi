@@ -100,7 +100,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ..., reason: _Optional[_Union[_agent_pb2.Reason, str]] = ..., source: _Optional[str] = ..., age_ns: _Optional[int] = ...) -> None: ...
 
 class VmSummary(_message.Message):
-    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "owner", "quota_cores", "cloud_white", "job_mean_cpi", "finding")
+    __slots__ = ("uuid", "name", "job", "latency_sensitive", "epoch", "state", "vcpus", "metrics", "verdict", "verdict_reason", "degradation", "owner", "quota_cores", "cloud_white", "job_mean_cpi", "decision")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -116,7 +116,7 @@ class VmSummary(_message.Message):
     QUOTA_CORES_FIELD_NUMBER: _ClassVar[int]
     CLOUD_WHITE_FIELD_NUMBER: _ClassVar[int]
     JOB_MEAN_CPI_FIELD_NUMBER: _ClassVar[int]
-    FINDING_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     uuid: str
     name: str
     job: str
@@ -132,10 +132,10 @@ class VmSummary(_message.Message):
     quota_cores: float
     cloud_white: CloudWhite
     job_mean_cpi: float
-    finding: Finding
-    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ..., job_mean_cpi: _Optional[float] = ..., finding: _Optional[_Union[Finding, _Mapping]] = ...) -> None: ...
+    decision: VmDecision
+    def __init__(self, uuid: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., latency_sensitive: _Optional[bool] = ..., epoch: _Optional[str] = ..., state: _Optional[str] = ..., vcpus: _Optional[int] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., verdict: _Optional[str] = ..., verdict_reason: _Optional[str] = ..., degradation: _Optional[float] = ..., owner: _Optional[str] = ..., quota_cores: _Optional[float] = ..., cloud_white: _Optional[_Union[CloudWhite, _Mapping]] = ..., job_mean_cpi: _Optional[float] = ..., decision: _Optional[_Union[VmDecision, _Mapping]] = ...) -> None: ...
 
-class Finding(_message.Message):
+class VmDecision(_message.Message):
     __slots__ = ("verdict", "reason", "since_ns", "slow_down", "found_by", "suspects", "suspects_left_out")
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -153,7 +153,7 @@ class Finding(_message.Message):
     suspects_left_out: int
     def __init__(self, verdict: _Optional[_Union[_agent_pb2.Behaviour, str]] = ..., reason: _Optional[str] = ..., since_ns: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspects: _Optional[_Iterable[_Union[Suspect, _Mapping]]] = ..., suspects_left_out: _Optional[int] = ...) -> None: ...
 
-class HostFinding(_message.Message):
+class HostDecision(_message.Message):
     __slots__ = ("victims", "affected", "inflicting", "suspect")
     VICTIMS_FIELD_NUMBER: _ClassVar[int]
     AFFECTED_FIELD_NUMBER: _ClassVar[int]
@@ -190,18 +190,18 @@ class ListVmsRequest(_message.Message):
     def __init__(self, metrics: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListVmsResponse(_message.Message):
-    __slots__ = ("now_unix_ns", "host", "vms", "triggered", "finding")
+    __slots__ = ("now_unix_ns", "host", "vms", "triggered", "decision")
     NOW_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     VMS_FIELD_NUMBER: _ClassVar[int]
     TRIGGERED_FIELD_NUMBER: _ClassVar[int]
-    FINDING_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
     now_unix_ns: int
     host: str
     vms: _containers.RepeatedCompositeFieldContainer[VmSummary]
     triggered: bool
-    finding: HostFinding
-    def __init__(self, now_unix_ns: _Optional[int] = ..., host: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[VmSummary, _Mapping]]] = ..., triggered: _Optional[bool] = ..., finding: _Optional[_Union[HostFinding, _Mapping]] = ...) -> None: ...
+    decision: HostDecision
+    def __init__(self, now_unix_ns: _Optional[int] = ..., host: _Optional[str] = ..., vms: _Optional[_Iterable[_Union[VmSummary, _Mapping]]] = ..., triggered: _Optional[bool] = ..., decision: _Optional[_Union[HostDecision, _Mapping]] = ...) -> None: ...
 
 class ExplainVmRequest(_message.Message):
     __slots__ = ("vm",)

@@ -1,0 +1,345 @@
+"""The one decision on each VM, and on the host, from both analyses: what every view, event and report says.
+
+A VM that suffers by either analysis is a *victim* where its slow-down is known to be real: the lower end of an estimate
+is above `analysis.least_slow_down`. Where none can be estimated, the evidence of the analysis decides. Else it is
+*affected*, as is any VM that nobody waits for: it is shown, and nobody is alerted.
+
+Pure of loop and disk: the daemon calls `tick`, and sends what `events.take` and `report` give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from agent.config import AgentConfig
+from agent.events import Events
+from agent.triggers import Trigger, Triggers, TriggerVictim
+from agent.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
+from agent.vm_table import Vm
+from collector.base import Reason
+
+if TYPE_CHECKING:
+    from agent.cloud_white import CloudWhite
+    from agent.host_analysis import HostAnalysis
+
+__all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]
+
+#: A victim stays one down to this part of the way from no slow-down to the limit.
+_STAYS = 0.5
+#: An estimate counts so long where it cannot be told any more.
+_ESTIMATE_NS = 30 * 10**9
+_NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
+
+
+def decide(
+    behaviour: Held, lows: Sequence[float] | None, least: float, *, waited_for: bool, was: Held
+) -> Held:
+    """Return the verdict on a VM.
+
+    Args:
+        behaviour: what it does where no analysis finds that it suffers.
+        lows: lower ends of its slow-down, by each analysis that finds that it suffers and can tell; None: none does.
+        least: the slow-down above which it is a victim, at least 1.
+        waited_for: whether it may be one at all.
+        was: the verdict up to now.
+
+    """
+    if lows is None:
+        return behaviour
+    if not waited_for:
+        return "affected"
+    limit = 1 + (least - 1) * _STAYS if was == "victim" else least
+    return "victim" if not lows or max(lows) > limit else "affected"
+
+
+def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:
+    return suspects[0] if suspects and suspects[0].is_blamed else None
+
+
+@dataclass(frozen=True, slots=True)
+class VmDecision:
+    """What is held of one VM, and why.
+
+    `since_ns`: monotonic, 0 where it is not known. `slow_down`, `found_by`, `suspects`: of a VM that suffers; suspects
+    are all that may be blamed, the likeliest first.
+    """
+
+    uuid: str
+    verdict: Held
+    reason: str
+    since_ns: int = 0
+    slow_down: Degradation | None = None
+    found_by: tuple[Analysis, ...] = ()
+    suspects: tuple[SuspectView, ...] = ()
+
+    @property
+    def suspect(self) -> SuspectView | None:
+        """The first suspect; None where nobody is blamed."""
+        return _first(self.suspects)
+
+
+@dataclass(frozen=True, slots=True)
+class HostDecision:
+    """What is held of the host. `victims`: the slowest first; `suspects`: of what they suffer, the likeliest first."""
+
+    victims: tuple[VmDecision, ...] = ()
+    affected: int = 0
+    inflicting: int = 0
+    suspects: tuple[SuspectView, ...] = ()
+
+    @property
+    def suspect(self) -> SuspectView | None:
+        """The first suspect; None where nobody is blamed."""
+        return _first(self.suspects)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is held of one VM in its epoch."""
+
+    vm: Vm
+    since_ns: int
+    verdict: Held = "unknown"
+    slow_down: Degradation | None = None
+    found_by: tuple[Analysis, ...] = ()
+    known: Degradation | None = (
+        None  # the last estimate of the host's own that could be told, while it suffers
+    )
+    known_ns: int = 0
+
+
+class Decisions:
+    """All decisions of one host. Single-threaded: all calls from the daemon's loop.
+
+    Args:
+        config: the limit, and how many events are kept.
+        cloud_white: the host's own analysis; None: it is off.
+        analysis: the one by the fleet's statistics; None: it could not be started.
+
+    Attributes:
+        events: what began and ended.
+
+    """
+
+    def __init__(
+        self, config: AgentConfig, cloud_white: CloudWhite | None, analysis: HostAnalysis | None
+    ) -> None:
+        self._least = config.analysis.least_slow_down
+        self.cloud_white = cloud_white
+        self.analysis = analysis
+        self.events = Events(config.cloud_white)
+        self._held: dict[str, _Held] = {}
+        self._now_ns = 0
+        self._host: HostDecision | None = None
+        self._triggers = Triggers()
+
+    # --- the tick ---
+
+    def tick(self, vms: Iterable[Vm], mono_ns: int, unix_ns: int) -> None:
+        """Decide anew, once both analyses have had the tick."""
+        self._now_ns, self._host = mono_ns, None
+        held: dict[str, _Held] = {}
+        for vm in vms:
+            identity = vm.identity
+            one = self._held.get(identity.uuid)
+            if one is None or one.vm.identity.epoch != identity.epoch:
+                one = _Held(vm, mono_ns)
+            one.vm = vm
+            held[identity.uuid] = one
+            self._decide(one, mono_ns)
+        self._held = held
+        told = ((one.vm, one.verdict, one.slow_down) for one in held.values())
+        self.events.note(told, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
+
+    def _decide(self, one: _Held, mono_ns: int) -> None:
+        uuid, is_running = one.vm.identity.uuid, runs(one.vm.identity.state)
+        behaviour: Held = "unknown"
+        verdict: Held
+        by_cpi: Degradation | None = None
+        if self.cloud_white is not None and is_running:
+            behaviour = self.cloud_white.behaviour(uuid)
+        if self.analysis is not None and is_running:
+            by_cpi = self.analysis.suffering.get(uuid)
+        if behaviour != "victim" and by_cpi is None:
+            one.slow_down, one.found_by, one.known = None, (), None
+            verdict = behaviour
+        else:
+            estimates = []
+            if behaviour == "victim":
+                estimates.append(self._estimate(one, mono_ns))
+            if by_cpi is not None:
+                estimates.append(by_cpi)
+            found = ("host", behaviour == "victim"), ("fleet", by_cpi is not None)
+            one.found_by = tuple(analysis for analysis, is_so in found if is_so)  # type: ignore[misc]
+            known = [estimate for estimate in estimates if estimate.is_known]
+            one.slow_down = max(known, key=lambda estimate: estimate.low, default=estimates[0])
+            lows = [estimate.low for estimate in known]
+            verdict = decide(behaviour, lows, self._least, waited_for=one.vm.alert, was=one.verdict)
+        if verdict != one.verdict:
+            one.verdict, one.since_ns = verdict, mono_ns
+
+    def _estimate(self, one: _Held, mono_ns: int) -> Degradation:
+        """Return the host's own estimate: that of a moment ago where it cannot be told just now."""
+        now = self.cloud_white.estimate(one.vm.identity.uuid) if self.cloud_white is not None else None
+        if now is not None and now.is_known:
+            one.known, one.known_ns = now, mono_ns
+        elif one.known is not None and mono_ns - one.known_ns > _ESTIMATE_NS:
+            one.known = None
+        return one.known or now or Degradation(cannot_tell="no_model")
+
+    # --- what is asked ---
+
+    def vm(self, uuid: str) -> VmDecision:
+        """Return what is held of a VM, with the reason."""
+        one, own = self._held.get(uuid), self._own(uuid)
+        if one is None:
+            return VmDecision(uuid, "unknown", "not looked at yet: it has had no tick")
+        if one.found_by:
+            return VmDecision(
+                uuid,
+                one.verdict,
+                self._why(one, own),
+                one.since_ns,
+                one.slow_down,
+                one.found_by,
+                self._suspects(uuid, own.culprits),
+            )
+        if one.verdict != "unknown" or self.analysis is None:
+            return VmDecision(uuid, one.verdict, own.reason, one.since_ns)
+        told = self.analysis.verdict(uuid)
+        if self.cloud_white is not None and told.verdict == "unknown":
+            return VmDecision(uuid, "unknown", own.reason, one.since_ns)
+        return VmDecision(uuid, "steady" if told.verdict == "normal" else "unknown", told.reason)
+
+    def since_ns(self, decision: VmDecision) -> int:
+        """Return for how long a VM has been so, in nanoseconds, as of the last tick."""
+        return max(0, self._now_ns - decision.since_ns) if decision.since_ns else 0
+
+    @property
+    def host(self) -> HostDecision:
+        """What is held of the host."""
+        if self._host is None:
+            words = Counter(one.verdict for one in self._held.values())
+            victims = sorted(
+                (self.vm(uuid) for uuid, one in self._held.items() if one.verdict == "victim"),
+                key=lambda one: (_rank(one.slow_down), self._held[one.uuid].vm.identity.name),
+            )
+            culprits: Counter[str] = Counter()
+            for one in victims:
+                culprits.update(self._own(one.uuid).culprits)
+            blamed = [uuid for uuid, _ in culprits.most_common()]
+            suspects = self._suspects("", blamed) if victims else ()
+            self._host = HostDecision(tuple(victims), words["affected"], words["inflicting"], suspects)
+        return self._host
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something waits to be sent: an event, or the end of what central was told of."""
+        return self.events.waiting or (self._triggers.is_open and not self.host.victims)
+
+    def hurt_by(self, uuid: str) -> tuple[str, ...]:
+        """Return the UUIDs of the VMs that suffer from a VM by the host's own analysis, the slowest first."""
+        hurt = [one for one in self._suffering() if uuid in self._own(one.vm.identity.uuid).culprits]
+        return tuple(one.vm.identity.uuid for one in sorted(hurt, key=lambda one: _rank(one.slow_down)))
+
+    def _suffering(self) -> Iterator[_Held]:
+        return (one for one in self._held.values() if one.found_by)
+
+    def _own(self, uuid: str) -> Verdict:
+        return self.cloud_white.verdict(uuid) if self.cloud_white is not None else _NOBODY
+
+    def _why(self, one: _Held, own: Verdict) -> str:
+        """Say in one line what speaks for it, and why a VM is not a victim."""
+        reasons = []
+        if "host" in one.found_by:
+            reasons.append(own.reason)
+        if "fleet" in one.found_by and self.analysis is not None:
+            reasons.append(self.analysis.verdict(one.vm.identity.uuid).reason)
+        if one.verdict == "affected":
+            if not one.vm.alert:
+                reasons.append("nobody waits for its job (a job rule's `alert` says who is waited for)")
+            else:
+                reasons.append(f"the slow-down may be less than {self._least:g}x")
+        return "; ".join(reasons)
+
+    # --- suspects ---
+
+    def _suspects(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
+        """Rank who may be blamed for what a VM suffers, "" for the host: first those that both analyses found.
+
+        Then those that the host itself found, the strongest first, then those with a score, then the others.
+        """
+        scored = self.analysis.suspects(uuid) if self.analysis is not None else ()
+        place = {culprit: at for at, culprit in enumerate(culprits)}
+        found = [
+            replace(one, inflicts=True) if one.uuid in place else one for one in scored if one.uuid != uuid
+        ]
+        listed = {one.uuid for one in found}
+        for culprit in culprits:
+            one = self._held.get(culprit)
+            if one is not None and culprit not in listed:
+                identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
+                cores = math.nan if isinstance(cores, Reason) else cores
+                known = (culprit, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
+                found.append(SuspectView(*known, epoch=identity.epoch, inflicts=True))
+
+        def likelihood(one: SuspectView) -> tuple[bool, bool, int]:
+            has_score = one.score is not None and one.score > 0
+            return (not one.inflicts, not has_score, place.get(one.uuid, 0))
+
+        return tuple(
+            sorted(found, key=likelihood)
+        )  # those of equal likelihood stay in the order of their scores
+
+    # --- reports to central ---
+
+    def report(self, unix_ns: int) -> Trigger | None:
+        """Return what central is to be told now, at a window's end; None: nothing that it does not know."""
+        host, analysis = self.host, self.analysis
+        trigger = Trigger(
+            unix_ns=unix_ns,
+            slot_ns=analysis.slot_ns if analysis is not None else _SLOT_NS,
+            mn_cpi=_nan(analysis.mn_cpi if analysis is not None else None),
+            mn_cpi_threshold=analysis.mn_cpi_threshold if analysis is not None else math.nan,
+            coefficient_version=analysis.coefficient_version if analysis is not None else 0,
+            victims=tuple(map(self._victim, host.victims)),
+            suspects=host.suspects,
+            found_by=tuple(sorted({by for one in host.victims for by in one.found_by}, reverse=True)),
+            affected=host.affected,
+        )
+        return self._triggers.note(trigger)
+
+    def _victim(self, decision: VmDecision) -> TriggerVictim:
+        vm = self._held[decision.uuid].vm
+        slot = self.analysis.slot(decision.uuid) if self.analysis is not None else None
+        cores = vm.rates.cpu_usage_cores
+        suspect = decision.suspect
+        return TriggerVictim(
+            vm=decision.uuid,
+            epoch=vm.identity.epoch,
+            name=vm.identity.name,
+            job=vm.job,
+            cpi=_nan(slot.cpi if slot else None),
+            n_cpi=_nan(slot.n_cpi if slot else None),
+            threshold_cpi=_nan(slot.threshold_cpi if slot else None),
+            cpu_usage_cores=slot.cpu_usage_cores if slot else 0.0 if isinstance(cores, Reason) else cores,
+            slow_down=decision.slow_down,
+            found_by=decision.found_by,
+            suspect=suspect.uuid if suspect else "",
+        )
+
+
+_SLOT_NS = 300 * 10**9
+
+
+def _nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _rank(slow_down: Degradation | None) -> float:
+    """Return what VMs are sorted by: the slowest first, those of which that is not known last."""
+    return -slow_down.ratio if slow_down is not None and slow_down.is_known else 0.0
