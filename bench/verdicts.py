@@ -28,9 +28,9 @@ from agent.degradation_models import load
 from agent.rates import HostRates, VmRates
 from collector.base import Reason
 from collector.simulated.paper import quiet_day, singles
+from collector.simulated.profiles import STRESSORS
 from collector.simulated.study import Study, StudyTick, simulate
 
-_STRESSORS = ("cache-memory-2", "cache-memory-disk-2", "cpu-8")
 #: A VM is really slowed down from this true ratio of latencies on.
 _HURT = 1.25
 _NONE = 1.05
@@ -98,9 +98,8 @@ def quiet(days: int, hours: float, seed: int) -> dict[str, float]:
 def stressed(seed: int) -> dict[str, float]:
     """Return what victims of the paper's scenarios are called while they are slowed down, and who else is a victim."""
     found: Counter[str] = Counter()
-    for study in singles(loads=(0.2, 0.4), repetitions=1, seed=seed):
-        if not any(stressor in study.name for stressor in _STRESSORS):
-            continue
+    stressors = tuple(name for name in STRESSORS if name != "no-interference")
+    for study in singles(loads=(0.2, 0.4), stressors=stressors, repetitions=1, seed=seed):
         called: Counter[str] = Counter()
         real = 0
         for tick, verdicts, _ in decided(study, requests=True):
