@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from agent.analysis.antagonists import CERTAIN_MN_CPI
 from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
@@ -46,7 +47,7 @@ RANGES: tuple[Range, ...] = (
     ("uplink.reconnect_max_s", 0.05, 86_400),
     ("analysis.victim_slots", 1, 100),
     ("analysis.mn_cpi_percentile", 50, 100),
-    ("analysis.mn_cpi_floor", 0, 100),
+    ("analysis.mn_cpi_floor", 0, CERTAIN_MN_CPI),
     ("analysis.history_slots", 1, 100_000),
     ("analysis.least_slow_down", 1, 100),
     ("analysis.max_host_suspects", 0, 64),
