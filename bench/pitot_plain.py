@@ -1,9 +1,10 @@
 """A plain replica of Pitot: the paper's sizes, loss, optimiser and schedule, and none of ours. See pitot.py.
 
-Section 3 and appendix B.3: towers of two hidden layers of 128 (GELU) over the features and one learned one, embeddings of
-32, two kinds of interference between the same embeddings (equation 9), squared error of the log residual (equation 1),
-AdaMax at 0.001, 20,000 steps of 512 rows alone (weight 1) and 512 beside one other (weight 0.5), validated every 200
-steps; the step with the least validation loss counts. The paper is silent on first values: LeCun's normal ones here.
+Section 3 and appendix B.3: towers of two hidden layers of 128 (GELU) over the features and one learned one, embeddings
+of 32, two kinds of interference between the same embeddings (equation 9), squared error of the log residual
+(equation 1), AdaMax at 0.001, 20,000 steps of 512 rows alone (weight 1) and 512 beside one other (weight 0.5),
+validated every 200 steps; the step with the least validation loss counts. The paper is silent on first values: LeCun's
+normal ones here.
 """
 
 from __future__ import annotations
