@@ -44,7 +44,7 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "no-heads": ("8 members, no quantile heads", {"quantiles": ()}),
     "one": ("one member, no quantile heads", ONE),
     "paper-sizes": (
-        "the paper's sizes: rank 32, hidden 128, one learned feature, no free part, no decay",
+        "the paper's sizes, our loss and optimiser: rank 32, hidden 128, one learned feature, no free part, no decay",
         {**ONE, "training": {"rank": 32, "hidden": 128, "learned": 1, "free": False, "decay": 0.0}},
     ),
     "no-workload-features": ("one member, no workload features", {**ONE, "blind": ("workload",)}),
