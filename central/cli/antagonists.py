@@ -33,7 +33,9 @@ from whitepanda.common.tls_options import (
 )
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True)
+app = typer.Typer(
+    help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True
+)
 
 EngineOption = Annotated[str, typer.Option(help="What it runs on: duckdb or spark.")]
 MergerOption = Annotated[str, typer.Option(help="What merges records into slots: duckdb or spark.")]

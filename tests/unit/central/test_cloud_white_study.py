@@ -284,3 +284,28 @@ def test_all_readings_see_the_same_quiet_day():
     assert {one["vm_ticks"] for one in found.values()} == {20 * 180}
     assert found.pop("ours")["victim_ticks"] == 0
     assert all(one["false_victims"] > 0 for one in found.values())
+
+
+def test_the_studys_table_of_readings_is_of_the_same_runs_as_its_other_tables():
+    """The first reading is what the page calls "paper": the same numbers in both tables, and on the quiet day."""
+    page = (ROOT / "docs" / "studies" / "cloud-white.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Readings of the paper's rules\n")[2].partition("\n## ")[0]
+    others = page.replace(section, "")
+
+    def rows(text, name):
+        return [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in text.splitlines()
+            if f"| {name} |" in line
+        ]
+
+    first, *rest = cloud_white_readings.READINGS
+    shown = {row[0]: row[2:8] for row in rows(section, first) if row[0] != first}
+    assert shown == {
+        row[0]: row[2:] for row in rows(others, "paper") if row[1:2] == ["paper"] and len(row) == 8
+    }
+    assert len(shown) == 5
+    (day,) = (row for row in rows(section, first) if row[0] == first)
+    (quiet,) = (row for row in rows(others, "paper") if row[0] == "paper" and row[-1] == "1728000")
+    assert day[1:] == quiet[1:]
+    assert all(len(rows(section, name)) == 6 for name in rest)
