@@ -1,4 +1,4 @@
-"""Cache and memory bandwidth, from a look-alike of resctrl through agent, uplink and central to the lake and to `place`.
+"""Cache and memory bandwidth: from a look-alike of resctrl through agent and central to the lake and to `place`.
 
 The real sources on a host of files, pipeline, spool and uplink over mTLS to a central that is a process; only time is
 quicker.

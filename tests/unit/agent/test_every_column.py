@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from google.protobuf.descriptor import Descriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from agent.batches import Report
 from agent.cloud_white import CloudWhite
@@ -73,13 +74,17 @@ def filled(batch: agent_pb2.CpiBatch) -> set[str]:
     """The columns in which at least one value is known."""
     known = {f"tasks.{field.name}" for task in batch.tasks for field, _ in task.ListFields()}
     for field, values in batch.ListFields():
-        if field.type == field.TYPE_DOUBLE:
-            values = [value for value in values if not math.isnan(value)]
-        elif field.type == field.TYPE_FIXED64:
-            values = [value for value in values if value != UNKNOWN_COUNT]
-        if field.name != "tasks" and values:
+        if field.name == "tasks":
+            continue
+        if not field.is_repeated or any(is_known(field, value) for value in values):
             known.add(field.name)
     return known
+
+
+def is_known(field: FieldDescriptor, value: Any) -> bool:
+    if field.type == field.TYPE_DOUBLE:
+        return not math.isnan(value)
+    return field.type != field.TYPE_FIXED64 or value != UNKNOWN_COUNT
 
 
 def pipeline_of(config: AgentConfig, sources: set[str]) -> tuple[Pipeline, dict[str, Reason | None]]:
