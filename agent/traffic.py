@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent.changes import JoinedVm, Reading
-from collector.base import DiskCounters, InterfaceCounters, ProcessCounters
+from agent.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
+from collector.base import VM_PARTS, DiskCounters, InterfaceCounters, ProcessCounters, Reason
 
 __all__ = ["TRAFFIC", "Traffic"]
 
@@ -76,22 +76,28 @@ def _process(value: ProcessCounters, epoch: str) -> _Devices:
 
 
 class _Part(NamedTuple):
-    """A part of a VM's reading, by its place in `JoinedVm`, and the totals that it has: from `first` to `end`."""
+    """A part of a VM by its place in `VM_PARTS`, and the totals that it has: from `first` to `end`.
+
+    `kind` is its difference, whose counts begin at the place `counts`.
+    """
 
     place: int
+    kind: type[Any]
+    counts: int
     first: int
     end: int
     devices: Callable[[Any, str], _Devices]
 
 
 _PARTS = tuple(
-    _Part(JoinedVm._fields.index(name), first, end, devices)
-    for name, first, end, devices in (
-        ("disks", 0, 4, _disks),
-        ("interfaces", 4, 10, _interfaces),
-        ("process", 10, 12, _process),
+    _Part(VM_PARTS.index(part), kind, kind._fields.index(first_count), first, end, devices)
+    for part, kind, first_count, first, end, devices in (
+        ("disks", DiskDelta, "read_bytes", 0, 4, _disks),
+        ("interfaces", NetworkDelta, "receive_bytes", 4, 10, _interfaces),
+        ("process", ProcessDelta, "storage_read_bytes", 10, 12, _process),
     )
 )
+_READINGS = JoinedVm._fields.index("threads")  # the parts' readings begin there
 
 
 class Traffic:
@@ -101,35 +107,44 @@ class Traffic:
 
     def __init__(self) -> None:
         self._totals: list[int | None] = [None] * len(TRAFFIC)
-        self._last: list[tuple[Reading[Any], str, _Devices] | None] = [None] * len(_PARTS)
+        self._last: list[tuple[Reading[Any], str] | None] = [None] * len(_PARTS)
 
-    def count(self, now: JoinedVm) -> None:
-        """Add what was moved since the last reading of each part. A reading that was there before adds nothing."""
-        for index, part in enumerate(_PARTS):
-            reading, last = now[part.place], self._last[index]
+    def count(self, now: JoinedVm, change: VmDelta) -> None:
+        """Add what was moved since the last reading of each part. A reading that was there before adds nothing.
+
+        Args:
+            now: the parts' readings.
+            change: the differences to the readings before; where there is none, the counters themselves are compared.
+
+        """
+        epoch = now.epoch
+        for index, (place, kind, counts, first, end, devices) in enumerate(_PARTS):
+            reading, last = now[_READINGS + place], self._last[index]
             if reading.__class__ is not Reading or (last is not None and reading is last[0]):
                 continue
-            if last is not None and reading.value is last[0].value and now.epoch == last[1]:
-                self._last[index] = (reading, now.epoch, last[2])
-                continue
-            devices = part.devices(reading.value, now.epoch)
-            # Two sources' counters of one thing need not have one zero: the other's are where it begins anew.
-            is_one_source = last is not None and last[0].source == reading.source
-            before = last[2] if last is not None and is_one_source else {}
-            moved = _moved(devices, before, part.end - part.first)
-            if last is not None:
-                most = _MAX_PER_S * (reading.mono_ns - last[0].mono_ns) / _S * len(devices)
+            delta: Any = change[place]
+            if last is None:
+                moved = _moved(devices(reading.value, epoch), {}, end - first)
+            elif delta.__class__ is kind and Reason not in map(type, delta[counts : counts + end - first]):
+                moved = delta[counts : counts + end - first]
+            else:
+                found = devices(reading.value, epoch)
+                # Two sources' counters of one thing need not have one zero: with the other's it begins anew.
+                before = devices(last[0].value, last[1]) if last[0].source == reading.source else {}
+                moved = _moved(found, before, end - first)
+                most = _MAX_PER_S * (reading.mono_ns - last[0].mono_ns) / _S * len(found)
                 if any(value is not None and value > most for value in moved):
-                    continue
-            self._last[index] = (reading, now.epoch, devices)
-            for place, value in enumerate(moved, part.first):
-                self._totals[place] = None if value is None else (self._totals[place] or 0) + value
+                    continue  # if the next reading goes on from there, its difference is taken
+            self._last[index] = (reading, epoch)
+            totals = self._totals
+            for total, value in enumerate(moved, first):
+                totals[total] = None if value is None else (totals[total] or 0) + value
 
     def known(self, now: JoinedVm) -> tuple[int | None, ...]:
         """Return the totals; None for those of parts of which there is no reading now, and of what nobody counts."""
         found = list(self._totals)
         for part in _PARTS:
-            if now[part.place].__class__ is not Reading:
+            if now[_READINGS + part.place].__class__ is not Reading:
                 found[part.first : part.end] = [None] * (part.end - part.first)
         return tuple(found)
 

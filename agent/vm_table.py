@@ -197,7 +197,7 @@ class VmTable:
                 workers=workers,
                 traffic=traffic,
             )
-            traffic.count(first.now)
+            traffic.count(first.now, first.change)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
@@ -213,7 +213,7 @@ class VmTable:
             rates = rates_of(change, self._limits)
             vm.rates = self._hold(vm, rates, now) if in_turns and Reason.TIME_SLICED in rates else rates
         vm.now, vm.latest, vm.known, vm.change, vm.still = now, latest, change, change, still
-        vm.traffic.count(now)
+        vm.traffic.count(now, change)
 
     def _subtract(
         self,

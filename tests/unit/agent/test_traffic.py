@@ -204,6 +204,15 @@ def test_a_counter_that_lies_is_left_out_and_its_next_word_counts(host):
     assert host.scrape()["disk_read_bytes"] == 5
 
 
+def test_a_counter_that_jumped_for_good_counts_on_from_there(host):
+    host.disks = {"vda": DiskCounters(2**60, 7_000, 50, 70)}
+    host.tick()
+    for _ in range(2):
+        host.moves(5)
+        host.tick()
+    assert host.scrape()["disk_read_bytes"] == 10
+
+
 def test_what_a_device_does_not_count_has_no_total(host):
     host.taps = {"tap0": replace(host.taps["tap0"], receive_drops=None)}
     host.disks = {}
