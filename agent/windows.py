@@ -15,6 +15,9 @@ _S = 1_000_000_000
 
 _Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta | RdtDelta
 _SHARE_DECIMALS = 4  # of shares of time: four take two bytes a row in the lake, all of them eight
+_RDT_DIGITS = (
+    4  # the hardware knows no more of caches and memory bandwidth, and all of them take twice the bytes
+)
 _PARTS = 6  # those of a VmDelta that go into windows
 
 
@@ -27,7 +30,7 @@ class CpiWindow:
     multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
     received and sent ones. `memory_stall_ratio` is of the cycles, `io_wait_ratio` of the time: that in which some
     thread of the VM waited for a disk (PSI). `llc_occupancy_bytes` is the mean over time, of all cache domains
-    together, and so is the memory bandwidth (MBM total).
+    together, and so is the memory bandwidth (MBM total); both have four significant digits.
     """
 
     vm: str
@@ -287,13 +290,17 @@ class WindowAccumulator:
             sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
             stalled,
             _share(sums.io_wait_ns, sums.io_dt_ns) if sums.io_dt_ns else None,
-            sums.llc_byte_ns / sums.llc_dt_ns if sums.llc_dt_ns else None,
-            sums.memory_bytes * _S / sums.memory_dt_ns if sums.memory_dt_ns else None,
+            _rounded(sums.llc_byte_ns / sums.llc_dt_ns) if sums.llc_dt_ns else None,
+            _rounded(sums.memory_bytes * _S / sums.memory_dt_ns) if sums.memory_dt_ns else None,
         )
 
 
 def _share(part: float, whole: float) -> float:
     return round(min(1.0, part / whole), _SHARE_DECIMALS)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_RDT_DIGITS}g}")
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:
