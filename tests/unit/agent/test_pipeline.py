@@ -14,6 +14,7 @@ from agent.rates import HostRates, VmRates
 from agent.slots import Slots
 from agent.state import UplinkView
 from agent.ticks import TickSchedule
+from agent.traffic import TRAFFIC
 from agent.verdicts import Verdict
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
@@ -106,7 +107,10 @@ def test_without_a_host_sample_the_sources_trouble_is_the_reason(clock):
 
 
 def test_the_metric_table_is_the_rates_fields():
-    by_scope = {scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "host", "agent")}
+    by_scope = {
+        scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "traffic", "host", "agent")
+    }
+    assert tuple(by_scope["traffic"]) == TRAFFIC
     assert tuple(by_scope["vm"]) == VmRates._fields
     assert tuple(by_scope["host"]) == HostRates._fields
     names = [m.name for m in METRICS]
