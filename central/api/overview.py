@@ -15,7 +15,7 @@ from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.greeting import HEARTBEAT_MS
-from central.incident_store import IncidentQuery, IncidentStore
+from central.incident_store import IncidentStore
 from central.journal import Journal
 from central.lake import Lake, LakeError, Segment
 from central.streams import StreamRegistry
@@ -77,8 +77,9 @@ class OverviewQueries:
             open_since_unix_ns=open_since,
             top=top,
         )
-        query = IncidentQuery(since_unix_ns=open_since)
-        is_open = mark_open(await ask_store(context, self._incidents.find, query, limit=top), open_since)
+        is_open = mark_open(
+            await ask_store(context, self._incidents.open_now, open_since, limit=top), open_since
+        )
         silence = self._silence(now)
         running, is_old = self._recent.known()
         if is_old and (self._refreshing is None or self._refreshing.done()):

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-from central.incident_tables import METADATA, ROW_ID, incidents, insert_into
+from central.incident_tables import METADATA, ROW_ID, incidents, insert_into, is_open
 from central.webhooks import messages
 from whitepanda.v1 import fleet_pb2
 
@@ -135,7 +135,9 @@ def change(
         connection: of the holder of its lease.
         receiver: who is to be told.
         as_messages: makes incidents of rows.
-        open_since_unix_ns: an incident whose last report is from then or later goes on.
+        open_since_unix_ns: an incident is told while it is open (`incident_tables.is_open`). That it is over is told
+            once its last report is from before then, not as soon as the host says so: VMs that suffer again within
+            the quiet gap are no news.
         now_unix_ns: the time.
         incident_url: as in `messages.firing`.
         max_waiting: the oldest notices beyond this many are dropped.
@@ -149,7 +151,7 @@ def change(
     # By their end, so the index is read from there on; those that began first are told first.
     begun = connection.execute(
         select(incidents)
-        .where(i.last_unix_ns >= open_since_unix_ns, i.id.not_in(select(told.c.incident).where(mine)))
+        .where(is_open(open_since_unix_ns), i.id.not_in(select(told.c.incident).where(mine)))
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
