@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-__all__ = ["found_by", "named", "slow_down"]
+__all__ = ["found_by", "named", "slow_down", "slow_down_or_why"]
 
 _ANALYSES = {
     agent_pb2.ANALYSIS_HOST: "the host's own baseline",
@@ -21,6 +21,11 @@ def slow_down(one: agent_pb2.Degradation) -> str:
         return ""
     interval = "" if math.isnan(one.low) or math.isnan(one.high) else f" [{one.low:.2f}, {one.high:.2f}]"
     return f"{one.ratio:.2f}x{interval}"
+
+
+def slow_down_or_why(one: agent_pb2.Degradation) -> str:
+    """Return a slow-down with its interval; where it is not known "-", with the reason where there is one."""
+    return slow_down(one) or (f"- ({one.cannot_tell})" if one.cannot_tell else "-")
 
 
 def found_by(analyses: Iterable[int]) -> str:

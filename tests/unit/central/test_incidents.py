@@ -22,6 +22,7 @@ from agent.analysis.actions import recommend
 from agent.recommendation_messages import recommendation_message
 from central import incident_store
 from central import incident_tables as tables
+from central.api.incidents import mark_open
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
@@ -666,7 +667,25 @@ def test_a_postgresql_that_went_without_a_word_is_given_up_soon():
     assert str(seen["keepalives_idle"]) == "7", "what the URL says goes first"
 
 
-def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(monkeypatch, capsys):
+@pytest.fixture
+def answered(monkeypatch):
+    """Have central answer the command line with what a test puts here; `asked` has what it asked for."""
+    answers, asked = {}, []
+
+    @contextlib.contextmanager
+    def asking(*_arguments):
+        yield lambda method, request: asked.append(request) or answers[method]
+
+    monkeypatch.setattr(incidents_cli, "asking", asking)
+    monkeypatch.setattr(incidents_cli.console, "width", 200)
+    answers["asked"] = asked
+    return answers
+
+
+FILES = dict.fromkeys(("ca", "cert", "key"), Path("pki"))
+
+
+def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(answered, capsys):
     incident = fleet_pb2.Incident(
         id=7,
         host="node1",
@@ -676,21 +695,50 @@ def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(monkeypatch, ca
             fleet_pb2.IncidentVm(vm="u2", name="web-2", job="web", peak=2.5),
         ],
     )
-    answers = {
-        "GetIncident": fleet_pb2.IncidentDetail(incident=incident),
-        "ListIncidents": fleet_pb2.ListIncidentsResponse(incidents=[incident]),
-    }
-
-    @contextlib.contextmanager
-    def asking(*_arguments):
-        yield lambda method, _request: answers[method]
-
-    monkeypatch.setattr(incidents_cli, "asking", asking)
-    files = dict.fromkeys(("ca", "cert", "key"), Path("pki"))
-    incidents_cli.show("7", "h:1", **files)
+    answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
+    incidents_cli.show("7", "h:1", **FILES)
     shown = capsys.readouterr().out
     assert "3 (cut)" in shown
     assert "2.5 (cut)" not in shown
     assert "REPORTED (UTC)" in shown
-    incidents_cli.list_("h:1", **files)
+    incidents_cli.list_("h:1", **FILES)
     assert "BEGAN (UTC)" in capsys.readouterr().out
+
+
+def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, answered, capsys):
+    take(store, row(1, slow_down=slower(1.9, 1.6, 2.2)), told(2, host_only(NOW + 60 * S)))
+    take(store, row(3, NOW, host="h2", slow_down=slower(NAN, cannot_tell="no_model"), score=NAN))
+    take(store, told(4, over(NOW + S), host="h2"))
+    incidents = mark_open(listed(store), NOW)
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=incidents)
+    incidents_cli.list_("h:1", **FILES, open_only=True)
+    assert answered["asked"][0].open_only
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["NO", "HOST", "STATE", "BEGAN", "(UTC)", "LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND", "BY"]
+    day = ["2027-01-15", "08:00:00"]
+    assert rows == [
+        ["2", "h2", "over", *day, "0", "min", "-", "web-1", "-", "fleet"],
+        [
+            "1", "h1", "open", *day, "1", "min", "1.50x", "[1.25,", "1.75]", "web-1", "dedup-1", "of", "job", "dedup",
+            "host,", "fleet",
+        ],
+    ]  # fmt: skip
+    detail = store.get(1)
+    mark_open([detail.incident], NOW)
+    answered["GetIncident"] = detail
+    incidents_cli.show("1", "h:1", **FILES)
+    shown = capsys.readouterr().out
+    assert "lasted 1 min, 1 VM suffers now" in shown
+    assert (
+        "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics"
+        in shown
+    )
+    victim, suspect = (
+        next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded")
+    )
+    assert victim.split()[2:8] == ["1.50x", "[1.25,", "1.75]", "1.90x", "[1.60,", "2.20]"]
+    assert suspect.split()[:4] == ["dedup-1", "dedup", "yes", "-"]
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse()
+    incidents_cli.list_("h:1", **FILES, open_only=True)
+    assert capsys.readouterr().out == "no open incidents\n"
