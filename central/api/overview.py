@@ -51,6 +51,7 @@ class OverviewQueries:
     _builder: Builder
     _clock_unix_ns: Callable[[], int]
     _incidents: IncidentStore
+    _incidents_error: Callable[[], str]
     _journal: Journal
     _lake: Lake
     _gap_ns: int
@@ -101,6 +102,7 @@ class OverviewQueries:
             contended_hosts=totals.contended_hosts,
             open=is_open,
             antagonists=totals.antagonists,
+            last_incidents_error=self._incidents_error(),
         )
 
     async def GetDataHealth(  # noqa: N802 - the name in fleet.proto

@@ -734,7 +734,7 @@ class GetOverviewRequest(_message.Message):
     def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class Overview(_message.Message):
-    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists")
+    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists", "last_incidents_error")
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -749,6 +749,7 @@ class Overview(_message.Message):
     CONTENDED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ANTAGONISTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_INCIDENTS_ERROR_FIELD_NUMBER: _ClassVar[int]
     since_unix_ns: int
     hosts: int
     connected_hosts: int
@@ -763,7 +764,8 @@ class Overview(_message.Message):
     contended_hosts: int
     open: _containers.RepeatedCompositeFieldContainer[Incident]
     antagonists: _containers.RepeatedCompositeFieldContainer[Antagonist]
-    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ...) -> None: ...
+    last_incidents_error: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ..., last_incidents_error: _Optional[str] = ...) -> None: ...
 
 class HostContention(_message.Message):
     __slots__ = ("host", "incidents", "open_incidents", "reports", "peak_mn_cpi", "last_unix_ns")

@@ -715,7 +715,19 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     incidents_cli.list_("h:1", **FILES, open_only=True)
     assert answered["asked"][0].open_only
     head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert head == ["NO", "HOST", "STATE", "BEGAN", "(UTC)", "LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND", "BY"]
+    assert head == [
+        "NO",
+        "HOST",
+        "STATE",
+        "BEGAN",
+        "(UTC)",
+        "LASTED",
+        "SLOW-DOWN",
+        "VICTIMS",
+        "SUSPECT",
+        "FOUND",
+        "BY",
+    ]
     day = ["2027-01-15", "08:00:00"]
     assert rows == [
         ["2", "h2", "over", *day, "0", "min", "-", "web-1", "-", "fleet"],
