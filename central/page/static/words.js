@@ -1,6 +1,6 @@
 // What several views say alike: links, states of hosts, incidents as rows.
 import { h } from "./dom.js";
-import { duration, isKnown, slowDown, time } from "./format.js";
+import { counted, duration, isKnown, slowDown, time } from "./format.js";
 
 export const link = (path, text, parameters = {}) => {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
@@ -43,10 +43,21 @@ export const foundBy = (analyses) => (analyses ?? []).map((each) => `by ${ANALYS
 
 /** Who is suspected first, with the job. */
 export const suspect = (vm, parameters) =>
-  (vm ? h("span", null, vmLink(vm, parameters), " of ", jobLink(vm.job)) : h("span", { class: "none" }, "nobody"));
+  (vm ? h("span", null, vmLink(vm, parameters), " of job ", jobLink(vm.job)) : h("span", { class: "none" }, "nobody"));
 
 /** The slowest victim: of an open incident now, else of all of it at its worst. */
 export const slowest = (i) => (i.open ? i.slowest_now : i.victims[0]) ?? {};
+
+/** How many VMs of a host suffer, or suffered, and the slowest one with its slow-down; `parameters` may have a time. */
+export function verdict(i, parameters) {
+  const worst = slowest(i);
+  const many = (i.open ? i.victims_now : i.victims.length) > 1;
+  const ratio = isKnown(worst.slow_down?.ratio) ? slowDown(worst.slow_down) : "slow-down not known";
+  return h("p", { class: "verdict" }, state(i.open ? "open" : "over"), " · ",
+    i.open ? counted(i.victims_now, "VM suffers", "VMs suffer") : `${counted(i.victims.length, "VM")} suffered`, " on ", hostLink(i.host),
+    worst.vm && [many ? "; the slowest is " : ": ", vmLink(worst, parameters), ", ", ratio],
+    "; first suspect ", suspect(i.suspect, parameters), ".");
+}
 
 /** Victims: the slowest one's name, and how many more. */
 function victims(i) {

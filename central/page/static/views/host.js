@@ -4,7 +4,7 @@ import { facts, h, section } from "../dom.js";
 import { count, counted, isKnown, nanoseconds, number, plain, time } from "../format.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, vmLink } from "../words.js";
+import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, verdict, vmLink } from "../words.js";
 
 const POINTS = 120;
 const MOST_LINES = COLOURS; // each VM has one of its own
@@ -91,6 +91,7 @@ export function draw(host, route) {
   const s = host.summary;
   return [
     times(route),
+    host.incidents.filter((i) => i.open).map((i) => verdict(i)),
     s ? facts([
       ["State", s.importer ? state("import") : state(hostState(s.connected, s.last_seen_unix_ns))],
       ["Platform", s.platform],

@@ -3,7 +3,7 @@ import { timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
 import { count, counted, duration, isKnown, number, plain, slowDown, time } from "../format.js";
 import { table } from "../table.js";
-import { foundBy, hostLink, jobLink, link, slowest, state, suspect, vmLink } from "../words.js";
+import { foundBy, hostLink, jobLink, link, verdict, vmLink } from "../words.js";
 
 const LINES = 5;
 const OPEN_ACTIONS = 2;
@@ -19,7 +19,7 @@ const vmColumns = (peak, hint, at, ...more) => [
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
   { label: "Reports", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
 ];
-const WORST = { label: "Worst slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true };
+const WORST = { label: "Slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true, hint: "at its worst" };
 
 /** Who is suspected first in a report: found by the host's own analysis, or scored above 0. */
 const first = ({ suspects: [vm] }) => (vm && (vm.inflicts || vm.score > 0) ? vm : null);
@@ -145,17 +145,13 @@ function charts(kept) {
 
 export function draw(detail) {
   const i = detail.incident;
-  const worst = slowest(i);
   const recommendations = i.recommendations ?? [];
   const rides = detail.recurrence;
   const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
   const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
   return [
-    h("p", { class: "verdict" }, state(i.open ? "open" : "over"), " · ",
-      i.open ? counted(i.victims_now, "VM suffers", "VMs suffer") : `${counted(i.victims.length, "VM")} suffered`, " on ", hostLink(i.host),
-      worst.vm && [": ", i.victims.length > 1 && "the slowest, ", vmLink(worst, { at: around }), " ", isKnown(worst.slow_down?.ratio) ? slowDown(worst.slow_down) : "(slow-down not known)"], "."),
+    verdict(i, { at: around }),
     facts([
-      ["First suspect", suspect(i.suspect, { at: around })],
       ["Found", foundBy(i.found_by)],
       ["Began", time(i.first_unix_ns)],
       ["Last reported", time(i.last_unix_ns)],
@@ -166,7 +162,7 @@ export function draw(detail) {
       ["The suspect's job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
     h("div", { class: "columns" },
-      section("Victims", table("incident-victims", "The slowest first", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, WORST), i.victims, "None.")),
+      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, WORST), i.victims, "None.")),
       section("Suspects", table("incident-suspects", "The first suspect first, then the highest score", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
     recommendations.length > 0 && actions(recommendations),
     h("div", { class: "columns" }, charts(detail.reports)),

@@ -36,7 +36,7 @@ const ANTAGONISTS = [
 function unknown(o) {
   const silent = o.late_hosts + o.gone_hosts;
   return [
-    silent > 0 && `${counted(silent, "host is late or gone", "hosts are late or gone")}: nothing is known of them now.`,
+    silent > 0 && `Nothing is known now of ${counted(silent, "host")}, late or gone.`,
     o.last_incidents_error && `Central cannot record what hosts report: ${o.last_incidents_error}.`,
   ].filter(Boolean).join(" ");
 }
