@@ -28,7 +28,8 @@ NAMES = ("fleet", "host", "central")
 OF_VMS = (
     "victim", "degradation_ratio", "behaviour", "latency_degradation_ratio", "latency_degradation_low_ratio",
     "latency_degradation_high_ratio", "latency_degradation_absent", "baseline_ticks", "baseline_ready",
-    "part_age_seconds", "part_absent", "metric_absent",
+    "part_age_seconds", "part_absent", "metric_absent", "slow_down_ratio", "slow_down_low_ratio",
+    "slow_down_high_ratio", "suspect",
 )  # fmt: skip
 
 
