@@ -30,9 +30,9 @@ NAMES = ("fleet", "host", "central")
 RUNBOOKS = "file:///usr/share/doc/whitepanda-central/alerts.md"
 #: Told of VMs beside the table of metrics (docs/metrics.md).
 OF_VMS = (
-    "victim", "degradation_ratio", "behaviour", "latency_degradation_ratio", "latency_degradation_low_ratio",
-    "latency_degradation_high_ratio", "latency_degradation_absent", "baseline_ticks", "baseline_ready",
-    "part_age_seconds", "part_absent", "metric_absent", "info",
+    "victim", "degradation_ratio", "behaviour", "baseline_ticks", "baseline_ready",
+    "part_age_seconds", "part_absent", "metric_absent", "slow_down_ratio", "slow_down_low_ratio",
+    "slow_down_high_ratio", "suspect", "info", "slow_down_absent",
 )  # fmt: skip
 
 
