@@ -112,7 +112,8 @@ class Advisor:
             mean_cpi=why.statistics.mean if why.statistics else None,
             threshold_cpi=why.victim_threshold_cpi if why.verdict.verdict == "victim" else None,
             degradation=self._degradation(uuid, why.verdict.degradation),
-            is_libvirt=vm.manager == "libvirt",
+            manager=vm.manager,
+            vmid=vm.vmid,
         )
         accused = [_Accused(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score) for s in why.suspects]
         situation = Situation(
@@ -185,11 +186,14 @@ class Advisor:
             memory_bytes_per_s=_value(view, _MEMORY),
             all_memory_bytes_per_s=_sum(vms, _MEMORY),
             has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
-            is_libvirt=view is not None and view.manager == "libvirt",
+            manager=view.manager if view else "",
+            vmid=view.vmid if view else "",
+            has_own_group=view is not None and view.quota_cores is not None,
         )
 
     def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
-        analysis = self._state.analysis if victim.vm in vms else None
+        view = vms.get(victim.vm)
+        analysis = self._state.analysis if view else None
         by_cpi = analysis.verdict(victim.vm).degradation if analysis else None
         return Victim(
             victim.vm,
@@ -199,7 +203,8 @@ class Advisor:
             mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
             threshold_cpi=victim.threshold_cpi,
             degradation=self._degradation(victim.vm, by_cpi),
-            is_libvirt=victim.vm in vms and vms[victim.vm].manager == "libvirt",
+            manager=view.manager if view else "",
+            vmid=view.vmid if view else "",
         )
 
 
