@@ -41,7 +41,7 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
             words = (*by_hand, f"vcpu_period={period}", f"vcpu_quota={quota}")
             return (
                 ours,
-                Command("the same by hand, for good: kept over restarts and migrations", words),
+                Command("by hand, kept over restarts and migrations", words),
                 Command("undo it by hand", (*by_hand, "vcpu_quota=-1")),
             )
         case "nova":
@@ -63,7 +63,7 @@ def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situ
             return (
                 ours,
                 Command(
-                    "the same by hand, for good: kept over restarts and migrations",
+                    "by hand, kept over restarts and migrations",
                     (*set_limit, "--cpulimit", f"{cores:g}"),
                 ),
                 Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
@@ -87,7 +87,7 @@ def cap_notes(suspect: Suspect, cores: float) -> tuple[str, ...]:
     lost = "what act sets is lost with a restart of the VM, and with a migration"
     if suspect.manager == "proxmox":
         return (lost,)
-    return (f"{lost}; nobody manages this QEMU, so no setting of it lasts",)
+    return (f"{lost}; no manager of this QEMU is known, so no setting that lasts is",)
 
 
 def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...]:
@@ -123,5 +123,7 @@ def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...
 def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
     """Return why there is no command for a migration; () where there is one."""
     if who.manager == "qemu":
-        return ("no command migrates it: nobody manages this QEMU; start it anew on another host",)
+        return (
+            "no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",
+        )
     return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()

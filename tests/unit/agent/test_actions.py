@@ -332,7 +332,7 @@ OURS = f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uu
         (
             "qemu",
             [],
-            f"{LOST}; nobody manages this QEMU, so no setting of it lasts",
+            f"{LOST}; no manager of this QEMU is known, so no setting that lasts is",
         ),
         (
             "libvirt",
