@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from agent.act import client
+from agent.act import server as server_module
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
 from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
@@ -23,7 +24,7 @@ from agent.act.victims import degradation_of
 from agent.cli import act as command
 from agent.config import ActSection, AgentConfig, AgentSection, load
 from agent.local_api import LocalApi
-from collector.base import VmIdentity
+from collector.base import SourceError, VmIdentity
 from tests.unit.agent import canned_agents
 from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make
 from whitepanda.common import cli, log
@@ -484,6 +485,39 @@ def test_a_vm_is_gone_only_where_the_list_of_those_that_run_says_so(listed):
 def test_a_state_is_what_json_keeps():
     request = asked(why='a "quoted" word')
     assert msgspec.json.decode(msgspec.json.encode(request), type=Apply) == request
+
+
+# --- which VMs run ---
+
+
+class Looks:
+    """An inventory whose looks find a VM at the third one only."""
+
+    def __init__(self, finders=("qemu",)):
+        self.finders, self.asked = finders, 0
+
+    def vms(self):
+        self.asked += 1
+        return (VmIdentity(VM, "web", 1, "e"),) if self.asked > 2 else ()
+
+
+@pytest.mark.parametrize("wanted", [VM, "web"])
+def test_a_vm_that_has_just_begun_is_waited_for(monkeypatch, wanted):
+    monkeypatch.setattr(server_module.time, "sleep", lambda _s: None)
+    assert [vm.uuid for vm in server_module._vms(Looks(), wanted)] == [VM]
+
+
+def test_nobody_waits_for_what_no_look_will_find(monkeypatch):
+    monkeypatch.setattr(server_module.time, "sleep", lambda _s: pytest.fail("it waited"))
+    assert server_module._vms(Looks(), "") == ()  # how many there are
+    assert server_module._vms(Looks(finders=()), VM) == ()  # libvirt's status files are read at once
+
+
+def test_which_vms_run_is_not_known_where_they_cannot_be_listed():
+    inventory = Looks()
+    inventory.vms = lambda: (_ for _ in ()).throw(SourceError("/run/libvirt/qemu: Permission denied"))
+    with pytest.raises(ActError, match="which VMs run is not known: /run/libvirt/qemu: Permission denied"):
+        server_module._vms(inventory, "web")
 
 
 # --- how victims do ---
