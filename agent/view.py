@@ -173,6 +173,7 @@ class StateView:
             owner=vm.owner,
             quota_cores=vm.quota_cores,
             manager=identity.manager,
+            vmid=identity.facts.get("pve:vmid", ""),
         )
 
     def _vm_metric(

@@ -126,6 +126,21 @@ def view_of(pipeline, clock):
     return StateView(names, clock, pipeline, TickSchedule(S, clock.mono))
 
 
+def test_the_view_says_who_manages_a_vm_and_its_number_in_proxmox(clock):
+    """What recommended commands are made of."""
+    listed = (
+        replace(identity("u1", name="a", **{"pve:vmid": "101"}), manager="proxmox"),
+        replace(identity("u2", name="b"), manager="nova"),
+    )
+    samples = {"u1": vm_sample(0), "u2": vm_sample(0)}
+    taken = SourceSample("simulated", clock.mono, clock.unix, samples, None, listed)
+    pipeline = Pipeline(CONFIG, HandSlots(lambda: taken))
+    for _ in range(2):
+        pipeline.tick(clock.mono)
+    found = [(vm.manager, vm.vmid) for vm in view_of(pipeline, clock).vms()]
+    assert found == [("proxmox", "101"), ("nova", "")]
+
+
 def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):
     for _ in range(3):
         pipeline.tick(clock.mono)
