@@ -273,6 +273,13 @@ METRICS: tuple[Metric, ...] = (
         "Changes of VMs' behaviour that never reached a batch because too many were waiting.",
     ),
     _own(
+        "agent",
+        "agent_certificate_expiry_timestamp_seconds",
+        "gauge",
+        "s",
+        "When a certificate of the agent's own expires, since 1970; by the setting that names it.",
+    ),
+    _own(
         "source",
         "source_success",
         "gauge",
