@@ -70,11 +70,11 @@ class _Families(Collector):
         yield info
         values = {value.name: value.value for value in self._host.metrics}
         for metric in metrics.METRICS:
-            if metric.name == "agent_certificate_expiry_timestamp_seconds":
-                ends = self._host.certificates
-                yield _family(metric, [({"certificate": name}, end_s) for name, end_s in ends])
-            elif metric.scope in {"host", "agent"}:
+            if metric.scope in {"host", "agent"}:
                 yield _family(metric, [({}, values.get(metric.name))])
+            elif metric.scope == "certificate":
+                ends = self._host.certificates
+                yield _family(metric, [({"certificate": setting}, end_s) for setting, end_s in ends])
             elif metric.scope == "source":
                 yield _family(metric, _of_sources(metric.name, self._host.sources))
             elif metric.scope == "uplink" and self._host.uplink.state != "off":

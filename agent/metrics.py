@@ -1,7 +1,8 @@
 """The one table of metrics: their names, kinds, units, where they come from and what they mean.
 
 docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.rates.VmRates` and
-`HostRates` are its `vm` and `host` rows. `source` and `uplink` rows are of each source and of the stream to central.
+`HostRates` are its `vm` and `host` rows. `certificate`, `source` and `uplink` rows are of each own certificate, of each
+source and of the stream to central.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collector.registry import PART_SOURCES
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
-Scope = Literal["vm", "host", "agent", "source", "uplink"]
+Scope = Literal["vm", "host", "agent", "certificate", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
 
 
@@ -273,11 +274,11 @@ METRICS: tuple[Metric, ...] = (
         "Changes of VMs' behaviour that never reached a batch because too many were waiting.",
     ),
     _own(
-        "agent",
+        "certificate",
         "agent_certificate_expiry_timestamp_seconds",
         "gauge",
         "s",
-        "When a certificate of the agent's own expires, since 1970; by the setting that names it.",
+        "When a certificate of the agent's own expires, since 1970; by its setting, uplink.tls or metrics.tls.",
     ),
     _own(
         "source",

@@ -263,6 +263,10 @@ class HttpApi:
             if now != known:
                 known = now
                 try:
+                    # First into a context that nobody uses: a certificate without its key would spoil the one in force.
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                        self._tls.certificate, self._tls.key
+                    )
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
                     told = "changed certificate files cannot be used for HTTP; the ones before stay in force"

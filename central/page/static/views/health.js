@@ -36,7 +36,6 @@ const WORKS = [
   ["Rolling into the lake", "last_roll_error"],
   ["Incident history", "last_incidents_error"],
   ["Building versions", "last_build_error"],
-  ["List of revoked certificates", "last_revocation_error"],
 ];
 
 /** When central's certificate expires, marked from 30 days before. */
@@ -59,6 +58,7 @@ export function draw({ status: s, health: d }) {
       ["Version", s.central_version],
       ["Started", time(s.started_unix_ns)],
       ["Its certificate expires", expiry(s.certificate_expiry_unix_ns)],
+      ["Revoked certificates", s.last_revocation_error ? state("failed", s.last_revocation_error) : count(s.revoked_certificates)],
       ["Statistics and coefficients", s.coefficient_version ? h("span", null, `version ${s.coefficient_version}, `, time(s.coefficient_created_unix_ns)) : "none built yet"],
       ["Windows taken, ever", count(s.accepted_rows)],
       ["Batches taken, ever", count(s.accepted_batches)],
