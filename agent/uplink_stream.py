@@ -95,8 +95,8 @@ _REFUSALS = {
         "the certificate must name this host ({host}); `whitepanda pki host` makes one",
     ),
     "certificate": (
-        "central {address} does not take this host's certificate {certificate}",
-        "issue a new one with `whitepanda pki host --force`",
+        "central {address} refuses the certificate {certificate}",
+        "issue a new one with `whitepanda pki`",
     ),
     "protocol": (
         "central {address} refuses the protocol",

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from agent import prometheus
 from agent.batches import behaviour_number
 from agent.cli._words import VICTIM, word_of
-from agent.config import AgentConfig, AgentSection, MetricsSection, load
+from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.exposition import family_name, render
 from agent.host_analysis import Verdict
@@ -592,6 +592,28 @@ async def test_a_port_in_use_costs_the_metrics_not_the_agent(config, monkeypatch
             await until(lambda: daemon.state.counters.sink_errors >= 2)
             ticks = daemon.state.schedule.ticks
             await until(lambda: daemon.state.schedule.ticks > ticks + 3)
+
+
+async def test_a_running_agent_tells_when_its_certificate_expires(config, tmp_path):
+    make_ca(tmp_path / "pki")
+    files = issue(tmp_path / "pki", "host1", days=20)
+    uplink = UplinkSection(address="127.0.0.1:1", tls=files)
+    config = AgentConfig(config.agent, metrics=config.metrics, uplink=uplink)
+    name = "whitepanda_agent_certificate_expiry_timestamp_seconds"
+
+    async def told():
+        await until(lambda: daemon._metrics is not None)
+        return (await scraped(config))[name]
+
+    async with running(config) as daemon:
+        label = {"certificate": "uplink.tls"}
+        assert await told() == [(label, describe(files.certificate).not_after.timestamp())]
+        renew(tmp_path / "pki", "host1", days=90)
+        expected = describe(files.certificate).not_after.timestamp()
+        end = time.monotonic() + 10
+        while await told() != [(label, expected)]:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
 
 
 async def test_a_port_that_comes_free_is_taken(config, monkeypatch):

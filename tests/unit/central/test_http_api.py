@@ -340,11 +340,11 @@ async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothin
                 told += read.out + read.err
 
     try:
-        old, key = await asyncio.to_thread(serial), (tmp_path / "central.key").read_bytes()
-        shutil.copy(other.key, tls.key)
+        old, before = await asyncio.to_thread(serial), (tmp_path / "central.crt").read_bytes()
+        shutil.copy(other.certificate, tls.certificate)
         await until_told("cannot be used for HTTP; the ones before stay in force")
         assert await asyncio.to_thread(serial) == old
-        (tmp_path / "central.key").write_bytes(key)
+        (tmp_path / "central.crt").write_bytes(before)
         renew(tmp_path, "central")
         new = describe(tls.certificate).serial
         async with asyncio.timeout(30):
