@@ -73,7 +73,7 @@ class Outage:
 
 # What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
 _BY_CODE = {
-    grpc.StatusCode.UNAUTHENTICATED: "who_we_are",
+    grpc.StatusCode.UNAUTHENTICATED: "certificate",
     grpc.StatusCode.PERMISSION_DENIED: "who_we_are",
     grpc.StatusCode.FAILED_PRECONDITION: "protocol",
     grpc.StatusCode.UNIMPLEMENTED: "protocol",
@@ -93,6 +93,10 @@ _REFUSALS = {
     "who_we_are": (
         "central {address} refuses this host",
         "the certificate must name this host ({host}); `whitepanda pki host` makes one",
+    ),
+    "certificate": (
+        "central {address} refuses the certificate {certificate}",
+        "issue a new one with `whitepanda pki`",
     ),
     "protocol": (
         "central {address} refuses the protocol",
@@ -163,7 +167,7 @@ def explain(
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
 
 
-_TLS_KINDS = ("who_we_are", "name", "signer", "handshake", "closed")
+_TLS_KINDS = ("who_we_are", "certificate", "name", "signer", "handshake", "closed")
 _SETTINGS = {"host": "agent.host", "server_name": "uplink.server_name"}
 _OPTIONS = {"host": "--name", "server_name": "--server-name"}
 

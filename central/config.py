@@ -74,6 +74,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
+    revoked_serials: str = ""  # file of `whitepanda pki revoke`: certificates that no longer count; "" = none
 
 
 class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca
+from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
 
 __all__ = ["app"]
 
@@ -23,8 +23,6 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="Folder of the CA and of what it issues.", show_default=False)]
 Days = Annotated[int, typer.Option(help="Valid for so many days, and never longer than the CA.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-
-_SOON_DAYS = 30
 
 
 @app.command("init")
@@ -98,6 +96,48 @@ def importer(
     _tell(issue(directory, name, days=days, force=force), "whoever replays traces")
 
 
+@app.command("renew")
+def renew_(
+    directory: Folder,
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False),
+    ],
+    *,
+    days: Days = LEAF_DAYS,
+) -> None:
+    """Issue certificates anew: the same names, purpose and key, so only NAME.crt changes and has to be copied."""
+    for name in names:
+        before = renew(directory, name, days=days)
+        path = Path(directory, f"{name}.crt")
+        console.print(
+            f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
+            f"{before.serial}); goes where the one before is",
+            soft_wrap=True,
+        )
+
+
+@app.command("revoke")
+def revoke_(
+    certificates: Annotated[
+        list[Path], typer.Argument(help="Certificates, PEM, that are no longer to count.", show_default=False)
+    ],
+    *,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--list", help="The list of serials.", show_default="revoked.txt beside each certificate"
+        ),
+    ] = None,
+) -> None:
+    """Add certificates to the list of serials that central refuses (central.revoked_serials)."""
+    for certificate in certificates:
+        file = into or certificate.parent / "revoked.txt"
+        is_new = revoke(certificate, file)
+        what = "goes to central, as central.revoked_serials names it" if is_new else "has it already"
+        console.print(f"{certificate}: serial {describe(certificate).serial}; {file} {what}", soft_wrap=True)
+
+
 @app.command("show")
 def show(
     files: Annotated[list[Path], typer.Argument(help="Certificates, PEM.", show_default=False)],
@@ -128,7 +168,7 @@ def _table(info: CertificateInfo) -> Table:
     purposes = ["authority"] if info.is_ca else list(info.purposes)
     if info.days_left < 0:
         left = "[bold red]expired[/]"
-    elif info.days_left < _SOON_DAYS:
+    elif info.days_left < CERTIFICATE_WARN_DAYS:
         left = f"[yellow]{info.days_left} days left[/]"
     else:
         left = f"{info.days_left} days left"

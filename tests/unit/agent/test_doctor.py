@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,9 +16,9 @@ from typer.testing import CliRunner
 
 import agent.doctor
 from agent.cli import doctor as command
-from agent.config import AgentConfig, AgentSection, ProcfsSection, Sources, UplinkSection
+from agent.config import AgentConfig, AgentSection, MetricsSection, ProcfsSection, Sources, UplinkSection
 from agent.doctor import Check, examine
-from central.pki import issue, make_ca
+from central.pki import describe, issue, make_ca
 from collector.base import Probe, Reason
 from collector.registry import SourceSpec
 from whitepanda.common import cli
@@ -476,3 +477,31 @@ def test_without_a_terminal_a_finding_is_a_line_that_ends_where_it_ends(run, mon
         "KVM            ok      /dev/kvm is there",
         f"libvirt socket missing {long.detail}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "said"),
+    [
+        (400, "ok", "expires on"),
+        (29, "info", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+        (6, "missing", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+        (-1, "missing", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+    ],
+)
+def test_certificates_that_expire(host, tmp_path, monkeypatch, days, state, said):
+    make_ca(tmp_path)
+    node, scraped = issue(tmp_path, "node1", days=500), issue(tmp_path, "m", days=500, server=True)
+    end_s = min(describe(files.certificate).not_after.timestamp() for files in (node, scraped))
+    monkeypatch.setattr(agent.doctor, "time", SimpleNamespace(time=lambda: end_s - days * 86400 - 60))
+    host.config = msgspec.structs.replace(host.config, metrics=MetricsSection("0.0.0.0:9747", scraped))
+    checks = central_of(host, "127.0.0.1:1", node)
+    for setting, files in (("uplink.tls", node), ("metrics.tls", scraped)):
+        check = checks[f"certificate {setting}"]
+        assert (check.state, check.required) == (state, False)
+        assert check.detail.startswith(f"{files.certificate} {'expires' if days >= 0 else 'expired'} on 20")
+        assert said in check.detail
+        assert (f", in {days} days; " in check.detail) == (0 <= days < 30)
+
+
+def test_no_certificate_no_finding(host):
+    assert not any(name.startswith("certificate") for name in host.checks())

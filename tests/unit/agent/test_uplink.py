@@ -863,6 +863,12 @@ def test_full_jitter():
         (None, "", False, "central c:1 ended the stream"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many", False, "is away: resource_exhausted: too many"),
         (grpc.StatusCode.PERMISSION_DENIED, "host 'a'", True, "whitepanda pki host"),
+        (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "this certificate is revoked (serial 1a); use a new one",
+            True,
+            "refuses the certificate : this certificate is revoked (serial 1a); use a new one; issue a new one with",
+        ),
         (grpc.StatusCode.UNIMPLEMENTED, "", True, "upgrade the older side"),
         (grpc.StatusCode.ABORTED, "replaced", True, "under the same name"),
         (grpc.StatusCode.INVALID_ARGUMENT, "malformed", True, "refuses what was sent: malformed"),
