@@ -277,10 +277,9 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             for s in answer.suspects
         ],
     )
+    yield _say("inflicts: by the host's own analysis", DIM)
     yield _say(
-        "inflicts: by the host's own analysis; score = coefficient (mnCPI per core, from the whole fleet) * cores over"
-        " the last slot",
-        DIM,
+        "score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM
     )
     unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
     for reason in sorted(unknown):

@@ -80,7 +80,8 @@ coefficients: version 7, 2 min old
 SUSPECT    JOB       COEFFICIENT CORES SCORE INFLICTS
 batch-0001 scan             0.50  3.96  1.98 -
 new-1      brand-new           -  0.40     - -
-inflicts: by the host's own analysis; score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot
+inflicts: by the host's own analysis
+score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot
 no score: no_coefficients: central has not sent statistics or coefficients for the job; is it reachable?
 """
 
