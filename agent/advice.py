@@ -92,7 +92,8 @@ class Advisor:
             mean_cpi=analysis.job_mean_cpi(uuid) if analysis is not None else None,
             threshold_cpi=slot.threshold_cpi if slot and is_triggered else None,
             degradation=_ratio(decision.slow_down),
-            is_libvirt=vm.manager == "libvirt",
+            manager=vm.manager,
+            vmid=vm.vmid,
         )
         situation = Situation(
             victims=(victim,),
@@ -140,13 +141,15 @@ class Advisor:
             memory_bytes_per_s=_value(view, _MEMORY),
             all_memory_bytes_per_s=totals[1],
             has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
-            is_libvirt=view is not None and view.manager == "libvirt",
+            manager=view.manager if view else "",
+            vmid=view.vmid if view else "",
+            has_own_group=view is not None and view.quota_cores is not None,
             inflicts=inflicts,
             is_cleared=not inflicts and behaviour in ("steady", "victim"),
         )
 
     def _reported(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
-        analysis = self._state.analysis
+        analysis, view = self._state.analysis, vms.get(victim.vm)
         return Victim(
             victim.vm,
             victim.name,
@@ -155,7 +158,8 @@ class Advisor:
             mean_cpi=analysis.job_mean_cpi(victim.vm) if analysis else None,
             threshold_cpi=_known(victim.threshold_cpi),
             degradation=_ratio(victim.slow_down),
-            is_libvirt=victim.vm in vms and vms[victim.vm].manager == "libvirt",
+            manager=view.manager if view else "",
+            vmid=view.vmid if view else "",
         )
 
 

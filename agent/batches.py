@@ -37,6 +37,8 @@ _GAUGES = (
     "run_queue_wait_ratio",
     "disk_bytes_per_s",
     "network_bytes_per_s",
+    "llc_occupancy_bytes",
+    "memory_bandwidth_bytes_per_s",
     "memory_stall_ratio",
     "io_wait_ratio",
 )

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from agent.analysis.antagonists import CERTAIN_MN_CPI
 from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
 from whitepanda.common.errors import ConfigError
 from whitepanda.common.tls import TlsFiles
@@ -46,7 +47,7 @@ RANGES: tuple[Range, ...] = (
     ("uplink.reconnect_max_s", 0.05, 86_400),
     ("analysis.victim_slots", 1, 100),
     ("analysis.mn_cpi_percentile", 50, 100),
-    ("analysis.mn_cpi_floor", 0, 100),
+    ("analysis.mn_cpi_floor", 0, CERTAIN_MN_CPI),
     ("analysis.history_slots", 1, 100_000),
     ("analysis.least_slow_down", 1, 100),
     ("analysis.max_host_suspects", 0, 64),
@@ -226,9 +227,11 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
-    victim_slots: int = 3  # of paper, as the next two: consecutive slots with a victim before it fires
-    mn_cpi_percentile: float = 99.0  # of this host's own history
-    mn_cpi_floor: float = 1.0  # the threshold until there is history, and never below it
+    victim_slots: int = (
+        3  # of paper, and of noise_scaled's first hour: consecutive slots with a victim before it fires
+    )
+    mn_cpi_percentile: float = 99.0  # of paper: of this host's own history
+    mn_cpi_floor: float = 1.0  # of paper, the least threshold; in noise_scaled's first hour, the least rise
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
     least_slow_down: float = 1.05  # a VM is a victim where the lower end of its slow-down is above this
     max_host_suspects: int = 8  # this many control groups beside the VMs are suspects too; 0 = none

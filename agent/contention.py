@@ -43,7 +43,6 @@ class Contention:
         self._history: deque[tuple[int, float]] = deque(maxlen=section.history_slots)  # (slot's end, mnCPI)
         self._recorded_unix_ns = 0
         self._threshold = section.mn_cpi_floor
-        self._judges = False
         self._live: tuple[int, NoiseScaledTrigger] | None = None  # with the windows' length in nanoseconds
         # The last windows with their nCPI, and the version of the statistics that it is by.
         self._seen: tuple[int, list[tuple[CpiWindow, float]]] = (0, [])
@@ -73,9 +72,7 @@ class Contention:
         """Whether there is contention now."""
         if self.live is not None:
             return self.live.is_on
-        return self._judges and antagonists.is_triggered(
-            self.states, self._threshold, self._section.victim_slots
-        )
+        return antagonists.is_triggered(self.states, self._threshold, self._section.victim_slots)
 
     @property
     def excess(self) -> tuple[bool, float]:
@@ -93,20 +90,22 @@ class Contention:
         self.states = [antagonists.slot_state(each) for each in reversed(tasks)]
         tested = now_unix_ns - self._section.victim_slots * slot_ns
         past = [value for end, value in self._history if end <= tested]
-        self._threshold = antagonists.mn_cpi_threshold(
-            past, self._section.mn_cpi_percentile, self._section.mn_cpi_floor
-        )
-        self._judges = True
-        if self._section.trigger == "noise_scaled":
-            # Not ready yet. By the floor alone each host would be found that is busier than the fleet is in the mean of
-            # a day: of quiet ones every eighth (docs/studies/trigger.md). What counts is a rise since the start.
-            self._judges = bool(past)
-            rise = self._section.mn_cpi_floor + max(0.0, min(past, default=0.0))
-            self._threshold = max(self._threshold, rise)
+        self._threshold = self._threshold_by(past)
         if now_unix_ns // slot_ns != self._recorded_unix_ns // slot_ns:
             self._recorded_unix_ns = now_unix_ns
             if self.mn_cpi is not None:
                 self._history.append((now_unix_ns, self.mn_cpi))
+
+    def _threshold_by(self, past: Sequence[float]) -> float:
+        """Return what mnCPI of a slot has to exceed, by mnCPI of past ones."""
+        floor = self._section.mn_cpi_floor
+        if self._section.trigger != "noise_scaled":
+            return antagonists.mn_cpi_threshold(past, self._section.mn_cpi_percentile, floor)
+        # The live trigger is not ready. With the floor alone, one quiet host in eight triggers
+        # (docs/studies/trigger.md), so it takes a rise since the start, or what is certain without one. A percentile
+        # of so short a past would be that of the contention itself.
+        rise = max(0.0, min(past)) if past else math.inf
+        return min(antagonists.CERTAIN_MN_CPI, floor + rise)
 
     def watch(
         self, windows: Sequence[CpiWindow], n_cpi: Callable[[CpiWindow], float | None], version: int

@@ -48,7 +48,7 @@ __all__ = ["Daemon", "make_plans", "run"]
 
 _log = log.get("agent")
 
-_START_WAIT_S = 10.0  # for the required sources to be probed and opened
+_START_WAIT_S = 30.0  # a host that boots is busy
 _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000

@@ -176,7 +176,8 @@ class Decisions:
             found = ("host", behaviour == "victim"), ("fleet", by_cpi is not None)
             one.found_by = tuple(analysis for analysis, is_so in found if is_so)  # type: ignore[misc]
             known = [estimate for estimate in estimates if estimate.is_known]
-            one.slow_down = max(known, key=lambda estimate: estimate.low, default=estimates[0])
+            real = (estimate for estimate in known if estimate.low > self._least)
+            one.slow_down = next(real, next(iter(known), estimates[0]))
             lows = [estimate.low for estimate in known]
             verdict = decide(behaviour, lows, self._least, waited_for=one.vm.alert, was=one.verdict)
         if verdict != one.verdict:

@@ -98,7 +98,7 @@ def _bare(vms: Sequence[VmIdentity], inventory: Inventory) -> list[tuple[VmIdent
         for finder in inventory.finders
         if isinstance(finder, QemuFinder)
         for vm in vms
-        if vm.manager != "libvirt"
+        if not vm.by_libvirt
     )
     return [(vm, launch) for vm, launch in launches if launch is not None]
 

@@ -26,6 +26,7 @@ from whitepanda.common.texts import clean_name
 __all__ = ["family_name", "render"]
 
 _VM_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "vm")
+_TRAFFIC_METRICS = tuple(metric for metric in metrics.METRICS if metric.scope == "traffic")
 _PLACES = {
     part: tuple(index for index, metric in enumerate(_VM_METRICS) if metric.part == part)
     for part in VM_PARTS
@@ -35,7 +36,7 @@ _PLACES = {
 
 def family_name(metric: metrics.Metric) -> str:
     """Return a metric's name in /metrics: ours with a prefix, and "second" spelt out as Prometheus wants it."""
-    scope = "vm_" if metric.scope == "vm" else ""
+    scope = "vm_" if metric.scope in {"vm", "traffic"} else ""
     name = metric.name
     return (
         f"whitepanda_{scope}{name.removesuffix('_s')}_second"
@@ -125,6 +126,10 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
     for index, metric in enumerate(_VM_METRICS):
         values = ((labels, vm.rates[index]) for labels, vm in labelled)
         yield _family(metric, ((labels, value) for labels, value in values if not isinstance(value, Reason)))
+    for index, metric in enumerate(_TRAFFIC_METRICS):
+        totals = ((labels, vm.traffic[index]) for labels, vm in labelled if vm.traffic)
+        yield _family(metric, totals)
+    yield _infos(labelled)
     yield from _verdicts(labelled)
     yield from _cloud_white(labelled)
     yield _ages(labelled, snapshot.mono_ns)
@@ -136,6 +141,27 @@ _SLOW_DOWN = (
     ("slow_down_low_ratio", "low", "Lower end of that estimate's interval."),
     ("slow_down_high_ratio", "high", "Upper end of that estimate's interval."),
 )
+
+
+def _infos(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Metric:
+    """Whose a VM is, once per VM: other metrics are joined with it rather than bear these labels."""
+    info = GaugeMetricFamily(
+        "whitepanda_vm_info",
+        "Whose the VM is, of which kind and who runs it; a label that is not known is empty; always 1.",
+    )
+    for labels, vm in labelled:
+        identity = vm.identity
+        if identity is not None:
+            whose = {
+                "project": identity.facts.get("nova:project", ""),
+                "flavor": identity.facts.get("nova:flavor", ""),
+                "owner": vm.owner,
+                "manager": identity.manager,
+            }
+            told = {label: _label(text) for label, text in whose.items()}
+            sensitive = {"latency_sensitive": str(vm.latency_sensitive).lower()}
+            info.add_sample(info.name, {**labels, **told, **sensitive}, 1)
+    return info
 
 
 def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator[Metric]:

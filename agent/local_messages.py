@@ -174,7 +174,10 @@ def _vm_decision(uuid: str, state: AgentState) -> host_pb2.VmDecision:
     if decisions is None:
         return host_pb2.VmDecision(verdict=behaviour_number("unknown"), reason="the agent is starting")
     one = decisions.vm(uuid)
-    blamed = [suspect for suspect in one.suspects if suspect.is_blamed]
+    # By its score alone almost any neighbour may be blamed a little: of these the first.
+    blamed = [suspect for suspect in one.suspects if suspect.inflicts] or list(
+        one.suspects[: one.suspect is not None]
+    )
     return host_pb2.VmDecision(
         verdict=behaviour_number(one.verdict),
         reason=one.reason,

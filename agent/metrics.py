@@ -1,7 +1,8 @@
 """The one table of metrics: their names, kinds, units, where they come from and what they mean.
 
 docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.rates.VmRates` and
-`HostRates` are its `vm` and `host` rows. `source` and `uplink` rows are of each source and of the stream to central.
+`HostRates` are its `vm` and `host` rows, `agent.traffic.TRAFFIC` its `traffic` rows. `source` and `uplink` rows are
+of each source and of the stream to central.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collector.registry import PART_SOURCES
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
-Scope = Literal["vm", "host", "agent", "source", "uplink"]
+Scope = Literal["vm", "traffic", "host", "agent", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
 
 
@@ -42,11 +43,15 @@ def _host(name: str, meaning: str, unit: str = "ratio") -> Metric:
     return Metric(name, "gauge", unit, "host", "host", meaning)
 
 
+def _traffic(part: Part, name: str, unit: str, meaning: str) -> Metric:
+    return Metric(name, "counter", unit, "traffic", part, f"{meaning}, since the agent first saw the VM.")
+
+
 def _own(scope: Scope, name: str, kind: Literal["gauge", "counter"], unit: str, meaning: str) -> Metric:
     return Metric(name, kind, unit, scope, "agent", meaning)
 
 
-#: In the order of the fields of `VmRates`, then `HostRates`, then the agent's own.
+#: In the order of the fields of `VmRates`, then of `TRAFFIC`, then of `HostRates`, then the agent's own.
 METRICS: tuple[Metric, ...] = (
     _vm("threads", "cpu_usage_cores", "cores", "CPU time of the vCPU threads per wall time."),
     _vm(
@@ -171,6 +176,20 @@ METRICS: tuple[Metric, ...] = (
         "vcpus_running",
         "threads",
         "vCPU threads that ran, or waited for a CPU (state R), at the instant of the sampling.",
+    ),
+    _traffic("disks", "disk_read_bytes_total", "bytes", "Bytes read from all block devices"),
+    _traffic("disks", "disk_write_bytes_total", "bytes", "Bytes written to all block devices"),
+    _traffic("disks", "disk_read_ops_total", "1", "Read operations"),
+    _traffic("disks", "disk_write_ops_total", "1", "Write operations"),
+    _traffic("interfaces", "network_receive_bytes_total", "bytes", "Bytes received by the guest"),
+    _traffic("interfaces", "network_transmit_bytes_total", "bytes", "Bytes sent by the guest"),
+    _traffic("interfaces", "network_receive_packets_total", "1", "Packets received by the guest"),
+    _traffic("interfaces", "network_transmit_packets_total", "1", "Packets sent by the guest"),
+    _traffic("interfaces", "network_receive_drops_total", "1", "Packets for the guest that were dropped"),
+    _traffic("interfaces", "network_transmit_drops_total", "1", "Packets of the guest that were dropped"),
+    _traffic("process", "storage_read_bytes_total", "bytes", "Bytes read from devices for the VM's process"),
+    _traffic(
+        "process", "storage_write_bytes_total", "bytes", "Bytes written to devices for the VM's process"
     ),
     _host("host_cpu_user_ratio", "Share of all CPUs' time in user mode, guests not included."),
     _host("host_cpu_system_ratio", "Share in the kernel, interrupts included."),

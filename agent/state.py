@@ -68,7 +68,7 @@ class VmView:
     """One VM that is on the host now, with its rates over the last tick.
 
     `owner` "" is not known; `quota_cores` is its CPU quota, of one without the number of its vCPUs; None is not known.
-    `manager` is as in `collector.base.VmIdentity`.
+    `manager` is as in `collector.base.VmIdentity`; `vmid` is the VM's number in Proxmox, else "".
     """
 
     uuid: str
@@ -82,6 +82,7 @@ class VmView:
     owner: str = ""
     quota_cores: float | None = None
     manager: str = "libvirt"
+    vmid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

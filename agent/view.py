@@ -15,7 +15,7 @@ from agent.rates import HostRates, VmRates
 from agent.state import HostView, MetricView, UplinkView, VmView
 from agent.ticks import ClockSteps, TickSchedule
 from agent.vm_table import Vm
-from collector.base import Reason
+from collector.base import Reason, VmIdentity
 from collector.registry import source_of
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ class VmSnapshot(NamedTuple):
     suffering: Suffering | None = None
     state: str = "running"
     decision: VmDecision | None = None
+    traffic: tuple[int | None, ...] = ()  # `agent.traffic.TRAFFIC`; None: not known
+    identity: VmIdentity | None = None
+    owner: str = ""
+    latency_sensitive: bool = False
 
 
 class Snapshot(NamedTuple):
@@ -142,6 +146,10 @@ class StateView:
                 suffering(uuid),
                 vm.identity.state,
                 decide(uuid),
+                vm.traffic.known(vm.now),
+                vm.identity,
+                vm.owner,
+                vm.latency_sensitive,
             )
             for vm in self.pipeline.table
             for uuid in (vm.identity.uuid,)
@@ -165,6 +173,7 @@ class StateView:
             owner=vm.owner,
             quota_cores=vm.quota_cores,
             manager=identity.manager,
+            vmid=identity.facts.get("pve:vmid", ""),
         )
 
     def _vm_metric(

@@ -15,6 +15,7 @@ from agent.config import JobRule
 from agent.deltas import SUBTRACT, JoinedVm, PerfDelta, Reading, VmDelta
 from agent.metrics import METRICS
 from agent.rates import Limits, VmRates, rates_of
+from agent.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.registry import PART_SOURCES, why_absent
 from whitepanda.common import log
@@ -79,7 +80,7 @@ class Vm:
     `latest` is the last reading that each part ever had, from which the next difference is made, and `known` the last
     differences that made sense: all that is kept of earlier ticks. `held` has the metrics, by their place in `rates`,
     that are of an earlier tick, and its moment. `still` has a bit for each part whose difference is that of a value
-    and itself.
+    and itself. `traffic` goes on through the epochs of one UUID.
     """
 
     identity: VmIdentity
@@ -95,6 +96,7 @@ class Vm:
     workers: int | None = None  # how many requests it serves at once; None: nobody said
     alert: bool = True  # whether it can be a victim, or only affected
     still: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
 
     @property
     def quota_cores(self) -> float | None:
@@ -187,6 +189,7 @@ class VmTable:
             first = self._subtract(parts, identity, _STARTING, _STARTING, _NOTHING, 0)
             rates = rates_of(first.change, self._limits)
             job, latency_sensitive, owner, workers, alert = self._rules.job_of(identity)
+            traffic = Traffic() if vm is None else vm.traffic
             self._vms[uuid] = Vm(
                 identity,
                 job,
@@ -199,7 +202,9 @@ class VmTable:
                 owner=owner,
                 workers=workers,
                 alert=alert,
+                traffic=traffic,
             )
+            traffic.count(first.now, first.change)
             return
         if vm.identity is not identity:
             if (vm.identity.name, vm.identity.facts) != (identity.name, identity.facts):
@@ -216,6 +221,7 @@ class VmTable:
             rates = rates_of(change, self._limits)
             vm.rates = self._hold(vm, rates, now) if in_turns and Reason.TIME_SLICED in rates else rates
         vm.now, vm.latest, vm.known, vm.change, vm.still = now, latest, change, change, still
+        vm.traffic.count(now, change)
 
     def _subtract(
         self,

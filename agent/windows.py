@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, VmDelta
+from agent.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
 from agent.rates import Limits
 from collector.base import Reason
 
@@ -13,9 +13,12 @@ __all__ = ["CpiWindow", "WindowAccumulator"]
 
 _S = 1_000_000_000
 
-_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta
+_Delta = CpuDelta | PerfDelta | DiskDelta | NetworkDelta | CgroupDelta | RdtDelta
 _SHARE_DECIMALS = 4  # of shares of time: four take two bytes a row in the lake, all of them eight
-_PARTS = 5  # those of a VmDelta that go into windows
+_RDT_DIGITS = (
+    4  # the hardware knows no more of caches and memory bandwidth, and all of them take twice the bytes
+)
+_PARTS = 6  # those of a VmDelta that go into windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class CpiWindow:
     window's length where ticks were missed or the VM's epoch began or ended. Counts are scaled for
     multiplexing. `run_queue_wait_ratio` is per vCPU; disk bytes are read and written ones, network bytes
     received and sent ones. `memory_stall_ratio` is of the cycles, `io_wait_ratio` of the time: that in which some
-    thread of the VM waited for a disk (PSI).
+    thread of the VM waited for a disk (PSI). `llc_occupancy_bytes` is the mean over time, of all cache domains
+    together, and so is the memory bandwidth (MBM total); both have four significant digits.
     """
 
     vm: str
@@ -47,6 +51,8 @@ class CpiWindow:
     network_bytes_per_s: float | None = None
     memory_stall_ratio: float | None = None
     io_wait_ratio: float | None = None
+    llc_occupancy_bytes: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -76,6 +82,10 @@ class _Sums:
     beside_stall_cycles: float = 0.0  # all cycles, of the ticks in which stalls were counted
     io_dt_ns: int = 0
     io_wait_ns: int = 0
+    llc_dt_ns: int = 0
+    llc_byte_ns: int = 0
+    memory_dt_ns: int = 0
+    memory_bytes: int = 0
 
     def add(self, part: _Delta) -> None:
         if isinstance(part, CpuDelta):
@@ -88,6 +98,8 @@ class _Sums:
         elif isinstance(part, NetworkDelta):
             self.network_dt_ns += part.dt_ns
             self.network_bytes += part.receive_bytes + part.transmit_bytes
+        elif isinstance(part, RdtDelta):
+            self._add_rdt(part)
         elif part.io_some_ns.__class__ is not Reason:
             self.io_dt_ns += part.dt_ns
             self.io_wait_ns += part.io_some_ns
@@ -100,6 +112,14 @@ class _Sums:
         elif self.wait_ns is not None:
             self.wait_ns += cpu.run_queue_wait_ns
             self.wait_vcpu_ns += cpu.dt_ns * cpu.threads
+
+    def _add_rdt(self, rdt: RdtDelta) -> None:
+        if rdt.llc_occupancy_bytes.__class__ is not Reason:
+            self.llc_dt_ns += rdt.dt_ns
+            self.llc_byte_ns += rdt.llc_occupancy_bytes * rdt.dt_ns
+        if rdt.mbm_total_bytes.__class__ is not Reason:
+            self.memory_dt_ns += rdt.dt_ns
+            self.memory_bytes += rdt.mbm_total_bytes
 
     def _add_perf(self, perf: PerfDelta) -> None:
         self.perf_dt_ns += perf.dt_ns
@@ -164,7 +184,7 @@ class WindowAccumulator:
             seen = self._seen[key] = [0] * _PARTS
         labels = (name, job, latency_sensitive)
         latest: _Sums | None = None
-        parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup)
+        parts = (change.cpu, change.perf, change.disk, change.network, change.cgroup, change.rdt)
         for index, part in enumerate(parts):
             # That way round: to look for what an Enum is not costs ten times as much.
             if not isinstance(part, tuple) or part.mono_ns <= seen[index]:
@@ -270,11 +290,17 @@ class WindowAccumulator:
             sums.network_bytes * _S / sums.network_dt_ns if sums.network_dt_ns else None,
             stalled,
             _share(sums.io_wait_ns, sums.io_dt_ns) if sums.io_dt_ns else None,
+            _rounded(sums.llc_byte_ns / sums.llc_dt_ns) if sums.llc_dt_ns else None,
+            _rounded(sums.memory_bytes * _S / sums.memory_dt_ns) if sums.memory_dt_ns else None,
         )
 
 
 def _share(part: float, whole: float) -> float:
     return round(min(1.0, part / whole), _SHARE_DECIMALS)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_RDT_DIGITS}g}")
 
 
 def _counts(sums: _Sums) -> tuple[int | None, int | None, float | None]:

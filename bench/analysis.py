@@ -1,6 +1,6 @@
 """What the analysis costs per tick for a host of 100 VMs, beside a plain loop, and how it grows with the VMs.
 
-`whole_*` is all that the daemon does of it each tick: from the VMs' rates to verdicts, estimates by the packaged model
+`whole_*` is all that the daemon does of it each tick: from the VMs' rates to estimates by the packaged model, decisions
 and events. `detector_*` is the detector alone.
 
 Three hosts: quiet, one where a VM disturbs all others (every one a victim with its reasons: the worst), and the quiet
@@ -33,7 +33,8 @@ from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
 from agent.cloud_white import CloudWhite
-from agent.config import CloudWhiteSection
+from agent.config import AgentConfig, AgentSection, CloudWhiteSection
+from agent.decisions import Decisions
 from agent.degradation_models import load
 from agent.rates import VmRates
 from collector.base import Reason
@@ -74,7 +75,7 @@ def plain_loop() -> Callable[[Tick], None]:
 @cache
 def identity_of(key: VmKey) -> Any:
     """Return the one identity of a VM: the daemon keeps it until something of it changes."""
-    return SimpleNamespace(uuid=key.uuid, epoch=key.epoch, vcpus=key.vcpus, name=key.uuid)
+    return SimpleNamespace(uuid=key.uuid, epoch=key.epoch, vcpus=key.vcpus, name=key.uuid, state="running")
 
 
 def as_vms(tick: Tick) -> list[Any]:
@@ -89,7 +90,9 @@ def as_vms(tick: Tick) -> list[Any]:
         rates = VmRates(*(known.get(name, Reason.NOT_PRESENT) for name in VmRates._fields))
         identity = identity_of(key)
         vms.append(
-            SimpleNamespace(identity=identity, job="job", latency_sensitive=True, workers=None, rates=rates)
+            SimpleNamespace(
+                identity=identity, job="job", latency_sensitive=True, workers=None, rates=rates, alert=True
+            )
         )
     return vms
 
@@ -98,12 +101,14 @@ def whole_ms(ticks: list[Tick]) -> float:
     """Median CPU time of all that the daemon does of the analysis in a tick, after the learning."""
     section = CloudWhiteSection()
     analysis = CloudWhite(section, load(section.models))
+    decisions = Decisions(AgentConfig(agent=AgentSection()), analysis, None)
     spent = []
     for at, tick in enumerate(ticks):
         vms, now_ns = as_vms(tick), round(tick.at_s * 1e9) + 1
         begun = time.process_time()
         analysis.tick(vms, Reason.NOT_PRESENT, now_ns, now_ns)
-        analysis.take_events()
+        decisions.tick(vms, now_ns, now_ns)
+        decisions.events.take()
         if at >= LEARNING_TICKS + 5:
             spent.append(time.process_time() - begun)
     return statistics.median(spent) * 1e3

@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cloud_white_figures as figures  # noqa: E402
 import cloud_white_floor as floor  # noqa: E402 - found once this folder is on the path
+import cloud_white_readings as readings  # noqa: E402
 import cloud_white_tables as tables  # noqa: E402
-from cloud_white_runs import Run, alita_shares, evaluate, quiet_day_of, seeded  # noqa: E402
+from cloud_white_runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402
 
 from agent.analysis.degradation import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402
@@ -226,8 +227,11 @@ def packaged(model: Mapping[str, Any], size: Size) -> dict[str, Any]:
 # --- evaluation ---
 
 
-def evaluation_studies(size: Size) -> dict[str, list[Study]]:
-    """Return the runs by group. The paper's pairs and triples, and the same with the applications it leaves out."""
+def evaluation_studies(size: Size, purpose: str = "evaluation") -> dict[str, list[Study]]:
+    """Return the runs by group, with the random numbers of a purpose.
+
+    The paper's pairs and triples, and the same with the applications it leaves out.
+    """
     groups: dict[str, list[Study]] = {"single": [], "known": [], "other": [], "two": [], "three": []}
     groups["single"] = list(
         paper.singles(TESTED_ON, loads=size.loads, stressors=size.stressors, repetitions=size.repetitions)
@@ -267,7 +271,7 @@ def evaluation_studies(size: Size) -> dict[str, list[Study]]:
                 paper.clock_change(application, 0.2, 0.8, repetition=repetition),
                 paper.clock_change(application, 0.2, 1.2, repetition=repetition),
             ]
-    return {name: [seeded(study, "evaluation") for study in studies] for name, studies in groups.items()}
+    return {name: [seeded(study, purpose) for study in studies] for name, studies in groups.items()}
 
 
 _models: dict[str, Any] = {}
@@ -285,7 +289,8 @@ def _evaluate(study: Study) -> Run:
 
 def _quiet(work: tuple[float, str]) -> dict[str, int]:
     hours, detector = work
-    return quiet_day_of(seeded(paper.quiet_day(hours=hours), "evaluation"), detector)
+    day = seeded(paper.quiet_day(hours=hours), "evaluation")
+    return quiet_day_of(day, {detector: detector_of(detector)})[detector]
 
 
 def mapped(
@@ -338,6 +343,29 @@ def study(
     return numbers, runs
 
 
+def _start_reading(paper_model: str) -> None:
+    _models["paper"] = parse(json.loads(paper_model))
+
+
+def _read(study: Study) -> readings.Read | dict[str, dict[str, int]]:
+    # A day has no load to be estimated, and so no name of a run.
+    return readings.quiet_day(study) if study.duration_s > 1000 else readings.read(study, _models["paper"])
+
+
+def print_readings(size: Size, purpose: str, processes: int) -> None:
+    """Print what the paper's detector says in each reading of its rules, on the runs of a purpose."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = fit_paper(Table(training_table(Path(folder), size, processes)))
+    groups = evaluation_studies(size, purpose)
+    day = seeded(paper.quiet_day(hours=size.quiet_hours), purpose)
+    every = [day, *(one for studies in groups.values() for one in studies)]
+    found = iter(mapped(_read, every, processes, (_start_reading, (json.dumps(model),))))
+    quiet = next(found)
+    runs = {name: [next(found) for _ in studies] for name, studies in groups.items()}
+    readings.print_readings(readings.numbers_of(runs, PAPERS_STRESSORS), quiet, size.quiet_hours)
+
+
 def floors(size: Size, draws: int, processes: int) -> dict[str, list[tuple[str, floor.Floor]]]:
     """Return how small the error of each run of the bars can be, by group, with the run's application and load."""
     every = evaluation_studies(size)
@@ -386,12 +414,23 @@ def main() -> int:
         metavar="DRAWS",
         help="instead: how small the overall error can be at all; so many draws of each run's requests",
     )
+    parser.add_argument(
+        "--readings",
+        nargs="?",
+        const="evaluation",
+        metavar="PURPOSE",
+        help="instead: the paper's detector in each reading of its rules; the purpose names the random numbers",
+    )
     parser.add_argument("--write-model", type=Path, metavar="FILE", help="write the fitted model, and stop")
     arguments = parser.parse_args()
     size = QUICK if arguments.quick else FULL
     began = time.monotonic()
     if arguments.floor:
         floor.print_floors(floors(size, arguments.floor, arguments.processes))
+        return 0
+    if arguments.readings:
+        print_readings(size, arguments.readings, arguments.processes)
+        print(f"\nAll {time.monotonic() - began:.0f} s.")
         return 0
     models = train(size, arguments.processes)
     if arguments.write_model:

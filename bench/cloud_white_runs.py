@@ -39,12 +39,21 @@ __all__ = [
     "Run",
     "Watched",
     "alita_shares",
+    "confusion",
+    "detector_of",
     "dynamic_error",
     "errors_of",
+    "estimates_of",
     "evaluate",
+    "keys_of",
+    "measured_of",
+    "one_block",
     "overall_error",
+    "phases_of",
     "quiet_day_of",
     "seeded",
+    "signals_of_block",
+    "watch",
 ]
 
 Floats = NDArray[np.float64]
@@ -204,8 +213,8 @@ def watch(
     workers = np.zeros(count, dtype=np.int64)
     for t, now in enumerate(at_s.tolist()):
         found = detector.step(Tick(now, keys, values[t], None if running is None else running[t]))
-        behaviours[t] = [str(state.behaviour) for state in found.states]
-        ticks[t] = [state.baseline_ticks for state in found.states]
+        behaviours[t] = [str(behaviour) for behaviour in found.behaviours]
+        ticks[t] = found.baseline_ticks
         baseline[t] = found.baseline
         victim = behaviours[t] == str(Behaviour.VICTIM)
         estimate[t] = victim if found.estimate is None else found.estimate
@@ -273,26 +282,25 @@ def estimates_of(model: Model, watched: Watched, values: Floats, vm: int) -> tup
 
 def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     """Run a study, and score its first VM's degradation and all VMs' roles."""
-    block = _one_block(study)
+    block = one_block(study)
     values, keys, vm = signals_of_block(block), keys_of(study), 0
     running = block.metrics["vcpus_running"]
     watched = {name: watch(detector_of(name), keys, block.at_s, values, running) for name in DETECTORS}
     blind = ours_of(ours, watch(detector_of("ours"), keys, block.at_s, values), values, vm)
-    quiet, stressed = (int((block.at_s <= end).sum()) for end in (study.quiet_s, study.stress_s))
-    p95 = block.p95_latency_s[:, vm]
-    measured = p95 / np.nanmean(p95[:quiet])
-    measured_5s = block.p95_5s_latency_s[:, vm] / np.nanmean(block.p95_5s_latency_s[:quiet, vm])
+    quiet, stressed = phases_of(study, block)
+    measured, measured_5s = measured_of(block, quiet, vm)
     found, told = ours_of(ours, watched["ours"], values, vm), told_of(study, block, ours, vm)
     papers, _ = estimates_of(paper, watched["paper"], values, vm)
     suffers = watched["ours"].behaviours[:, vm] == str(Behaviour.VICTIM)
-    stress = (np.arange(len(p95)) >= quiet) & (np.arange(len(p95)) < stressed)
+    ticks = np.arange(len(measured))
+    stress = (ticks >= quiet) & (ticks < stressed)
     estimates = {
         "ours": found.estimates,
         "ours, without the looks": blind.estimates,
         "ours, told the workers": told.estimates,
         "paper": np.where(np.isnan(papers[0]), 1.0, papers[0]),
-        "constant 1": np.ones(len(p95)),
-        "constant": np.full(len(p95), constant),
+        "constant 1": np.ones(len(measured)),
+        "constant": np.full(len(measured), constant),
         "our detector, constant": np.where(suffers, constant, 1.0),
         # Not a method: what the truth itself expects, without the noise of one second's requests.
         "expected": block.expected.degradation[:, vm],
@@ -315,7 +323,7 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
         name=study.name,
         repetition=study.repetition,
         errors=errors,
-        roles={name: _confusion(block, one.behaviours, quiet) for name, one in watched.items()},
+        roles={name: confusion(block, one.behaviours, quiet) for name, one in watched.items()},
         covered=covered,
         widths=widths,
         covered_told=covered_told,
@@ -348,12 +356,26 @@ def evaluate(study: Study, ours: Model, paper: Model, constant: float) -> Run:
     )
 
 
-def _one_block(study: Study) -> StudyBlock:
+def phases_of(study: Study, block: StudyBlock) -> tuple[int, int]:
+    """Return how many ticks the quiet phase has, and how many it has with the stressed one."""
+    quiet, stressed = (int((block.at_s <= end).sum()) for end in (study.quiet_s, study.stress_s))
+    return quiet, stressed
+
+
+def measured_of(block: StudyBlock, quiet: int, vm: int) -> tuple[Floats, Floats]:
+    """Return a VM's degradation per second as measured, (T,), and of tails over 5 s each."""
+    every = block.p95_latency_s[:, vm], block.p95_5s_latency_s[:, vm]
+    second, five = (p95 / np.nanmean(p95[:quiet]) for p95 in every)
+    return second, five
+
+
+def one_block(study: Study) -> StudyBlock:
     (block,) = blocks(study)
     return block
 
 
-def _confusion(block: StudyBlock, behaviours: NDArray[np.str_], quiet: int) -> Mapping[tuple[str, str], int]:
+def confusion(block: StudyBlock, behaviours: NDArray[np.str_], quiet: int) -> Mapping[tuple[str, str], int]:
+    """Count how often a role was told as which behaviour, after the quiet phase, and in it as `quiet <role>`."""
     found: Counter[tuple[str, str]] = Counter()
     for t, row in enumerate(block.roles):
         for role, behaviour in zip(row, behaviours[t].tolist(), strict=True):
@@ -362,33 +384,34 @@ def _confusion(block: StudyBlock, behaviours: NDArray[np.str_], quiet: int) -> M
     return found
 
 
-def quiet_day_of(study: Study, name: str) -> dict[str, int]:
-    """Let a detector see a day on which nothing happens; count what it says that is not true.
+def quiet_day_of(study: Study, detectors: Mapping[str, AnyDetector]) -> dict[str, dict[str, int]]:
+    """Let detectors see a day on which nothing happens; count what each says that is not true.
 
     Returns:
         VM ticks, those in which a VM was called a victim or inflicting, and how often a VM became a victim.
 
     """
-    detector, keys = detector_of(name), keys_of(study)
-    found: Counter[str] = Counter()
-    before = np.zeros(len(keys), dtype=np.bool_)
-    for block in blocks(study, requests=False):
-        running = block.metrics["vcpus_running"]
-        watched = watch(detector, keys, block.at_s, signals_of_block(block), running)
-        victim = watched.behaviours == str(Behaviour.VICTIM)
-        found["vm_ticks"] += victim.size
-        found["victim_ticks"] += int(victim.sum())
-        found["inflicting_ticks"] += int((watched.behaviours == str(Behaviour.INFLICTING)).sum())
-        began = victim & ~np.concatenate([before[None], victim[:-1]])
-        found["false_victims"] += int(began.sum())
-        before = victim[-1]
+    keys = keys_of(study)
     names = ("vm_ticks", "victim_ticks", "inflicting_ticks", "false_victims")
-    return {name: found[name] for name in names}
+    found = {name: dict.fromkeys(names, 0) for name in detectors}
+    before = {name: np.zeros(len(keys), dtype=np.bool_) for name in detectors}
+    for block in blocks(study, requests=False):
+        running, values = block.metrics["vcpus_running"], signals_of_block(block)
+        for name, detector in detectors.items():
+            watched = watch(detector, keys, block.at_s, values, running)
+            victim = watched.behaviours == str(Behaviour.VICTIM)
+            began = victim & ~np.concatenate([before[name][None], victim[:-1]])
+            inflicting = watched.behaviours == str(Behaviour.INFLICTING)
+            for counted, ticks in zip(names[1:], (victim, inflicting, began), strict=True):
+                found[name][counted] += int(ticks.sum())
+            found[name]["vm_ticks"] += victim.size
+            before[name] = victim[-1]
+    return found
 
 
 def alita_shares(study: Study) -> dict[str, dict[str, dict[str, float]]]:
     """Per phase and VM, the share of scored ticks in which each rule calls it the one that does harm, and the truth."""
-    block = _one_block(study)
+    block = one_block(study)
     values, keys = signals_of_block(block), keys_of(study)
     machine = study.machine
     vcpus = [vm.vcpus for vm in study.vms]

@@ -84,6 +84,16 @@ def numbers_of(runs: Mapping[str, Sequence[Run]], stressors: Sequence[str]) -> d
     }
 
 
+class Scored(Protocol):
+    """A run's scores."""
+
+    @property
+    def errors(self) -> Mapping[str, Errors]: ...
+
+    @property
+    def roles(self) -> Mapping[str, Mapping[tuple[str, str], int]]: ...
+
+
 class Named(Protocol):
     """A run, or what is run."""
 
@@ -111,14 +121,14 @@ def by(runs: Iterable[Run], *keys: str) -> dict[tuple[str, ...], list[Run]]:
     return found
 
 
-def errors_over(runs: Sequence[Run]) -> dict[str, dict[str, float]]:
+def errors_over(runs: Sequence[Scored], methods: Iterable[str] = METHODS) -> dict[str, dict[str, float]]:
     """Return the mean over runs of each error, by method."""
     return {
         method: {
             field: float(np.mean([getattr(run.errors[method], field) for run in runs]))
             for field in Errors._fields
         }
-        for method in METHODS
+        for method in methods
     } if runs else {}  # fmt: skip
 
 
@@ -133,7 +143,7 @@ def cell(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def detection_over(runs: Iterable[Run], detector: str) -> dict[str, Any]:
+def detection_over(runs: Iterable[Scored], detector: str) -> dict[str, Any]:
     """Count how often a detector said what is true; "apart": of ticks with a victim's or inflicting role."""
     found: Counter[tuple[str, str]] = Counter()
     for run in runs:

@@ -27,7 +27,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 _SHOWN_REPORTS = 100
 _MANY = 2000
 _MAX_INT64 = 2**63 - 1
@@ -55,6 +55,7 @@ class IncidentQuery:
     vm: str = ""
     since_unix_ns: int = 0
     until_unix_ns: int = 0
+    open_since_unix_ns: int = 0  # only those that are open: see `incident_tables.is_open`
 
 
 class IncidentStore:
@@ -142,6 +143,25 @@ class IncidentStore:
             found = _find(connection, query, limit, after)
             return _messages(connection, found)
 
+    def open_now(self, since_unix_ns: int, *, limit: int) -> list[fleet_pb2.Incident]:
+        """Return up to `limit` incidents that are open (`incident_tables.is_open`), the slowest victim now first.
+
+        Raises:
+            StoreError: the database does not answer.
+
+        """
+        i = tables.incidents.c
+        worst = (
+            i.slow_down_now.is_(None),
+            i.slow_down_now.desc(),
+            i.peak_mn_cpi.is_(None),
+            i.peak_mn_cpi.desc(),
+            i.id,
+        )
+        with self._reading() as connection:
+            statement = sa.select(tables.incidents).where(tables.is_open(since_unix_ns)).order_by(*worst)
+            return _messages(connection, connection.execute(statement.limit(limit)).all())
+
     def get(self, number: int) -> fleet_pb2.IncidentDetail | None:
         """Return an incident with its last reports; None where there is none of this number.
 
@@ -202,7 +222,7 @@ class IncidentStore:
         return _messages(connection, rows)
 
     def count_open(self, since_unix_ns: int) -> int:
-        """Return how many incidents had a report at a time or later.
+        """Return how many incidents are open; see `incident_tables.is_open`.
 
         Raises:
             StoreError: the database does not answer.
@@ -311,6 +331,8 @@ def _find(
             sa.select(v.incident).where(v.vm == query.vm), sa.select(v.incident).where(v.name == query.vm)
         )
         conditions.append(i.id.in_(named))
+    if query.open_since_unix_ns:
+        conditions.append(tables.is_open(query.open_since_unix_ns))
     if query.until_unix_ns:
         conditions.append(i.first_unix_ns < min(query.until_unix_ns, _MAX_INT64))
     if query.since_unix_ns:
@@ -350,10 +372,22 @@ def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fl
     table = tables.incident_vms
     found = sa.select(table).where(table.c.incident.in_([row.id for row in rows])) if rows else None
     for vm in connection.execute(found).all() if found is not None else ():
-        peak = or_nan(vm.peak)
+        slow_down = None
+        if vm.slow_ratio is not None:
+            slow_down = agent_pb2.Degradation(
+                ratio=vm.slow_ratio, low=or_nan(vm.slow_low), high=or_nan(vm.slow_high), model=vm.slow_model
+            )
         vms[vm.incident, vm.role].append(
-            fleet_pb2.IncidentVm(vm=vm.vm, name=vm.name, job=vm.job, peak=peak, reports=vm.reports)
+            fleet_pb2.IncidentVm(
+                vm=vm.vm,
+                name=vm.name,
+                job=vm.job,
+                peak=or_nan(vm.peak),
+                reports=vm.reports,
+                slow_down=slow_down,
+            )
         )
+    slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
     return [
         fleet_pb2.Incident(
             id=row.id,
@@ -362,17 +396,67 @@ def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fl
             first_unix_ns=row.first_unix_ns,
             last_unix_ns=row.last_unix_ns,
             reports=row.reports,
-            peak_mn_cpi=row.peak_mn_cpi,
-            peak_threshold=row.peak_threshold,
-            victims=_worst_first(vms[row.id, tables.ROLE_VICTIM]),
-            suspects=_worst_first(vms[row.id, tables.ROLE_SUSPECT]),
+            peak_mn_cpi=or_nan(row.peak_mn_cpi),
+            peak_threshold=or_nan(row.peak_threshold),
+            victims=_victims(vms[row.id, tables.ROLE_VICTIM]),
+            suspects=_suspects(vms[row.id, tables.ROLE_SUSPECT], row.suspect_vm),
+            found_by=tables.analyses(row.found_by),
+            suspect=_suspect(row, vms[row.id, tables.ROLE_SUSPECT]) if row.suspect_vm else None,
+            victims_now=row.victims_now,
+            slowest_now=slowest.get(row.id),
         )
         for row in rows
     ]
 
 
-def _worst_first(vms: Iterable[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
-    return sorted(vms, key=lambda vm: (math.isnan(vm.peak), -vm.peak, vm.vm))
+def _highest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, str, str]:
+    is_unknown = math.isnan(vm.peak)
+    return (is_unknown, 0.0 if is_unknown else -vm.peak, vm.name, vm.vm)
+
+
+def _slowest_first(vm: fleet_pb2.IncidentVm) -> tuple[bool, float, bool, float, str, str]:
+    """Return the rank of a victim: by its slow-down; nCPI is cut, and decides only where that is not known."""
+    ratio = vm.slow_down.ratio  # 0 where there is none
+    return (not ratio > 0, -ratio if ratio > 0 else 0.0, *_highest_first(vm))
+
+
+def _victims(vms: Iterable[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
+    return sorted(vms, key=_slowest_first)
+
+
+def _suspects(vms: Iterable[fleet_pb2.IncidentVm], first: str) -> list[fleet_pb2.IncidentVm]:
+    return sorted(vms, key=lambda vm: (vm.vm != first, *_highest_first(vm)))
+
+
+def _suspect(row: sa.Row[Any], suspects: Iterable[fleet_pb2.IncidentVm]) -> fleet_pb2.IncidentVm:
+    """Return the first suspect as the last report that named one calls it."""
+    found = fleet_pb2.IncidentVm(peak=math.nan)
+    for vm in suspects:
+        if vm.vm == row.suspect_vm:
+            found.CopyFrom(vm)
+    found.MergeFrom(fleet_pb2.IncidentVm(vm=row.suspect_vm, name=row.suspect_name, job=row.suspect_job))
+    return found
+
+
+def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, fleet_pb2.IncidentVm]:
+    """Return the slowest victim in the last report of each of these incidents."""
+    i, r = tables.incidents.c, tables.reports.c
+    last = sa.select(r.incident, r.payload).join(
+        tables.incidents, (i.id == r.incident) & (i.last_unix_ns == r.unix_ns)
+    )
+    found: dict[int, list[fleet_pb2.IncidentVm]] = defaultdict(list)
+    for number, payload in connection.execute(last.where(r.incident.in_(numbers))) if numbers else ():
+        found[number] += (
+            fleet_pb2.IncidentVm(
+                vm=v.vm,
+                name=v.name,
+                job=v.job,
+                peak=v.n_cpi,
+                slow_down=v.slow_down if v.HasField("slow_down") else None,
+            )
+            for v in agent_pb2.Trigger.FromString(payload).victims
+        )
+    return {number: min(vms, key=_slowest_first) for number, vms in found.items()}
 
 
 def _jobs(connection: sa.Connection, limit: int, after: str, job: str) -> list[fleet_pb2.SuspectJob]:

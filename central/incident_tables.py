@@ -1,20 +1,26 @@
 """The tables of incident history, in SQLite and PostgreSQL alike, and how a report finds its incident.
 
-An incident is contention on one host with one job suspected first: reports whose times are no further apart than the
-quiet gap. That is so whatever the order in which reports arrive (after an outage the newest come first): a report
-between two incidents makes them one. What is counted here is exact over replays, as every report is kept under the
-batch that brought it.
+An incident is that VMs of one host suffer, whoever is suspected: reports that name victims and whose times are no
+further apart than the quiet gap. That is so whatever the order in which reports arrive (after an outage the newest come
+first): a report between two incidents makes them one. What is counted here is exact over replays, as every report is
+kept under the batch that brought it.
+
+A report that it is over (it names no victim) is kept as a time of its host only: it makes no incident and makes none
+longer. An incident is open while its last report is not older than the gap, and no such time came after it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Double,
     Index,
@@ -24,15 +30,17 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
+    case,
     delete,
     func,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from central.triggers import TriggerRow
+from central.triggers import TriggerRow, first_suspect
 from whitepanda.v1 import agent_pb2
 
 __all__ = [
@@ -40,15 +48,16 @@ __all__ = [
     "ROLE_SUSPECT",
     "ROLE_VICTIM",
     "ROW_ID",
+    "analyses",
     "incident_vms",
     "incidents",
     "insert_into",
+    "is_open",
     "meta",
     "prune",
     "recommendations",
     "reports",
     "suspect_jobs",
-    "suspected_job",
     "take",
 ]
 
@@ -79,16 +88,24 @@ incidents = Table(
     METADATA,
     Column("id", ROW_ID, primary_key=True),
     Column("host", Text, nullable=False),
-    Column("suspect_job", Text, nullable=False),
     Column("first_unix_ns", BigInteger, nullable=False),
     Column("last_unix_ns", BigInteger, nullable=False),
+    Column("victims_now", Integer, nullable=False),  # in the last report; 0 once it is over
+    Column("slow_down_now", Double),  # of the slowest of these; null: none is known
     Column("reports", BigInteger, nullable=False),
-    Column("peak_mn_cpi", Double, nullable=False),
-    Column("peak_threshold", Double, nullable=False),
+    Column("peak_mn_cpi", Double),  # null: never known, here and below
+    Column("peak_threshold", Double),
+    Column("found_by", Integer, nullable=False),  # a bit for each analysis, 1 << its number
+    # By the last report that named somebody, at this time; "" and 0 where none did.
+    Column("suspect_unix_ns", BigInteger, nullable=False),
+    Column("suspect_vm", Text, nullable=False),
+    Column("suspect_name", Text, nullable=False),
+    Column("suspect_job", Text, nullable=False),
     Index("incidents_by_time", "first_unix_ns", "id"),
     Index("incidents_by_end", "last_unix_ns", "first_unix_ns"),
     Index("incidents_by_host", "host", "first_unix_ns", "id"),
     Index("incidents_by_job", "suspect_job", "first_unix_ns", "id"),
+    Index("incidents_by_host_and_end", "host", "last_unix_ns", "first_unix_ns"),
     Index("incidents_by_host_and_job", "host", "suspect_job", "last_unix_ns", "first_unix_ns"),
     sqlite_autoincrement=True,  # a number is never used twice
 )
@@ -100,11 +117,23 @@ incident_vms = Table(
     Column("vm", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("job", Text, nullable=False),
-    Column("peak", Double),  # null: there never was a score
+    Column("peak", Double),  # a victim's nCPI, a suspect's score; null: there never was one
     Column("reports", BigInteger, nullable=False),
+    # A victim's worst slow-down; null: none was known.
+    Column("slow_ratio", Double),
+    Column("slow_low", Double),
+    Column("slow_high", Double),
+    Column("slow_model", Text),
     Index("incident_vms_by_vm", "vm", "incident"),
     Index("incident_vms_by_name", "name", "incident"),
     Index("incident_vms_by_job", "job", "role", "incident"),
+)
+#: When it was last over on a host.
+ends = Table(
+    "incident_ends",
+    METADATA,
+    Column("host", Text, primary_key=True),
+    Column("unix_ns", BigInteger, nullable=False),
 )
 #: What could be done, of the last report that said so: a row per incident, so it does not grow with the reports.
 recommendations = Table(
@@ -127,6 +156,18 @@ suspect_jobs = Table(
 
 _LOCK = 0x77686974  # of PostgreSQL's advisory locks: replicas group one after the other
 _PRUNED_AT_ONCE = 500
+#: Parts of a slow-down, in columns slow_*, the first one decides; and what is less than any of them.
+_SLOW: dict[str, float | str] = {"ratio": -1.0, "low": -1.0, "high": -1.0, "model": ""}
+
+
+def is_open(since_unix_ns: int) -> ColumnElement[bool]:
+    """Return the condition that VMs suffer now: the last report is from this time or later, and it is not over."""
+    return (incidents.c.last_unix_ns >= since_unix_ns) & (incidents.c.victims_now > 0)
+
+
+def analyses(bits: int) -> list[str]:
+    """Return the names of the analyses of a number in the column `found_by`."""
+    return [name for name, k in agent_pb2.Analysis.items() if bits >> k & 1]
 
 
 def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, oldest_unix_ns: int) -> int:
@@ -135,7 +176,7 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
     Args:
         connection: SQLite or PostgreSQL.
         rows: in any order.
-        gap_ns: reports this far apart or less, of one host and suspected job, are of one incident.
+        gap_ns: reports this far apart or less, of one host, are of one incident.
         oldest_unix_ns: reports from before are past the retention and left out.
 
     Returns:
@@ -149,6 +190,9 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
         if row.unix_ns < oldest_unix_ns:
             continue
         trigger = agent_pb2.Trigger.FromString(row.payload)
+        if trigger.ended or not trigger.victims:
+            new += _end(connection, row.machine, row.unix_ns)
+            continue
         advice = agent_pb2.Trigger(recommendations=trigger.recommendations)
         trigger.ClearField("recommendations")
         values = {
@@ -169,23 +213,16 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
         if found.first() is None:
             continue
         new += 1
-        job = suspected_job(trigger)
-        number = _incident(connection, row, trigger, job, gap_ns)
+        number, jobs = _incident(connection, row, trigger, gap_ns)
         key = (reports.c.host == row.host) & (reports.c.spool_id == row.spool_id)
         key &= (reports.c.sequence == row.sequence) & (reports.c.number == row.number)
         connection.execute(update(reports).where(key).values(incident=number))
         _note_vms(connection, number, trigger)
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
-        changed.add((row.machine, job))
+        changed.update((row.machine, job) for job in jobs)
     _count(connection, changed)
     return new
-
-
-def suspected_job(trigger: agent_pb2.Trigger) -> str:
-    """Return the job of the suspect with the highest score above 0; "" where there is none."""
-    scored = [s for s in trigger.suspects if s.score > 0]  # not so for NaN
-    return max(scored, key=lambda s: s.score).job if scored else ""
 
 
 def prune(connection: Connection, oldest_unix_ns: int) -> int:
@@ -203,6 +240,7 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
     connection.execute(delete(reports).where(reports.c.incident.in_(numbers)))
     connection.execute(delete(incident_vms).where(incident_vms.c.incident.in_(numbers)))
     connection.execute(delete(recommendations).where(recommendations.c.incident.in_(numbers)))
+    connection.execute(delete(ends).where(ends.c.unix_ns < oldest_unix_ns))
     connection.execute(delete(incidents).where(incidents.c.id.in_(numbers)))
     _count(connection, {(row.host, row.suspect_job) for row in found})
     return len(numbers)
@@ -219,53 +257,100 @@ def insert_into(connection: Connection, table: Table) -> Any:
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
+def _end(connection: Connection, host: str, unix_ns: int) -> bool:
+    """Note that it is over on a host at a time; return whether that was not known."""
+    statement = insert_into(connection, ends).values(host=host, unix_ns=unix_ns)
+    noted = statement.on_conflict_do_update(
+        index_elements=["host"], set_={"unix_ns": unix_ns}, where=ends.c.unix_ns < unix_ns
+    ).returning(ends.c.host)
+    if connection.execute(noted).first() is None:
+        return False
+    i = incidents.c
+    before = (i.host == host) & (i.last_unix_ns <= unix_ns) & (i.victims_now > 0)
+    connection.execute(update(incidents).where(before).values(victims_now=0, slow_down_now=None))
+    return True
+
+
 def _incident(
-    connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, job: str, gap_ns: int
-) -> int:
-    """Return the number of the report's incident: a new one, one that it extends, or two that it makes one."""
-    at = row.unix_ns
+    connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int
+) -> tuple[int, set[str]]:
+    """Put a report into a new incident, into one that it extends, or into two that it makes one.
+
+    Every column is a sum, or the largest of something, of the reports: so their order does not matter.
+
+    Returns:
+        The incident's number, and the jobs that are, or were, suspected first in it.
+
+    """
+    i = incidents.c
     near = connection.execute(
         select(incidents)
         .where(
-            incidents.c.host == row.machine,
-            incidents.c.suspect_job == job,
-            incidents.c.last_unix_ns >= at - gap_ns,
-            incidents.c.first_unix_ns <= at + gap_ns,
+            i.host == row.machine,
+            i.last_unix_ns >= row.unix_ns - gap_ns,
+            i.first_unix_ns <= row.unix_ns + gap_ns,
         )
-        .order_by(incidents.c.id)
+        .order_by(i.id)
     ).all()
-    peak = (trigger.mn_cpi, trigger.mn_cpi_threshold)
-    if not near:
-        made = connection.execute(
-            incidents.insert()
-            .values(
-                host=row.machine,
-                suspect_job=job,
-                first_unix_ns=at,
-                last_unix_ns=at,
-                reports=1,
-                peak_mn_cpi=peak[0],
-                peak_threshold=peak[1],
-            )
-            .returning(incidents.c.id)
-        )
-        return int(made.scalar_one())
-    kept = near[0]
-    peak = max(peak, *((one.peak_mn_cpi, one.peak_threshold) for one in near))
-    for other in near[1:]:
-        _merge(connection, kept.id, other.id)
-    connection.execute(
-        update(incidents)
-        .where(incidents.c.id == kept.id)
-        .values(
-            first_unix_ns=min(at, *(one.first_unix_ns for one in near)),
-            last_unix_ns=max(at, *(one.last_unix_ns for one in near)),
-            reports=1 + sum(one.reports for one in near),
-            peak_mn_cpi=peak[0],
-            peak_threshold=peak[1],
-        )
+    parts: list[Mapping[str, Any]] = [_of_report(row, trigger)]
+    parts += [dict(each._mapping) for each in near]  # noqa: SLF001 - its public name
+    # What is not known (null) is less than what is.
+    first = min(part["first_unix_ns"] for part in parts)
+    last, victims, slow_down = max(
+        (part["last_unix_ns"], part["victims_now"], part["slow_down_now"] or 0.0) for part in parts
     )
-    return int(kept.id)
+    over = connection.scalar(select(ends.c.unix_ns).where(ends.c.host == row.machine)) or 0
+    mn_cpi, threshold = max(
+        (-math.inf if part["peak_mn_cpi"] is None else part["peak_mn_cpi"], part["peak_threshold"] or 0.0)
+        for part in parts
+    )
+    suspect = ("suspect_unix_ns", "suspect_vm", "suspect_name", "suspect_job")
+    values = {
+        "host": row.machine,
+        "first_unix_ns": first,
+        "last_unix_ns": last,
+        "victims_now": 0 if over >= last else victims,
+        "slow_down_now": None if over >= last else slow_down or None,
+        "reports": sum(part["reports"] for part in parts),
+        "peak_mn_cpi": None if math.isinf(mn_cpi) else mn_cpi,
+        "peak_threshold": threshold or None,
+        "found_by": functools.reduce(operator.or_, (part["found_by"] for part in parts)),
+        **dict(zip(suspect, max(tuple(part[name] for name in suspect) for part in parts), strict=True)),
+    }
+    if not near:
+        made = connection.execute(incidents.insert().values(values).returning(i.id))
+        return int(made.scalar_one()), {values["suspect_job"]}
+    kept = near[0].id
+    for other in near[1:]:
+        _merge(connection, kept, other.id)
+    connection.execute(update(incidents).where(i.id == kept).values(values))
+    return int(kept), {values["suspect_job"], *(each.suspect_job for each in near)}
+
+
+def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
+    """Return the incident of one report alone."""
+    suspect = first_suspect(trigger)
+    return {
+        "first_unix_ns": row.unix_ns,
+        "last_unix_ns": row.unix_ns,
+        "victims_now": len(trigger.victims),
+        "slow_down_now": max(
+            (v.slow_down.ratio for v in trigger.victims if v.slow_down.ratio > 0), default=None
+        ),
+        "reports": 1,
+        "peak_mn_cpi": _or_none(trigger.mn_cpi),
+        "peak_threshold": None if math.isnan(trigger.mn_cpi) else _or_none(trigger.mn_cpi_threshold),
+        "found_by": functools.reduce(operator.or_, (1 << each for each in trigger.found_by), 0),
+        "suspect_unix_ns": row.unix_ns if suspect else 0,
+        "suspect_vm": suspect.vm if suspect else "",
+        "suspect_name": suspect.name if suspect else "",
+        "suspect_job": suspect.job if suspect else "",
+    }
+
+
+def _or_none(value: Any) -> Any:
+    """Return a value as columns have it: what is not known is null."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _merge(connection: Connection, kept: int, other: int) -> None:
@@ -291,13 +376,23 @@ def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger)
         if (role, vm.vm) not in seen:
             seen.add((role, vm.vm))
             values = {"incident": incident, "role": role, "vm": vm.vm, "name": vm.name, "job": vm.job}
-            _note_vm(connection, {**values, "peak": None if math.isnan(peak) else peak, "reports": 1})
+            values |= {"peak": _or_none(peak), "reports": 1}
+            slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) else None
+            is_known = slow is not None and slow.ratio > 0
+            for part in _SLOW:
+                values[f"slow_{part}"] = _or_none(getattr(slow, part)) if is_known else None
+            _note_vm(connection, values)
 
 
 def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
     statement = insert_into(connection, incident_vms).values(values)
     old, new = incident_vms.c, statement.excluded
     larger = func.max if connection.dialect.name == "sqlite" else func.greatest
+    # By all of it, so that of equal ratios the same interval stays whatever the order of arrival.
+    worse = tuple_(*(func.coalesce(new[f"slow_{part}"], least) for part, least in _SLOW.items())) > tuple_(
+        *(func.coalesce(old[f"slow_{part}"], least) for part, least in _SLOW.items())
+    )
+    slow = {name: case((worse, new[name]), else_=old[name]) for name in (f"slow_{part}" for part in _SLOW)}
     connection.execute(
         statement.on_conflict_do_update(
             index_elements=["incident", "role", "vm"],
@@ -306,6 +401,7 @@ def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
                 "reports": old.reports + new.reports,
                 "name": new.name,
                 "job": new.job,
+                **slow,
             },
         )
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from central.incident_tables import incidents
+from central.incident_tables import incidents, is_open
+from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["IncidentTotals", "count_open", "read_totals"]
@@ -28,8 +29,8 @@ class IncidentTotals:
 
 
 def count_open(connection: sa.Connection, since_unix_ns: int) -> int:
-    """Return how many incidents were reported at a time or later: those that go on."""
-    count = sa.select(sa.func.count()).where(incidents.c.last_unix_ns >= since_unix_ns)
+    """Return how many incidents are open; see `incident_tables.is_open`."""
+    count = sa.select(sa.func.count()).where(is_open(since_unix_ns))
     return int(connection.scalar(count) or 0)
 
 
@@ -41,15 +42,14 @@ def read_totals(
     Args:
         connection: SQLite or PostgreSQL.
         since_unix_ns: of incidents' last reports.
-        open_since_unix_ns: incidents reported at this time or later are open; all of them count, also where
-            `since_unix_ns` is later.
+        open_since_unix_ns: see `incident_tables.is_open`; all of them count, also where `since_unix_ns` is later.
         top: rows of each list.
 
     """
     i = incidents.c
     recent = i.last_unix_ns >= since_unix_ns
-    is_open = sa.case((i.last_unix_ns >= open_since_unix_ns, 1), else_=0)
-    number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(is_open), 0)
+    open_ones = sa.case((is_open(open_since_unix_ns), 1), else_=0)
+    number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(open_ones), 0)
     total, hosts = connection.execute(
         sa.select(number, sa.func.count(sa.distinct(i.host))).where(recent)
     ).one()
@@ -90,7 +90,7 @@ def read_totals(
                 incidents=int(row.incidents),
                 open_incidents=int(row.open_incidents),
                 reports=int(row.reports),
-                peak_mn_cpi=row.peak_mn_cpi,
+                peak_mn_cpi=or_nan(row.peak_mn_cpi),
                 last_unix_ns=row.last_unix_ns,
             )
             for row in connection.execute(by_host)

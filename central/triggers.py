@@ -1,16 +1,17 @@
-"""Contention that hosts report: what of a batch is taken, and what of it is refused, counted by reason."""
+"""Reports of hosts on VMs that suffer: what of a batch is taken, and what of it is refused, counted by reason."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from central.reports import good_reports
 from central.validate import Limits, is_name
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["TRIGGER_REASONS", "TriggerRow", "check_triggers"]
+__all__ = ["TRIGGER_REASONS", "TriggerRow", "check_triggers", "first_suspect"]
 
 #: Why a report is refused, in the order in which reasons are tried.
 TRIGGER_REASONS = ("too_many_triggers", "bad_trigger", "bad_trigger_time")
@@ -22,13 +23,16 @@ _MAX_RECOMMENDATIONS = 16
 _MAX_LINES = 16  # of evidence, and commands, of a recommendation
 _MAX_WORDS = 32
 _MAX_TEXT = 1024  # an agent's have two names of up to 256 and some words
+_MAX_WORD = 256  # such as "out_of_range:SIGNAL"
+_ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
+_MAX_ANALYSES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """A report of contention: `(host, spool_id, sequence, number)` is what it is known by, wherever it arrives.
+    """A report: `(host, spool_id, sequence, number)` is what it is known by, wherever it arrives.
 
-    `machine` is where the contention is, `number` its place in the batch, `payload` the message
+    `machine` is where VMs suffer, `number` its place in the batch, `payload` the message
     `whitepanda.v1.Trigger`.
     """
 
@@ -84,22 +88,49 @@ def check_triggers(
     return taken, dict(rejected)
 
 
+def first_suspect(trigger: agent_pb2.Trigger) -> agent_pb2.TriggerSuspect | None:
+    """Return who is suspected first: found by the host's own analysis, or scored above 0; None where nobody is."""
+    for first in trigger.suspects[:1]:
+        if first.inflicts or first.score > 0:  # not so for NaN
+            return first
+    return None
+
+
 def _is_good(trigger: agent_pb2.Trigger) -> bool:
-    """Whether every VM has a name fit for a terminal, and every number that must be known is one."""
+    """Whether names are fit for a terminal, numbers are finite or not known, and nothing contradicts itself."""
     vms: list[agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect] = [*trigger.victims, *trigger.suspects]
     numbers = [trigger.mn_cpi, trigger.mn_cpi_threshold]
     numbers += [n for v in trigger.victims for n in (v.cpi, v.n_cpi, v.threshold_cpi, v.cpu_usage_cores)]
-    numbers += [s.cpu_usage_cores for s in trigger.suspects]
-    unknown = [n for s in trigger.suspects for n in (s.score, s.coefficient)]
+    numbers += [n for s in trigger.suspects for n in (s.score, s.coefficient, s.cpu_usage_cores)]
     return (
         len(vms) <= _MAX_VMS
+        and not (trigger.ended and vms)
         and all(is_name(v.vm) and is_name(v.job) for v in vms)
         and all(not text or is_name(text) for v in vms for text in (v.epoch, v.name))
-        and all(math.isfinite(n) for n in numbers)
-        and not any(math.isinf(n) for n in unknown)
+        and all(not v.suspect or is_name(v.suspect) for v in trigger.victims)
+        and not any(math.isinf(n) for n in numbers)
+        and all(map(_are_analyses, [trigger.found_by, *(v.found_by for v in trigger.victims)]))
+        and all(_is_good_slow_down(v.slow_down) for v in trigger.victims if v.HasField("slow_down"))
         and trigger.ByteSize() <= _MAX_BYTES
         and len(trigger.recommendations) <= _MAX_RECOMMENDATIONS
         and all(map(_is_good_advice, trigger.recommendations))
+    )
+
+
+def _are_analyses(found_by: Sequence[int]) -> bool:
+    return len(found_by) <= _MAX_ANALYSES and _ANALYSES.issuperset(found_by)
+
+
+def _is_good_slow_down(one: agent_pb2.Degradation) -> bool:
+    """Whether what is known of it is a ratio above 0 within its interval, and its words are fit for a terminal."""
+    known = [n for n in (one.low, one.ratio, one.high) if not math.isnan(n)]
+    return (
+        not any(map(math.isinf, known))
+        and (math.isnan(one.ratio) or one.ratio > 0)
+        and known == sorted(known)
+        and all(
+            len(text) <= _MAX_WORD and (not text or is_name(text)) for text in (one.cannot_tell, one.model)
+        )
     )
 
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from whitepanda.common.texts import clean_name
 
 __all__ = [
+    "LIBVIRT_MANAGERS",
     "PERF_EVENTS",
     "VM_PARTS",
     "CgroupCounters",
@@ -58,6 +59,9 @@ PERF_EVENTS = (
 #: The parts of a VM's sample: the fields of `VmSample` that carry values, in this order everywhere.
 VM_PARTS = ("threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa")
 
+
+#: `VmIdentity.manager` of VMs that the host's libvirt runs.
+LIBVIRT_MANAGERS = ("libvirt", "nova")
 
 # The texts of a VM's identity that leave the collector.
 _SHOWN = ("uuid", "name", "epoch", "state", "accelerator", "manager")
@@ -150,7 +154,8 @@ class VmIdentity:
 
     `epoch` changes with every start, restore and incoming migration: no delta crosses it. `vcpu_tids` are in the order
     of the vCPU numbers. `facts` are strings for the job rules (such as `nova:flavor`, `nova:project`, `title`).
-    `manager` is who runs it: libvirt, proxmox or qemu (nobody). `vfio` tells of devices passed through.
+    `manager` is who runs it: libvirt, nova (OpenStack, by libvirt), proxmox or qemu (nobody). `vfio` tells of devices
+    passed through.
 
     Whoever starts a VM names it, and this is where that comes in: the texts that are shown, logged and sent are made
     valid, printable and of bounded length (`clean_name`), whichever source told them.
@@ -181,6 +186,11 @@ class VmIdentity:
     def vcpus(self) -> int:
         """Number of vCPU threads."""
         return len(self.vcpu_tids)
+
+    @property
+    def by_libvirt(self) -> bool:
+        """Whether the host's libvirt runs it, for itself or for Nova."""
+        return self.manager in LIBVIRT_MANAGERS
 
 
 @dataclass(slots=True)

@@ -355,6 +355,7 @@ class Inventory:
             facts=status.facts,
             disks=status.disks,
             interfaces=status.interfaces + passed_interfaces(status.passed, self._proc),
+            manager="nova" if status.by_nova else "libvirt",
             vfio=status.vfio,
         )
 

@@ -157,7 +157,7 @@ class LibvirtSource:
         now = self._clocks()
         self._connection.open()
         inventory = self._inventory.vms()
-        mine = [vm for vm in inventory if vm.manager == "libvirt"]
+        mine = [vm for vm in inventory if vm.by_libvirt]
         self._check_known(mine)
         interfaces = self._read_interfaces(mine, now.mono_ns)
         polled = self._poll_disks(mine, now.mono_ns)
@@ -166,7 +166,7 @@ class LibvirtSource:
         if polled or interfaces:
             before = {vm.uuid: vm.epoch for vm in mine}
             inventory = self._inventory.vms()
-            mine = [vm for vm in inventory if vm.manager == "libvirt"]
+            mine = [vm for vm in inventory if vm.by_libvirt]
             gone = {vm.uuid for vm in mine if before.get(vm.uuid) != vm.epoch}
         if len(self._made) > len(mine):
             self._made.clear()

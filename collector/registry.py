@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.base import Reason, Source
+from collector.base import LIBVIRT_MANAGERS, Reason, Source
 from collector.identity import Finder, Inventory
 
 __all__ = [
@@ -221,7 +221,7 @@ def source_of(part: str, manager: str, reason: Reason, trouble: Callable[[str], 
         trouble: why a source, by name, has nothing new to say; None where it works.
 
     """
-    foreign = "qemu" if manager == "libvirt" else "libvirt"
+    foreign = "qemu" if manager in LIBVIRT_MANAGERS else "libvirt"
     troubles = {source: trouble(source) for source in PART_SOURCES[part] if source != foreign}
     works = next((source for source, why in troubles.items() if why is None), None)
     cause = next((source for source, why in troubles.items() if why is reason), None)

@@ -29,7 +29,8 @@ class StatusError(ValueError):
 class VmStatus:
     """What one status file says. `vcpu_tids` are in the order of the vCPU numbers.
 
-    `passed` are the addresses of PCI devices that were passed through, but for those that are `interfaces`.
+    `passed` are the addresses of PCI devices that were passed through, but for those that are `interfaces`. `by_nova`:
+    OpenStack Nova's metadata is in it.
     """
 
     uuid: str
@@ -43,6 +44,7 @@ class VmStatus:
     interfaces: tuple[InterfaceDevice, ...] = ()
     vfio: bool = False
     passed: tuple[str, ...] = ()
+    by_nova: bool = False
 
 
 def parse_status(text: bytes) -> VmStatus:
@@ -83,6 +85,7 @@ def parse_status(text: bytes) -> VmStatus:
         interfaces=interfaces,
         vfio=bool(passed & _VFIO_KINDS) or any(device.kind == "hostdev" for device in interfaces),
         passed=tuple(_passed(domain)),
+        by_nova=any(_is_nova(element) for element in domain.findall("metadata/*")),
     )
 
 
@@ -140,12 +143,16 @@ def _facts(domain: ET.Element) -> Iterator[tuple[str, str]]:
     metadata = domain.find("metadata")
     others: dict[str, str] = {}
     for element in () if metadata is None else metadata:
-        # The namespace ends in a version (1.0, 1.1) that does not change what is read here.
-        if element.tag.startswith(_NOVA):
-            yield from _nova_facts(element) if _local(element) == "instance" else ()
-        else:
+        if _is_nova(element):
+            yield from _nova_facts(element)
+        elif not element.tag.startswith(_NOVA):
             _add_meta(others, element)
     yield from others.items()
+
+
+def _is_nova(element: ET.Element) -> bool:
+    # The namespace ends in a version (1.0, 1.1) that does not change what is read here.
+    return element.tag.startswith(_NOVA) and _local(element) == "instance"
 
 
 def _nova_facts(instance: ET.Element) -> Iterator[tuple[str, str]]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from agent.act.audit import Allowance, Audit, Line
 from agent.act.backends import Backend
+from agent.act.cpu_max import CpuMax
 from agent.act.journal import Journal
-from agent.act.limits import no_uuid, refusal
+from agent.act.limits import Named, refusal, uuid_of
 from agent.act.records import ActError, Action, Apply, Done, Limits, Listing, Peer, Record, RefusedError, Undo
 from agent.act.victims import Degradation
+from collector.base import VmIdentity
 from whitepanda.common import log
 
 __all__ = ["SERVICE", "Actor", "Clock"]
@@ -62,7 +64,8 @@ class Actor:
         journal: what is in force.
         audit: who did what.
         backends: by action.
-        running: VMs on this host.
+        vms: the VMs of this host. One of the UUID or name that is given may have just begun, so it is waited for.
+        cpu_max: in place of the backend of `cap-cpu`, for a VM that libvirt does not run.
         degradation: of a VM, by UUID and signal ("": whichever is known), as the agent tells it now; None: not known.
         boot_id: of this boot.
 
@@ -72,7 +75,8 @@ class Actor:
     journal: Journal
     audit: Audit
     backends: Mapping[Action, Backend]
-    running: Callable[[], int]
+    vms: Callable[[str], Sequence[VmIdentity]]
+    cpu_max: Callable[[VmIdentity], CpuMax]
     degradation: Callable[[str, str], Degradation | None]
     boot_id: str
     clock: Clock = field(default_factory=Clock)
@@ -110,16 +114,26 @@ class Actor:
     def _apply(self, asked: Apply, peer: Peer) -> Done:
         if not self.limits.enabled:
             raise RefusedError("act.enabled is false: set it in [act] of the agent's configuration")
+        asked = msgspec.structs.replace(
+            asked,
+            vm=uuid_of(asked.vm, self._running),
+            victim=uuid_of(asked.victim, self._running) if asked.victim else "",
+        )
         why_not = refusal(
             asked,
             self.limits,
             self.journal.records,
             self.journal.ended_s(self.clock.boot_ns(), self.boot_id),
-            self.running,
+            lambda: len(self.vms("")),
         )
         if why_not:
             raise RefusedError(why_not)
-        backend = self.backends[asked.action]
+        vm = next((one for one in self.vms(asked.vm) if one.uuid == asked.vm), None)
+        if vm is None:
+            raise ActError(f"no VM {asked.vm} runs here; `whitepanda vms` lists those that do")
+        is_ours = asked.action == "cap-cpu" and not vm.by_libvirt
+        group = (own := self.cpu_max(vm)).group if is_ours else ""
+        backend: Backend = own if is_ours else self.backends[asked.action]
         before, after = backend.read(asked.vm), backend.target(asked.vm, asked.amount)
         if before is None:
             raise ActError(f"no VM {asked.vm} runs here")
@@ -147,6 +161,8 @@ class Actor:
             victim_degradation=suffers.ratio if suffers else None,
             victim_signal=suffers.signal if suffers else "",
             why=asked.why,
+            name=vm.name,
+            group=group,
         )
         return self._carry_out(record, backend, peer, command)
 
@@ -154,21 +170,27 @@ class Actor:
         """Undo what is asked for; of a VM on which nothing is in force there is nothing to do.
 
         Raises:
-            RefusedError: there is none of this number, or this is no UUID.
+            RefusedError: there is none of this number, no VM has this name, or several have.
+            ActError: which VMs run is not known, so neither is whose name this is.
 
         """
-        found = [
-            one
-            for one in self.journal.records
-            if asked.number in {0, one.number} and asked.vm in {"", one.vm}
-        ]
-        why_not = no_uuid("vm", asked.vm) if asked.vm else ""
-        if asked.number and not found:
-            why_not = f"no action {asked.number} is in force; `whitepanda act list` has those that are"
-        if why_not:
-            self.refused("undo", peer, why_not)
-            raise RefusedError(why_not)
+        try:
+            found = self._meant(asked)
+        except (RefusedError, ActError) as error:
+            self.refused("undo", peer, str(error))
+            raise
         return [self._end(one, peer, "told to") for one in found]
+
+    def _meant(self, asked: Undo) -> list[Record]:
+        vm = uuid_of(asked.vm, self._named) if asked.vm else ""
+        found = [
+            one for one in self.journal.records if asked.number in {0, one.number} and vm in {"", one.vm}
+        ]
+        if asked.number and not found:
+            raise RefusedError(
+                f"no action {asked.number} is in force; `whitepanda act list` has those that are"
+            )
+        return found
 
     def tick(self) -> list[Done]:
         """Undo what is over, and try again what could not be undone."""
@@ -198,7 +220,22 @@ class Actor:
             for one in self.journal.records
         )
 
+    # --- whose name it is ---
+
+    def _running(self, name: str) -> Iterator[Named]:
+        for vm in self.vms(name):
+            yield Named(vm.uuid, vm.name, f"{vm.manager}, process {vm.pid}")
+
+    def _named(self, name: str) -> Iterator[Named]:
+        """Yield whom an operator may mean who undoes: also a VM that is gone while its action is in force."""
+        yield from self._running(name)
+        for one in self.journal.records:
+            yield Named(one.vm, one.name, f"action {one.number}")
+
     # --- the steps ---
+
+    def _backend(self, record: Record) -> Backend:
+        return CpuMax(record.group) if record.group else self.backends[record.action]
 
     def _carry_out(self, record: Record, backend: Backend, peer: Peer, command: str) -> Done:
         try:
@@ -295,7 +332,7 @@ class Actor:
 
     def _set_back(self, record: Record, why: str) -> tuple[str, str]:
         """Undo an action; return what came of it, and the words for that."""
-        backend = self.backends[record.action]
+        backend = self._backend(record)
         now = backend.read(record.vm)
         if now is None:
             return "gone", f"{why}; there is no such VM now"

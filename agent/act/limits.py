@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
-from agent.act.records import AMOUNTS, Apply, Limits, Record
+from agent.act.records import AMOUNTS, Apply, Limits, Record, RefusedError
 
-__all__ = ["no_uuid", "refusal"]
+__all__ = ["Named", "refusal", "uuid_of"]
 
 _MAX_WHY = 300
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX_NAMED = 5  # that a message lists
 _MAX = {"cap-cpu": 4096.0, "limit-bandwidth": 100.0, "limit-cache": 64.0}
 
 
@@ -27,7 +29,7 @@ def refusal(
     What is asked is looked at first: libvirt need not run for an answer to what makes no sense.
 
     Args:
-        asked: the action.
+        asked: the action, with UUIDs.
         limits: of the configuration.
         in_force: all actions that are.
         ended_s: how many seconds ago the last action on a VM ended, by UUID.
@@ -41,17 +43,40 @@ def refusal(
     )
 
 
-def no_uuid(what: str, value: str) -> str:
-    """Tell why something is no VM's UUID; "": it is one. A name would be taken for a VM of which nothing is known."""
+class Named(NamedTuple):
+    """A VM that a name may mean; `where` tells it from others of its name."""
+
+    uuid: str
+    name: str
+    where: str
+
+
+def uuid_of(value: str, named: Callable[[str], Iterable[Named]]) -> str:
+    """Return the UUID of a VM that is given by UUID or name.
+
+    Args:
+        value: what was given. A UUID is taken as it is, also where a VM has it as its name.
+        named: the VMs that it may be; asked for a name only.
+
+    Raises:
+        RefusedError: no VM has this name, or several have.
+
+    """
     if _UUID.fullmatch(value):
-        return ""
-    return f"{what} must be a VM's UUID (value {value[:80]!r}); `whitepanda vms --json` has them"
+        return value
+    found = {one.uuid: one for one in named(value) if one.name == value}
+    if not found:
+        raise RefusedError(f"no VM named {value[:80]!r} runs here; `whitepanda vms` lists those that do")
+    if len(found) > 1:
+        listed = [f"{one.uuid} ({one.where})" for one in found.values()]
+        more = ", ..." if len(listed) > _MAX_NAMED else ""
+        raise RefusedError(
+            f"{len(found)} VMs are named {value[:80]!r}: {', '.join(listed[:_MAX_NAMED])}{more}; give the UUID"
+        )
+    return next(iter(found))
 
 
 def _senseless(asked: Apply) -> str:
-    why_not = no_uuid("vm", asked.vm) or (no_uuid("victim", asked.victim) if asked.victim else "")
-    if why_not:
-        return why_not
     if asked.vm == asked.victim:
         return f"the victim itself would be limited (value {asked.vm})"
     if not math.isfinite(asked.amount) or not 0 < asked.amount <= _MAX[asked.action]:

@@ -88,15 +88,6 @@ class Virsh:
         )
         raise ActError(f"virsh {' '.join(arguments)}: {said or f'exit status {done.returncode}'}{remedy}")
 
-    def running(self) -> int:
-        """Return how many VMs run.
-
-        Raises:
-            ActError: libvirt does not tell.
-
-        """
-        return len((self("list", "--uuid") or "").split())
-
 
 def _one_line(said: str) -> str:
     """Return what virsh says without the "error:" that its lines begin with, as ours will."""

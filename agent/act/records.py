@@ -37,7 +37,7 @@ MAX_BYTES = 1 << 20
 
 
 class ActError(WhitepandaError):
-    """libvirt or resctrl does not do what is asked of it; one line says what, of whom, and why."""
+    """libvirt, resctrl or the control group does not do what is asked of it; one line says what, of whom, and why."""
 
     exit_code = 4
 
@@ -56,7 +56,10 @@ class Peer(NamedTuple):
 
 
 class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"):
-    """Limit a VM (UUID) for so many seconds. `victim` (UUID) is watched: if it fares worse, the limit is undone."""
+    """Limit a VM (UUID or name) for so many seconds.
+
+    `victim` (UUID or name) is watched: if it fares worse, the limit is undone.
+    """
 
     action: Action
     vm: str
@@ -67,7 +70,7 @@ class Apply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="apply"
 
 
 class Undo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="undo"):
-    """Undo an action by its number, or that on a VM (UUID); 0 and "": all of them."""
+    """Undo an action by its number, or that on a VM (UUID or name); 0 and "": all of them."""
 
     number: int = 0
     vm: str = ""
@@ -85,7 +88,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `before` and `after` are the backend's words for the VM's state. The end is told by the kernel's clock since boot:
     no step of the wall clock moves it, and after a reboot (another `boot_id`) it is over. `victim_signal` is of which
-    kind `victim_degradation` is, as `agent.act.victims` calls it; "" in records of older versions.
+    kind `victim_degradation` is, as `agent.act.victims` calls it; "" in records of older versions. `name` is the VM's,
+    and `group` the control group whose `cpu.max` was set; "": libvirt or resctrl limits it.
     """
 
     number: int
@@ -104,6 +108,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     victim_signal: str = ""
     why: str = ""
     is_applied: bool = False
+    name: str = ""
+    group: str = ""
 
 
 class Limits(msgspec.Struct, frozen=True):

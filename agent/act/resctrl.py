@@ -71,7 +71,7 @@ class Resctrl:
         with self._told(vm):
             pid = self._pid_of(vm)
             if pid is None:
-                raise ActError(f"no VM {vm} of libvirt runs here; `virsh list --uuid` has those that do")
+                raise ActError(f"no VM {vm} runs here; `whitepanda vms` lists those that do")
             if not (self._root / "info").is_dir():
                 raise ActError(
                     f"{self._root}: no resctrl; needs a CPU with RDT or QoS, "
@@ -100,7 +100,7 @@ class Resctrl:
                 return
             pid = self._pid_of(vm)
             if pid is None:
-                raise ActError(f"no VM {vm} of libvirt runs here any more")
+                raise ActError(f"no VM {vm} runs here any more")
             self._check_is_free(vm, self._threads(pid))
             self._make(group)
             # The limit is there before anybody is in it, so no thread runs in a group that is half made.

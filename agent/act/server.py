@@ -13,7 +13,8 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,7 @@ import msgspec
 from agent.act.actor import Actor
 from agent.act.audit import Audit
 from agent.act.backends import Backend
+from agent.act.cpu_max import cpu_max_of
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
 from agent.act.records import (
@@ -41,7 +43,10 @@ from agent.act.resctrl import Resctrl
 from agent.act.victims import degradation_of
 from agent.clock import boot_id
 from agent.config import ActSection, AgentConfig
+from collector.base import SourceError, VmIdentity
+from collector.cgroup_tree import CgroupTree
 from collector.identity import Inventory
+from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
@@ -55,6 +60,8 @@ _BACKLOG = 16
 # At the end limits are tried to be undone for so long: longer than an interrupted virsh may take to come to pass.
 _STOP_S = 45.0
 _STOP_PAUSE_S = 1.0
+# A VM that has just begun is waited for so long: a look at all processes begins every 2 s.
+_FIND_S, _FIND_PAUSE_S = 4.0, 0.1
 
 _T = TypeVar("_T")
 
@@ -79,10 +86,11 @@ def limits_of(section: ActSection) -> Limits:
 
 
 def make_actor(config: AgentConfig, journal: Journal) -> Actor:
-    """Make the actor with the host's libvirt and resctrl."""
+    """Make the actor with the host's libvirt, resctrl and control groups."""
     section, sources = config.act, config.sources
     virsh = Virsh(sources.libvirt.uri, section.deadline_s)
-    inventory = Inventory(sources.libvirt.state_dir, sources.procfs.root)
+    inventory = make_inventory(sources)
+    tree = CgroupTree(sources.procfs.root, sources.cgroup.root)
 
     def pid_of(uuid: str) -> int | None:
         return next((vm.pid for vm in inventory.vms() if vm.uuid == uuid), None)
@@ -100,10 +108,29 @@ def make_actor(config: AgentConfig, journal: Journal) -> Actor:
         journal=journal,
         audit=Audit(Path(section.state_dir)),
         backends=backends,
-        running=virsh.running,
+        vms=lambda wanted: _vms(inventory, wanted),
+        cpu_max=lambda vm: cpu_max_of(vm, tree),
         degradation=lambda uuid, signal: degradation_of(Path(config.agent.socket), uuid, signal),
         boot_id=boot_id(),
     )
+
+
+def _vms(inventory: Inventory, wanted: str) -> Sequence[VmIdentity]:
+    """Return the VMs of this host; one of a UUID or name that is not seen is waited for a moment.
+
+    QEMUs without libvirt are found by looking at all processes, which is begun by asking and done beside it: nobody
+    asks while nothing is wanted, and a look that hangs costs only who waits for it.
+    """
+    end = time.monotonic() + _FIND_S
+    while True:
+        try:
+            vms = inventory.vms()
+        except SourceError as error:
+            raise ActError(f"which VMs run is not known: {error}") from error
+        is_seen = any(wanted in {vm.uuid, vm.name} for vm in vms)
+        if not wanted or is_seen or not inventory.finders or time.monotonic() >= end:
+            return vms
+        time.sleep(_FIND_PAUSE_S)
 
 
 class Server:

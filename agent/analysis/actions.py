@@ -5,7 +5,7 @@ the same linear model that accuses the suspect, mnCPI = sum A_k * u: a suspect w
 A_k * d, and the coefficient's standard error gives the interval. Of cache, memory bandwidth and another host no
 coefficient is known: what is expected of them is said to be unknown, with the reason.
 
-Commands are lists of words, for no shell; they name VMs by UUID, as a name may begin with "-".
+`agent.analysis.commands` has the command of each, by who manages the VM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from agent.analysis.commands import act_command, cap_commands, cap_notes, migration, migration_notes
 from agent.analysis.effects import (
     Z95,
     effect_of_less,
@@ -35,7 +36,6 @@ from agent.analysis.recommendations import (
     Suspect,
     Unit,
     Victim,
-    quota_us,
 )
 
 __all__ = ["MAX_RECOMMENDATIONS", "recommend"]
@@ -46,8 +46,6 @@ _MAX_SUSPECTS = 3  # for whom actions are thought of
 _FIRST_STEP = 0.5  # of its usage is left to a suspect where nothing says how much it has to be
 _CACHE_SHARE = 0.25  # of all VMs' occupancy from which on the cache is evidence against a suspect
 _BANDWIDTH_SHARE = 0.5  # the same of memory bandwidth
-_SECONDS = 900.0  # that an action of ours is in force
-_LIBVIRT = ("virsh", "-c", "qemu:///system")
 
 
 def recommend(situation: Situation) -> tuple[Recommendation, ...]:
@@ -133,17 +131,16 @@ def _against(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator
         yield from _cap(suspect, victim, situation)
     if not suspect.is_vm:
         return
-    if suspect.is_libvirt:
-        yield from _limit_cache(suspect, victim, situation)
-        yield from _limit_bandwidth(suspect, victim, situation)
+    yield from _limit_cache(suspect, victim, situation)
+    yield from _limit_bandwidth(suspect, victim, situation)
     if is_worth_it:
         yield _about(
             suspect,
             victim,
             "migrate_suspect",
             effect=effect_without(suspect, victim, situation),
-            evidence=_why(suspect),
-            commands=_migration(suspect.vm, suspect.job, situation, is_libvirt=suspect.is_libvirt),
+            evidence=(*_why(suspect), *migration_notes(suspect)),
+            commands=migration(suspect, situation),
         )
 
 
@@ -152,12 +149,12 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         return  # a quota is per vCPU
     # Rounded for people, but neither to more than is enough nor to less than is allowed.
     cores = max(math.floor(_cores(suspect, situation) * 1000) / 1000, situation.host.min_cores)
-    if suspect.is_vm:
+    if suspect.is_vm and suspect.by_libvirt:
         cores = max(cores, MIN_QUOTA_US * (suspect.vcpus or 1) / QUOTA_PERIOD_US)  # libvirt takes no less
     if cores >= suspect.cpu_usage_cores:
         return  # it uses next to nothing: there is nothing to take
     if suspect.is_vm:
-        commands = _cap_commands(suspect, victim, cores, situation)
+        commands = cap_commands(suspect, victim, cores, situation)
     else:
         unit, percent = suspect.vm.removeprefix("host:"), max(1, round(cores * 100))
         commands = (
@@ -177,7 +174,7 @@ def _cap(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Rec
         evidence=(
             f"from {suspect.cpu_usage_cores:.3g} to {cores:.3g} cores",
             *_why(suspect),
-            *_per_vcpu(suspect, cores),
+            *cap_notes(suspect, cores),
         ),
         commands=commands,
     )
@@ -200,52 +197,6 @@ def _cores(suspect: Suspect, situation: Situation) -> float:
     return max(situation.host.min_cores, suspect.cpu_usage_cores - less)
 
 
-def _cap_commands(
-    suspect: Suspect, victim: Victim, cores: float, situation: Situation
-) -> tuple[Command, ...]:
-    if not suspect.is_libvirt:
-        return ()
-    ours = _act("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
-    if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
-        return (ours,)
-    set_quota = (*_LIBVIRT, "schedinfo", suspect.vm, "--live")
-    period, quota = f"vcpu_period={QUOTA_PERIOD_US}", quota_us(cores, suspect.vcpus or 1)
-    return (
-        ours,
-        Command("the same by hand, for good", (*set_quota, period, f"vcpu_quota={quota}")),
-        Command("undo it by hand", (*set_quota, "vcpu_quota=-1")),
-    )
-
-
-def _per_vcpu(suspect: Suspect, cores: float) -> tuple[str, ...]:
-    """Return what a quota means for a VM that does not use all its vCPUs alike."""
-    vcpus = suspect.vcpus or 0
-    if not suspect.is_vm or vcpus <= 1:
-        return ()
-    return (
-        f"the quota is per vCPU: busy on one of its {vcpus} vCPUs only, it gets {cores / vcpus:.3g} cores",
-    )
-
-
-def _act(action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation) -> Command:
-    seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
-    return Command(
-        f"for {seconds} s, undone by itself",
-        (
-            "whitepanda",
-            "act",
-            "apply",
-            action,
-            vm,
-            *amount,
-            "--seconds",
-            seconds,
-            "--victim",
-            victim.vm,
-        ),
-    )
-
-
 def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iterator[Recommendation]:
     share = _share(suspect.llc_bytes, suspect.all_llc_bytes)
     host = situation.host
@@ -266,7 +217,7 @@ def _limit_cache(suspect: Suspect, victim: Victim, situation: Situation) -> Iter
             f"with {ways} of {host.cache_ways} ways {host.cache_ways - ways} are left to {victim.name} and others",
             *_why(suspect),
         ),
-        commands=(_act("limit-cache", suspect.vm, ("--ways", str(ways)), victim, situation),),
+        commands=(act_command("limit-cache", suspect.vm, ("--ways", str(ways)), victim, situation),),
     )
 
 
@@ -295,7 +246,9 @@ def _limit_bandwidth(suspect: Suspect, victim: Victim, situation: Situation) -> 
             f"it has {share:.0%} of the VMs' memory traffic ({suspect.memory_bytes_per_s or 0:,.0f} bytes/s)",
             *_why(suspect),
         ),
-        commands=(_act("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),),
+        commands=(
+            act_command("limit-bandwidth", suspect.vm, ("--percent", str(percent)), victim, situation),
+        ),
     )
 
 
@@ -307,28 +260,8 @@ def _migrate_victim(victim: Victim, situation: Situation) -> Recommendation:
         effect=unknown_effect(
             victim, situation, "what it will suffer depends on the host: `whitepanda place` ranks them"
         ),
-        evidence=_suffering(victim),
-        commands=_migration(victim.vm, victim.job, situation, is_libvirt=victim.is_libvirt),
-    )
-
-
-def _migration(vm: str, job: str, situation: Situation, *, is_libvirt: bool) -> tuple[Command, ...]:
-    central = situation.host.central or "CENTRAL:PORT"
-    ranks = Command(
-        "rank the hosts by D-Factor; where an operator's certificate is, in DIR, and not on this host",
-        ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={job}"),
-    )
-    if not is_libvirt:
-        return (ranks,)
-    lift = Command(
-        "lift what act has set on it: a quota would move along for good",
-        ("whitepanda", "act", "undo", "--vm", vm),
-    )
-    migrate = (*_LIBVIRT, "migrate", "--live", "--persistent", "--undefinesource")
-    return (
-        lift,
-        ranks,
-        Command("migrate it to the first of them", (*migrate, vm, "qemu+ssh://HOST/system")),
+        evidence=(*_suffering(victim), *migration_notes(victim)),
+        commands=migration(victim, situation),
     )
 
 

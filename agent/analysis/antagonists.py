@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from collector.base import Reason
 
 __all__ = [
+    "CERTAIN_MN_CPI",
     "MIN_HISTORY_SLOTS",
     "ROBUST_CLIP",
     "VICTIM_STDS",
@@ -43,6 +44,10 @@ VICTIM_STDS = 2.0
 
 #: nCPI by robust statistics is cut to plus and minus this (`central.models.whitepanda.CLIP`).
 ROBUST_CLIP = 3.0
+
+#: mnCPI above this is contention, whatever the host's past says: no threshold is higher. Below `ROBUST_CLIP`, so that
+#: mnCPI can exceed every threshold; chosen on the training seeds of docs/studies/trigger.md.
+CERTAIN_MN_CPI = 2.75
 
 #: Method (`Coefficient.method`) that takes a job of which it knows nothing for harmless. PANDA has no opinion of it.
 _UNKNOWN_IS_HARMLESS = frozenset({"whitepanda"})
@@ -172,7 +177,7 @@ def slot_state(tasks: Sequence[TaskSlot]) -> SlotState:
 
 
 def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) -> float:
-    """What mnCPI has to exceed: the host's own percentile of `history`, but never less than `floor`.
+    """What mnCPI has to exceed: the host's own percentile of `history`, from `floor` to `CERTAIN_MN_CPI`.
 
     Linear interpolation between the closest ranks. With fewer than `MIN_HISTORY_SLOTS` slots it is the floor.
 
@@ -183,12 +188,13 @@ def mn_cpi_threshold(history: Sequence[float], percentile: float, floor: float) 
 
     """
     if len(history) < MIN_HISTORY_SLOTS:
-        return floor
+        return min(CERTAIN_MN_CPI, floor)
     ordered = sorted(history)
     position = (len(ordered) - 1) * percentile / 100
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return max(floor, ordered[below] + (ordered[above] - ordered[below]) * (position - below))
+    own = ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+    return min(CERTAIN_MN_CPI, max(floor, own))
 
 
 def is_triggered(slots: Sequence[SlotState], threshold: float, victim_slots: int) -> bool:

@@ -3,10 +3,12 @@
 Per VM: load (%guest) and GIPS relative to their means over its first `baseline_ticks` ticks, which are taken for free
 of interference. First pass: where the load differs from its rolling mean by more than M, the VM inflicts if its GIPS
 differs from theirs by more than N, and is a victim if not; else it is steady. Second pass: where any VM inflicts, every
-one that does not is a victim. The rolling means are over the ticks before this one; their length is a choice of ours.
+one that does not is a victim. The rolling means are over the ticks before this one.
 
-So a load that lasts becomes steady once it fills the window. Degradation is estimated until the baseline returns: until
-no VM that inflicted is still beyond N from its baseline, and the victim's own load is within M of its own.
+The paper leaves open how long the rolling mean is, and what the GIPS are held against. The default holds both against
+the last 10 ticks: a load that lasts becomes steady once it fills the window. Other readings are settings, which
+docs/studies/cloud-white.md compares. Degradation is estimated until the baseline returns: until no VM that inflicted is
+still beyond N from its baseline, and the victim's own load is within M of its own.
 """
 
 from __future__ import annotations
@@ -33,12 +35,22 @@ _MAX_AGE_S = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PaperSettings:
-    """The paper's thresholds, relative; `rolling_ticks`: how many ticks before this one the means are of."""
+    """The paper's thresholds, relative; `rolling_ticks`: how many ticks before this one the means are of.
+
+    `load_from_baseline`, `gips_from_baseline`: changes count from the baseline, not from the rolling mean.
+    """
 
     load_change: float = 0.05  # M
     gips_change: float = 0.50  # N
     rolling_ticks: int = 10
     baseline_ticks: int = 60
+    load_from_baseline: bool = False
+    gips_from_baseline: bool = False
+
+    @property
+    def from_baseline(self) -> tuple[bool, bool]:
+        """Whether load and GIPS are held against the baseline."""
+        return self.load_from_baseline, self.gips_from_baseline
 
 
 class PaperDetector:
@@ -68,13 +80,13 @@ class PaperDetector:
         ready = self._ticks >= settings.baseline_ticks
         baseline = self._baseline()
         with np.errstate(invalid="ignore", divide="ignore"):
-            relative = now / np.where(
-                baseline[:, [_GUEST, _GIPS]] > 0, baseline[:, [_GUEST, _GIPS]], math.nan
-            )
+            own = np.where(baseline[:, [_GUEST, _GIPS]] > 0, baseline[:, [_GUEST, _GIPS]], math.nan)
+            relative = now / own
             known = ~np.isnan(self._ring)
             count = known.sum(axis=1)
             rolling = np.where(count > 0, np.where(known, self._ring, 0.0).sum(axis=1) / count, math.nan)
-            change = np.abs(now - rolling) / rolling
+            usual = np.where(settings.from_baseline, own, rolling)
+            change = np.abs(now - usual) / usual
         can_tell = ready & ~np.isnan(change).any(axis=1)
         changed = can_tell & (change[:, 0] > settings.load_change)
         inflicts = changed & (change[:, 1] > settings.gips_change)
@@ -87,7 +99,7 @@ class PaperDetector:
         estimate = self._estimate(relative, victim, inflicts)
         behaviours = tuple(map(_CODES.__getitem__, behaviour.tolist()))
         ticks, since_s = self._ticks.astype(np.int64), self._since_s.copy()
-        told = _Told(tick, behaviours, now, rolling, since_s, ticks, ready, estimate, settings)
+        told = _Told(tick, behaviours, now, usual, since_s, ticks, ready, estimate, settings)
         self._learn(tick.values, now, ready)
         baseline[~ready] = math.nan
         return Detection(behaviours, ticks, told.state, lambda: baseline, estimate)
@@ -174,7 +186,7 @@ class PaperDetector:
         self._restored = restored
 
 
-#: Of a steady VM with an estimate: the rolling means forget what began some ticks ago, the baseline does not.
+#: Of a steady VM with an estimate: rolling means forget what began some ticks ago, the baseline does not.
 _STILL_ESTIMATED = "; its slow-down is estimated until it and who inflicted are back at their baselines"
 
 _CODES = (Behaviour.UNKNOWN, Behaviour.STEADY, Behaviour.VICTIM, Behaviour.INFLICTING)
@@ -187,7 +199,7 @@ class _Told:
     tick: Tick
     behaviours: tuple[Behaviour, ...]
     now: Values
-    rolling: Values
+    usual: Values
     since_s: NDArray[np.float64]
     ticks: NDArray[np.int64]
     ready: NDArray[np.bool_]
@@ -200,14 +212,14 @@ class _Told:
         active = behaviour in {Behaviour.VICTIM, Behaviour.INFLICTING}
         factors = (settings.load_change, settings.gips_change)
         ticks = int(self.ticks[row])
-        reason = _reason(behaviour, self.now[row], self.rolling[row], settings, ticks)
+        reason = _reason(behaviour, self.now[row], self.usual[row], settings, ticks)
         if self.estimate[row] and not active:
             reason += _STILL_ESTIMATED
         return VmState(
             key=self.tick.vms[row],
             behaviour=behaviour,
             reason=reason,
-            evidence=_evidence(self.now[row], self.rolling[row], factors) if active else (),
+            evidence=_evidence(self.now[row], self.usual[row], factors) if active else (),
             since_s=float(self.since_s[row]),
             culprits=self._culprits if behaviour is Behaviour.VICTIM else (),
             baseline_ticks=ticks,
@@ -220,24 +232,28 @@ class _Told:
         return tuple(key.uuid for key, behaviour in found if behaviour is Behaviour.INFLICTING)
 
 
-def _evidence(now: Values, rolling: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
-    """Return load and GIPS against their rolling means, and the limit on the side to which each has moved."""
+def _evidence(now: Values, usual: Values, factors: tuple[float, float]) -> tuple[Evidence, ...]:
+    """Return load and GIPS against what they usually are, and the limit on the side to which each has moved."""
     found = []
-    for name, value, mean, factor in zip(("guest_ratio", "gips"), now, rolling, factors, strict=True):
+    for name, value, mean, factor in zip(("guest_ratio", "gips"), now, usual, factors, strict=True):
         limit = mean * (1 + factor if value >= mean else 1 - factor)
         found.append(Evidence(name, float(value), float(mean), float(limit)))
     return tuple(found)
 
 
-def _reason(behaviour: Behaviour, now: Values, rolling: Values, settings: PaperSettings, ticks: int) -> str:
+def _reason(behaviour: Behaviour, now: Values, usual: Values, settings: PaperSettings, ticks: int) -> str:
     if behaviour is Behaviour.UNKNOWN:
         if np.isnan(now[1]):
             return "instructions are not counted here: the paper's rules cannot tell"
         return f"no baseline yet: {ticks} of {settings.baseline_ticks} ticks"
-    load, gips = 100 * (now / rolling - 1)
-    changes = f"load {load:+.0f} %, GIPS {gips:+.0f} % against the last {settings.rolling_ticks} ticks"
+    load, gips = 100 * (now / usual - 1)
+    of_load, of_gips = (
+        " against its baseline" if baseline else f" against the last {settings.rolling_ticks} ticks"
+        for baseline in settings.from_baseline
+    )
+    changes = f"load {load:+.0f} %{'' if of_load == of_gips else of_load}, GIPS {gips:+.0f} %{of_gips}"
     if behaviour is Behaviour.STEADY:
-        return "load as in the last ticks"
+        return "load as in its baseline" if settings.load_from_baseline else "load as in the last ticks"
     if behaviour is Behaviour.VICTIM and abs(load) <= 100 * settings.load_change:
         return f"{changes}: steady, but another VM inflicts"
     return changes

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from collector.base import LIBVIRT_MANAGERS
+
 __all__ = [
     "MIN_QUOTA_US",
     "QUOTA_PERIOD_US",
@@ -39,7 +41,7 @@ MIN_QUOTA_US = 1000
 class Victim:
     """Who suffers. `cpi` and its job's `mean_cpi` and `threshold_cpi`, and `degradation` (>= 1): None is not known.
 
-    `is_libvirt`: it is a VM of libvirt, which its commands and ours are of.
+    `manager` runs the VM, as in `collector.base.VmIdentity`; "" is not known. `vmid` is its number in Proxmox.
     """
 
     vm: str
@@ -49,7 +51,8 @@ class Victim:
     mean_cpi: float | None = None
     threshold_cpi: float | None = None
     degradation: float | None = None
-    is_libvirt: bool = True
+    manager: str = "libvirt"
+    vmid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Suspect:
         inflicts: the host's own analysis says that it makes others suffer.
         is_cleared: the host's own analysis knows it and says that it does not: it is steady, or suffers itself.
         has_quota: its owner has set a CPU quota already, whose value is not known here.
-        is_libvirt: as in `Victim`.
+        manager: as in `Victim`; so is `vmid`.
+        has_own_group: it has a control group of its own, by which a VM without libvirt is limited.
 
     """
 
@@ -85,12 +89,19 @@ class Suspect:
     inflicts: bool = False
     is_cleared: bool = False
     has_quota: bool = False
-    is_libvirt: bool = True
+    manager: str = "libvirt"
+    vmid: str = ""
+    has_own_group: bool = True
 
     @property
     def is_vm(self) -> bool:
         """Whether it is a VM, and not a control group beside them."""
         return not self.vm.startswith("host:")
+
+    @property
+    def by_libvirt(self) -> bool:
+        """Whether the host's libvirt runs it: its quota is per vCPU."""
+        return self.manager in LIBVIRT_MANAGERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ in a hundred by construction. This one asks for more, and for less where content
 * Each length has a standard deviation of its own, measured on this host over some hours. So noise that lasts, which
   averages out less than independent noise does, needs no model.
 * Everything is scaled by the root of the number of latency-sensitive VMs: the mean of few VMs varies more.
-
 * Contention in the warm-up would be learnt as level and noise, and hide what comes for hours. So at its end both are
   compared with those of its quieter parts.
+* mnCPI is cut, and level plus noise may add up to more than it can reach. So a mean of half an hour above
+  `CERTAIN_MN_CPI` is contention whatever they are. A shorter one is not: that of a single VM often is so high.
 
 It is on from the moment that a mean exceeds `threshold` standard deviations until it is below half of that; a shorter
 length that exceeds them too decides in its place, so that the end is seen soon.
@@ -27,6 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median, quantiles
+
+from agent.analysis.antagonists import CERTAIN_MN_CPI
 
 __all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
 
@@ -48,6 +51,7 @@ _PRIOR_S = (
     600.0  # so long a time with a standard deviation of 1 (nCPI's, by construction) is assumed at first
 )
 _END = 0.5  # of the threshold
+_CERTAIN_END = 2.5  # of mnCPI; lower than what is certain, so that noise does not end it
 _PART_S = 600.0  # of the warm-up
 _PART_STEPS = 10  # at least
 _PART_SPAN = 0.3  # of a part: the longest mean whose noise is told from one
@@ -68,6 +72,10 @@ class _Span:
         return self.total / len(self.values) if self.values else 0.0
 
     @property
+    def std(self) -> float:
+        return math.sqrt(self.variance)
+
+    @property
     def is_full(self) -> bool:
         return len(self.values) == self.length
 
@@ -82,7 +90,7 @@ class _Span:
         self.total = 0.0
 
     def exceeds(self, threshold: float) -> bool:
-        return self.is_full and self.mean > threshold * math.sqrt(self.variance)
+        return self.is_full and self.mean > threshold * self.std
 
 
 class NoiseScaledTrigger:
@@ -98,6 +106,7 @@ class NoiseScaledTrigger:
         lengths = sorted({max(1, round(span / step_s)) for span in SPANS_S})
         self._spans = [_Span(length) for length in lengths]
         self._one = _Span(1)
+        self._plain = _Span(lengths[-1])  # of mnCPI itself, not of its excess over the level
         self._step_s = step_s
         self._limit = threshold
         self._level_s = max(_LEVEL_S, _LEVEL_STEPS * step_s)
@@ -121,13 +130,15 @@ class NoiseScaledTrigger:
 
     @property
     def value(self) -> float:
-        """Mean of mnCPI over the length of time that decides: that which found the contention, else the shortest."""
-        return self._level + self._decides.mean / math.sqrt(self._tasks)
+        """Mean of mnCPI over a length of time: that which found the contention, else the shortest that could."""
+        span = self._decides
+        return span.mean if span is self._plain else self._level + span.mean / math.sqrt(self._tasks)
 
     @property
     def threshold(self) -> float:
-        """What `value` has to exceed."""
-        return self._level + self._limit * math.sqrt(self._decides.variance / self._tasks)
+        """What `value` has to exceed, at most `CERTAIN_MN_CPI`."""
+        span = self._decides
+        return CERTAIN_MN_CPI if span is self._plain else min(CERTAIN_MN_CPI, self._own(span))
 
     @property
     def span_s(self) -> float:
@@ -136,7 +147,12 @@ class NoiseScaledTrigger:
 
     @property
     def _decides(self) -> _Span:
-        return self._deciding or self._spans[0]
+        able = (span for span in self._spans if self._own(span) <= CERTAIN_MN_CPI)
+        return self._deciding or next(able, self._plain)
+
+    def _own(self, span: _Span) -> float:
+        """Return which mnCPI is above the level by more than a span's noise explains."""
+        return self._level + self._limit * span.std / math.sqrt(self._tasks)
 
     def observe(self, mn_cpi: float, tasks: int) -> bool:
         """Take the next value; return whether the trigger is on.
@@ -157,6 +173,7 @@ class NoiseScaledTrigger:
                 self._settle()
         root = math.sqrt(tasks)
         excess = (mn_cpi - self._level) * root
+        self._plain.push(mn_cpi)
         self._judge(excess)
         self._learn(excess, root)
         return self.is_on
@@ -165,6 +182,10 @@ class NoiseScaledTrigger:
         """Move the level: nCPI is by other statistics from here on, by which all that was seen is `by` higher."""
         self._level += by
         self._first = [value + by for value in self._first]
+        seen = list(self._plain.values)
+        self._plain.clear()
+        for value in seen:
+            self._plain.push(value + by)
 
     def _settle(self) -> None:
         """Take level and noise from the warm-up's quieter parts, where all of it says that there is far more noise."""
@@ -192,11 +213,13 @@ class NoiseScaledTrigger:
         if not self.is_ready:
             return
         found = next((span for span in self._spans if span.exceeds(self._limit)), None)
+        if found is None and self._plain.exceeds(CERTAIN_MN_CPI):
+            found = self._plain
         now = self._deciding
         if now is None or (found is not None and found.length < now.length):
             self._deciding = found
-        elif not now.exceeds(_END * self._limit):
-            self._deciding = None
+        elif not now.exceeds(_CERTAIN_END if now is self._plain else _END * self._limit):
+            self._deciding = self._plain if found is self._plain else None
             # The longer spans still have in them what is over now.
             for span in self._spans:
                 span.clear()

@@ -13,7 +13,6 @@ from rich.text import Text
 from agent import config as agent_config
 from agent.act.client import ask
 from agent.act.journal import is_empty
-from agent.act.limits import no_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
 from agent.cli._options import JsonOption
 from agent.cli._render import Column, cell, print_table
@@ -97,7 +96,7 @@ def list_(
 @app.command()
 def apply(
     action: Annotated[str, typer.Argument(help="cap-cpu, limit-bandwidth or limit-cache.")],
-    vm: Annotated[str, typer.Argument(help="UUID of the VM that is limited.")],
+    vm: Annotated[str, typer.Argument(help="UUID or name of the VM that is limited.")],
     *,
     cores: Annotated[float | None, typer.Option(help="cap-cpu: CPU that the VM may use in all.")] = None,
     percent: Annotated[
@@ -106,7 +105,7 @@ def apply(
     ways: Annotated[float | None, typer.Option(help="limit-cache: ways of the last-level cache.")] = None,
     seconds: Annotated[float, typer.Option(help="Then it is undone.")] = 900.0,
     victim: Annotated[
-        str, typer.Option(help="UUID of the VM that suffers: if it gets worse, it is undone.")
+        str, typer.Option(help="UUID or name of the VM that suffers: if it gets worse, it is undone.")
     ] = "",
     why: Annotated[str, typer.Option(help="For the audit log: such as the incident's number.")] = "",
     socket: SocketOption = None,
@@ -136,7 +135,7 @@ def apply(
 def undo(
     number: Annotated[str | None, typer.Argument(help="As `whitepanda act list` shows it, or `all`.")] = None,
     vm: Annotated[
-        str | None, typer.Option(help="Instead: UUID of the VM, on which nothing need be in force.")
+        str | None, typer.Option(help="Instead: UUID or name of the VM, on which nothing need be in force.")
     ] = None,
     socket: SocketOption = None,
     config: ConfigOption = None,
@@ -179,10 +178,10 @@ def _action(word: str) -> Action:
 
 def _undo(number: str | None, vm: str | None) -> Undo:
     if (number is None) == (vm is None):
-        raise InputError("give either NUMBER (or `all`) or --vm UUID")
+        raise InputError("give either NUMBER (or `all`) or --vm VM")
     if vm is not None:
-        if why_not := no_uuid("--vm", vm):
-            raise InputError(why_not)
+        if not vm:
+            raise InputError("--vm must be a VM's UUID or name (value '')")
         return Undo(vm=vm)
     if number == "all":
         return Undo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -44,11 +45,14 @@ class IncidentQueries:
     async def ListIncidents(  # noqa: N802 - the name in fleet.proto
         self, request: fleet_pb2.ListIncidentsRequest, context: Context
     ) -> fleet_pb2.ListIncidentsResponse:
-        """Contention that hosts reported, the last that began first."""
+        """When VMs of a host suffered, as hosts reported it, the last that began first."""
         await self.check_operator(context)
         await check_times(request, context)
         query = IncidentQuery(**{name: getattr(request, name) for name in _FILTERS})
-        page = await read_page(request, "incidents", repr(query), context)
+        asked = repr((query, request.open_only))  # of a page token: without the time, which goes on
+        page = await read_page(request, "incidents", asked, context)
+        if request.open_only:
+            query = dataclasses.replace(query, open_since_unix_ns=self._open_since())
         after: Place | None = None
         if request.page_token:
             after = (page.token.offset, page.token.version)
@@ -57,7 +61,7 @@ class IncidentQueries:
         token = ""
         if len(found) > page.size:
             last = shown[-1]
-            token = encode(Token("incidents", repr(query), last.id, last.first_unix_ns, ""))
+            token = encode(Token("incidents", asked, last.id, last.first_unix_ns, ""))
         mark_open(shown, self._open_since())
         return fleet_pb2.ListIncidentsResponse(incidents=shown, next_page_token=token)
 
@@ -167,9 +171,9 @@ class IncidentQueries:
 
 
 def mark_open(incidents: list[fleet_pb2.Incident], since_unix_ns: int) -> list[fleet_pb2.Incident]:
-    """Note in each whether it goes on: `incident_totals.count_open` counts those."""
+    """Note in each whether VMs suffer now, as `incident_tables.is_open` does."""
     for incident in incidents:
-        incident.open = incident.last_unix_ns >= since_unix_ns
+        incident.open = incident.last_unix_ns >= since_unix_ns and incident.victims_now > 0
     return incidents
 
 

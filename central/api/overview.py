@@ -15,7 +15,7 @@ from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.greeting import HEARTBEAT_MS
-from central.incident_store import IncidentQuery, IncidentStore
+from central.incident_store import IncidentStore
 from central.journal import Journal
 from central.lake import Lake, LakeError, Segment
 from central.streams import StreamRegistry
@@ -51,6 +51,7 @@ class OverviewQueries:
     _builder: Builder
     _clock_unix_ns: Callable[[], int]
     _incidents: IncidentStore
+    _incidents_error: Callable[[], str]
     _journal: Journal
     _lake: Lake
     _gap_ns: int
@@ -77,8 +78,9 @@ class OverviewQueries:
             open_since_unix_ns=open_since,
             top=top,
         )
-        query = IncidentQuery(since_unix_ns=open_since)
-        is_open = mark_open(await ask_store(context, self._incidents.find, query, limit=top), open_since)
+        is_open = mark_open(
+            await ask_store(context, self._incidents.open_now, open_since, limit=top), open_since
+        )
         silence = self._silence(now)
         running, is_old = self._recent.known()
         if is_old and (self._refreshing is None or self._refreshing.done()):
@@ -100,6 +102,7 @@ class OverviewQueries:
             contended_hosts=totals.contended_hosts,
             open=is_open,
             antagonists=totals.antagonists,
+            last_incidents_error=self._incidents_error(),
         )
 
     async def GetDataHealth(  # noqa: N802 - the name in fleet.proto

@@ -1,4 +1,4 @@
-"""`whitepanda antagonists`: PANDA's coefficients, fitted to a trace or as central holds them."""
+"""`whitepanda antagonists`: coefficients, whitepanda's or PANDA's, fitted to a trace or as central holds them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from whitepanda.common.tls_options import (
 )
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
-app = typer.Typer(help="Which jobs hurt others: PANDA's coefficients.", no_args_is_help=True)
+app = typer.Typer(
+    help="Which jobs hurt others: antagonist coefficients, whitepanda's or PANDA's.", no_args_is_help=True
+)
 
 EngineOption = Annotated[str, typer.Option(help="What it runs on: duckdb or spark.")]
 MergerOption = Annotated[str, typer.Option(help="What merges records into slots: duckdb or spark.")]

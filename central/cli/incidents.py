@@ -1,4 +1,4 @@
-"""`whitepanda incidents`: contention that hosts reported, as central keeps it."""
+"""`whitepanda incidents`: when VMs of a host suffered, as hosts reported it and central keeps it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from rich.text import Text
 from agent.analysis.antagonists import is_cut
 from central.api.openapi import to_json
 from central.cli._fleet import asking
+from central.incident_words import found_by, named, slow_down_or_why
+from central.triggers import first_suspect
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.recommendations import recommendation_lines
@@ -33,13 +35,12 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Contention in the fleet: where, when, who suffered, whom to suspect.", no_args_is_help=True
+    help="VMs that suffer in the fleet: where, when, by how much, whom to suspect.", no_args_is_help=True
 )
 
 _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
 _PAGE = 1000
-_NAMED = 3  # victims shown in a row of the list
 _SHOWN_REPORTS = 12
 _NS = 10**9
 
@@ -63,12 +64,14 @@ def list_(
     hours: Annotated[
         float | None, typer.Option(min=0, max=_MAX_HOURS, help="Only those of the last so many hours.")
     ] = None,
+    open_only: Annotated[bool, typer.Option("--open", help="Only where VMs suffer now.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     json: JsonOption = False,
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    mnCPI is the mean of nCPI over the host's latency-sensitive VMs in the worst slot.
+    SLOW-DOWN is that of the victim that is named first, with its 95 % interval: of an open incident now, else at its
+    worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
     """
     files = files_of(tls, name, ca=ca, cert=cert, key=key)
     since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
@@ -84,6 +87,7 @@ def list_(
                 victim_job=victim_job,
                 vm=vm,
                 since_unix_ns=since,
+                open_only=open_only,
             )
             page = ask("ListIncidents", request)
             found.extend(page.incidents)
@@ -94,7 +98,7 @@ def list_(
         print_json({"incidents": [to_json(one) for one in found], "more": bool(token)})
         return
     if not found:
-        console.print("no incidents")
+        console.print("no open incidents" if open_only else "no incidents")
         return
     _print_list(found)
     if token:
@@ -114,7 +118,7 @@ def show(
     server_name: ServerNameOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Show one incident: victims, suspects with their scores, each report, and where else the suspect was one."""
+    """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
     files = files_of(tls, name, ca=ca, cert=cert, key=key)
@@ -127,18 +131,23 @@ def show(
 
 
 def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
-    table = _table(">NO", "HOST", "BEGAN (UTC)", ">LASTED", "SUSPECT", ">mnCPI", "VICTIMS")
+    table = _table(
+        ">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY"
+    )
     for one in found:
-        victims = [vm.name or vm.vm for vm in one.victims]
-        more = f" +{len(victims) - _NAMED}" if len(victims) > _NAMED else ""
+        worst, victims = one.victims[0] if one.victims else fleet_pb2.IncidentVm(), len(one.victims)
+        if one.open:
+            worst, victims = one.slowest_now, one.victims_now
         table.add_row(
             str(one.id),
             one.host,
+            "open" if one.open else "over",
             _time(one.first_unix_ns),
             _span(one.last_unix_ns - one.first_unix_ns),
-            one.suspect_job or "-",
-            _number(one.peak_mn_cpi),
-            ", ".join(victims[:_NAMED]) + more,
+            slow_down_or_why(worst.slow_down),
+            (worst.name or worst.vm) + (f" +{victims - 1}" if victims > 1 else ""),
+            named(one.suspect) if one.suspect.vm else "-",
+            _analyses(one.found_by),
         )
     console.print(table)
 
@@ -146,9 +155,19 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
 def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     one = detail.incident
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
-    console.print(f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}")
-    peak = f"mnCPI up to {_number(one.peak_mn_cpi)}, threshold {_number(one.peak_threshold)}"
-    console.print(f"{peak}; reported {one.reports} times")
+    now = f"{_count(one.victims_now, 'VM')} {'suffers' if one.victims_now == 1 else 'suffer'} now"
+    console.print(
+        f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, "
+        f"{now if one.open else 'over'}",
+        soft_wrap=True,
+    )
+    suspect = f"first suspect {named(one.suspect)}" if one.suspect.vm else "nobody is suspected"
+    found = found_by(one.found_by)
+    console.print(f"{suspect}{f'; found {found}' if found else ''}", soft_wrap=True)
+    reported = f"reported {_count(one.reports, 'time')}"
+    if not math.isnan(one.peak_mn_cpi):
+        reported += f"; mnCPI up to {_number(one.peak_mn_cpi)}, threshold {_number(one.peak_threshold)}"
+    console.print(reported)
     if detail.HasField("recurrence"):
         again = detail.recurrence
         console.print(
@@ -160,34 +179,56 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     last = detail.reports[-1] if detail.reports else agent_pb2.Trigger()
     suspects = {vm.vm: vm for vm in last.suspects}
     victims = {vm.vm: vm for vm in last.victims}
-    table = _table("VICTIM", "JOB", ">WORST nCPI", ">CPI NOW", ">THRESHOLD", ">REPORTS")
+    table = _table("VICTIM", "JOB", "SLOW-DOWN", "WORST", ">WORST nCPI", ">CPI", ">THRESHOLD", ">REPORTS")
     for vm in one.victims:
-        now = victims.get(vm.vm)
-        numbers = ("-", "-") if now is None else (_number(now.cpi), _number(now.threshold_cpi))
-        table.add_row(vm.name or vm.vm, vm.job, _n_cpi(vm.peak), *numbers, str(vm.reports))
+        last_seen = victims.get(vm.vm)
+        numbers = (
+            ("-", "-") if last_seen is None else (_number(last_seen.cpi), _number(last_seen.threshold_cpi))
+        )
+        table.add_row(
+            vm.name or vm.vm,
+            vm.job,
+            "-" if last_seen is None else slow_down_or_why(last_seen.slow_down),
+            slow_down_or_why(vm.slow_down),
+            _n_cpi(vm.peak),
+            *numbers,
+            str(vm.reports),
+        )
     console.print(table)
-    table = _table("SUSPECT", "JOB", ">WORST SCORE", ">COEFFICIENT", ">CORES NOW", ">REPORTS")
+    table = _table("SUSPECT", "JOB", "INFLICTS", ">WORST SCORE", ">COEFFICIENT", ">CORES", ">REPORTS")
     for vm in one.suspects:
         then = suspects.get(vm.vm)
         shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
-        table.add_row(vm.name or vm.vm, vm.job, _number(vm.peak), *shown, str(vm.reports))
+        inflicts = "yes" if then is not None and then.inflicts else "-"
+        table.add_row(vm.name or vm.vm, vm.job, inflicts, _number(vm.peak), *shown, str(vm.reports))
     console.print(table)
-    table = _table("REPORTED (UTC)", ">mnCPI", ">THRESHOLD", ">VICTIMS", "FIRST SUSPECT", ">VERSION")
+    table = _table(
+        "REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD"
+    )
     for report in detail.reports[-_SHOWN_REPORTS:]:
-        first = report.suspects[0] if report.suspects else agent_pb2.TriggerSuspect(score=math.nan)
+        first = first_suspect(report)
+        slowest = report.victims[0] if report.victims else agent_pb2.TriggerVictim()
         table.add_row(
             _time(report.unix_ns),
+            slow_down_or_why(slowest.slow_down),
+            str(len(report.victims) + report.victims_left_out),
+            (first.name or first.vm) if first else "-",
+            _analyses(report.found_by),
             _number(report.mn_cpi),
             _number(report.mn_cpi_threshold),
-            str(len(report.victims) + report.victims_left_out),
-            (first.name or first.vm) if first.score > 0 else "-",
-            str(report.coefficient_version),
         )
     console.print(table)
+    console.print("SLOW-DOWN, CPI, INFLICTS and CORES are of the last report.")
     if one.recommendations:
         console.print("what could be done, the best first:")
         for line in recommendation_lines(one.recommendations):
             console.print(Text(line), soft_wrap=True)
+
+
+def _analyses(found: Sequence[int]) -> str:
+    """Return the words of analyses, "host, fleet"."""
+    words = (agent_pb2.Analysis.Name(each).removeprefix("ANALYSIS_").lower() for each in found)
+    return ", ".join(words) or "-"
 
 
 def _table(*titles: str) -> Table:

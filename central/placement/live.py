@@ -42,8 +42,11 @@ _RATES = (
     ("disk", "disk_bytes_per_s", "disk_bytes_per_s"),
     ("network", "network_bytes_per_s", "network_bytes_per_s"),
 )
-# Why there is no measured share.
+# Why there is no measured share, or rate.
 _WHY = {
+    "memory": "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos",
+    "disk": "no window has disk_bytes_per_s, which needs the agents' source libvirt or qemu",
+    "network": "no window has network_bytes_per_s, which needs the agents' source libvirt, qemu or ovs",
     "memory_stall": f"no window has {_STALL}, which needs the agents' source perf and a CPU with the event",
     "disk_wait": f"no window has {_IO_WAIT}, which needs the agents' source cgroup and a kernel with PSI",
     "network_wait": "no agent measures it",
@@ -194,7 +197,10 @@ def _resources(
     for name, column, key in _RATES:
         wait, capacity = waits[name], getattr(config, key)
         if capacity:
-            used.append(_Resource(name, np.array(rows[column], dtype=np.float64) / capacity, 1.0))
+            rate = _Resource(name, np.array(rows[column], dtype=np.float64) / capacity, 1.0)
+            used.append(rate)
+            if not np.isfinite(rate.shares).any():
+                unmeasured[name] = f"{_WHY[name]}; without placement.{key} measured waits count"
         elif np.isfinite(wait.shares).any():
             used.append(wait)
         else:

@@ -2,6 +2,7 @@
 
 Whatever takes Alertmanager's webhooks takes these: the same keys, none beside them. An incident is one alert whose
 labels stay the same while it lasts, so `fingerprint` and `startsAt` say which; `status` is firing, then resolved.
+Suspects may change while it lasts, so they are annotations.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from central.incident_words import found_by, named, slow_down
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["ALERT_NAME", "firing", "resolved"]
@@ -24,18 +26,20 @@ _NOT_OVER = "0001-01-01T00:00:00Z"  # Go's zero time: what Alertmanager writes f
 _SHOWN = 5  # VMs of each kind by name; the incident has all
 
 
-def firing(incident: fleet_pb2.Incident, incident_url: str) -> str:
+def firing(incident: fleet_pb2.Incident, incident_url: str, told: str = "") -> str:
     """Return the message that an incident goes on.
 
     Args:
         incident: with its VMs, the worst first.
         incident_url: where people see it, `{id}` is its number; "" where there is nothing.
+        told: the message from here before; "" where there was none.
 
     Returns:
-        JSON, one line.
+        JSON, one line. Labels and beginning are those that were told.
 
     """
-    return _message(_alert(incident, incident_url, "firing", _NOT_OVER), incident_url)
+    alert = _alert(incident, incident_url, "firing", _NOT_OVER)
+    return _message(alert | (_identity(told) if told else {}), incident_url)
 
 
 def resolved(incident: fleet_pb2.Incident | None, told: str, incident_url: str, *, ended_unix_ns: int) -> str:
@@ -51,13 +55,17 @@ def resolved(incident: fleet_pb2.Incident | None, told: str, incident_url: str, 
         JSON, one line. Labels and beginning are those that were told.
 
     """
-    first = json.loads(told)["alerts"][0]
     if incident is None:
-        alert = first | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
+        alert = json.loads(told)["alerts"][0] | {"status": "resolved", "endsAt": _time(ended_unix_ns)}
     else:
-        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns))
-        alert |= {key: first[key] for key in ("labels", "startsAt", "fingerprint")}
+        alert = _alert(incident, incident_url, "resolved", _time(incident.last_unix_ns)) | _identity(told)
     return _message(alert, incident_url)
+
+
+def _identity(told: str) -> dict[str, Any]:
+    """Return by what receivers know the alert of a message again."""
+    first = json.loads(told)["alerts"][0]
+    return {key: first[key] for key in ("labels", "startsAt", "fingerprint")}
 
 
 def _message(alert: dict[str, Any], incident_url: str) -> str:
@@ -84,14 +92,19 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
         "alertname": ALERT_NAME,
         "severity": "warning",
         "host": incident.host,
-        "suspect_job": incident.suspect_job,  # "" has no meaning to Prometheus but that there is none
         "incident": str(incident.id),
     }
-    labels = {name: value for name, value in labels.items() if value}
+    annotations = {
+        "summary": _summary(incident),
+        "description": _description(incident),
+        "suspect_vm": incident.suspect.name or incident.suspect.vm,
+        "suspect_job": incident.suspect.job,
+        "slow_down": slow_down(incident.victims[0].slow_down) if incident.victims else "",
+    }
     return {
         "status": status,
         "labels": labels,
-        "annotations": {"summary": _summary(incident), "description": _description(incident)},
+        "annotations": {name: value for name, value in annotations.items() if value},
         "startsAt": _time(incident.first_unix_ns),
         "endsAt": ends_at,
         "generatorURL": incident_url.replace("{id}", str(incident.id)),
@@ -100,39 +113,48 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
 
 
 def _summary(incident: fleet_pb2.Incident) -> str:
-    who = f"{len(incident.victims)} VM{'s' if len(incident.victims) != 1 else ''}"
-    if len(incident.victims) == 1:
-        who = f"VM {_name(incident.victims[0])}"
-    whom = f"job {incident.suspect_job} is suspected first" if incident.suspect_job else "nobody is suspected"
-    verb = "suffers" if len(incident.victims) == 1 else "suffer"
-    return f"{who} {verb} from contention on host {incident.host}: {whom}"
+    count = len(incident.victims)
+    who = "1 VM suffers" if count == 1 else f"{count} VMs suffer"
+    worst = f"{', most' if count > 1 else ':'} {_victim(incident.victims[0])}" if count else ""
+    suspect = f"first suspect {named(incident.suspect)}" if incident.suspect.vm else "nobody is suspected"
+    return f"{who} on host {incident.host}{worst}; {suspect}"
 
 
 def _description(incident: fleet_pb2.Incident) -> str:
-    peak = f"{incident.peak_mn_cpi:.3g}, threshold {incident.peak_threshold:.3g}"
+    found = found_by(incident.found_by)
     parts = [
-        f"mean nCPI was up to {peak}, in {incident.reports} slot{'s' if incident.reports != 1 else ''}",
-        _listed("victims (nCPI)", incident.victims),
-        _listed("suspects (score)", incident.suspects),
-        f"evidence: whitepanda incidents show {incident.id}",
+        f"found {found}" if found else "",
+        _listed("victims (slow-down)", map(_victim, incident.victims)),
+        _listed("suspects", map(_suspect, incident.suspects)),
+        f"{incident.reports} report{'s' if incident.reports != 1 else ''}",
+        _evidence(incident),
+        f"more: whitepanda incidents show {incident.id}",
     ]
     return "; ".join(part for part in parts if part)
 
 
-def _listed(what: str, vms: Iterable[fleet_pb2.IncidentVm]) -> str:
+def _evidence(incident: fleet_pb2.Incident) -> str:
+    """Return what is known of nCPI; "" where nothing is."""
+    if math.isnan(incident.peak_mn_cpi):
+        return ""
+    threshold = "" if math.isnan(incident.peak_threshold) else f", threshold {incident.peak_threshold:.3g}"
+    return f"mean nCPI up to {incident.peak_mn_cpi:.3g}{threshold}"
+
+
+def _victim(vm: fleet_pb2.IncidentVm) -> str:
+    return f"{named(vm)} {slow_down(vm.slow_down) or '(slow-down not known)'}"
+
+
+def _suspect(vm: fleet_pb2.IncidentVm) -> str:
+    return named(vm) + ("" if math.isnan(vm.peak) else f" (score {vm.peak:.3g})")
+
+
+def _listed(what: str, vms: Iterable[str]) -> str:
     every = list(vms)
     if not every:
         return ""
-    named = [
-        f"{_name(vm)} of job {vm.job} ({'not known' if math.isnan(vm.peak) else f'{vm.peak:.3g}'})"
-        for vm in every[:_SHOWN]
-    ]
     more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
-    return f"{what}: {', '.join(named)}{more}"
-
-
-def _name(vm: fleet_pb2.IncidentVm) -> str:
-    return vm.name or vm.vm
+    return f"{what}: {', '.join(every[:_SHOWN])}{more}"
 
 
 def _origin(incident_url: str) -> str:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     text,
 )
 
-from central.incident_tables import METADATA, ROW_ID, incidents, insert_into
+from central.incident_tables import METADATA, ROW_ID, incidents, insert_into, is_open
 from central.webhooks import messages
 from whitepanda.v1 import fleet_pb2
 
@@ -66,6 +66,7 @@ told = Table(
     Column("receiver", Text, primary_key=True),
     Column("incident", BigInteger, primary_key=True, autoincrement=False),
     Column("message", Text, nullable=False),
+    Column("suspect_vm", Text, nullable=False),  # whom the message suspects; "" for nobody
 )
 
 #: Incidents with their VMs, of rows of `incidents`.
@@ -131,11 +132,15 @@ def change(
 ) -> int:
     """Note for a receiver which incidents have begun and ended since it was last told, within the caller's transaction.
 
+    Of one in which nobody was suspected it is told again once somebody is.
+
     Args:
         connection: of the holder of its lease.
         receiver: who is to be told.
         as_messages: makes incidents of rows.
-        open_since_unix_ns: an incident whose last report is from then or later goes on.
+        open_since_unix_ns: an incident is told while it is open (`incident_tables.is_open`). That it is over is told
+            once its last report is from before then, not as soon as the host says so: VMs that suffer again within
+            the quiet gap are no news.
         now_unix_ns: the time.
         incident_url: as in `messages.firing`.
         max_waiting: the oldest notices beyond this many are dropped.
@@ -147,9 +152,12 @@ def change(
     mine = told.c.receiver == receiver
     i = incidents.c
     # By their end, so the index is read from there on; those that began first are told first.
+    is_new = told.c.incident.is_(None)
+    has_suspect_now = (told.c.suspect_vm == "") & (i.suspect_vm != "")
     begun = connection.execute(
-        select(incidents)
-        .where(i.last_unix_ns >= open_since_unix_ns, i.id.not_in(select(told.c.incident).where(mine)))
+        select(incidents, told.c.message.label("told"))
+        .outerjoin(told, mine & (told.c.incident == i.id))
+        .where(is_open(open_since_unix_ns), is_new | has_suspect_now)
         .order_by(i.first_unix_ns, i.id)
         .limit(_AT_ONCE)
     ).all()
@@ -171,8 +179,14 @@ def change(
         )
         connection.execute(delete(told).where(mine, told.c.incident == row.incident))
     for row in begun:
-        new.append(messages.firing(known[row.id], incident_url))
-        connection.execute(told.insert().values(receiver=receiver, incident=row.id, message=new[-1]))
+        new.append(messages.firing(known[row.id], incident_url, row.told or ""))
+        statement = insert_into(connection, told).values(
+            receiver=receiver, incident=row.id, message=new[-1], suspect_vm=row.suspect_vm
+        )
+        said = {"message": statement.excluded.message, "suspect_vm": statement.excluded.suspect_vm}
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=["receiver", "incident"], set_=said)
+        )
     rows = [{"receiver": receiver, "created_unix_ns": now_unix_ns, "message": message} for message in new]
     connection.execute(notices.insert(), rows)
     return _cut(connection, receiver, max_waiting)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import pytest_asyncio
 
+from central.journal import HostRecord
+from central.triggers import TriggerRow
 from tests.support.browser import chromium, serious, watched
 from tests.support.page_fleet import PageCentral, S, Size
+from whitepanda.v1 import agent_pb2
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -76,6 +80,71 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
         assert heads["Mean slow-down"].startswith("mean CPI over the time shown / its job's")
         assert heads["Found"].endswith("with the host's estimate of the slow-down at that moment")
         assert await serious(seen.page) == []
+
+
+def report(central, host, ago_s, number, **changes):
+    """Have a host report what its own analysis alone found; `changes` may say that it is over."""
+    at = central.now - ago_s * S
+    nan = math.nan
+    told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, mn_cpi=nan, mn_cpi_threshold=nan, found_by=[1])
+    unknown = {"cpi": nan, "n_cpi": nan, "threshold_cpi": nan}
+    told.victims.add(
+        vm="v",
+        name="web-1",
+        job="web",
+        slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78),
+        **unknown,
+    )
+    told.victims.add(vm="w", name="db-1", job="db", **unknown)
+    told.suspects.add(vm="s", name="scan-1", job="scan", coefficient=nan, score=nan, inflicts=True)
+    if changes.get("ended"):
+        told = agent_pb2.Trigger(unix_ns=at, ended=True)
+    row = TriggerRow(host, "spool", number, 0, host, at, told.SerializeToString())
+    central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
+
+
+async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path, browser):
+    async with PageCentral(tmp_path, Size(slots=0)) as central, watched(browser, central.url) as seen:
+        await seen.open("")
+        assert "No contention now." in await seen.page.inner_text("main")
+        report(central, "node0001", 60, 1)
+        report(central, "other", 30, 1)
+        await seen.page.wait_for_selector("#overview-open-scroll tbody tr >> nth=1")
+        rows = await seen.page.locator("#overview-open-scroll tbody tr").all_inner_texts()
+        assert re.match(
+            r"#1\s+node0001\s+1\.52x \[1\.31, 1\.78\]\s+web-1 \+1\s+scan-1 of job scan\s+host\s+2", rows[0]
+        )
+        await seen.open("#/incident/1")
+        said = await seen.page.inner_text(".verdict")
+        assert said == (
+            "● open · 2 VMs suffer on node0001; the slowest is web-1, 1.52x [1.31, 1.78]; first suspect scan-1 of job "
+            "scan."
+        )
+        assert "by the host's own baseline" in await seen.page.inner_text(".facts")
+        assert "NaN" not in await seen.page.inner_text("main")
+        assert await seen.page.locator("#incident-victims-scroll tbody th").all_inner_texts() == [
+            "web-1",
+            "db-1",
+        ]
+        assert await serious(seen.page) == []
+        await seen.open("#/host/node0001?hours=1")
+        assert await seen.page.inner_text(".verdict") == said
+        # Over, and said so at once; then a host goes, of which nothing is known.
+        report(central, "node0001", 20, 2, ended=True)
+        report(central, "other", 20, 2, ended=True)
+        await seen.open("")
+        assert "No contention now." in await seen.page.inner_text("main")
+        central.journal.note_host(HostRecord("gone", "", "0.1.0", 2, "boot", central.now - 9000 * S))
+        central.fleet._incidents_error = lambda: "the disk is full"
+        await seen.page.reload()
+        await seen.settled()
+        text = await seen.page.inner_text("main")
+        assert "No contention now." not in text
+        assert "No contention on the hosts that report." in text
+        assert (
+            "Nothing is known now of 1 host, late or gone. Central cannot record what hosts report: the disk is full."
+            in text
+        )
 
 
 EFFECTS = """async () => {

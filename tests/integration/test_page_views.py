@@ -112,12 +112,13 @@ async def test_a_view_follows_what_happens_and_the_focus_stays(one, browser):
 
 
 def report(central, suspect, number, at=None):
-    """One slot in contention on a host of its own, with a suspect of this job."""
+    """A report of a host of its own, with a suspect of this job."""
     at = at or central.now + number * 120 * S
     told = agent_pb2.Trigger(unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=3.0, mn_cpi_threshold=2.0)
     told.victims.add(vm="v", name=suspect, job=suspect, cpi=1.0, n_cpi=2.0, threshold_cpi=1.0)
     told.suspects.add(vm="s", name=suspect, job=suspect, coefficient=1.0, cpu_usage_cores=1.0, score=1.0)
-    row = TriggerRow("other", suspect, number, 0, "other", at, told.SerializeToString())
+    host = f"host of {suspect}"
+    row = TriggerRow(host, suspect, number, 0, host, at, told.SerializeToString())
     central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
 
 

@@ -22,6 +22,7 @@ from agent.config import load as load_agent
 from central.config import BuildSection, CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
+from collector.cgroup_tree import parse_mounts
 from tests.support.systemd_machine import (
     UNITS,
     booted,
@@ -35,7 +36,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 HOST = "sandbox"
 VM_UUID = "4dea22b3-1d52-d8f3-2516-782e98ab3fa0"
-EXPOSURE = {"act": 1.3, "agent": 2.7, "central": 1.6}
+EXPOSURE = {"act": 1.4, "agent": 2.7, "central": 1.6}
 CAP_PERFMON = 38
 
 # The vCPU threads: one busy, one idle. QEMU's arguments have the UUID, and so have ours.
@@ -225,6 +226,11 @@ def test_capabilities_are_those_that_are_needed():
     assert settings("central")["User"] == ["whitepanda-central"]
 
 
+def test_only_what_limits_vms_may_write_to_control_groups():
+    found = {name: settings(name)["ProtectControlGroups"] for name in ("act", "agent", "central")}
+    assert found == {"act": ["no"], "agent": ["yes"], "central": ["yes"]}
+
+
 # -- a machine with systemd --------------------------------------------------------------------------------------
 
 
@@ -338,6 +344,26 @@ def test_units_are_ready_by_notification(machine, name):
     assert machine.show(unit, "NRestarts") == "0"
     assert machine.show(unit, "WatchdogUSec") == "30s"
     assert int(machine.show(unit, "WatchdogTimestampMonotonic")) > 0  # it was fed
+
+
+def test_act_can_write_to_control_groups_and_the_agent_cannot(machine):
+    """Seen from within their sandboxes; what `whitepanda act` writes there is in test_act_qemu.py."""
+    machine.start("whitepanda-act")
+    try:
+        made = {name: may_make_a_group(machine, f"whitepanda-{name}") for name in ("act", "agent")}
+    finally:
+        machine.run("systemctl", "stop", "whitepanda-act")
+    assert made == {"act": True, "agent": False}
+
+
+def may_make_a_group(machine, unit):
+    """Whether a process in a unit's mount namespace, as root without capabilities, can make a control group."""
+    inside = ["nsenter", "-t", machine.show(unit, "MainPID"), "-m"]
+    mounts = parse_mounts(machine.run(*inside, "cat", "/proc/self/mountinfo").encode())
+    v2 = next(mount.point for mount in mounts if not mount.controllers)
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    make = f"mkdir {v2}/{unit}-test && rmdir {v2}/{unit}-test && echo made"
+    return "made" in machine.run(*inside, *drop, "sh", "-c", make, check=False)
 
 
 def test_files_and_users(machine):

@@ -125,16 +125,21 @@ class PageCentral:
         vms = range(host * self.size.vms_per_host, (host + 1) * self.size.vms_per_host)
         told = agent_pb2.Trigger(
             unix_ns=at, slot_ns=60 * S, since_unix_ns=at, mn_cpi=strength, mn_cpi_threshold=2.0,
-            coefficient_version=self.size.versions,
+            coefficient_version=self.size.versions, found_by=[agent_pb2.ANALYSIS_FLEET],
         )  # fmt: skip
+        if host % 8 == 0:
+            told.found_by.insert(0, agent_pb2.ANALYSIS_HOST)
         for vm in vms:
             job = self._job_of(vm)
             _, cpi, cores, is_sensitive, coefficient = KINDS[job % len(KINDS)]
             known = {"vm": vm_id(vm), "epoch": "1", "name": f"{job_name(job)}-{vm}", "job": job_name(job)}
             if is_sensitive and len(told.victims) < 32:
+                ratio = 1.3 + 0.1 * strength - 0.05 * len(told.victims)
                 told.victims.add(
-                    **known, cpi=cpi * 1.6, n_cpi=strength, threshold_cpi=cpi * 1.2, cpu_usage_cores=cores
-                )
+                    **known, cpi=cpi * 1.6, n_cpi=strength, threshold_cpi=cpi * 1.2, cpu_usage_cores=cores,
+                    slow_down=agent_pb2.Degradation(ratio=ratio, low=ratio - 0.2, high=ratio + 0.25),
+                    found_by=told.found_by,
+                )  # fmt: skip
             elif not is_sensitive and len(told.suspects) < 16:
                 usage = cores * (1 + 0.1 * math.sin(k) - 0.02 * len(told.suspects))
                 told.suspects.add(

@@ -1,6 +1,6 @@
 // What several views say alike: links, states of hosts, incidents as rows.
 import { h } from "./dom.js";
-import { count, duration, isKnown, number, plain, time } from "./format.js";
+import { counted, duration, isKnown, slowDown, time } from "./format.js";
 
 export const link = (path, text, parameters = {}) => {
   const query = new URLSearchParams(Object.entries(parameters).filter(([, value]) => value));
@@ -31,28 +31,49 @@ export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);
 }
 
-/** What a host found of a VM, in the words of `whitepanda events`: victim 1.42x (1.30 to 1.58). */
+/** What a host found of a VM: victim 1.42x [1.30, 1.58]. */
 export function found(event) {
-  const { ratio, low, high } = event.degradation ?? {};
-  if (!isKnown(ratio)) return event.behaviour;
-  return `${event.behaviour} ${plain(ratio)}x${isKnown(low) && isKnown(high) ? ` (${plain(low)} to ${plain(high)})` : ""}`;
+  return h("span", { title: event.reason }, event.behaviour, isKnown(event.degradation?.ratio) && [" ", slowDown(event.degradation)]);
 }
 
-/** VMs of an incident: the first one's name, and how many more. */
-export function vms(found) {
-  if (!found.length) return h("span", { class: "none" }, "none");
-  const more = found.length > 1 ? ` +${found.length - 1}` : "";
-  return h("span", { title: found.slice(0, 20).map((vm) => vm.name || vm.vm).join(", ") }, found[0].name || found[0].vm, more);
+const ANALYSES = { host: "the host's own baseline", fleet: "the fleet's statistics" };
+
+/** Which analyses found a victim: by the host's own baseline and by the fleet's statistics. */
+export const foundBy = (analyses) => (analyses ?? []).map((each) => `by ${ANALYSES[each] ?? each}`).join(" and ");
+
+/** Who is suspected first, with the job. */
+export const suspect = (vm, parameters) =>
+  (vm ? h("span", null, vmLink(vm, parameters), " of job ", jobLink(vm.job)) : h("span", { class: "none" }, "nobody"));
+
+/** The slowest victim: of an open incident now, else of all of it at its worst. */
+export const slowest = (i) => (i.open ? i.slowest_now : i.victims[0]) ?? {};
+
+/** How many VMs of a host suffer, or suffered, and the slowest one with its slow-down; `parameters` may have a time. */
+export function verdict(i, parameters) {
+  const worst = slowest(i);
+  const many = (i.open ? i.victims_now : i.victims.length) > 1;
+  const ratio = isKnown(worst.slow_down?.ratio) ? slowDown(worst.slow_down) : "slow-down not known";
+  return h("p", { class: "verdict" }, state(i.open ? "open" : "over"), " · ",
+    i.open ? counted(i.victims_now, "VM suffers", "VMs suffer") : `${counted(i.victims.length, "VM")} suffered`, " on ", hostLink(i.host),
+    worst.vm && [many ? "; the slowest is " : ": ", vmLink(worst, parameters), ", ", ratio],
+    "; first suspect ", suspect(i.suspect, parameters), ".");
+}
+
+/** Victims: the slowest one's name, and how many more. */
+function victims(i) {
+  const first = slowest(i);
+  const more = (i.open ? i.victims_now : i.victims.length) - 1;
+  return h("span", { title: i.victims.slice(0, 20).map((vm) => vm.name || vm.vm).join(", ") }, first.name || first.vm || "none", more > 0 && ` +${more}`);
 }
 
 export const INCIDENT_COLUMNS = [
   { label: "Incident", value: (i) => i.id, cell: (i) => incidentLink(i.id) },
   { label: "State", value: (i) => (i.open ? "open" : "over"), cell: (i) => state(i.open ? "open" : "over") },
   { label: "Host", value: (i) => i.host, cell: (i) => hostLink(i.host) },
-  { label: "Suspected job", value: (i) => i.suspect_job, cell: (i) => jobLink(i.suspect_job) },
-  { label: "Victims", value: (i) => i.victims[0]?.name ?? "", cell: (i) => vms(i.victims) },
+  { label: "Slow-down", value: (i) => slowest(i).slow_down?.ratio, cell: (i) => slowDown(slowest(i).slow_down), numeric: true, hint: "of the victim that is named, with its interval: of an open incident now, else at its worst" },
+  { label: "Victims", value: (i) => slowest(i).name ?? "", cell: victims, hint: "the slowest, and how many more" },
+  { label: "First suspect", value: (i) => i.suspect?.name ?? "", cell: (i) => suspect(i.suspect) },
+  { label: "Found by", value: (i) => i.found_by.join(", "), hint: "host: a VM beside its own baseline; fleet: a VM beside its job" },
   { label: "Began", value: (i) => i.first_unix_ns, cell: (i) => time(i.first_unix_ns), numeric: true },
   { label: "Lasted", value: (i) => i.last_unix_ns - i.first_unix_ns, cell: (i) => duration(i.last_unix_ns - i.first_unix_ns), numeric: true },
-  { label: "Slots", value: (i) => i.reports, cell: (i) => count(i.reports), numeric: true, hint: "slots in contention" },
-  { label: "Peak mnCPI", value: (i) => i.peak_mn_cpi, cell: (i) => number(i.peak_mn_cpi), numeric: true, hint: "mean normalised CPI of the victims" },
 ];

@@ -224,7 +224,7 @@ class ListEventsResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[FleetEvent, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class ListIncidentsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns")
+    __slots__ = ("page_size", "page_token", "host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_unix_ns", "open_only")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class ListIncidentsRequest(_message.Message):
     VM_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     UNTIL_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ONLY_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: str
     host: str
@@ -241,10 +242,11 @@ class ListIncidentsRequest(_message.Message):
     vm: str
     since_unix_ns: int
     until_unix_ns: int
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ...) -> None: ...
+    open_only: bool
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., victim_job: _Optional[str] = ..., vm: _Optional[str] = ..., since_unix_ns: _Optional[int] = ..., until_unix_ns: _Optional[int] = ..., open_only: _Optional[bool] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open", "found_by", "suspect", "victims_now")
+    __slots__ = ("id", "host", "suspect_job", "first_unix_ns", "last_unix_ns", "reports", "peak_mn_cpi", "peak_threshold", "victims", "suspects", "recommendations", "open", "found_by", "suspect", "victims_now", "slowest_now")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_JOB_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +262,7 @@ class Incident(_message.Message):
     FOUND_BY_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     VICTIMS_NOW_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_NOW_FIELD_NUMBER: _ClassVar[int]
     id: int
     host: str
     suspect_job: str
@@ -275,7 +278,8 @@ class Incident(_message.Message):
     found_by: _containers.RepeatedScalarFieldContainer[_agent_pb2.Analysis]
     suspect: IncidentVm
     victims_now: int
-    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ...) -> None: ...
+    slowest_now: IncidentVm
+    def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ..., slowest_now: _Optional[_Union[IncidentVm, _Mapping]] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
     __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down")
@@ -730,7 +734,7 @@ class GetOverviewRequest(_message.Message):
     def __init__(self, since_unix_ns: _Optional[int] = ..., top: _Optional[int] = ...) -> None: ...
 
 class Overview(_message.Message):
-    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists")
+    __slots__ = ("since_unix_ns", "hosts", "connected_hosts", "late_hosts", "gone_hosts", "is_counted", "vms", "jobs", "open_incidents", "incidents", "contended", "contended_hosts", "open", "antagonists", "last_incidents_error")
     SINCE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -745,6 +749,7 @@ class Overview(_message.Message):
     CONTENDED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ANTAGONISTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_INCIDENTS_ERROR_FIELD_NUMBER: _ClassVar[int]
     since_unix_ns: int
     hosts: int
     connected_hosts: int
@@ -759,7 +764,8 @@ class Overview(_message.Message):
     contended_hosts: int
     open: _containers.RepeatedCompositeFieldContainer[Incident]
     antagonists: _containers.RepeatedCompositeFieldContainer[Antagonist]
-    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ...) -> None: ...
+    last_incidents_error: str
+    def __init__(self, since_unix_ns: _Optional[int] = ..., hosts: _Optional[int] = ..., connected_hosts: _Optional[int] = ..., late_hosts: _Optional[int] = ..., gone_hosts: _Optional[int] = ..., is_counted: _Optional[bool] = ..., vms: _Optional[int] = ..., jobs: _Optional[int] = ..., open_incidents: _Optional[int] = ..., incidents: _Optional[int] = ..., contended: _Optional[_Iterable[_Union[HostContention, _Mapping]]] = ..., contended_hosts: _Optional[int] = ..., open: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ..., antagonists: _Optional[_Iterable[_Union[Antagonist, _Mapping]]] = ..., last_incidents_error: _Optional[str] = ...) -> None: ...
 
 class HostContention(_message.Message):
     __slots__ = ("host", "incidents", "open_incidents", "reports", "peak_mn_cpi", "last_unix_ns")

@@ -6,51 +6,22 @@ One boot (about 10 s) runs guest_perf.py with the repository's own `collector` p
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.arm64_guest import run_in_guest
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
-LAB = ROOT / "tests" / "lab"
 BITS_OFF = ("inherit", "pinned", "exclude_kernel", "exclude_hv", "exclude_host", "exclude_guest")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    if os.geteuid() != 0:
-        pytest.skip("needs root: the guest is unpacked and packed with its files' owners")
-    for tool in ("qemu-system-aarch64", "cpio", "apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool} (Debian: qemu-system-arm, cpio)")
-    build = subprocess.run([LAB / "arm64_build.sh"], capture_output=True, text=True, timeout=300, check=False)
-    if build.returncode:
-        pytest.skip(f"the arm64 guest's packages are not to be had: {build.stderr.strip()[-300:]}")
-    app = tmp_path_factory.mktemp("guest") / "app"
-    shutil.copytree(ROOT / "collector", app / "collector", ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("__init__.py", "common/__init__.py", "common/texts.py"):  # all that sources need beside it
-        (app / "whitepanda" / part).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / "proto" / "whitepanda" / part, app / "whitepanda" / part)
-    shutil.copy(HERE / "guest_perf.py", app / "main.py")
-    # The guest's time is that of its instructions, so that it may be slow where others want the CPU too.
-    run = subprocess.run(
-        [LAB / "arm64_run.sh", app.parent],
-        capture_output=True,
-        text=True,
-        timeout=330,
-        check=False,
-        env={**os.environ, "TIMEOUT_S": "300"},
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    assert "GUEST EXIT 0" in run.stdout, run.stdout[-4000:]
-    lines = [line for line in run.stdout.splitlines() if line.startswith("RESULT ")]
-    found = {row["experiment"]: row["result"] for row in map(json.loads, (line[7:] for line in lines))}
+    rows = run_in_guest(tmp_path_factory.mktemp("guest"), HERE / "guest_perf.py")
+    found = {row["experiment"]: row["result"] for row in rows}
     for name, result in found.items():
         assert "error" not in result, f"{name}: {result['error']}"
     return found

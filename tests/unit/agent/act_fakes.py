@@ -7,6 +7,7 @@ from agent.act.audit import Audit
 from agent.act.journal import Journal
 from agent.act.records import ActError, Apply, Limits, Peer
 from agent.act.victims import Degradation
+from collector.base import VmIdentity
 
 S = 10**9
 VM = "00000000-0000-4000-8000-000000000001"
@@ -90,15 +91,38 @@ class Victims:
         return Degradation(self.ratio, self.signal) if is_known else None
 
 
+def vms(count=4):
+    """So many VMs of libvirt, the first three named vm-1, vm-2 and vm-9."""
+    known = {VM: "vm-1", OTHER: "vm-2", VICTIM: "vm-9"}
+    uuids = [*known, *(f"00000000-0000-4000-9000-{number:012}" for number in range(count))][:count]
+    return [VmIdentity(uuid, known.get(uuid, uuid[:8]), 4711, "e", (1, 2)) for uuid in uuids]
+
+
+def no_cpu_max(_vm):
+    raise AssertionError("a VM of libvirt is not limited by its control group")
+
+
 def make(
-    folder, backend, *, clock=None, limits=LIMITS, victims=None, boot_id="boot-1", journal=None, running=4
+    folder,
+    backend,
+    *,
+    clock=None,
+    limits=LIMITS,
+    victims=None,
+    boot_id="boot-1",
+    journal=None,
+    running=4,
+    listed=None,
+    cpu_max=no_cpu_max,
 ):
+    listed = vms(running) if listed is None else listed
     return Actor(
         limits=limits,
         journal=journal or Journal(folder),
         audit=Audit(folder),
         backends=dict.fromkeys(("cap-cpu", "limit-bandwidth", "limit-cache"), backend),
-        running=lambda: running,
+        vms=lambda _wanted: listed,
+        cpu_max=cpu_max,
         degradation=victims or Victims(),
         boot_id=boot_id,
         clock=clock or FakeClock(),

@@ -113,8 +113,8 @@ def test_what_is_in_force_on_a_vm_is_undone_by_its_uuid_and_nothing_is_no_error(
     actor.apply(asked(vm=OTHER), OPERATOR)
     assert [(one.vm, one.result) for one in actor.undo(Undo(vm=VM), OPERATOR)] == [(VM, "undone")]
     assert backend.states == {VM: "none", OTHER: "limit 2"}
-    with pytest.raises(RefusedError, match=r"vm must be a VM's UUID .value 'scan-1'"):
-        actor.undo(Undo(vm="scan-1"), OPERATOR)  # and not "nothing": a name is no word on what is in force
+    with pytest.raises(RefusedError, match="no VM named 'scan-1' runs here"):
+        actor.undo(Undo(vm="scan-1"), OPERATOR)  # and not "nothing": nobody knows whom it means
     assert [line["result"] for line in audit(tmp_path)][-2:] == ["undone", "refused"]
 
 

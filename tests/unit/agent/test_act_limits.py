@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from agent.act.limits import refusal
-from agent.act.records import Record
+from agent.act.limits import Named, refusal, uuid_of
+from agent.act.records import Record, RefusedError
 from tests.unit.agent.act_fakes import LIMITS, OTHER, VICTIM, VM, asked
 
 
@@ -29,10 +29,6 @@ def test_what_is_within_the_limits_is_not_refused():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"vm": "scan-1"}, "vm must be a VM's UUID (value 'scan-1')"),
-        ({"vm": f"{VM}\n"}, "vm must be a VM's UUID"),
-        ({"vm": "--all"}, "vm must be a VM's UUID"),
-        ({"victim": "x"}, "victim must be a VM's UUID"),
         ({"vm": VICTIM}, "the victim itself would be limited"),
         ({"amount": math.nan}, "cores must be above 0"),
         ({"amount": -1.0}, "cores must be above 0"),
@@ -73,10 +69,49 @@ def test_a_vm_cools_down():
     )
 
 
-@pytest.mark.parametrize("changes", [{}, {"vm": "scan-1"}, {"amount": -1.0}, {"seconds": 99999.0}])
+@pytest.mark.parametrize("changes", [{}, {"amount": -1.0}, {"seconds": 99999.0}])
 def test_libvirt_is_not_asked_where_it_does_not_matter(changes):
     def away():
         raise AssertionError
 
     assert bool(refusal(asked(**changes), LIMITS, (), {}, away)) == bool(changes)
     assert "wait" in refusal(asked(), LIMITS, [record(OTHER)], {VM: 10.0}, away)
+
+
+RUNNING = (
+    Named(VM, "web", "libvirt, process 1"),
+    Named(OTHER, "db", "proxmox, process 2"),
+    Named(VICTIM, "web", "qemu, process 3"),
+    Named("00000000-0000-4000-8000-00000000000a", VM, "qemu, process 4"),
+)
+
+
+def test_a_vm_is_named_by_uuid_or_by_a_name_that_only_it_has():
+    asked_for = []
+
+    def named(name):
+        asked_for.append(name)
+        return RUNNING
+
+    assert uuid_of("db", named) == OTHER
+    assert uuid_of(VM, named) == VM  # and not the VM that somebody has given this name
+    assert uuid_of(OTHER, lambda _name: ()) == OTHER
+    assert asked_for == ["db"]
+    assert uuid_of("db", lambda _name: (RUNNING[1], RUNNING[1])) == OTHER  # one VM, found twice
+
+
+@pytest.mark.parametrize("value", ["scan-1", "", "--all", f"{VM}\n", VM.upper() + "x", "we"])
+def test_a_name_that_no_vm_has_is_refused(value):
+    with pytest.raises(RefusedError, match=r"no VM named .* runs here; `whitepanda vms` lists"):
+        uuid_of(value, lambda _name: RUNNING)
+
+
+def test_a_name_that_several_vms_have_is_refused_with_all_of_them():
+    with pytest.raises(RefusedError) as refused_:
+        uuid_of("web", lambda _name: RUNNING)
+    assert str(refused_.value) == (
+        f"2 VMs are named 'web': {VM} (libvirt, process 1), {VICTIM} (qemu, process 3); give the UUID"
+    )
+    many = [Named(f"{n}", "web", "qemu") for n in range(9)]
+    with pytest.raises(RefusedError, match=r"9 VMs are named 'web': 0 \(qemu\), .*4 \(qemu\), \.\.\.; give"):
+        uuid_of("web", lambda _name: many)

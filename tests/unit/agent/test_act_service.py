@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from agent.act import client
+from agent.act import server as server_module
 from agent.act.journal import Journal
 from agent.act.quota import Quota, Virsh
 from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
@@ -23,8 +24,9 @@ from agent.act.victims import degradation_of
 from agent.cli import act as command
 from agent.config import ActSection, AgentConfig, AgentSection, load
 from agent.local_api import LocalApi
+from collector.base import SourceError, VmIdentity
 from tests.unit.agent import canned_agents
-from tests.unit.agent.act_fakes import OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make
+from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make
 from whitepanda.common import cli, log
 from whitepanda.common.errors import ConfigError, UnavailableError
 
@@ -125,7 +127,9 @@ async def test_what_is_refused_and_what_fails_are_told_apart(short):
 
 async def test_two_who_ask_at_once_do_not_pass_the_limits_together(short):
     vms = FakeBackend({f"00000000-0000-4000-8000-00000000000{n}": "none" for n in range(8)})
-    async with served(short, vms, running=4) as path:  # act.max_share of the fakes is a half
+    identities = [VmIdentity(uuid, uuid, 4711, "e", (1, 2)) for uuid in vms.states]
+    limits = msgspec.structs.replace(LIMITS, max_share=0.25)
+    async with served(short, vms, listed=identities, limits=limits) as path:
         answers = await asyncio.gather(
             *(ask(path, asked(vm=vm)) for vm in vms.states), return_exceptions=True
         )
@@ -251,9 +255,9 @@ async def test_the_commands(short, monkeypatch, capsys):
         (("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "inf"), "--seconds must be a finite number"),
         (("undo", "0"), "NUMBER must be an action's number, or all"),
         (("undo", "x"), "NUMBER must be an action's number, or all"),
-        (("undo",), "give either NUMBER (or `all`) or --vm UUID"),
-        (("undo", "1", "--vm", VM), "give either NUMBER (or `all`) or --vm UUID"),
-        (("undo", "--vm", "scan-1"), "--vm must be a VM's UUID (value 'scan-1')"),
+        (("undo",), "give either NUMBER (or `all`) or --vm VM"),
+        (("undo", "1", "--vm", VM), "give either NUMBER (or `all`) or --vm VM"),
+        (("undo", "--vm", ""), "--vm must be a VM's UUID or name (value '')"),  # and not all
     ],
 )
 def test_arguments_that_make_no_sense(monkeypatch, capsys, words, said):
@@ -262,13 +266,37 @@ def test_arguments_that_make_no_sense(monkeypatch, capsys, words, said):
     assert said in err
 
 
-async def test_a_vm_is_undone_by_its_uuid(short, monkeypatch, capsys):
+@pytest.mark.parametrize("vm", [VM, "vm-1"])
+async def test_a_vm_is_undone_by_its_uuid_or_name(short, monkeypatch, capsys, vm):
     vms = FakeBackend()
     async with served(short, vms) as path:
         await ask(path, asked())
-        words = ("undo", "--vm", VM, "--socket", str(path))
+        words = ("undo", "--vm", vm, "--socket", str(path))
         undone = await asyncio.to_thread(whitepanda, monkeypatch, capsys, *words)
     assert undone == (0, f"action 1: cap-cpu {VM}: undone (limit 2 -> none); told to\n", "")
+
+
+async def test_a_vm_is_limited_by_its_name_and_not_by_one_that_several_have(short, monkeypatch, capsys):
+    twins = [VmIdentity(VM, "web", 1, "e", (1,)), VmIdentity(OTHER, "web", 2, "e", (1,), manager="proxmox")]
+    victim = VmIdentity(VICTIM, "db", 3, "e", (1,))
+    vms = FakeBackend()
+
+    async def run(path, *words):
+        return await asyncio.to_thread(whitepanda, monkeypatch, capsys, *words, "--socket", str(path))
+
+    words = ("apply", "cap-cpu", "web", "--cores", "2", "--victim", "db")
+    async with served(short / "twins", vms, listed=[*twins, victim]) as path:
+        code, out, err = await run(path, *words)
+        refused = (
+            f"2 VMs are named 'web': {VM} (libvirt, process 1), {OTHER} (proxmox, process 2); give the UUID"
+        )
+        assert (code, out, " ".join(err.split())) == (3, "", f"error: {refused}")
+        assert vms.writes == []
+        assert (await run(path, "undo", "--vm", "web"))[0] == 3
+    async with served(short / "alone", vms, listed=[twins[0], victim]) as path:
+        assert (await run(path, *words))[1].startswith(f"action 1: cap-cpu {VM}: applied")
+        (listing,) = (await ask(path, Ask())).in_force
+        assert (listing.record.vm, listing.record.victim) == (VM, VICTIM)
 
 
 def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_something(
@@ -397,7 +425,6 @@ def test_a_quota_is_set_by_the_command_that_is_recommended():
         quota.target(VM, 1.5)
     quota.write(VM, "-1/100000")
     assert quota.read(VM) == "-1/100000"
-    assert Virsh("qemu:///system", 10.0, virsh).running() == 2
 
 
 @pytest.mark.parametrize(("shown", "told"), [("0", -1), ("18446744073709551", -1), ("25000", 25000)])
@@ -458,6 +485,39 @@ def test_a_vm_is_gone_only_where_the_list_of_those_that_run_says_so(listed):
 def test_a_state_is_what_json_keeps():
     request = asked(why='a "quoted" word')
     assert msgspec.json.decode(msgspec.json.encode(request), type=Apply) == request
+
+
+# --- which VMs run ---
+
+
+class Looks:
+    """An inventory whose looks find a VM at the third one only."""
+
+    def __init__(self, finders=("qemu",)):
+        self.finders, self.asked = finders, 0
+
+    def vms(self):
+        self.asked += 1
+        return (VmIdentity(VM, "web", 1, "e"),) if self.asked > 2 else ()
+
+
+@pytest.mark.parametrize("wanted", [VM, "web"])
+def test_a_vm_that_has_just_begun_is_waited_for(monkeypatch, wanted):
+    monkeypatch.setattr(server_module.time, "sleep", lambda _s: None)
+    assert [vm.uuid for vm in server_module._vms(Looks(), wanted)] == [VM]
+
+
+def test_nobody_waits_for_what_no_look_will_find(monkeypatch):
+    monkeypatch.setattr(server_module.time, "sleep", lambda _s: pytest.fail("it waited"))
+    assert server_module._vms(Looks(), "") == ()  # how many there are
+    assert server_module._vms(Looks(finders=()), VM) == ()  # libvirt's status files are read at once
+
+
+def test_which_vms_run_is_not_known_where_they_cannot_be_listed():
+    inventory = Looks()
+    inventory.vms = lambda: (_ for _ in ()).throw(SourceError("/run/libvirt/qemu: Permission denied"))
+    with pytest.raises(ActError, match="which VMs run is not known: /run/libvirt/qemu: Permission denied"):
+        server_module._vms(inventory, "web")
 
 
 # --- how victims do ---

@@ -234,9 +234,9 @@ def test_each_command_is_what_an_operator_would_run():
     assert shlex.join(ours) == (
         f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web"
     )
-    assert by_hand[:6] == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live")
-    assert by_hand[6:] == ("vcpu_period=100000", "vcpu_quota=50000")
-    assert undo[-1] == "vcpu_quota=-1"
+    assert by_hand[:7] == ("virsh", "-c", "qemu:///system", "schedinfo", UUID, "--live", "--config")
+    assert by_hand[7:] == ("vcpu_period=100000", "vcpu_quota=50000")
+    assert undo == (*by_hand[:7], "vcpu_quota=-1")
     lifts, ranks, migrates = (c.words for c in by_action(found, "migrate_suspect").commands)
     assert lifts == ("whitepanda", "act", "undo", "--vm", UUID)
     assert ranks == ("whitepanda", "place", "--central=central.example:7443", "--tls=DIR", "--job=scan")
@@ -260,15 +260,121 @@ def test_the_quota_of_a_vms_owner_is_not_undone_by_hand():
     assert [c.words[:3] for c in cap.commands] == [("whitepanda", "act", "apply")]
 
 
-def test_a_vm_that_is_not_of_libvirt_gets_no_command_of_libvirt_or_ours():
-    heavy = replace(
-        SCAN, llc_bytes=6e6, all_llc_bytes=1e7, memory_bytes_per_s=9e9, all_memory_bytes_per_s=1e10
+def managed(manager, **changes):
+    """What is recommended where somebody manages the suspect and the victim: Proxmox' numbers are 101 and 102."""
+    suspect = replace(
+        SCAN, standard_error=None, manager=manager, vmid="101" * (manager == "proxmox"), **changes
     )
-    found = recommend(
-        situation(replace(heavy, is_libvirt=False), victims=(replace(VICTIM, is_libvirt=False),), host=RDT)
-    )
-    assert actions(found) == ["cap_cpu", "migrate_suspect", "migrate_victim", "nothing"]
-    assert {c.words[:2] for one in found for c in one.commands} == {("whitepanda", "place")}
+    victim = replace(VICTIM, manager=manager, vmid="102" * (manager == "proxmox"))
+    return recommend(situation(suspect, victims=(victim,), host=RDT))
+
+
+def lines(found, action):
+    return [shlex.join(command.words) for command in by_action(found, action).commands]
+
+
+NOVA = "openstack --os-compute-api-version 2.30 server migrate --live-migration --host HOST"
+
+
+@pytest.mark.parametrize(
+    ("manager", "suspect", "victim", "lifts"),
+    [
+        ("nova", f"{NOVA} {UUID}", f"{NOVA} uuid-web", True),
+        ("proxmox", "qm migrate 101 NODE --online", "qm migrate 102 NODE --online", False),
+    ],
+)
+def test_a_vm_is_migrated_by_who_manages_it(manager, suspect, victim, lifts):
+    found = managed(manager)
+    for action, vm, command in (("migrate_suspect", UUID, suspect), ("migrate_victim", "uuid-web", victim)):
+        said = lines(found, action)
+        assert said[-1] == command
+        # Only a quota of libvirt's moves along; a control group stays behind.
+        assert (f"whitepanda act undo --vm {vm}" in said) is lifts
+        assert any(line.startswith("whitepanda place ") for line in said)
+
+
+@pytest.mark.parametrize("manager", ["qemu", ""])
+def test_what_nobody_manages_gets_no_command_but_the_reason(manager):
+    found = managed(manager)
+    for action in ("migrate_suspect", "migrate_victim"):
+        assert [line.split()[:2] for line in lines(found, action)] == [["whitepanda", "place"]]
+        assert "no command migrates it: " in by_action(found, action).evidence[-1]
+
+
+@pytest.mark.parametrize("manager", ["nova", "proxmox", "qemu", ""])
+def test_virsh_is_for_vms_that_libvirt_alone_manages(manager):
+    """A VM of Nova that is moved or limited past Nova is lost to it, and others are not virsh's at all."""
+    commands = [command.words for one in managed(manager) for command in one.commands]
+    assert commands
+    assert not any("virsh" in words for words in commands)
+
+
+LOST = "what act sets is lost with a restart of the VM, and with a migration"
+OURS = f"whitepanda act apply cap-cpu {UUID} --cores 2 --seconds 900 --victim uuid-web"
+
+
+@pytest.mark.parametrize(
+    ("manager", "commands", "note"),
+    [
+        (
+            "nova",
+            [
+                "openstack flavor set --property quota:cpu_period=100000 --property quota:cpu_quota=50000 FLAVOR",
+                f"openstack server resize --flavor FLAVOR {UUID}",
+            ],
+            "what act sets ends with a hard reboot or resize by Nova, and moves along with a live migration",
+        ),
+        (
+            "proxmox",
+            ["qm set 101 --cpulimit 2", "qm set 101 --delete cpulimit"],
+            LOST,
+        ),
+        (
+            "qemu",
+            [],
+            f"{LOST}; no manager of this QEMU is known, so no setting that lasts is",
+        ),
+        (
+            "libvirt",
+            [
+                f"virsh -c qemu:///system schedinfo {UUID} --live --config vcpu_period=100000 vcpu_quota=50000",
+                f"virsh -c qemu:///system schedinfo {UUID} --live --config vcpu_quota=-1",
+            ],
+            "what act sets ends with a restart of the VM, and moves along with a live migration",
+        ),
+    ],
+)
+def test_a_cap_is_ours_for_a_while_and_its_managers_for_good_and_says_what_survives(manager, commands, note):
+    found = managed(manager)
+    assert lines(found, "cap_cpu") == [OURS, *commands]
+    assert by_action(found, "cap_cpu").evidence[-1] == note
+    kept = [
+        c.purpose
+        for c in by_action(found, "cap_cpu").commands
+        if "kept over restarts and migrations" in c.purpose
+    ]
+    assert len(kept) == (manager != "qemu")
+    assert lines(managed(manager, has_quota=True), "cap_cpu") == [OURS]
+
+
+def test_a_vm_that_shares_its_control_group_is_not_offered_a_limit_that_act_refuses():
+    found = managed("qemu", has_own_group=False)
+    assert lines(found, "cap_cpu") == []
+    assert "no control group of its own" in by_action(found, "cap_cpu").evidence[-1]
+    assert (
+        lines(managed("libvirt", has_own_group=False), "cap_cpu")[0] == OURS
+    )  # libvirt limits it, by its own
+
+
+def test_cache_and_bandwidth_are_limited_whoever_manages_the_vm():
+    heavy = {
+        "llc_bytes": 6e6,
+        "all_llc_bytes": 1e7,
+        "memory_bytes_per_s": 9e9,
+        "all_memory_bytes_per_s": 1e10,
+    }
+    found = managed("proxmox", **heavy)
+    assert {"limit_cache", "limit_bandwidth"} <= set(actions(found))
 
 
 def test_it_is_said_that_a_quota_is_per_vcpu():
@@ -348,5 +454,5 @@ def test_doing_nothing_says_what_happens_then():
 def test_the_guides_example_is_what_is_said():
     guide = (Path(__file__).resolve().parents[3] / "docs" / "act.md").read_text(encoding="utf-8")
     said = recommendation_lines(map(recommendation_message, recommend(situation())))
-    for line in itertools.islice(said, 6):
+    for line in itertools.islice(said, 8):
         assert f"    {line.replace(UUID, 'UUID').replace('uuid-web', 'UUID')}\n" in guide

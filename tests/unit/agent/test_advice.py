@@ -98,7 +98,10 @@ def test_who_runs_a_vm_and_whether_its_owner_has_set_a_quota_is_taken_into_accou
 
     assert commands(quota_cores=8.0) == commands() == ["whitepanda", "virsh", "virsh"]  # 8 vCPUs: none
     assert commands(quota_cores=4.0) == ["whitepanda"]
-    assert commands(manager="qemu") == []
+    assert commands(manager="qemu") == []  # whose control group nobody knows
+    assert commands(manager="qemu", quota_cores=8.0) == ["whitepanda"]
+    assert commands(manager="proxmox", vmid="101", quota_cores=8.0) == ["whitepanda", "qm", "qm"]
+    assert commands(manager="nova") == ["whitepanda", "openstack", "openstack"]
 
 
 class CloudWhiteSays:

@@ -90,7 +90,7 @@ owner = 'team-\g<size>'
         ("[analysis]\nvictim_slots = 0", "analysis.victim_slots must be 1 to 100 (value 0)"),
         ("[agent]\nwindow_s = 1e12", "agent.window_s must be 0.05 to 3600 (value 1000000000000.0)"),
         ("[agent]\nmin_activity_cores = -5", "agent.min_activity_cores must be 0 to 64 (value -5.0)"),
-        ("[analysis]\nmn_cpi_floor = -3", "analysis.mn_cpi_floor must be 0 to 100 (value -3.0)"),
+        ("[analysis]\nmn_cpi_floor = -3", "analysis.mn_cpi_floor must be 0 to 2.75 (value -3.0)"),
         ("[uplink]\nbatch_rows = 99999999", "uplink.batch_rows must be 1 to 10000 (value 99999999)"),
         (
             "[uplink]\nspool_max_mib = 99999999999999999",

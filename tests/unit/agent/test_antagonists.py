@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.analysis.antagonists import (
+    CERTAIN_MN_CPI,
     MIN_HISTORY_SLOTS,
     CpiStatistics,
     RankedSuspect,
@@ -101,8 +102,8 @@ def test_trigger_never_fires_on_nothing():
 
 
 def test_threshold_is_the_floor_until_there_is_history():
-    assert mn_cpi_threshold([5.0] * (MIN_HISTORY_SLOTS - 1), 99, 1.0) == 1.0
-    assert mn_cpi_threshold([5.0] * MIN_HISTORY_SLOTS, 99, 1.0) == 5.0
+    assert mn_cpi_threshold([2.0] * (MIN_HISTORY_SLOTS - 1), 99, 1.0) == 1.0
+    assert mn_cpi_threshold([2.0] * MIN_HISTORY_SLOTS, 99, 1.0) == 2.0
 
 
 def test_threshold_is_the_interpolated_percentile_but_never_below_the_floor():
@@ -244,7 +245,7 @@ def test_ranking_keeps_all_suspects_and_descends(found):
 @given(st.lists(finite, max_size=150), st.floats(50, 100), finite)
 def test_threshold_is_at_least_the_floor_and_at_most_the_largest(history, percentile, floor):
     threshold = mn_cpi_threshold(history, percentile, floor)
-    assert floor <= threshold <= max([floor, *history])
+    assert min(floor, CERTAIN_MN_CPI) <= threshold <= min(max([floor, *history]), CERTAIN_MN_CPI)
 
 
 def test_robust_n_cpi_is_that_of_centrals_own_method():

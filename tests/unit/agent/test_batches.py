@@ -47,6 +47,7 @@ def test_what_nobody_measured_is_an_empty_column():
         "disk_bytes_per_s",
         "network_bytes_per_s",
         "llc_occupancy_bytes",
+        "memory_bandwidth_bytes_per_s",
         "memory_stall_ratio",
         "io_wait_ratio",
     ):

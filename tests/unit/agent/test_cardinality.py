@@ -21,7 +21,8 @@ from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from collector.registry import PART_SOURCES
-from tests.unit.agent.test_prometheus import RATES, S, host_view
+from tests.unit.agent.agent_fakes import identity
+from tests.unit.agent.test_prometheus import RATES, TOTALS, S, host_view
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 VICTIM = Suffering("victim", "", 0, degradation=Degradation(1.5, 1.2, 1.9, model="m"), baseline_ready=True)
@@ -37,7 +38,17 @@ def joined_with_all_parts() -> JoinedVm:
 def everything(vms: int) -> Snapshot:
     """VMs of which all is known, on a host with all sources."""
     found = tuple(
-        VmSnapshot(f"u{n}", f"vm{n}", "j", RATES, joined_with_all_parts(), Verdict("victim", "", 1.7), VICTIM)
+        VmSnapshot(
+            f"u{n}",
+            f"vm{n}",
+            "j",
+            RATES,
+            joined_with_all_parts(),
+            Verdict("victim", "", 1.7),
+            VICTIM,
+            traffic=TOTALS,
+            identity=identity(f"u{n}"),
+        )
         for n in range(vms)
     )
     sources = sorted({name for names in PART_SOURCES.values() for name in names if name != "agent"})
@@ -110,4 +121,7 @@ def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
                     assert value in lists[label]
                 if label == "reason" and not sample.name.endswith("degradation_absent"):
                     assert value in reasons
-    assert names == {"vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform"}
+    assert names == {
+        *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform"),
+        *("project", "flavor", "owner", "manager", "latency_sensitive"),
+    }

@@ -89,7 +89,7 @@ def test_without_two_domains_all_are(tmp_path, domain_of_node):
 
 def test_mn_cpi_trigger_and_report_are_of_one_socket(tmp_path):
     """Over the whole host the quiet socket hides it: mnCPI 2.1 of four VMs, above it only on the left."""
-    section = AnalysisSection(trigger="paper", mn_cpi_floor=3.0)
+    section = AnalysisSection(trigger="paper", mn_cpi_floor=2.75)
     quiet = [on(RIGHT, CALM, vm=f"calm-{n}", cpi=1.2) for n in range(3)]
     host = TwoSockets(tmp_path, section)
     host.store.apply(update())

@@ -135,3 +135,58 @@ def test_vms_come_and_go():
     quiet(detector, 11)
     detection = detector.step(tick(11, (0.2, 0.2), (1.0, 1.0), (KEYS[2], VmKey("new", "e1", 2))))
     assert [state.behaviour for state in detection.states] == [Behaviour.STEADY, Behaviour.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("against", "window", "at_once", "later"),
+    [
+        # A load and GIPS that rose and stay: forgotten by rolling means, sooner by a short one; not by the baseline.
+        ((False, False), 5, "inflicting", "steady"),
+        ((False, False), 20, "inflicting", "inflicting"),
+        ((False, True), 5, "inflicting", "steady"),
+        ((False, True), 20, "inflicting", "inflicting"),
+        ((True, True), 5, "inflicting", "inflicting"),
+        ((True, False), 5, "inflicting", "victim"),
+    ],
+)
+def test_readings_of_normal_load_and_gips(against, window, at_once, later):
+    load, gips = against
+    settings = PaperSettings(
+        rolling_ticks=window, baseline_ticks=20, load_from_baseline=load, gips_from_baseline=gips
+    )
+    detector = PaperDetector(settings)
+    quiet(detector, 20)
+    said = [behaviours(detector.step(tick(20 + at, (0.4, 0.2, 0.2), (2.0, 1.0, 1.0))))[0] for at in range(6)]
+    assert (said[0], said[-1]) == (at_once, later)
+
+
+def test_gips_against_the_baseline_find_who_inflicts_by_a_ramp():
+    """Each tick is within N of the last ten, so that rolling means call a ramp a victim."""
+    found = {}
+    for name, settings in {
+        "rolling": PaperSettings(baseline_ticks=10),
+        "gips": PaperSettings(baseline_ticks=10, gips_from_baseline=True),
+        "both": PaperSettings(baseline_ticks=10, load_from_baseline=True, gips_from_baseline=True),
+    }.items():
+        detector = PaperDetector(settings)
+        quiet(detector, 10)
+        for at in range(10, 40):
+            grown = 1 + 0.05 * (at - 9)
+            found[name] = behaviours(detector.step(tick(at, (0.2 * grown, 0.2, 0.2), (grown, 1.0, 1.0))))
+    steady = ["steady", "steady"]
+    assert found == {
+        "rolling": ["victim", *steady],
+        "gips": ["inflicting", "victim", "victim"],
+        "both": ["inflicting", "victim", "victim"],
+    }
+
+
+def test_evidence_and_reason_say_what_load_and_gips_are_held_against():
+    detector = PaperDetector(PaperSettings(rolling_ticks=5, baseline_ticks=10, gips_from_baseline=True))
+    quiet(detector)
+    detector.step(tick(10, (0.2, 0.2, 0.2), (1.2, 1.0, 1.0)))
+    state = detector.step(tick(11, (0.3, 0.2, 0.2), (2.0, 1.0, 1.0))).states[0]
+    assert state.reason == "load +50 % against the last 5 ticks, GIPS +100 % against its baseline"
+    load, gips = state.evidence
+    assert (load.expected, gips.expected) == (pytest.approx(0.2), pytest.approx(1.0))
+    assert gips.threshold == pytest.approx(1.5)

@@ -14,6 +14,7 @@ from agent.rates import HostRates, VmRates
 from agent.slots import Slots
 from agent.state import UplinkView
 from agent.ticks import TickSchedule
+from agent.traffic import TRAFFIC
 from agent.verdicts import Verdict
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
@@ -106,7 +107,10 @@ def test_without_a_host_sample_the_sources_trouble_is_the_reason(clock):
 
 
 def test_the_metric_table_is_the_rates_fields():
-    by_scope = {scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "host", "agent")}
+    by_scope = {
+        scope: [m.name for m in METRICS if m.scope == scope] for scope in ("vm", "traffic", "host", "agent")
+    }
+    assert tuple(by_scope["traffic"]) == TRAFFIC
     assert tuple(by_scope["vm"]) == VmRates._fields
     assert tuple(by_scope["host"]) == HostRates._fields
     names = [m.name for m in METRICS]
@@ -120,6 +124,21 @@ def test_the_metric_table_is_the_rates_fields():
 def view_of(pipeline, clock):
     names = Names("host1", "cpu model", "1.2.3", UNIX0, 10_000)
     return StateView(names, clock, pipeline, TickSchedule(S, clock.mono))
+
+
+def test_the_view_says_who_manages_a_vm_and_its_number_in_proxmox(clock):
+    """What recommended commands are made of."""
+    listed = (
+        replace(identity("u1", name="a", **{"pve:vmid": "101"}), manager="proxmox"),
+        replace(identity("u2", name="b"), manager="nova"),
+    )
+    samples = {"u1": vm_sample(0), "u2": vm_sample(0)}
+    taken = SourceSample("simulated", clock.mono, clock.unix, samples, None, listed)
+    pipeline = Pipeline(CONFIG, HandSlots(lambda: taken))
+    for _ in range(2):
+        pipeline.tick(clock.mono)
+    found = [(vm.manager, vm.vmid) for vm in view_of(pipeline, clock).vms()]
+    assert found == [("proxmox", "101"), ("nova", "")]
 
 
 def test_the_view_has_every_metric_with_source_and_age(pipeline, clock):

@@ -31,6 +31,7 @@ from agent.prometheus import MetricsServer
 from agent.rates import VmRates
 from agent.slots import SourcePlan
 from agent.state import HostView, MetricView, SourceView, UplinkView
+from agent.traffic import TRAFFIC
 from agent.verdicts import BEHAVIOURS, Degradation
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
@@ -42,6 +43,7 @@ from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import host_pb2
 
 RATES = VmRates(*(float(index) for index in range(len(VmRates._fields))))
+TOTALS = tuple(range(100, 100 + len(TRAFFIC)))
 SOURCES = (
     SourceView("procfs", "available", "", 2 * S, S // 4, 100, 3),
     SourceView("perf", "unavailable", "no PMU"),
@@ -84,8 +86,10 @@ def samples_of(body: bytes) -> dict[str, list]:
 
 
 def test_every_metric_of_the_table_is_there_with_its_value():
-    page = page_of(snapshot())
+    page = page_of(snapshot(VmSnapshot("u1", "db7", "db", RATES, traffic=TOTALS)))
     assert set(page) == {family_name(metric) for metric in METRICS} | {"whitepanda_agent_info"}
+    for index, metric in enumerate(m for m in METRICS if m.scope == "traffic"):
+        assert page[family_name(metric)] == [({"vm": "u1", "name": "db7", "job": "db"}, 100 + index)]
     for index, metric in enumerate(m for m in METRICS if m.scope == "vm"):
         assert page[family_name(metric)] == [({"vm": "u1", "name": "db7", "job": "db"}, index)]
     for index, metric in enumerate(m for m in METRICS if m.scope in {"host", "agent"}):
@@ -97,6 +101,7 @@ def test_golden_names():
     names = {m.name: family_name(m) for m in METRICS}
     assert names["cpi"] == "whitepanda_vm_cpi"
     assert names["network_receive_bytes_per_s"] == "whitepanda_vm_network_receive_bytes_per_second"
+    assert names["disk_read_bytes_total"] == "whitepanda_vm_disk_read_bytes_total"
     assert names["host_cpu_user_ratio"] == "whitepanda_host_cpu_user_ratio"
     assert names["agent_missed_ticks_total"] == "whitepanda_agent_missed_ticks_total"
     assert names["source_duration_seconds"] == "whitepanda_source_duration_seconds"
@@ -137,6 +142,20 @@ def test_each_part_of_a_vm_says_its_source_and_age():
             ("interfaces", "libvirt"),
         )
     ]
+
+
+def test_whose_a_vm_is_has_one_series_for_joins():
+    nova = replace(
+        identity(), facts={"nova:project": "shop", "nova:flavor": "m1\x1b.large"}, manager="libvirt"
+    )
+    whose = VmSnapshot("u1", "db7", "db", RATES, identity=nova, owner="team-a", latency_sensitive=True)
+    bare = VmSnapshot("u2", "b", "b", RATES, identity=replace(identity("u2"), manager="qemu"))
+    page = page_of(snapshot(whose, bare))
+    labels = {"vm": "u1", "name": "db7", "job": "db", "project": "shop", "flavor": r"m1\x1b.large"}
+    labels |= {"owner": "team-a", "manager": "libvirt", "latency_sensitive": "true"}
+    nobodys = {"vm": "u2", "name": "b", "job": "b", "project": "", "flavor": "", "owner": ""}
+    nobodys |= {"manager": "qemu", "latency_sensitive": "false"}
+    assert page["whitepanda_vm_info"] == [(labels, 1), (nobodys, 1)]
 
 
 def test_verdicts_are_told_where_they_are_known():

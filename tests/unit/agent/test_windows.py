@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.deltas import CgroupDelta, EventDelta
+from agent.deltas import CgroupDelta, EventDelta, RdtDelta
 from agent.rates import Limits, PerfDelta, VmDelta, delta
 from agent.windows import CpiWindow, WindowAccumulator
 from collector.base import Reason
@@ -178,6 +178,40 @@ def test_waits_that_nobody_told_are_not_known():
     add(windows, with_waits(second(1), None, Reason.NOT_PRESENT))
     (window,) = windows.flush()
     assert (window.memory_stall_ratio, window.io_wait_ratio) == (None, None)
+
+
+def with_rdt(change: VmDelta, held: int | Reason, moved: int | Reason, dt_ns: int = S) -> VmDelta:
+    """The same second with what the cache held at its end, and what was moved from and to memory in it."""
+    end = change.cpu
+    return change._replace(rdt=RdtDelta(dt_ns, end.mono_ns, end.unix_ns, held, moved, 0))
+
+
+def test_cache_and_memory_bandwidth_are_means_over_the_time_in_which_they_were_known():
+    windows = accumulator()
+    for index, told in enumerate([(4 << 20, 3000), (1 << 20, 6000, 3 * S), (Reason.NO_RMID, Reason.STALE)]):
+        for _ in range(2):  # a sample that is seen again counts once
+            add(windows, with_rdt(second(index), *told))
+    (window,) = windows.flush()
+    assert window.llc_occupancy_bytes == 1_835_000  # of 1.75 MiB four digits
+    assert window.memory_bandwidth_bytes_per_s == (3000 + 6000) / 4
+
+
+def test_a_cpu_that_only_knows_one_of_them_tells_one():
+    windows = accumulator()
+    add(windows, with_rdt(second(0), 0, Reason.NOT_PRESENT))
+    (window,) = windows.flush()
+    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (0.0, None)
+    add(windows, with_rdt(second(11), Reason.NOT_PRESENT, 0))
+    (window,) = windows.flush()
+    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (None, 0.0)
+
+
+@pytest.mark.parametrize("rdt", [Reason.NO_RDT, RdtDelta(0, S, UNIX0 + S, 7, *(Reason.VM_STARTING,) * 2)])
+def test_a_cache_that_was_not_watched_is_not_known(rdt):
+    windows = accumulator()
+    add(windows, second(0)._replace(rdt=rdt))
+    (window,) = windows.flush()
+    assert (window.llc_occupancy_bytes, window.memory_bandwidth_bytes_per_s) == (None, None)
 
 
 @pytest.mark.parametrize("limits", [{"min_activity_cores": 1.5}, {"min_running_ratio": 1.1}])

@@ -23,6 +23,7 @@ from whitepanda.common.errors import InputError
 sys.path.insert(0, str(ROOT / "bench"))
 
 import cloud_white
+import cloud_white_readings
 import cloud_white_runs
 import cloud_white_tables
 from cloud_white_runs import dynamic_error, errors_of, overall_error
@@ -251,3 +252,60 @@ def test_what_intervals_are_calibrated_by_is_checked():
     )
     assert isinstance(result.exception, InputError)
     assert "--calibrate-by: must be run or scenario (value day)" in str(result.exception)
+
+
+@pytest.fixture(scope="module")
+def readings():
+    """What each reading of the paper's rules said in one run, which is of neither the training nor the evaluation."""
+    study = cloud_white_runs.seeded(paper.single("masstree", 0.3, "cache-memory-disk-3"), "test")
+    model = parse(json.loads((ROOT / "agent" / "models" / "cloud_white.json").read_text(encoding="utf-8")))
+    run = cloud_white_readings.read(study, model)
+    return run, {name: cloud_white_tables.detection_over([run], name) for name in run.roles}
+
+
+def test_missed_victims_are_of_a_reading_of_the_papers_rules_and_false_alarms_of_all(readings):
+    _, found = readings
+    assert found["both: last 10 ticks"]["apart"] < 0.5
+    assert found["both: baseline"]["apart"] > 0.95
+    assert found["load: last 60 ticks, GIPS: baseline"]["apart"] > 0.95
+    assert found["ours"]["apart"] > 0.95 and found["ours"]["steady"] > 0.95
+    assert all(found[name]["steady"] < 0.95 for name in cloud_white_readings.READINGS)
+
+
+def test_what_is_not_scored_is_counted(readings):
+    run, _ = readings
+    assert 0.8 < run.scored < 1.0
+
+
+def test_all_readings_see_the_same_quiet_day():
+    day = cloud_white_runs.seeded(paper.quiet_day(hours=0.05), "test")
+    found = cloud_white_readings.quiet_day(day)
+    assert list(found) == ["ours", *cloud_white_readings.READINGS]
+    assert {one["vm_ticks"] for one in found.values()} == {20 * 180}
+    assert found.pop("ours")["victim_ticks"] == 0
+    assert all(one["false_victims"] > 0 for one in found.values())
+
+
+def test_the_studys_table_of_readings_is_of_the_same_runs_as_its_other_tables():
+    """The first reading is what the page calls "paper": the same numbers in both tables, and on the quiet day."""
+    page = (ROOT / "docs" / "studies" / "cloud-white.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Readings of the paper's rules\n")[2].partition("\n## ")[0]
+    others = page.replace(section, "")
+
+    def rows(text, name):
+        return [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in text.splitlines()
+            if f"| {name} |" in line
+        ]
+
+    first, *rest = cloud_white_readings.READINGS
+    shown = {row[0]: row[2:8] for row in rows(section, first) if row[0] != first}
+    assert shown == {
+        row[0]: row[2:] for row in rows(others, "paper") if row[1:2] == ["paper"] and len(row) == 8
+    }
+    assert len(shown) == 5
+    (day,) = (row for row in rows(section, first) if row[0] == first)
+    (quiet,) = (row for row in rows(others, "paper") if row[0] == "paper" and row[-1] == "1728000")
+    assert day[1:] == quiet[1:]
+    assert all(len(rows(section, name)) == 6 for name in rest)

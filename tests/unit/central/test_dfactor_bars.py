@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 
 import numpy as np
 import pytest
 
+import central.models.dfactor as dfactor_model
 from central.models.dfactor_pairs import fit_extended, fit_plain
 from tests.support.central_process import ROOT
 
@@ -55,3 +58,52 @@ def test_real_pairs(data_dir):
     for fit, bar in ((fit_plain, dfactor.PAIRS_BAR), (fit_extended, 0.06)):
         predicted = fit(fitted, data.workloads, data.platforms).predict(tested)
         assert dfactor_pairs.relative_errors(predicted, tested).mean() <= bar
+
+
+def errors_of_the_study():
+    """The mean errors over all pairs in the study's table, in percent."""
+    page = (ROOT / "docs" / "studies" / "dfactor.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+\.\d+) ± [^|]+ \|(?:[^|]*\|){4}$", page, re.MULTILINE)
+    return page, {name: float(mean) for name, mean in rows}
+
+
+def test_the_study_says_what_the_papers_form_reaches_and_which_form_the_commands_compute():
+    page, errors = errors_of_the_study()
+    paper, constant = errors["D-Factor, platforms alike"], errors["constant"]
+    assert paper >= constant
+    said = (
+        "one loading vector per workload",
+        f"{paper:.1f} %",
+        f"constant {constant:.1f} %",
+        f"{errors['D-Factor, units and speeds']:.1f}",
+    )
+    guide = (ROOT / "docs" / "slowdown.md").read_text(encoding="utf-8")
+    for text in (page, guide):
+        prose = " ".join(text.split())
+        assert all(words in prose for words in said)
+    forms = re.findall(r"^\| ([^|]+?)(?:: the paper's)? \| (\d+\.\d) \| ", page, re.MULTILINE)
+    assert len(forms) == 4
+    assert all(float(error) == pytest.approx(errors[name], abs=0.051) for name, error in forms)
+
+
+def test_what_estimate_and_place_compute_knows_no_speeds():
+    """Vectors and units alone: the form "units and speeds" of the study is of `slowdown pairs` only."""
+    assert set(inspect.signature(dfactor_model.dilations).parameters) == {"loadings", "units"}
+    assert set(inspect.signature(dfactor_model.added_dilation).parameters) == {"loading", "totals", "units"}
+
+
+@pytest.mark.long
+def test_on_real_pairs_the_papers_form_is_no_better_than_a_constant(data_dir):
+    path = data_dir / "pitot" / "observations.parquet"
+    if not path.is_file():
+        pytest.skip(f"no real data at {path}; set WHITEPANDA_DATA")
+    data = dfactor_pairs.read(path)
+    mask = dfactor_pairs.half(data.triple, 0)
+    fitted, tested = (
+        dfactor_pairs.Pairs(some.victim, some.beside, np.zeros_like(some.platform), some.slowdown)
+        for some in (data.pairs.where(mask), data.pairs.where(~mask))
+    )
+    paper = fit_plain(fitted, data.workloads, 1, speeds=False).predict(tested)
+    constant = np.full(len(tested.slowdown), dfactor_pairs.best_constant(fitted.slowdown))
+    found = [dfactor_pairs.relative_errors(each, tested).mean() for each in (paper, constant)]
+    assert found == [pytest.approx(0.186, abs=0.003), pytest.approx(0.185, abs=0.002)]

@@ -22,12 +22,13 @@ from agent.analysis.actions import recommend
 from agent.recommendation_messages import recommendation_message
 from central import incident_store
 from central import incident_tables as tables
+from central.api.incidents import mark_open
 from central.cli import incidents as incidents_cli
 from central.config import IncidentsSection
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.incidents import IncidentRecorder
 from central.journal import Journal, Roll, Submission
-from central.triggers import TriggerRow, check_triggers
+from central.triggers import TriggerRow, check_triggers, first_suspect
 from central.validate import Limits
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
@@ -38,9 +39,49 @@ GAP = 900 * S
 DAY = 86_400 * S
 
 
+HOST, FLEET = agent_pb2.ANALYSIS_HOST, agent_pb2.ANALYSIS_FLEET
+NAN = math.nan
+
+
+def slower(ratio: float, low: float = NAN, high: float = NAN, **more) -> agent_pb2.Degradation:
+    return agent_pb2.Degradation(ratio=ratio, low=low, high=high, **more)
+
+
+def over(at=NOW, **more) -> agent_pb2.Trigger:
+    return agent_pb2.Trigger(
+        unix_ns=at, slot_ns=300 * S, mn_cpi=NAN, mn_cpi_threshold=NAN, ended=True, **more
+    )
+
+
+def host_only(at=NOW, **more) -> agent_pb2.Trigger:
+    """Of a host whose own analysis found a victim: nothing is known of its job."""
+    unknown = dict.fromkeys(("cpi", "n_cpi", "threshold_cpi"), NAN)
+    culprit = {"name": "dedup-1", "job": "dedup", "coefficient": NAN, "score": NAN, "inflicts": True}
+    return agent_pb2.Trigger(
+        unix_ns=at,
+        slot_ns=300 * S,
+        mn_cpi=NAN,
+        mn_cpi_threshold=NAN,
+        found_by=[HOST],
+        victims=[
+            agent_pb2.TriggerVictim(
+                vm="uuid-web",
+                name="web-1",
+                job="web",
+                slow_down=slower(1.5, 1.25, 1.75),
+                found_by=[HOST],
+                **unknown,
+            )
+        ],
+        suspects=[agent_pb2.TriggerSuspect(vm="uuid-dedup", **culprit)],
+        **more,
+    )
+
+
 def trigger(
-    at=NOW, *, suspect="scan", score=2.0, victim="web", n_cpi=4.0, mn_cpi=3.0, **more
+    at=NOW, *, suspect="scan", score=2.0, victim="web", n_cpi=4.0, mn_cpi=3.0, slow_down=None, **more
 ) -> agent_pb2.Trigger:
+    more = {"found_by": [FLEET], **more}
     return agent_pb2.Trigger(
         unix_ns=at,
         slot_ns=300 * S,
@@ -50,7 +91,13 @@ def trigger(
         coefficient_version=7,
         victims=[
             agent_pb2.TriggerVictim(
-                vm=f"uuid-{victim}", name=f"{victim}-1", job=victim, cpi=3.0, n_cpi=n_cpi, threshold_cpi=2.0
+                vm=f"uuid-{victim}",
+                name=f"{victim}-1",
+                job=victim,
+                cpi=3.0,
+                n_cpi=n_cpi,
+                threshold_cpi=2.0,
+                slow_down=slow_down,
             )
         ],
         suspects=[
@@ -66,8 +113,11 @@ def trigger(
 
 
 def row(number: int, at: int = NOW, *, host: str = "h1", **changes) -> TriggerRow:
-    payload = trigger(at, **changes).SerializeToString()
-    return TriggerRow(host, "spool", number, 0, host, at, payload)
+    return told(number, trigger(at, **changes), host=host)
+
+
+def told(number: int, report: agent_pb2.Trigger, *, host: str = "h1") -> TriggerRow:
+    return TriggerRow(host, "spool", number, 0, host, report.unix_ns, report.SerializeToString())
 
 
 @pytest.fixture
@@ -103,20 +153,111 @@ def test_contention_of_one_suspect_without_a_pause_is_one_incident(store):
     assert found.suspects[0].peak == 2.0 and math.isnan(found.suspects[1].peak)
 
 
-def test_another_host_suspect_or_time_is_another_incident(store):
-    take(store, row(1), row(2, host="h2"), row(3, suspect="dedup"), row(4, NOW + GAP + 1), row(5, NOW + GAP))
-    assert [(i.host, i.suspect_job, i.reports) for i in listed(store)] == [
-        ("h1", "dedup", 1),
-        ("h2", "scan", 1),
-        ("h1", "scan", 3),
-    ]
+def test_another_host_or_time_is_another_incident(store):
+    take(store, row(1), row(2, host="h2"), row(4, NOW + GAP + 1))
+    assert [(i.host, i.reports) for i in listed(store)] == [("h1", 1), ("h2", 1), ("h1", 1)]
+    take(store, row(5, NOW + GAP))
+    assert [(i.host, i.reports) for i in listed(store)] == [("h2", 1), ("h1", 3)]
 
 
-def test_a_suspect_must_score_above_nothing():
-    assert tables.suspected_job(trigger(score=0.0)) == ""
-    assert tables.suspected_job(trigger(score=-1.0)) == ""
-    assert tables.suspected_job(trigger(score=math.nan)) == ""
-    assert tables.suspected_job(trigger(score=0.1)) == "scan"
+def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp_path_factory):
+    """The latest report that names somebody, not the last to come; one without a suspect erases nobody."""
+    names = ["scan", "dedup", "scan", "encode"]
+    rows = [row(n, NOW + n * 300 * S, suspect=name) for n, name in enumerate(names)]
+    rows.append(row(9, NOW + 1200 * S, score=NAN))
+    for seed in range(8):
+        random.Random(seed).shuffle(rows)
+        with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
+            for each in rows:
+                take(store, each)
+            (found,) = listed(store)
+            (job,) = store.suspect_jobs(limit=9)
+        assert (found.suspect.vm, found.suspect.name, found.suspect.job) == (
+            "uuid-encode",
+            "encode-1",
+            "encode",
+        )
+        assert (found.suspect_job, found.reports) == ("encode", 5)
+        assert found.suspects[0] == found.suspect
+        assert (job.job, job.hosts, job.incidents) == ("encode", 1, 1)
+
+
+def test_a_finding_of_the_hosts_own_analysis_is_an_incident(store):
+    take(store, told(1, host_only()))
+    (found,) = listed(store)
+    assert (found.suspect_job, found.suspect.vm, list(found.found_by)) == ("dedup", "uuid-dedup", [HOST])
+    assert (
+        math.isnan(found.peak_mn_cpi) and math.isnan(found.peak_threshold) and math.isnan(found.suspect.peak)
+    )
+    (victim,) = found.victims
+    assert math.isnan(victim.peak) and victim.slow_down.ratio == 1.5
+    assert found.slowest_now.slow_down == victim.slow_down
+    assert (found.victims_now, store.count_open(NOW)) == (1, 1)
+    assert store.totals(since_unix_ns=0, open_since_unix_ns=0, top=9).contended[0].open_incidents == 1
+
+
+def test_one_incident_names_both_analyses_that_found_it(store):
+    take(store, told(1, host_only()), row(2, NOW + 300 * S, mn_cpi=2.5))
+    (found,) = listed(store)
+    assert (list(found.found_by), found.reports) == ([HOST, FLEET], 2)
+    assert (found.peak_mn_cpi, found.peak_threshold, found.suspect_job) == (2.5, 2.0, "scan")
+
+
+def test_victims_are_ranked_by_their_worst_slow_down_and_n_cpi_is_evidence(store):
+    """nCPI is cut at 3, where many are alike: it decides only where no slow-down is known."""
+    take(store, row(1, victim="a", n_cpi=2.0, slow_down=slower(1.5, 1.25, 1.75, model="cpi")))
+    take(store, row(2, NOW + S, victim="a", n_cpi=3.0, slow_down=slower(1.2, 1.1, 1.3)))
+    take(store, row(3, NOW + 2 * S, victim="b", n_cpi=3.0, slow_down=slower(1.4)))
+    take(store, row(4, NOW + 3 * S, victim="d", n_cpi=2.0, slow_down=slower(NAN, cannot_tell="no_model")))
+    take(store, row(5, NOW + 4 * S, victim="c", n_cpi=2.5))
+    (found,) = listed(store)
+    assert [v.job for v in found.victims] == ["a", "b", "c", "d"]
+    worst = found.victims[0]
+    assert (worst.slow_down.ratio, worst.slow_down.low, worst.slow_down.high) == (1.5, 1.25, 1.75)
+    assert (worst.slow_down.model, worst.peak, worst.reports) == ("cpi", 3.0, 2)
+    assert math.isnan(found.victims[1].slow_down.low)
+    assert not found.victims[2].HasField("slow_down") and not found.victims[3].HasField("slow_down")
+    assert found.slowest_now.job == "c", "of the last report"
+
+
+def test_the_host_with_the_slowest_victim_now_comes_first(store):
+    take(store, row(1, host="h1", slow_down=slower(3.0)), row(2, NOW + S, host="h1", slow_down=slower(1.2)))
+    take(store, row(1, NOW + S, host="h2", slow_down=slower(1.5)), row(1, NOW + S, host="h3", mn_cpi=9.0))
+    take(store, row(1, NOW + S, host="h4", slow_down=slower(9.0)), told(2, over(NOW + 2 * S), host="h4"))
+    assert [one.host for one in store.open_now(NOW, limit=9)] == ["h2", "h1", "h3"]
+    assert [one.host for one in store.open_now(NOW, limit=2)] == ["h2", "h1"]
+    assert store.count_open(NOW) == 3
+    assert store.open_now(NOW + 2 * S, limit=9) == []
+    assert len(listed(store, open_since_unix_ns=NOW)) == 3
+    assert len(listed(store)) == 4
+
+
+def test_it_is_over_as_soon_as_the_host_says_so_and_the_same_again_within_the_gap(store):
+    take(store, told(1, over(NOW)))
+    assert listed(store) == [], "nothing began"
+    take(store, row(2, NOW + S), row(3, NOW + 300 * S))
+    assert store.count_open(NOW) == 1
+    take(store, told(4, over(NOW + 360 * S)))
+    (found,) = listed(store)
+    assert (found.victims_now, found.HasField("slowest_now"), store.count_open(NOW)) == (0, False, 0)
+    assert (found.last_unix_ns, found.reports) == (NOW + 300 * S, 2), "an end makes nothing longer"
+    take(store, row(5, NOW + 400 * S, suspect="dedup"))
+    (again,) = listed(store)
+    assert (again.id, again.reports, again.victims_now, again.suspect_job) == (found.id, 3, 1, "dedup")
+    assert store.count_open(NOW) == 1
+    take(store, told(6, over(NOW + 350 * S)), told(4, over(NOW + 360 * S)))
+    assert store.count_open(NOW) == 1, "older ends say nothing"
+    take(store, told(7, over(NOW + 500 * S), host="h2"))
+    assert store.count_open(NOW) == 1, "nor do those of other hosts"
+
+
+def test_who_is_suspected_first():
+    assert first_suspect(trigger(score=0.0)) is None
+    assert first_suspect(trigger(score=-1.0)) is None
+    assert first_suspect(trigger(score=NAN)) is None
+    assert first_suspect(trigger(score=0.1)).job == "scan"
+    assert first_suspect(host_only()).job == "dedup"
+    assert first_suspect(over()) is None
 
 
 def replayed(store, take) -> tuple[int, int, int, int]:
@@ -145,46 +286,60 @@ def as_groups(store: IncidentStore):
     """Everything but numbers, which depend on the order."""
     found = []
     for incident in listed(store):
-        detail = store.get(incident.id)
-        found.append(
-            (
-                incident.first_unix_ns,
-                incident.last_unix_ns,
-                incident.reports,
-                incident.peak_mn_cpi,
-                [(v.vm, v.peak, v.reports) for v in incident.victims],
-                [r.unix_ns for r in detail.reports],
+        reports = sorted(r.unix_ns for r in store.get(incident.id).reports)
+        incident.id = 0
+        found.append((str(incident), reports))
+    jobs = store.suspect_jobs(limit=10)
+    return found, [(job.job, job.hosts, job.incidents, job.first_unix_ns, job.last_unix_ns) for job in jobs]
+
+
+@st.composite
+def reports(draw) -> list[TriggerRow]:
+    """Draw what a host reports over two hours: by either analysis, of any suspect, and that it is over."""
+    minutes = sorted(draw(st.lists(st.integers(0, 120), min_size=1, max_size=12, unique=True)))
+    made = []
+    for number, minute in enumerate(minutes):
+        at, kind = NOW + minute * 60 * S, draw(st.sampled_from(("fleet", "host", "nobody", "over")))
+        ratio = draw(st.sampled_from((NAN, 1.25, 1.5)))
+        slow = slower(ratio, ratio - draw(st.sampled_from((0.0, 0.125))), ratio)
+        suspect = draw(st.sampled_from(("scan", "dedup")))
+        if kind == "over":
+            made.append(told(number, over(at)))
+        elif kind == "host":
+            made.append(told(number, host_only(at)))
+        else:
+            score = NAN if kind == "nobody" else 2.0
+            made.append(
+                row(number, at, mn_cpi=3.0 + minute % 7, suspect=suspect, score=score, slow_down=slow)
             )
-        )
-    (job,) = store.suspect_jobs(limit=10)
-    return found, (job.hosts, job.incidents, job.first_unix_ns, job.last_unix_ns)
+    return made
 
 
-@settings(max_examples=15)
-@given(
-    minutes=st.lists(st.integers(0, 120), min_size=1, max_size=12, unique=True),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_the_order_of_arrival_does_not_matter(tmp_path_factory, minutes, seed):
-    rows = [row(n, NOW + m * 60 * S, mn_cpi=3.0 + m % 7) for n, m in enumerate(sorted(minutes))]
+@settings(max_examples=25)
+@given(rows=reports(), seed=st.integers(0, 2**32 - 1), split=st.integers(0, 12))
+def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, split):
     mixed = rows * 2
     random.Random(seed).shuffle(mixed)
-    times = [r.unix_ns for r in rows]
-    expected = 1 + sum(b - a > GAP for a, b in itertools.pairwise(times))
+    ends = [r.unix_ns for r in rows if agent_pb2.Trigger.FromString(r.payload).ended]
+    times = [r.unix_ns for r in rows if r.unix_ns not in ends]
     found = []
     for order in (rows, mixed):
         with IncidentStore("", tmp_path_factory.mktemp("store")) as store:
-            assert take(store, *order[:5]) + take(store, *order[5:]) == len(rows)
+            take(store, *order[:split])
+            take(store, *order[split:])
             found.append(as_groups(store))
+            assert len(listed(store)) == bool(times) + sum(b - a > GAP for a, b in itertools.pairwise(times))
+            assert sum(one.reports for one in listed(store)) == len(times)
+            # Open is the last incident at most, and only where the very last report names victims.
+            assert store.count_open(rows[-1].unix_ns - GAP) == (rows[-1].unix_ns not in ends)
     assert found[0] == found[1]
-    assert len(found[0][0]) == expected == found[0][1][1]
 
 
 def test_recurrence_over_hosts(store):
     for host in range(3):
         for day in range(host + 1):
             take(store, row(10 * host + day, NOW + day * DAY, host=f"h{host}"))
-    take(store, row(99, NOW, suspect="dedup"), row(100, NOW, host="h9", score=0.0))
+    take(store, row(99, NOW - DAY, suspect="dedup"), row(100, NOW, host="h9", score=0.0))
     dedup, scan = store.suspect_jobs(limit=10)
     assert (dedup.job, dedup.hosts, dedup.incidents) == ("dedup", 1, 1)
     assert (scan.job, scan.hosts, scan.incidents) == ("scan", 3, 6)
@@ -220,7 +375,8 @@ def test_filters_and_pages(store):
 
 
 def test_what_is_past_the_retention_goes_and_does_not_come_back(store):
-    take(store, row(1, NOW), row(2, NOW + DAY), row(3, NOW + DAY, suspect="dedup"))
+    take(store, row(1, NOW), row(2, NOW + DAY), row(3, NOW + DAY, host="h2", suspect="dedup"))
+    take(store, told(4, over(NOW)))
     assert store.prune(NOW + 1) == 1
     assert store.prune(NOW + 1) == 0
     assert [(i.suspect_job, i.first_unix_ns) for i in listed(store)] == [
@@ -281,10 +437,10 @@ def test_history_that_cannot_be_used_says_why(tmp_path):
 def test_history_of_another_schema_is_left_alone(tmp_path):
     IncidentStore("", tmp_path).close()
     connection = sqlite3.connect(tmp_path / "incidents.sqlite")
-    connection.execute("UPDATE incident_meta SET value = '2'")
+    connection.execute("UPDATE incident_meta SET value = '1'")
     connection.commit()
     connection.close()
-    with pytest.raises(UnavailableError, match="has schema 2, this central knows 1"):
+    with pytest.raises(UnavailableError, match="has schema 1, this central knows 2"):
         IncidentStore("", tmp_path)
 
 
@@ -311,7 +467,19 @@ def test_a_report_is_known_by_its_batch():
     [
         (trigger(victim="a\nb"), "bad_trigger"),
         (trigger(suspect="x" * 600), "bad_trigger"),
-        (trigger(n_cpi=math.nan), "bad_trigger"),
+        (trigger(n_cpi=math.inf), "bad_trigger"),
+        (trigger(found_by=[0]), "bad_trigger"),
+        (trigger(found_by=[99]), "bad_trigger"),
+        (trigger(found_by=[HOST] * 9), "bad_trigger"),
+        (trigger(ended=True), "bad_trigger"),
+        (trigger(slow_down=slower(0.0)), "bad_trigger"),
+        (trigger(slow_down=slower(math.inf)), "bad_trigger"),
+        (trigger(slow_down=slower(1.5, -math.inf)), "bad_trigger"),
+        (trigger(slow_down=slower(1.5, 1.6, 1.7)), "bad_trigger"),
+        (trigger(slow_down=slower(1.5, 1.2, 1.4)), "bad_trigger"),
+        (trigger(slow_down=slower(NAN, 1.2, 1.1)), "bad_trigger"),
+        (trigger(slow_down=slower(NAN, cannot_tell="a\nb")), "bad_trigger"),
+        (trigger(slow_down=slower(NAN, cannot_tell="x" * 257)), "bad_trigger"),
         (trigger(mn_cpi=math.inf), "bad_trigger"),
         (trigger(score=math.inf), "bad_trigger"),
         (trigger(machine="other"), "bad_trigger"),
@@ -333,6 +501,17 @@ def test_what_cannot_be_used_costs_itself_only(bad, reason):
     taken, rejected = checked(trigger(), bad, trigger())
     assert [t.number for t in taken] == [0, 2]
     assert rejected == {reason: 1}
+
+
+def test_what_is_not_known_is_taken():
+    taken, rejected = checked(
+        host_only(),
+        over(affected_vms=3),
+        trigger(mn_cpi=NAN, n_cpi=NAN, slow_down=slower(NAN, cannot_tell="missing:llc_occupancy_bytes")),
+        trigger(slow_down=slower(1.5, 1.5, NAN)),
+        trigger(found_by=[HOST, FLEET]),
+    )
+    assert (len(taken), rejected) == (5, {})
 
 
 def test_importers_speak_for_machines_of_any_time_and_floods_are_cut():
@@ -488,7 +667,25 @@ def test_a_postgresql_that_went_without_a_word_is_given_up_soon():
     assert str(seen["keepalives_idle"]) == "7", "what the URL says goes first"
 
 
-def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(monkeypatch, capsys):
+@pytest.fixture
+def answered(monkeypatch):
+    """Have central answer the command line with what a test puts here; `asked` has what it asked for."""
+    answers, asked = {}, []
+
+    @contextlib.contextmanager
+    def asking(*_arguments):
+        yield lambda method, request: asked.append(request) or answers[method]
+
+    monkeypatch.setattr(incidents_cli, "asking", asking)
+    monkeypatch.setattr(incidents_cli.console, "width", 200)
+    answers["asked"] = asked
+    return answers
+
+
+FILES = dict.fromkeys(("ca", "cert", "key"), Path("pki"))
+
+
+def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(answered, capsys):
     incident = fleet_pb2.Incident(
         id=7,
         host="node1",
@@ -498,21 +695,62 @@ def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(monkeypatch, ca
             fleet_pb2.IncidentVm(vm="u2", name="web-2", job="web", peak=2.5),
         ],
     )
-    answers = {
-        "GetIncident": fleet_pb2.IncidentDetail(incident=incident),
-        "ListIncidents": fleet_pb2.ListIncidentsResponse(incidents=[incident]),
-    }
-
-    @contextlib.contextmanager
-    def asking(*_arguments):
-        yield lambda method, _request: answers[method]
-
-    monkeypatch.setattr(incidents_cli, "asking", asking)
-    files = dict.fromkeys(("ca", "cert", "key"), Path("pki"))
-    incidents_cli.show("7", "h:1", **files)
+    answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
+    incidents_cli.show("7", "h:1", **FILES)
     shown = capsys.readouterr().out
     assert "3 (cut)" in shown
     assert "2.5 (cut)" not in shown
     assert "REPORTED (UTC)" in shown
-    incidents_cli.list_("h:1", **files)
+    incidents_cli.list_("h:1", **FILES)
     assert "BEGAN (UTC)" in capsys.readouterr().out
+
+
+def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, answered, capsys):
+    take(store, row(1, slow_down=slower(1.9, 1.6, 2.2)), told(2, host_only(NOW + 60 * S)))
+    take(store, row(3, NOW, host="h2", slow_down=slower(NAN, cannot_tell="no_model"), score=NAN))
+    take(store, told(4, over(NOW + S), host="h2"))
+    incidents = mark_open(listed(store), NOW)
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=incidents)
+    incidents_cli.list_("h:1", **FILES, open_only=True)
+    assert answered["asked"][0].open_only
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == [
+        "NO",
+        "HOST",
+        "STATE",
+        "BEGAN",
+        "(UTC)",
+        "LASTED",
+        "SLOW-DOWN",
+        "VICTIMS",
+        "SUSPECT",
+        "FOUND",
+        "BY",
+    ]
+    day = ["2027-01-15", "08:00:00"]
+    assert rows == [
+        ["2", "h2", "over", *day, "0", "min", "-", "web-1", "-", "fleet"],
+        [
+            "1", "h1", "open", *day, "1", "min", "1.50x", "[1.25,", "1.75]", "web-1", "dedup-1", "of", "job", "dedup",
+            "host,", "fleet",
+        ],
+    ]  # fmt: skip
+    detail = store.get(1)
+    mark_open([detail.incident], NOW)
+    answered["GetIncident"] = detail
+    incidents_cli.show("1", "h:1", **FILES)
+    shown = capsys.readouterr().out
+    assert "lasted 1 min, 1 VM suffers now" in shown
+    assert (
+        "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics"
+        in shown
+    )
+    victim, suspect = (
+        next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded")
+    )
+    assert victim.split()[2:8] == ["1.50x", "[1.25,", "1.75]", "1.90x", "[1.60,", "2.20]"]
+    assert suspect.split()[:4] == ["dedup-1", "dedup", "yes", "-"]
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse()
+    incidents_cli.list_("h:1", **FILES, open_only=True)
+    assert capsys.readouterr().out == "no open incidents\n"

@@ -164,13 +164,32 @@ def test_what_the_configuration_knows_rates_of_is_not_told_by_waits(waited):
     found = live(waited, config).snapshot()
     assert (found.resources, found.hosts.units.tolist()) == (("cpu", "memory", "disk"), [8.0, 1.0, 1.0])
     assert found.jobs["web"].loading[0] == 1.5  # all cores: the bandwidth tells of memory
-    assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured
-    assert list(found.unmeasured) == ["network_wait"]
+    assert np.isnan(found.jobs["web"].loading[1:]).all()  # which nobody has measured, and the answer says so
+    assert list(found.unmeasured) == ["memory", "disk", "network_wait"]
+    assert found.unmeasured["memory"] == (
+        "no window has memory_bandwidth_bytes_per_s, which needs the agents' source resctrl or pqos; without "
+        "placement.memory_bytes_per_s measured waits count"
+    )
     assert live(waited, PlacementSection(cpu_cores=4)).snapshot().hosts.units.tolist() == [
         4.0,
         4.0,
         1.0,
     ]  # memory serves as many as there are cores
+
+
+def test_the_bandwidth_of_an_agents_windows_is_the_share_of_what_the_host_can_do(tmp_path):
+    made = Lake(tmp_path / "bandwidth")
+    windows = (
+        cpi_window("w1", "web", 1.0, memory_bandwidth_bytes_per_s=2e8),
+        cpi_window("w1+", "web", 1.0, memory_bandwidth_bytes_per_s=4e8),
+        cpi_window("d1", "db", 1.0, memory_bandwidth_bytes_per_s=1e8),
+    )
+    made.write_segment(samples_table([sent("h1", *windows)]), segment_stem("central-0", "0badcafe", 1))
+    found = live(made, PlacementSection(cpu_cores=4, memory_bytes_per_s=1e9)).snapshot()
+    assert found.resources == ("cpu", "memory")
+    assert found.jobs["web"].loading == pytest.approx([1.0, 0.3])
+    assert found.hosts.totals[0] == pytest.approx([2.0, 0.4])
+    assert list(found.unmeasured) == ["disk_wait", "network_wait"]
 
 
 def test_windows_of_before_there_were_shares_leave_them_out(tmp_path):

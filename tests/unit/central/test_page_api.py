@@ -24,7 +24,7 @@ from central.schema import SAMPLES
 from central.streams import HostStream
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from tests.unit.central.test_http_api import Served, get
-from tests.unit.central.test_incidents import GAP, row
+from tests.unit.central.test_incidents import GAP, over, row, slower, told
 from whitepanda.common import log
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
@@ -124,8 +124,10 @@ async def test_the_fleet_at_a_glance(fleet, local):
             row(1, day_ago - 5 * MINUTE, host="h9", suspect="old"),
             row(2, NOW - 7200 * S, host="h1", mn_cpi=9.0),
             row(3, NOW - 5 * MINUTE, host="h1", mn_cpi=4.0),
-            row(4, NOW - 4 * MINUTE, host="h1", mn_cpi=5.0),
+            row(4, NOW - 4 * MINUTE, host="h1", mn_cpi=5.0, slow_down=slower(1.5, 1.25, 1.75)),
             row(5, NOW - 3 * MINUTE, host="h2", suspect="dedup"),
+            row(6, NOW - 3 * MINUTE, host="h3", suspect="late"),
+            told(7, over(NOW - 2 * MINUTE), host="h3"),
         ],
         gap_ns=GAP,
         oldest_unix_ns=0,
@@ -137,13 +139,21 @@ async def test_the_fleet_at_a_glance(fleet, local):
         1,
         1,
     )
-    assert (found["incidents"], found["open_incidents"], found["contended_hosts"]) == (3, 2, 2)
-    assert [(i["host"], i["reports"]) for i in found["open"]] == [("h2", 1), ("h1", 2)]
+    assert (found["incidents"], found["open_incidents"], found["contended_hosts"]) == (4, 2, 3)
+    assert [(i["host"], i["reports"]) for i in found["open"]] == [("h1", 2), ("h2", 1)]
+    worst = found["open"][0]
+    assert (worst["slowest_now"]["name"], worst["slowest_now"]["slow_down"]["low"]) == ("web-1", 1.25)
+    assert (worst["suspect"]["name"], worst["suspect_job"]) == ("scan-1", "scan")
+    assert (worst["found_by"], worst["victims_now"], worst["open"]) == (["fleet"], 1, True)
     _, later = await get(local, f"/v1/overview?since_unix_ns={NOW - MINUTE}")
     assert (later["incidents"], later["open_incidents"], len(later["open"])) == (0, 2, 2)
+    _, listed = await get(local, "/v1/incidents?open_only=true&page_size=1")
+    _, more = await get(local, f"/v1/incidents?open_only=true&page_token={listed['next_page_token']}")
+    assert [i["host"] for i in listed["incidents"] + more["incidents"]] == ["h2", "h1"]
     assert fleet.store.count_open(NOW - GAP) == 2
     _, listed = await get(local, "/v1/incidents")
     assert [(i["host"], i["open"]) for i in listed["incidents"]] == [
+        ("h3", False),
         ("h2", True),
         ("h1", True),
         ("h1", False),
@@ -156,18 +166,20 @@ async def test_the_fleet_at_a_glance(fleet, local):
     assert [tuple(host[name] for name in kept) for host in found["contended"]] == [
         ("h1", 2, 1, 3, 9.0, NOW - 4 * MINUTE),
         ("h2", 1, 1, 1, 3.0, NOW - 3 * MINUTE),
+        ("h3", 1, 0, 1, 3.0, NOW - 3 * MINUTE),
     ]
     kept = ("job", "incidents", "hosts", "coefficient", "standard_error")
     assert [tuple(job[name] for name in kept) for job in found["antagonists"]] == [
         ("scan", 2, 1, 0.6, None),
         ("dedup", 1, 1, None, None),
+        ("late", 1, 1, None, None),
     ]
     assert found["since_unix_ns"] == day_ago // MINUTE * MINUTE
     assert not found["is_counted"], "nothing of the lake is waited for"
     await fleet.fleet._refreshing
     _, found = await get(local, f"/v1/overview?top=1&since_unix_ns={NOW - 3600 * S}")
     assert (found["is_counted"], found["vms"], found["jobs"]) == (True, 4, 2)
-    assert (found["incidents"], [c["host"] for c in found["contended"]]) == (2, ["h1"])
+    assert (found["incidents"], [c["host"] for c in found["contended"]]) == (3, ["h1"])
     assert fleet.fleet._refreshing.done(), "what is known is young enough"
 
 

@@ -197,6 +197,7 @@ def test_the_table_of_several_batches() -> None:
         tasks=[agent_pb2.Task(vm="c", job="z", machine="m7", platform="Q")],
         cpu_usage_cores=[1.0, 2.0],
         llc_occupancy_bytes=[1.0, 2.0],
+        memory_bandwidth_bytes_per_s=[1.0, 3e9],
         io_wait_ratio=[0.0, 0.125],
     )
     table = samples_table(
@@ -228,7 +229,7 @@ def test_the_table_of_several_batches() -> None:
         "disk_bytes_per_s": [None, 1e6, None],
         "network_bytes_per_s": [None] * 3,
         "llc_occupancy_bytes": [None, None, 2.0],
-        "memory_bandwidth_bytes_per_s": [None] * 3,
+        "memory_bandwidth_bytes_per_s": [None, None, 3e9],
         "memory_stall_ratio": [0.25, None, None],
         "io_wait_ratio": [None, None, 0.125],
     }
@@ -265,6 +266,7 @@ def any_batch(draw) -> agent_pb2.CpiBatch:
         cycles=column(counts),
         running_ratio=column(doubles),
         llc_occupancy_bytes=column(doubles),
+        memory_bandwidth_bytes_per_s=column(doubles),
         backlog=draw(st.booleans()),
         io_wait_ratio=column(doubles),
     )

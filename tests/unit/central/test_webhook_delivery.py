@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from central.incident_store import IncidentStore, StoreError
 from central.webhooks import tables
 from central.webhooks.dispatcher import Timing, Webhooks
 from tests.support.webhook_receiver import HANG, Receiver
-from tests.unit.central.test_incidents import GAP, NOW, S, row
+from tests.unit.central.test_incidents import GAP, NOW, S, over, row, told
 
 QUICK = Timing(poll_s=0.02, first_retry_s=0.005, last_retry_s=0.02)
 
@@ -100,6 +101,38 @@ async def test_what_goes_on_anew_is_told_anew_and_what_was_merged_is_over(store,
         await until(lambda: len(receiver.taken()) == 5)
     assert receiver.taken()[:3] == [("1", "firing"), ("2", "firing"), ("1", "resolved")]
     assert sorted(receiver.taken()[3:]) == [("1", "firing"), ("2", "resolved")]
+
+
+async def test_an_end_is_told_after_the_quiet_gap_and_what_comes_again_before_is_no_news(store, receiver):
+    clock = Clock()
+    take(store, row(1), told(2, over(NOW + S)))  # over before anybody was told
+    take(store, row(3, host="h2"))
+    async with running(webhooks(store, receiver, clock=clock)):
+        await until(lambda: receiver.taken() == [("2", "firing")])
+        take(store, told(4, over(NOW + 60 * S), host="h2"))
+        clock.now = NOW + 120 * S
+        take(store, row(5, NOW + 120 * S, host="h2"), told(6, over(NOW + 180 * S), host="h2"))
+        take(store, row(7, NOW + 120 * S, host="h3"))
+        await until(lambda: len(receiver.taken()) == 2)
+        clock.now = NOW + 120 * S + GAP + 1
+        await until(lambda: len(receiver.taken()) == 4)
+    assert receiver.taken()[:2] == [("2", "firing"), ("3", "firing")]
+    assert sorted(receiver.taken()[2:]) == [("2", "resolved"), ("3", "resolved")]
+    assert receiver.posts[2].alert["endsAt"] == "2027-01-15T08:02:00.000Z"
+
+
+async def test_it_is_told_again_once_somebody_is_suspected_and_not_when_that_changes(store, receiver):
+    take(store, row(1, score=math.nan))
+    async with running(webhooks(store, receiver)):
+        await until(lambda: len(receiver.taken()) == 1)
+        take(store, row(2, NOW + S))
+        await until(lambda: len(receiver.taken()) == 2)
+        take(store, row(3, NOW + 2 * S, suspect="dedup"), row(4, host="h2"))
+        await until(lambda: len(receiver.taken()) == 3)
+    assert receiver.taken() == [("1", "firing"), ("1", "firing"), ("2", "firing")]
+    first, second = (post.alert for post in receiver.posts[:2])
+    assert "suspect_vm" not in first["annotations"] and second["annotations"]["suspect_vm"] == "scan-1"
+    assert [first[key] == second[key] for key in ("labels", "startsAt", "fingerprint")] == [True] * 3
 
 
 async def test_what_is_refused_or_too_old_keeps_nothing_waiting(store, receiver):

@@ -19,7 +19,7 @@ from central.webhooks.sender import Answer, Sender, receiver_names, sign
 from tests.support.webhook_receiver import HANG, Receiver
 from tests.unit.central.test_incidents import NOW, S
 from whitepanda.common.errors import ConfigError, TlsError
-from whitepanda.v1 import fleet_pb2
+from whitepanda.v1 import agent_pb2, fleet_pb2
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 
@@ -39,14 +39,19 @@ KEYS = {
     "externalURL", "alerts",
 }  # fmt: skip
 ALERT_KEYS = {"status", "labels", "annotations", "startsAt", "endsAt", "generatorURL", "fingerprint"}
+IDENTITY = ("labels", "startsAt", "fingerprint")
 URL = "https://central.example.net:7480/v1/incidents/{id}"
 
 
 def incident(**changes) -> fleet_pb2.Incident:
     found = fleet_pb2.Incident(
         id=17, host="h1", suspect_job="scan", first_unix_ns=NOW, last_unix_ns=NOW + 300 * S, reports=2,
-        peak_mn_cpi=3.25, peak_threshold=2.0,
-        victims=[fleet_pb2.IncidentVm(vm="u1", name="web-1", job="web", peak=4.0, reports=2)],
+        peak_mn_cpi=3.25, peak_threshold=2.0, found_by=[agent_pb2.ANALYSIS_HOST, agent_pb2.ANALYSIS_FLEET],
+        victims=[
+            fleet_pb2.IncidentVm(vm="u1", name="web-1", job="web", peak=4.0, reports=2,
+                                 slow_down=agent_pb2.Degradation(ratio=1.52, low=1.31, high=1.78)),
+        ],
+        suspect=fleet_pb2.IncidentVm(vm="u2", name="scan-1", job="scan", peak=2.0, reports=2),
         suspects=[
             fleet_pb2.IncidentVm(vm="u2", name="scan-1", job="scan", peak=2.0, reports=2),
             fleet_pb2.IncidentVm(vm="u3", job="odd", peak=math.nan, reports=2),
@@ -65,17 +70,22 @@ def test_an_incident_is_an_alert_of_alertmanagers_format():
     (alert,) = found["alerts"]
     assert set(alert) == ALERT_KEYS
     assert alert["labels"] == found["commonLabels"] == {
-        "alertname": "WhitepandaContention", "severity": "warning", "host": "h1", "suspect_job": "scan",
-        "incident": "17",
+        "alertname": "WhitepandaContention", "severity": "warning", "host": "h1", "incident": "17",
     }  # fmt: skip
     assert (alert["startsAt"], alert["endsAt"]) == ("2027-01-15T08:00:00.000Z", "0001-01-01T00:00:00Z")
     assert alert["generatorURL"] == "https://central.example.net:7480/v1/incidents/17"
     assert alert["annotations"] == found["commonAnnotations"] == {
-        "summary": "VM web-1 suffers from contention on host h1: job scan is suspected first",
-        "description": (
-            "mean nCPI was up to 3.25, threshold 2, in 2 slots; victims (nCPI): web-1 of job web (4); suspects "
-            "(score): scan-1 of job scan (2), u3 of job odd (not known); evidence: whitepanda incidents show 17"
+        "summary": (
+            "1 VM suffers on host h1: web-1 of job web 1.52x [1.31, 1.78]; first suspect scan-1 of job scan"
         ),
+        "description": (
+            "found by the host's own baseline and by the fleet's statistics; victims (slow-down): web-1 of job web "
+            "1.52x [1.31, 1.78]; suspects: scan-1 of job scan (score 2), u3 of job odd; 2 reports; mean nCPI up to "
+            "3.25, threshold 2; more: whitepanda incidents show 17"
+        ),
+        "suspect_vm": "scan-1",
+        "suspect_job": "scan",
+        "slow_down": "1.52x [1.31, 1.78]",
     }  # fmt: skip
 
 
@@ -83,12 +93,17 @@ def test_its_end_has_the_labels_and_the_beginning_that_were_told():
     first = messages.firing(incident(), "")
     later = incident()
     later.first_unix_ns -= 900 * S  # a report of before came late
-    later.suspect_job = "dedup"
+    later.suspect.CopyFrom(fleet_pb2.IncidentVm(vm="u4", name="dedup-1", job="dedup"))
+    again = json.loads(messages.firing(later, "", first))
+    assert again["status"] == "firing" and again["alerts"][0]["annotations"]["suspect_vm"] == "dedup-1"
+    assert {key: again["alerts"][0][key] for key in IDENTITY} == {
+        key: json.loads(first)["alerts"][0][key] for key in IDENTITY
+    }
     found = json.loads(messages.resolved(later, first, "", ended_unix_ns=0))
     (alert,), (before,) = found["alerts"], json.loads(first)["alerts"]
     assert found["status"] == alert["status"] == "resolved"
     assert alert["endsAt"] == "2027-01-15T08:05:00.000Z"
-    for key in ("labels", "startsAt", "fingerprint"):
+    for key in IDENTITY:
         assert alert[key] == before[key]
     assert (alert["generatorURL"], found["externalURL"]) == ("", "")
     gone = json.loads(messages.resolved(None, first, "", ended_unix_ns=NOW))["alerts"][0]
@@ -98,11 +113,26 @@ def test_its_end_has_the_labels_and_the_beginning_that_were_told():
 def test_many_victims_and_no_suspect():
     many = [fleet_pb2.IncidentVm(vm=f"u{n}", job="web", peak=1.0) for n in range(7)]
     found = incident(victims=many)
-    found.suspect_job = ""
-    alert = json.loads(messages.firing(found, ""))["alerts"][0]
-    assert alert["annotations"]["summary"] == "8 VMs suffer from contention on host h1: nobody is suspected"
-    assert "and 3 more; suspects" in alert["annotations"]["description"]
-    assert "suspect_job" not in alert["labels"]
+    found.ClearField("suspect")
+    annotations = json.loads(messages.firing(found, ""))["alerts"][0]["annotations"]
+    assert annotations["summary"] == (
+        "8 VMs suffer on host h1, most web-1 of job web 1.52x [1.31, 1.78]; nobody is suspected"
+    )
+    assert "u0 of job web (slow-down not known)" in annotations["description"]
+    assert "and 3 more; suspects" in annotations["description"]
+    assert not {"suspect_vm", "suspect_job"} & annotations.keys()
+
+
+def test_what_the_host_alone_found_is_told_without_what_is_not_known():
+    found = incident(peak_mn_cpi=math.nan, peak_threshold=math.nan)
+    del found.victims[:], found.found_by[1:]
+    found.victims.add(vm="u1", name="web-1", job="web", peak=math.nan)
+    annotations = json.loads(messages.firing(found, ""))["alerts"][0]["annotations"]
+    assert "nan" not in str(annotations) and "nCPI" not in str(annotations)
+    assert annotations["description"].startswith(
+        "found by the host's own baseline; victims (slow-down): web-1 of"
+    )
+    assert "slow_down" not in annotations
 
 
 # -- posting

@@ -40,6 +40,13 @@ def test_vms_by_name_with_epochs_of_their_process(host, inventory):
     assert (a.epoch, b.epoch) == ("111111112222-1000", "111111112222-500")
 
 
+def test_a_vm_of_openstack_nova_is_known_from_one_of_libvirt_alone(host, inventory):
+    nova = "<metadata><n:instance xmlns:n='http://openstack.org/xmlns/libvirt/nova/1.1'/></metadata>"
+    host.vm("a", 10, [11], extra=nova)
+    host.vm("b", 20, [21])
+    assert [(vm.manager, vm.by_libvirt) for vm in inventory.vms()] == [("nova", True), ("libvirt", True)]
+
+
 def test_an_unknown_type_of_domain_is_told_by_its_threads_names(host, inventory):
     host.vm("a", 10, [11], kind="xen")
     (host.proc / "10/task/11/comm").write_text("CPU 0/TCG\n")

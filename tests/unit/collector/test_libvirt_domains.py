@@ -273,6 +273,14 @@ def test_read_only_with_keep_alive_and_without_waiting_for_busy_vms(host, module
     assert module.lists == 1  # handles are kept
 
 
+def test_libvirt_is_asked_for_the_vms_of_nova_too(host, module, source):
+    nova = "<metadata><n:instance xmlns:n='http://openstack.org/xmlns/libvirt/nova/1.1'/></metadata>"
+    host.vm("a", 10, [11], extra=nova + DEVICES)
+    sample = source.sample()
+    assert sample.inventory[0].manager == "nova"
+    assert sample.vms[host.uuid_of("a")].disks["vda"].read_bytes == 32
+
+
 def test_states_are_those_of_the_status_files_and_libvirt_is_not_asked(host, module, source):
     host.vm("b", 20, [21], extra=DEVICES, state="paused")
     assert [vm.state for vm in source.sample().inventory] == ["running", "paused"]

@@ -100,6 +100,7 @@ NONE, STUCK, FAILED = Reason.NOT_PRESENT, Reason.STUCK, Reason.SOURCE_FAILED
         ("interfaces", "qemu", Reason.NOT_VISIBLE, {"ovs": FAILED, "libvirt": NONE, "qemu": None}, "qemu"),
         ("interfaces", "qemu", Reason.STALE, {"ovs": NONE, "qemu": FAILED}, "qemu"),
         ("interfaces", "libvirt", STUCK, {"ovs": None, "libvirt": STUCK, "qemu": STUCK}, "libvirt"),
+        ("interfaces", "nova", STUCK, {"ovs": None, "libvirt": STUCK, "qemu": STUCK}, "libvirt"),
         ("interfaces", "libvirt", STUCK, {"ovs": STUCK, "libvirt": None}, "ovs"),
         ("interfaces", "libvirt", Reason.NOT_VISIBLE, {"ovs": NONE, "libvirt": None}, "libvirt"),
         ("rdt", "libvirt", Reason.NO_RDT, {"resctrl": Reason.NO_RDT}, "resctrl"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,16 @@ def test_vcpu_threads_are_in_the_order_of_the_vcpus_and_unplugged_ones_left_out(
 @pytest.mark.parametrize("version", [b"1.0", b"1.1", b"2.0"])
 def test_any_version_of_novas_namespace(version):
     text = REAL.read_bytes().replace(b"libvirt/nova/1.1", b"libvirt/nova/" + version)
-    assert parse_status(text).facts["nova:flavor"] == "lab.mixed"
+    status = parse_status(text)
+    assert (status.facts["nova:flavor"], status.by_nova) == ("lab.mixed", True)
+
+
+def test_whoever_else_writes_metadata_is_not_nova():
+    text = re.sub(rb"<nova:instance.*</nova:instance>", b"", REAL.read_bytes(), flags=re.DOTALL)
+    assert b"nova" not in text
+    assert not parse_status(text).by_nova
+    other = text.replace(b"<metadata>", b"<metadata><a:instance xmlns:a='http://example.net/nova/1.0'/>")
+    assert not parse_status(other).by_nova
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -24,11 +26,13 @@ ROOT = Path(__file__).resolve().parents[3]
 GRAFANA = ROOT / "packaging" / "grafana"
 RULES = ROOT / "packaging" / "prometheus" / "whitepanda.rules.yml"
 NAMES = ("fleet", "host", "central")
+#: The alerts' page as central's package installs it (tools/build_debs.py).
+RUNBOOKS = "file:///usr/share/doc/whitepanda-central/alerts.md"
 #: Told of VMs beside the table of metrics (docs/metrics.md).
 OF_VMS = (
-    "victim", "degradation_ratio", "behaviour", "latency_degradation_ratio", "latency_degradation_low_ratio",
-    "latency_degradation_high_ratio", "latency_degradation_absent", "baseline_ticks", "baseline_ready",
-    "part_age_seconds", "part_absent", "metric_absent",
+    "victim", "degradation_ratio", "behaviour", "baseline_ticks", "baseline_ready",
+    "part_age_seconds", "part_absent", "metric_absent", "slow_down_ratio", "slow_down_low_ratio",
+    "slow_down_high_ratio", "suspect", "info", "slow_down_absent",
 )  # fmt: skip
 
 
@@ -73,8 +77,8 @@ def test_every_alert_is_explained_and_no_other() -> None:
         assert sections[name].startswith(rule["labels"]["severity"]), name
         assert " ".join(rule["expr"].split()) in " ".join(sections[name].split()), name
         assert "**What to do.** " in sections[name], name
-        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, name
-        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"
+        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}, name
+        assert rule["annotations"]["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
         assert rule["labels"].keys() == {"severity"} and rule["labels"]["severity"] in {
             "critical",
             "warning",
@@ -82,6 +86,21 @@ def test_every_alert_is_explained_and_no_other() -> None:
         }
         if rule.get("for"):
             assert f"after {rule['for']}: " in sections[name], name
+
+
+def test_the_runbooks_are_absolute_and_the_guides_command_moves_them_all(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    (command,) = re.findall(r"^    (sed -i .*)$", page, re.MULTILINE)
+    for name in ("whitepanda.rules.yml", "whitepanda.rules.test.yml"):
+        shutil.copy(RULES.with_name(name), tmp_path)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    for name in ("whitepanda.rules.yml", "whitepanda.rules.test.yml"):
+        shipped, moved = RULES.with_name(name).read_text(), (tmp_path / name).read_text()
+        urls = re.findall(r"runbook_url: (\S+)", shipped)
+        assert urls and all(urlsplit(url).scheme and urlsplit(url).fragment for url in urls)
+        assert re.findall(r"runbook_url: (\S+)", moved) == [
+            url.replace(RUNBOOKS, "https://docs.example.net/whitepanda/alerts.html") for url in urls
+        ]
 
 
 def test_dashboards_are_fresh() -> None:

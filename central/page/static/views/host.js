@@ -4,7 +4,7 @@ import { facts, h, section } from "../dom.js";
 import { count, counted, isKnown, nanoseconds, number, plain, time } from "../format.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
-import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, vmLink } from "../words.js";
+import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, verdict, vmLink } from "../words.js";
 
 const POINTS = 120;
 const MOST_LINES = COLOURS; // each VM has one of its own
@@ -79,18 +79,19 @@ export function draw(host, route) {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
+    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
     { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
-    { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "Mean slow-down", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
-    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? h("span", { title: vm.last_event.reason }, found(vm.last_event)) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
+    { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },
   ];
   const s = host.summary;
   return [
     times(route),
+    host.incidents.filter((i) => i.open).map((i) => verdict(i)),
     s ? facts([
       ["State", s.importer ? state("import") : state(hostState(s.connected, s.last_seen_unix_ns))],
       ["Platform", s.platform],

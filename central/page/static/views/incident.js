@@ -1,9 +1,9 @@
-// One incident: who, when, the evidence, the suspects over time, what to do.
+// One incident: who suffers and by how much, from whom, since when; the evidence; what to do.
 import { timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, counted, duration, isKnown, number, plain, time } from "../format.js";
+import { count, counted, duration, isKnown, number, plain, slowDown, time } from "../format.js";
 import { table } from "../table.js";
-import { hostLink, jobLink, link, state, vmLink } from "../words.js";
+import { foundBy, hostLink, jobLink, link, verdict, vmLink } from "../words.js";
 
 const LINES = 5;
 const OPEN_ACTIONS = 2;
@@ -12,22 +12,30 @@ const GAP_SLOTS = 2.5;
 export const title = ({ what }) => `Incident ${what}`;
 export const load = (ask, { what }) => ask(`v1/incidents/${encodeURIComponent(what)}`);
 
-const vmColumns = (peak, hint, at) => [
+const vmColumns = (peak, hint, at, ...more) => [
   { label: "VM", value: (vm) => vm.name || vm.vm, cell: (vm) => vmLink(vm, { at }) },
   { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
+  ...more,
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
-  { label: "Slots", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
+  { label: "Reports", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
 ];
+const WORST = { label: "Slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true, hint: "at its worst" };
+
+/** Who is suspected first in a report: found by the host's own analysis, or scored above 0. */
+const first = ({ suspects: [vm] }) => (vm && (vm.inflicts || vm.score > 0) ? vm : null);
+const name = (vm) => vm?.name || vm?.vm || "";
+
 const EVIDENCE = [
   { label: "Slot's end", value: (r) => r.unix_ns, cell: (r) => time(r.unix_ns) },
+  { label: "Slowest victim", value: (r) => name(r.victims[0]), cell: (r) => name(r.victims[0]) || number(null) },
+  { label: "Its slow-down", value: (r) => r.victims[0]?.slow_down?.ratio, cell: (r) => slowDown(r.victims[0]?.slow_down), numeric: true },
+  { label: "Its nCPI", value: (r) => r.victims[0]?.n_cpi, cell: (r) => number(r.victims[0]?.n_cpi), numeric: true, hint: "standard deviations above its job's mean; cut at 3" },
+  { label: "First suspect", value: (r) => name(first(r)), cell: (r) => name(first(r)) || number(null) },
+  { label: "Its CPU, cores", value: (r) => first(r)?.cpu_usage_cores, cell: (r) => number(first(r)?.cpu_usage_cores), numeric: true },
+  { label: "Its score", value: (r) => first(r)?.score, cell: (r) => number(first(r)?.score), numeric: true, hint: "coefficient * CPU usage" },
+  { label: "Found by", value: (r) => r.found_by.join(", ") },
   { label: "mnCPI", value: (r) => r.mn_cpi, cell: (r) => number(r.mn_cpi), numeric: true },
   { label: "Threshold", value: (r) => r.mn_cpi_threshold, cell: (r) => number(r.mn_cpi_threshold), numeric: true },
-  { label: "Victim that suffers most", value: (r) => r.victims[0]?.name ?? "", cell: (r) => r.victims[0]?.name || r.victims[0]?.vm || number(null) },
-  { label: "Its CPI", value: (r) => r.victims[0]?.cpi, cell: (r) => number(r.victims[0]?.cpi), numeric: true },
-  { label: "Above", value: (r) => r.victims[0]?.threshold_cpi, cell: (r) => number(r.victims[0]?.threshold_cpi), numeric: true, hint: "mean + 2 std of its job" },
-  { label: "First suspect", value: (r) => r.suspects[0]?.name ?? "", cell: (r) => r.suspects[0]?.name || r.suspects[0]?.vm || number(null) },
-  { label: "Its CPU, cores", value: (r) => r.suspects[0]?.cpu_usage_cores, cell: (r) => number(r.suspects[0]?.cpu_usage_cores), numeric: true },
-  { label: "Its score", value: (r) => r.suspects[0]?.score, cell: (r) => number(r.suspects[0]?.score), numeric: true, hint: "coefficient * CPU usage" },
 ];
 
 /** A list of words as a shell takes it. */
@@ -107,7 +115,7 @@ function withGaps(reports) {
   return reports.flatMap((report, k) => {
     const before = reports[k - 1];
     const isGap = before && report.slot_ns > 0 && report.unix_ns - before.unix_ns > GAP_SLOTS * report.slot_ns;
-    return isGap ? [{ unix_ns: (report.unix_ns + before.unix_ns) / 2, mn_cpi: null, mn_cpi_threshold: null, suspects: [] }, report] : [report];
+    return isGap ? [{ unix_ns: (report.unix_ns + before.unix_ns) / 2, mn_cpi: null, mn_cpi_threshold: null, victims: [], suspects: [] }, report] : [report];
   });
 }
 
@@ -121,14 +129,17 @@ function charts(kept) {
       if (isKnown(suspect.score)) best.set(suspect.vm, { name: suspect.name || suspect.vm, score: Math.max(suspect.score, best.get(suspect.vm)?.score ?? -Infinity) });
     }
   }
-  const first = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
+  const highest = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
+  const ratios = reports.map((r) => r.victims[0]?.slow_down?.ratio ?? null);
   return [
-    timeChart("Contention", `mnCPI of the victims in ${counted(kept.length, "slot")}, against the threshold.`, seconds, [
+    ratios.some(isKnown) && timeChart("Slow-down", `Of the slowest victim in ${counted(kept.length, "report")}.`, seconds,
+      [{ label: "slow-down", values: ratios, points: true }], "times as slow"),
+    reports.some((r) => isKnown(r.mn_cpi)) && timeChart("Contention", `mnCPI of the victims in ${counted(kept.length, "report")}, against the threshold.`, seconds, [
       { label: "mnCPI", values: reports.map((r) => r.mn_cpi), points: true },
       { label: "threshold", values: reports.map((r) => r.mn_cpi_threshold), dash: true },
     ], "mnCPI"),
-    first.length > 0 && timeChart("Suspects", `Scores of ${counted(first.length, "suspect")} over time, the highest: ${first.map(([, s]) => `${s.name} ${plain(s.score)}`).join(", ")}.`, seconds,
-      first.map(([vm, s]) => ({ label: s.name, values: reports.map((r) => r.suspects.find((x) => x.vm === vm)?.score ?? null), points: true })), "score"),
+    highest.length > 0 && timeChart("Suspects", `Scores of ${counted(highest.length, "suspect")} over time, the highest: ${highest.map(([, s]) => `${s.name} ${plain(s.score)}`).join(", ")}.`, seconds,
+      highest.map(([vm, s]) => ({ label: s.name, values: reports.map((r) => r.suspects.find((x) => x.vm === vm)?.score ?? null), points: true })), "score"),
   ];
 }
 
@@ -139,22 +150,22 @@ export function draw(detail) {
   const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
   const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
   return [
-    h("p", { class: "verdict" }, state(i.open ? "open" : "over"), ` · ${counted(i.victims.length, "VM suffers", "VMs suffer")} on `, hostLink(i.host),
-      i.suspect_job ? [", most likely from ", jobLink(i.suspect_job), "."] : "; no VM there has a score, so nobody is named."),
+    verdict(i, { at: around }),
     facts([
+      ["Found", foundBy(i.found_by)],
       ["Began", time(i.first_unix_ns)],
       ["Last reported", time(i.last_unix_ns)],
       ["Lasted", duration(i.last_unix_ns - i.first_unix_ns)],
-      ["Slots in contention", count(i.reports)],
-      ["Peak mnCPI (threshold)", h("span", null, number(i.peak_mn_cpi), " (", number(i.peak_threshold), ")")],
+      ["Reports", count(i.reports)],
+      ["Peak mnCPI (threshold)", isKnown(i.peak_mn_cpi) && h("span", null, number(i.peak_mn_cpi), " (", number(i.peak_threshold), ")")],
       ["Host at that time", link(`/host/${encodeURIComponent(i.host)}`, "timeline", { hours: [1, 3, 6, 24].find((n) => n >= hours) ?? 24, at: around })],
-      ["This job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
+      ["The suspect's job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
     h("div", { class: "columns" },
-      section("Victims", table("incident-victims", "The highest nCPI first", vmColumns("Peak nCPI", "standard deviations above its job's mean", around), i.victims, "None.")),
-      section("Suspects", table("incident-suspects", "The highest score first", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
+      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, WORST), i.victims, "None.")),
+      section("Suspects", table("incident-suspects", "The first suspect first, then the highest score", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
     recommendations.length > 0 && actions(recommendations),
     h("div", { class: "columns" }, charts(detail.reports)),
-    section("Evidence", table("incident-evidence", "What the host reported, the last 100 slots, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
+    section("Evidence", table("incident-evidence", "What the host reported, the last 100 times, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),
   ];
 }

@@ -1,4 +1,4 @@
-// Contention over time, the last that began first.
+// When VMs of a host suffered, the last that began first.
 import { field, form, h } from "../dom.js";
 import { table } from "../table.js";
 import { INCIDENT_COLUMNS, link } from "../words.js";

@@ -24,6 +24,7 @@ const EVENTS = [
   { label: "When", value: (e) => e.event.unix_ns, cell: (e) => time(e.event.unix_ns) },
   { label: "Before", value: (e) => e.event.before },
   { label: "Found", value: (e) => e.event.behaviour, cell: (e) => found(e.event) },
+  { label: "Found by", value: (e) => (e.event.found_by ?? []).join(", "), hint: "host: beside its own baseline; fleet: beside its job" },
   { label: "Lasted before", value: (e) => e.event.lasted_ns, cell: (e) => (e.event.lasted_ns ? duration(e.event.lasted_ns) : ""), numeric: true },
   { label: "Why", value: (e) => e.event.reason },
 ];
@@ -46,6 +47,7 @@ export function draw(vm, route) {
   return [
     times(route),
     facts([
+      ["Last found", vm.events.length > 0 && h("span", null, found(vm.events[0].event), ", ", time(vm.events[0].event.unix_ns))],
       ["Name", vm.name],
       ["UUID", vm.vm],
       ["Job", job && jobLink(job)],

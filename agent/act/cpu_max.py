@@ -1,0 +1,136 @@
+"""CPU limits of VMs without libvirt, by `cpu.max` of the VM's own control group (v2).
+
+Proxmox and whoever starts a QEMU keep no live quota of their own that could be asked for, so the kernel's file is both
+the state and the way to change it: a state is its text, "QUOTA PERIOD" in microseconds, QUOTA "max" where there is
+none. It limits the whole VM, its vCPUs and QEMU's other threads together. It ends with the control group, so with a
+restart of the VM, and does not move along with a migration.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.act.records import ActError
+from collector.base import Reason, VmIdentity
+from collector.cgroup_tree import CgroupTree
+
+__all__ = ["CpuMax", "cpu_max_of"]
+
+_MIN_QUOTA_US = 1000  # the kernel takes no less
+_GONE = {errno.ENOENT, errno.ENODEV}
+
+
+def cpu_max_of(vm: VmIdentity, tree: CgroupTree) -> CpuMax:
+    """Return what limits a VM that libvirt does not run.
+
+    Raises:
+        ActError: it has no control group of its own with a `cpu.max`.
+
+    """
+    try:
+        is_v1 = any("cpu" in mount.controllers for mount in tree.mounts())
+        groups = tree.find(vm.pid)
+    except (OSError, ValueError) as error:
+        raise ActError(
+            f"the control group of VM {vm.uuid} (process {vm.pid}) is not known: {error}"
+        ) from error
+    if is_v1 or (groups.v2 is None and groups.reason is not Reason.SHARED):
+        raise ActError(
+            f"VM {vm.uuid} is not of libvirt, so only cpu.max of cgroup v2 could limit it, and the CPU of this host is "
+            "not under v2; boot it with systemd.unified_cgroup_hierarchy=1"
+        )
+    if groups.v2 is None:
+        raise ActError(
+            f"VM {vm.uuid} has no control group of its own: other processes are in that of its process {vm.pid} and "
+            "would be limited too; start it in one of its own (`systemd-run --scope`)"
+        )
+    found = CpuMax(groups.v2, vm.vcpus)
+    if found.read(vm.uuid) is None:
+        raise ActError(
+            f"{groups.v2} of VM {vm.uuid} has no cpu.max: the controller cpu is off there; "
+            "a weight of its unit turns it on (`systemctl set-property --runtime UNIT CPUWeight=100`)"
+        )
+    return found
+
+
+class CpuMax:
+    """`agent.act.backends.Backend` of one control group. Amounts are cores.
+
+    Args:
+        group: the folder.
+        vcpus: of the VM; 0: not known.
+
+    """
+
+    #: The kernel is done when a call returns, and a killed call does nothing later.
+    settles_s = 0.0
+
+    def __init__(self, group: str, vcpus: int = 0) -> None:
+        self.group = group
+        self._vcpus = vcpus
+        self._file = Path(group, "cpu.max")
+
+    def read(self, vm: str) -> str | None:
+        """Return quota and period; None: the group is gone, and what was set on it with it."""
+        with self._told(vm):
+            try:
+                return " ".join(self._file.read_text(encoding="ascii").split())
+            except OSError as error:
+                if error.errno in _GONE:
+                    return None
+                raise
+
+    def target(self, vm: str, amount: float) -> str:
+        """Return the quota for so many cores, at the group's own period."""
+        now = self.read(vm)
+        if now is None:
+            raise ActError(f"no VM {vm} runs here any more")
+        with self._told(vm):
+            quota, period = now.split()
+            has = int(quota) / int(period) if quota != "max" else float(self._vcpus)
+            wanted = max(_MIN_QUOTA_US, round(amount * int(period)))
+        if has and wanted / int(period) >= has:
+            raise ActError(f"VM {vm} may use {has:g} cores already; {amount:g} is no less")
+        if not os.access(self._file, os.W_OK):
+            raise ActError(
+                f"{self._file} is not writable: the service must be root, without ProtectControlGroups=yes"
+            )
+        return f"{wanted} {period}"
+
+    def write(self, vm: str, state: str) -> None:
+        """Set quota and period, and look whether the kernel has taken them."""
+        with self._told(vm):
+            # Not by Path.write_text: it would make a file where the group is gone.
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, f"{state}\n".encode())
+            finally:
+                os.close(descriptor)
+        now = self.read(vm)
+        if now != state:
+            raise ActError(f"{self._file}: {state!r} was written, and it is {now!r}")
+
+    def is_ours(self, now: str, after: str) -> bool:
+        """One call sets it, so there is nothing between."""
+        return now == after
+
+    def command(self, vm: str, state: str) -> str:  # noqa: ARG002 - the group is the VM's
+        """Return what is done, as a shell would have it."""
+        return f"echo {shlex.quote(state)} >{shlex.quote(str(self._file))}"
+
+    @contextmanager
+    def _told(self, vm: str) -> Iterator[None]:
+        """Make one line of what the kernel says."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _GONE:
+                raise ActError(f"no VM {vm} runs here any more: {self._file} is gone") from error
+            raise ActError(f"VM {vm}: {self._file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ActError(f"VM {vm}: {self._file}: {error}; please report this") from error

@@ -1,0 +1,129 @@
+"""The commands of recommendations, by who manages the VM, and what survives of each. Pure.
+
+A command that goes past a VM's manager leaves the manager's own records wrong: `virsh migrate` moves a VM of Nova to a
+host where Nova does not look for it. So each manager's VMs get its own tool, and what nobody manages gets none, with
+the reason. Commands are lists of words, for no shell; they name VMs by UUID, as a name may begin with "-", or by
+Proxmox' number.
+"""
+
+from __future__ import annotations
+
+from agent.analysis.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
+
+__all__ = ["act_command", "cap_commands", "cap_notes", "migration", "migration_notes"]
+
+_SECONDS = 900.0  # that an action of ours is in force
+_LIBVIRT = ("virsh", "-c", "qemu:///system")
+# The first version of Nova's API in which the scheduler checks the host that is asked for.
+_NOVA = ("openstack", "--os-compute-api-version", "2.30", "server", "migrate", "--live-migration")
+
+
+def act_command(
+    action: str, vm: str, amount: tuple[str, str], victim: Victim, situation: Situation
+) -> Command:
+    """Return our own command for an action: it ends by itself."""
+    seconds = f"{min(_SECONDS, situation.host.max_seconds):g}"
+    words = ("whitepanda", "act", "apply", action, vm, *amount, "--seconds", seconds, "--victim", victim.vm)
+    return Command(f"for {seconds} s, undone by itself", words)
+
+
+def cap_commands(suspect: Suspect, victim: Victim, cores: float, situation: Situation) -> tuple[Command, ...]:
+    """Return how a VM is limited to so many cores: by us for a while, and by its manager's own setting for good."""
+    if not (suspect.by_libvirt or suspect.has_own_group):
+        return ()
+    ours = act_command("cap-cpu", suspect.vm, ("--cores", f"{cores:g}"), victim, situation)
+    if suspect.has_quota:  # by hand somebody would have to write down first what the owner has set
+        return (ours,)
+    period, quota = QUOTA_PERIOD_US, quota_us(cores, suspect.vcpus or 1)
+    match suspect.manager:
+        case "libvirt":
+            by_hand = (*_LIBVIRT, "schedinfo", suspect.vm, "--live", "--config")
+            words = (*by_hand, f"vcpu_period={period}", f"vcpu_quota={quota}")
+            return (
+                ours,
+                Command("by hand, kept over restarts and migrations", words),
+                Command("undo it by hand", (*by_hand, "vcpu_quota=-1")),
+            )
+        case "nova":
+            properties = (f"quota:cpu_period={period}", f"quota:cpu_quota={quota}")
+            extra = tuple(word for one in properties for word in ("--property", one))
+            return (
+                ours,
+                Command(
+                    "for good: FLAVOR is a copy of its flavor; a server keeps its flavor's old values until a resize",
+                    ("openstack", "flavor", "set", *extra, "FLAVOR"),
+                ),
+                Command(
+                    "restarts the guest, then `openstack server resize confirm`; kept over restarts and migrations",
+                    ("openstack", "server", "resize", "--flavor", "FLAVOR", suspect.vm),
+                ),
+            )
+        case "proxmox":
+            set_limit = ("qm", "set", suspect.vmid)
+            return (
+                ours,
+                Command(
+                    "by hand, kept over restarts and migrations",
+                    (*set_limit, "--cpulimit", f"{cores:g}"),
+                ),
+                Command("undo it by hand", (*set_limit, "--delete", "cpulimit")),
+            )
+    return (ours,)
+
+
+def cap_notes(suspect: Suspect, cores: float) -> tuple[str, ...]:
+    """Return what to know of a limit: how it is divided, and what becomes of it at a restart or a migration."""
+    if not suspect.is_vm:
+        return ()
+    if suspect.by_libvirt:
+        vcpus, notes = suspect.vcpus or 1, []
+        if vcpus > 1:
+            each = f"busy on one of its {vcpus} vCPUs only, it gets {cores / vcpus:.3g} cores"
+            notes.append(f"the quota is per vCPU: {each}")
+        restart = "a hard reboot or resize by Nova" if suspect.manager == "nova" else "a restart of the VM"
+        return (*notes, f"what act sets ends with {restart}, and moves along with a live migration")
+    if not suspect.has_own_group:
+        return ("no command: the VM has no control group of its own, and others in it would be limited too",)
+    lost = "what act sets is lost with a restart of the VM, and with a migration"
+    if suspect.manager == "proxmox":
+        return (lost,)
+    return (f"{lost}; no manager of this QEMU is known, so no setting that lasts is",)
+
+
+def migration(who: Suspect | Victim, situation: Situation) -> tuple[Command, ...]:
+    """Return how a VM is migrated live, by its manager; without one, only where it would suffer least."""
+    central = situation.host.central or "CENTRAL:PORT"
+    ranks = Command(
+        "rank the hosts by D-Factor; where an operator's certificate is, in DIR, and not on this host",
+        ("whitepanda", "place", f"--central={central}", "--tls=DIR", f"--job={who.job}"),
+    )
+    lift = Command(
+        "lift what act has set on it: a quota would move along for good",
+        ("whitepanda", "act", "undo", "--vm", who.vm),
+    )
+    match who.manager:
+        case "libvirt":
+            migrate = (*_LIBVIRT, "migrate", "--live", "--persistent", "--undefinesource")
+            words = (*migrate, who.vm, "qemu+ssh://HOST/system")
+            return (lift, ranks, Command("migrate it to the first of them", words))
+        case "nova":
+            named = "HOST as `openstack compute service list --service nova-compute` names it"
+            words = (*_NOVA, "--host", "HOST", who.vm)
+            return (
+                lift,
+                ranks,
+                Command(f"migrate it to the first of them, with Nova's rights; {named}", words),
+            )
+        case "proxmox":
+            purpose = "migrate it to the first of them; NODE as `pvecm nodes` names it; local disks: --with-local-disks"
+            return (ranks, Command(purpose, ("qm", "migrate", who.vmid, "NODE", "--online")))
+    return (ranks,)
+
+
+def migration_notes(who: Suspect | Victim) -> tuple[str, ...]:
+    """Return why there is no command for a migration; () where there is one."""
+    if who.manager == "qemu":
+        return (
+            "no command migrates it: no manager of this QEMU is known; without one, start it anew on another host",
+        )
+    return ("no command migrates it: who manages it is not known, as it is gone",) if not who.manager else ()
