@@ -18,7 +18,6 @@ from agent.cli._words import (
     DIM,
     INFLICTING,
     VICTIM,
-    by_of,
     found_by,
     slow_down_of,
     word_of,
@@ -71,7 +70,10 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             yield _say(f"slow-down {render.degradation(found)}: {of}")
         else:
             yield _say(f"slow-down {UNKNOWN}: {render.cannot_tell(found.cannot_tell)}", DIM)
-        yield _say(f"first suspect {by_of(vm)}" if by_of(vm) else "nobody is suspected")
+        blamed = decision.suspects
+        more = len(blamed) - 1 + decision.suspects_left_out
+        below = f", {more} more below" if more > 0 else ""
+        yield _say(f"first suspect {blamed[0].name}{below}" if blamed else "nobody is suspected")
         yield _say(f"found by {found_by(vm)}")
     elif answer.victims or word is INFLICTING:
         whom = (
@@ -205,7 +207,7 @@ def arithmetic(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         if math.isfinite(answer.n_cpi):
             yield _say(f"CPI over the last slot {answer.cpi:.4g}: nCPI {_n_cpi(answer)}")
         elif math.isfinite(answer.cpi):
-            yield _say(f"CPI so far {answer.cpi:.4g}: not comparable yet, see above")
+            yield _say(f"CPI so far {answer.cpi:.4g}: not comparable yet")
     elif math.isfinite(answer.cpi):
         yield _say(f"CPI over the last slot {answer.cpi:.4g}; nothing to compare it with")
     if answer.victim_slots:
@@ -275,10 +277,9 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             for s in answer.suspects
         ],
     )
+    yield _say("inflicts: by the host's own analysis", DIM)
     yield _say(
-        "inflicts: by the host's own analysis; score = coefficient (mnCPI per core, from the whole fleet) * cores over"
-        " the last slot",
-        DIM,
+        "score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM
     )
     unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
     for reason in sorted(unknown):

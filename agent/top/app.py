@@ -20,7 +20,7 @@ from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
 from agent.cli import _render as render
-from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, WARNING
+from agent.cli._words import AFFECTED, BAD, DIM, INFLICTING, VICTIM, WARNING, host_line
 from agent.top import columns
 from agent.top.columns import Row
 from agent.top.detail import Detail
@@ -181,7 +181,10 @@ class TopApp(App[None]):
         if self.size.height < _LEAST:
             self._bar.update(Text(f"too small: {_LEAST} lines at least", style=WARNING))
             return
-        self._bar.update(Text("\n").join((self._host_line(), self._state_line())))
+        lines = [self._host_line(), self._state_line()]
+        if self.model.frame is not None and (blamed := host_line(self.model.frame.vms)):
+            lines.append(Text(blamed, style=BAD))
+        self._bar.update(Text("\n").join(lines))
 
     def _host_line(self) -> Text:
         frame = self.model.frame
@@ -189,9 +192,10 @@ class TopApp(App[None]):
             return Text("asking the agent" if self._position is None else "reading")
         line = Text(frame.vms.host, style="bold")
         line.append(f"  {self.model.total} VM{'' if self.model.total == 1 else 's'}", style="none")
-        for word, many in ((VICTIM, "suffer"), (INFLICTING, "inflict")):
+        for word, plural in ((VICTIM, "victims"), (AFFECTED, "affected"), (INFLICTING, "inflicting")):
             count = self.model.count(word.symbol)
-            line.append(f"  {word.symbol} {count} {many}", style=word.style if count else DIM)
+            said = word.text if count == 1 else plural
+            line.append(f"  {word.symbol} {count} {said}", style=word.style if count else DIM)
         host = {metric.name: metric.value for metric in frame.status.host_metrics}
         idle = host.get("host_cpu_idle_ratio", float("nan"))
         if not math.isnan(idle):

@@ -61,11 +61,11 @@ def _measured(
 
 
 NAME = Column("NAME", 12, 0, "the VM", most=32)
-VERDICT = Column("VERDICT", 12, 1, "who suffers (▼), who inflicts (▲): most in need first", most=12)
-SLOW_DOWN = Column(
-    "SLOW-DOWN", 18, 3, "how many times longer its latency is than undisturbed, with its interval"
+VERDICT = Column(
+    "VERDICT", 12, 1, "who suffers (▼, ▽: perhaps), who inflicts (▲): most in need first", most=12
 )
-BY = Column("BY", 8, 5, "who inflicts it", most=20)
+SLOW_DOWN = Column("SLOW-DOWN", 18, 3, "how many times slower it is than undisturbed, with its interval")
+BY = Column("BY", 8, 5, "the first suspect, and how many more there are", most=20)
 CPI_JOB = Column("CPI/JOB", 7, 7, "CPI against the mean of its job on this platform, from central")
 JOB = Column("JOB", 8, 9, "what VMs of one kind share", most=20)
 TREND = Column("TREND", 20, 14, "the last minute of the column that is sorted by, else of CPU")

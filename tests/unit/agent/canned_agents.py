@@ -10,12 +10,14 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 
 from agent.coefficients import CoefficientStore  # noqa: E402 - after the path
-from agent.config import AnalysisSection  # noqa: E402 - after the path is set
+from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
+from agent.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.local_api import LocalApi  # noqa: E402 - after the path is set
 from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402 - after the path is set
@@ -25,7 +27,6 @@ from agent.verdicts import (  # noqa: E402 - after the path is set
     Shown,
     SignalView,
     Verdict,
-    VmEvent,
 )
 from agent.windows import CpiWindow  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
@@ -102,6 +103,43 @@ FULL = (
 )
 
 
+class Quiet:
+    """Of a host where all VMs are as at their baselines: `agent.cloud_white.CloudWhite`, as far as it is asked."""
+
+    def behaviour(self, uuid):
+        return self.verdict(uuid).behaviour
+
+    def estimate(self, uuid):
+        verdict = self.verdict(uuid)
+        return verdict.degradation if verdict.behaviour == "victim" else None
+
+    def verdict(self, _uuid):
+        return Verdict("steady", "as at its baseline", 0)
+
+
+def in_table(view, *, alert=True):
+    """A VM as `agent.vm_table` has it, as far as decisions ask."""
+    cores = next((m.value for m in view.metrics if m.name == "cpu_usage_cores"), None)
+    return SimpleNamespace(
+        identity=SimpleNamespace(uuid=view.uuid, epoch=view.epoch, name=view.name, state=view.state),
+        job=view.job,
+        latency_sensitive=view.latency_sensitive,
+        alert=alert,
+        rates=SimpleNamespace(cpu_usage_cores=Reason.NO_PMU if cores is None else cores),
+    )
+
+
+def decided(vms, analysis, cloud_white):
+    """What is held of VMs that were all quiet for 10 minutes by the host's own analysis, and are as they are for 95 s."""
+    decisions = Decisions(AgentConfig(agent=AgentSection()), cloud_white and Quiet(), analysis)
+    listed = [in_table(one) for one in vms]
+    decisions.tick(listed, 1000 * S, NOW - 695 * S)
+    decisions.cloud_white = cloud_white
+    decisions.tick(listed, 1600 * S, NOW - 95 * S)
+    decisions.tick(listed, 1695 * S, NOW)
+    return decisions
+
+
 class State:
     """`agent.state.AgentState` that never changes."""
 
@@ -109,6 +147,7 @@ class State:
 
     def __init__(self, host, vms, analysis, cloud_white=None):
         self._host, self._vms, self.analysis, self.cloud_white = host, vms, analysis, cloud_white
+        self.decisions = decided(vms, analysis, cloud_white)
 
     def host(self):
         return self._host
@@ -155,7 +194,7 @@ def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
     return found
 
 
-class _Told:
+class _Told(Quiet):
     """As much of `agent.cloud_white.CloudWhite` as the local API asks for."""
 
     def __init__(self, verdicts, estimate):
@@ -172,12 +211,9 @@ class _Told:
         signals = (SignalView("gips", 3.412, 3.9, 4.1), SignalView("ipc", 0.61, 1.05, 1.05))
         shown = {"workers": 2, "workers_posterior": 0.9996, "workers_looks": 240}
         signals += tuple(SignalView(name, value, math.nan, math.nan) for name, value in shown.items())
-        event = VmEvent(
-            uuid, "e1", "web", "web", True, NOW, "victim", "steady", 600 * S, "why", (), self._estimate
-        )
-        events = (event,) if verdict.behaviour == "victim" else ()
-        verdict = replace(verdict, degradation=verdict.degradation or self._estimate)
-        return Reasoning("noise_scaled", verdict, signals, events)
+        if verdict.behaviour != "inflicting":
+            verdict = replace(verdict, degradation=verdict.degradation or self._estimate)
+        return Reasoning("noise_scaled", verdict, signals)
 
 
 def suffering(*, model=True):
@@ -201,7 +237,7 @@ def suffering(*, model=True):
 
 
 def looks_elsewhere():
-    """Of the VM that central's statistics hold for a victim the host itself finds nothing; the rest is too young."""
+    """Of the VM that suffers by the fleet's statistics the host itself finds nothing; the rest is too young."""
     return _Told(
         {"uuid-instance-0000a1f3": Verdict("steady", "as at its baseline", 5, (), (), 812, True)}, None
     )

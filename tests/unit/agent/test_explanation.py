@@ -7,6 +7,7 @@ from rich.console import Console
 
 from agent.cli import _render as render
 from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, suspects
+from agent.verdicts import VERDICTS
 from whitepanda.v1 import agent_pb2, host_pb2
 
 
@@ -62,46 +63,94 @@ def test_coefficients_have_an_age_that_people_expect(age_ns, said):
     assert f"coefficients: version 7, {said}" in lines(arithmetic(answer))
 
 
-def test_each_of_the_two_analyses_speaks_for_itself():
-    answer = explained()
-    answer.vm.state, answer.vm.verdict = "running", "normal"
-    answer.vm.verdict_reason = "CPI 3.1 is above 1.9; none of its VMs is a victim by this rule"
+def decided(answer, verdict, *found_by, **known):
+    """Give the explained VM a decision, as the agent does."""
+    answer.vm.state = "running"
+    answer.vm.decision.CopyFrom(
+        host_pb2.VmDecision(
+            verdict=agent_pb2.Behaviour.Value(f"BEHAVIOUR_{verdict.upper()}"), found_by=found_by, **known
+        )
+    )
+    return answer
+
+
+def test_each_of_the_two_analyses_says_what_it_finds_and_the_verdict_is_one():
+    answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, reason="ipc 0.61 is below 0.95")
+    answer.vm.verdict = "normal"
+    answer.vm.verdict_reason = "CPI 3.1 exceeds 1.9"
     own = answer.vm.cloud_white
     own.behaviour, own.since_ns, own.reason = agent_pb2.BEHAVIOUR_VICTIM, 95 * 10**9, "ipc 0.61 is below 0.95"
-    said = lines((*head(answer), *found_here(answer)))
-    assert [line for line in said if "victim" in line] == [
-        "victim by the host's own analysis, normal by central's statistics",
-        f"normal by central's statistics: {answer.vm.verdict_reason}",
-        "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95",
-    ]
+    said = lines((*head(answer), *found_here(answer), *arithmetic(answer)))
+    assert [line for line in said if "victim" in line] == ["victim: ipc 0.61 is below 0.95"]
+    assert "found by the host's own analysis" in said
+    assert "the host's own analysis: suffers for 95 s: ipc 0.61 is below 0.95" in said
+    assert "the fleet's statistics: as usual: CPI 3.1 exceeds 1.9" in said
 
 
-DETECTOR = "detector noise_scaled says so by ipc, llc_mpki"
-CENTRAL = "central's statistics say so by CPI"
+HOST, FLEET = "the host's own analysis", "the fleet's statistics"
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "verdict", "interval", "rules"),
+    ("analyses", "said"),
     [
-        ("VICTIM", "normal", (0.9, 1.8), DETECTOR),
-        ("STEADY", "victim", (0.9, 1.8), CENTRAL),
-        ("VICTIM", "victim", (1.0, 1.8), f"{DETECTOR} and {CENTRAL}"),
-        ("VICTIM", "victim", (1.01, 1.8), ""),
-        ("VICTIM", "victim", (math.nan, math.nan), ""),
-        ("STEADY", "normal", (0.9, 1.8), ""),
+        ((), ""),
+        ((agent_pb2.ANALYSIS_HOST,), HOST),
+        ((agent_pb2.ANALYSIS_FLEET,), FLEET),
+        ((agent_pb2.ANALYSIS_HOST, agent_pb2.ANALYSIS_FLEET), f"{HOST} and {FLEET}"),
     ],
 )
-def test_a_victim_whose_interval_holds_1_has_the_rule_that_made_it_one(behaviour, verdict, interval, rules):
-    answer = explained(
-        detector="noise_scaled", evidence=[agent_pb2.Evidence(signal=name) for name in ("ipc", "llc_mpki")]
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_of_a_vm_that_suffers_it_is_said_how_much_by_whom_and_who_found_it(verdict, analyses, said):
+    answer = decided(explained(), verdict, *analyses, reason="why")
+    if analyses:
+        answer.vm.decision.slow_down.CopyFrom(agent_pb2.Degradation(ratio=1.3, low=0.9, high=1.8))
+    shown = lines(head(answer))
+    assert shown[2] == f"{verdict}: why"
+    suffers = verdict in ("victim", "affected")
+    assert ("nobody is suspected" in shown) == (f"found by {said}" in shown) == suffers
+    assert ("slow-down 1.30x [0.90, 1.80]: latency (p95)" in shown) == (suffers and bool(analyses))
+
+
+@pytest.mark.parametrize(
+    ("slow_down", "said"),
+    [
+        (
+            {"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "cpi"},
+            "1.62x [1.20, 2.00]: CPI / mean CPI of the job",
+        ),
+        ({"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "m"}, "1.62x [1.20, 2.00]: latency (p95)"),
+        (
+            {"ratio": math.nan, "cannot_tell": "missing:ipc"},
+            "-: missing:ipc: a signal that the model needs is not known here; `whitepanda explain VM` has the reason",
+        ),
+    ],
+)
+def test_a_slow_down_says_of_what_it_is_or_why_it_is_not_known(slow_down, said):
+    answer = decided(
+        explained(), "victim", agent_pb2.ANALYSIS_HOST, slow_down=agent_pb2.Degradation(**slow_down)
     )
-    answer.vm.state, answer.vm.verdict = "running", verdict
-    own = answer.vm.cloud_white
-    own.behaviour = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour}")
-    own.degradation.ratio, (own.degradation.low, own.degradation.high) = 1.3, interval
-    said = [line for line in lines(found_here(answer)) if "interval" in line]
-    end = "the interval is of the model's estimate alone"
-    assert said == ([f"a victim although the interval holds 1: {rules}; {end}"] if rules else [])
+    assert f"slow-down {said}" in lines(head(answer))
+
+
+def test_the_first_suspect_is_named_and_how_many_more_there_are():
+    told = [host_pb2.Suspect(name=name) for name in ("batch-1", "batch-2")]
+    answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, suspects=told, suspects_left_out=3)
+    assert "first suspect batch-1, 4 more below" in lines(head(answer))
+
+
+@pytest.mark.parametrize(
+    ("triggered", "mn_cpi", "said"),
+    [
+        (True, 1.4, "contention"),
+        (True, 0.4, "contention"),  # the trigger goes off later than it comes on
+        (False, 1.4, "not for long enough to be contention"),
+        (False, 1.0, "no contention"),
+        (False, 0.4, "no contention"),
+    ],
+)
+def test_that_there_is_no_contention_is_said_only_where_nothing_speaks_for_it(triggered, mn_cpi, said):
+    answer = explained(mn_cpi=mn_cpi, mn_cpi_threshold=1.0, triggered=triggered)
+    assert f"host: mnCPI {mn_cpi:.3g}, threshold 1: {said}" in lines(arithmetic(answer))
 
 
 def drawn(grid, width):
@@ -116,30 +165,29 @@ def suspected(*names):
         host_pb2.Suspect(name=name, job="backup", coefficient=0.5, cpu_usage_cores=4, score=2)
         for name in names
     ]
-    answer = host_pb2.VmExplanation(suspects=told)
-    answer.vm.state, answer.vm.verdict = "running", "victim"
+    answer = decided(host_pb2.VmExplanation(suspects=told), "victim", agent_pb2.ANALYSIS_HOST)
     (grid,) = (piece for piece in suspects(answer) if isinstance(piece, Grid))
     return grid
 
 
 def test_suspects_with_a_common_beginning_and_end_are_told_apart_whatever_the_width():
     grid = suspected(*(f"customer-{n}-backup-of-primary" for n in (1, 2)))
-    assert drawn(grid, 51) == [
-        "SUSPECT              JOB    COEFFICIENT CORES SCORE",
-        "customer-1…f-primary backup        0.50  4.00  2.00",
-        "customer-2…f-primary backup        0.50  4.00  2.00",
+    assert drawn(grid, 60) == [
+        "SUSPECT              JOB    COEFFICIENT CORES SCORE INFLICTS",
+        "customer-1…f-primary backup        0.50  4.00  2.00 -",
+        "customer-2…f-primary backup        0.50  4.00  2.00 -",
     ]
-    assert drawn(grid, 45) == [
-        "SUSPECT               COEFFICIENT CORES SCORE",
-        "customer-1…of-primary        0.50  4.00  2.00",
-        "customer-2…of-primary        0.50  4.00  2.00",
+    assert drawn(grid, 54) == [
+        "SUSPECT               COEFFICIENT CORES SCORE INFLICTS",
+        "customer-1…of-primary        0.50  4.00  2.00 -",
+        "customer-2…of-primary        0.50  4.00  2.00 -",
     ]
     # No other column can give room, and a cut would make them one: they are folded.
-    assert drawn(grid, 25) == [
-        "SUSPECT             SCORE",
-        "customer-1-backup-o  2.00",
+    assert drawn(grid, 34) == [
+        "SUSPECT             SCORE INFLICTS",
+        "customer-1-backup-o  2.00 -",
         "f-primary",
-        "customer-2-backup-o  2.00",
+        "customer-2-backup-o  2.00 -",
         "f-primary",
     ]
 

@@ -27,15 +27,15 @@ ROOT = HERE.parents[2]
 PROGRAM = "from whitepanda.common.cli import main; main()"
 
 VMS_80 = """\
-NAME              JOB       vCPU GUEST%  CPI RUNQ% VERDICT    SLOW BY
-instance-0000a1f3 web          4   78.5 3.10  5.20 ▼ victim  2.58x batch-0001
-instance-0000a1f4 web          4   50.0 1.30  0.10 = normal  1.08x -
-batch-0001        scan         4   99.0 2.00     0 ? unknown     - -
-new-1             brand-new    4   10.0    -     - ? unknown     - -
-paused-1          web          4      0    -     0 - paused      - -
-contention on this host now; `whitepanda explain VM` shows the evidence
+NAME              JOB       GUEST%  CPI VERDICT            SLOW-DOWN BY
+instance-0000a1f3 web         78.5 3.10 ▼ victim  2.58x [1.63, 6.20] batch-0001
+instance-0000a1f4 web         50.0 1.30 = steady                   - -
+batch-0001        scan        99.0 2.00 ? unknown                  - -
+new-1             brand-new   10.0    - ? unknown                  - -
+paused-1          web            0    - - paused                   - -
+1 victim on this host now; first suspect batch-0001; `whitepanda explain VM` shows the evidence
 no verdict on 2 of 5 VMs; most often: no statistics for job scan on this platform yet: version 7 has none
-no room for NET, DISK, GIPS: widen the terminal
+no room for NET, DISK, GIPS, vCPU, RUNQ%: widen the terminal
 """
 
 VMS_NO_PMU = """\
@@ -49,8 +49,12 @@ no verdict on 2 of 2 VMs: no CPI window of this VM yet
 EXPLAIN = """\
 instance-0000a1f3  uuid-instance-0000a1f3
 job web (latency-sensitive), 4 vCPUs, running
-victim by central's statistics: CPI 3.1 is above 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
-slow-down 2.58x: CPI of the last slot / mean CPI of the job
+victim for 12 min: CPI 3.1 exceeds 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
+slow-down 2.58x [1.63, 6.20]: CPI / mean CPI of the job
+first suspect batch-0001
+found by the fleet's statistics
+
+the host's own analysis is off
 
 METRIC                            VALUE SOURCE     AGE
 cpu_usage_cores                    3.14 procfs  350 ms
@@ -63,17 +67,20 @@ disk_write_bytes_per_s          612,000 libvirt 900 ms
 network_receive_bytes_per_s  12,345,678 libvirt 900 ms
 network_transmit_bytes_per_s          0 libvirt 900 ms
 
+the fleet's statistics: suffers: CPI 3.1 exceeds 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
+2.58x: CPI of the last slot / mean CPI of the job
 job web on Xeon E5-2680, 1000 samples:
   CPI mean 1.2, std 0.35
-  victim above 1.9 = 1.2 + 2 * 0.35
+  threshold 1.9 = 1.2 + 2 * 0.35
 CPI over the last slot 3.1: nCPI 5.43 = (3.1 - 1.2) / 0.35
-a victim for 3 slots in a row
-host: mnCPI 2.86 is above its threshold 1: contention
+over its threshold for 3 slots in a row
+host: mnCPI 2.86, threshold 1: contention
 coefficients: version 7, 2 min old
 
-SUSPECT    JOB       COEFFICIENT CORES SCORE
-batch-0001 scan             0.50  3.96  1.98
-new-1      brand-new           -  0.40     -
+SUSPECT    JOB       COEFFICIENT CORES SCORE INFLICTS
+batch-0001 scan             0.50  3.96  1.98 -
+new-1      brand-new           -  0.40     - -
+inflicts: by the host's own analysis
 score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot
 no score: no_coefficients: central has not sent statistics or coefficients for the job; is it reachable?
 """
@@ -194,16 +201,26 @@ def test_vms_for_programs(run, agents):
     code, out, err = run("vms", "--json", "--socket", str(agents / "full.sock"))
     answer = json.loads(out)
     assert (code, err) == (0, "")
-    assert (answer["host"], answer["triggered"], len(answer["vms"])) == ("node1", True, 5)
+    assert (answer["host"], answer["victims"], answer["affected"], len(answer["vms"])) == ("node1", 1, 0, 5)
+    assert answer["suspect"]["name"] == "batch-0001"
     by_name = {vm["name"]: vm for vm in answer["vms"]}
     victim = by_name["instance-0000a1f3"]
     assert victim["metrics"]["cpi"] == {"value": 3.1, "reason": None, "source": "perf", "age_s": 0.4}
-    assert (victim["verdict"], victim["top_suspect"]) == ("victim", "batch-0001")
+    assert (victim["verdict"], victim["found_by"], victim["since_s"]) == ("victim", ["fleet"], 695.0)
+    assert [(one["name"], one["inflicts"]) for one in victim["suspects"]] == [("batch-0001", False)]
+    assert victim["slow_down"] == {
+        "ratio": pytest.approx(3.1 / 1.2),
+        "low": pytest.approx(3.1 / 1.9),
+        "high": pytest.approx(3.1 / 0.5),
+        "cannot_tell": None,
+        "model": "cpi",
+    }
+    assert victim["fleet"]["verdict"] == "victim"
     assert (victim["owner"], victim["quota_cores"], by_name["batch-0001"]["owner"]) == ("shop", 2.5, None)
-    assert victim["degradation"] == pytest.approx(3.1 / 1.2)
+    assert victim["fleet"]["degradation"] == pytest.approx(3.1 / 1.2)
     assert by_name["new-1"]["metrics"]["cpi"]["value"] is None
     assert by_name["new-1"]["metrics"]["cpi"]["reason"] == "idle"
-    assert by_name["new-1"]["degradation"] is None
+    assert (by_name["new-1"]["slow_down"], by_name["new-1"]["fleet"]["degradation"]) == (None, None)
     assert by_name["paused-1"]["metrics"]["gips"]["value"] == 0.0
 
 
@@ -214,7 +231,8 @@ def test_explain_at_80_columns(run, agents):
 def test_explain_tells_the_reason_of_each_dash(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "full.sock"))
     assert code == 0
-    assert "unknown by central's statistics: idle: too little CPU over the last slot for a CPI" in out
+    assert out.splitlines()[2] == "unknown: idle: too little CPU over the last slot for a CPI"
+    assert "the fleet's statistics: cannot tell: idle: too little CPU over the last slot for a CPI" in out
     assert [line.split() for line in out.splitlines() if line.startswith("cpi ")] == [
         ["cpi", "-", "perf", "-"]
     ]
@@ -228,7 +246,9 @@ def test_explain_tells_the_reason_of_each_dash(run, agents):
 def test_explain_without_analysis(run, agents):
     code, out, _ = run("explain", "new-1", "--socket", str(agents / "crippled.sock"))
     assert code == 0
-    assert "unknown by central's statistics: the analysis could not be started: see the agent's log" in out
+    assert (
+        "the fleet's statistics: cannot tell: the analysis could not be started: see the agent's log" in out
+    )
     assert "coefficients: none, central has not sent any" in out
     assert "suspect" not in out.lower()  # it does not suffer
     assert "nan" not in out
@@ -237,7 +257,10 @@ def test_explain_without_analysis(run, agents):
 def test_explain_of_a_vm_that_inflicts_begins_with_that_and_whom_it_hurts(run, agents):
     code, out, _ = run("explain", "batch-0001", "--socket", str(agents / "suffering.sock"))
     assert code == 0
-    assert out.splitlines()[2] == "inflicting on instance-0000a1f3, by the host's own analysis"
+    assert out.splitlines()[2:4] == [
+        "inflicting for 95 s: memory traffic is 3.1 times its baseline",
+        "from it suffer: instance-0000a1f3",
+    ]
     assert "SUSPECT" not in out
     assert "no suspects" not in out
 
@@ -249,15 +272,15 @@ def test_a_vm_that_was_watched_too_shortly_has_no_slow_down(run, agents):
     assert "watched for 30 s of a slot of 300 s: too short to compare" in out
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", str(agents / "short.sock"))
     lines = out.splitlines()
-    assert lines[2:4] == [
-        "unknown by central's statistics: watched for 30 s of a slot of 300 s: too short to compare",
-        "slow-down -",
-    ]
-    assert "CPI so far 1.3: not comparable yet, see above" in lines
+    why = "watched for 30 s of a slot of 300 s: too short to compare"
+    assert lines[2] == f"unknown: {why}"
+    assert f"the fleet's statistics: cannot tell: {why}" in lines
+    assert "CPI so far 1.3: not comparable yet" in lines
     assert ": nCPI" not in out
     _, out, _ = run("explain", "instance-0000a1f4", "--json", "--socket", str(agents / "short.sock"))
     answer = json.loads(out)
-    assert (answer["degradation"], answer["n_cpi"], answer["cpi"]) == (None, None, pytest.approx(1.3))
+    assert (answer["fleet"]["degradation"], answer["slow_down"], answer["n_cpi"]) == (None, None, None)
+    assert answer["cpi"] == pytest.approx(1.3)
 
 
 def test_explain_for_programs(run, agents):
@@ -540,7 +563,7 @@ batch-0001           4   99.0 2.00 ▲ inflicting                  - -
 instance-0000a1f4    4   50.0 1.30 = steady                      - -
 new-1                4   10.0    - ? unknown                     - -
 paused-1             4      0    - - paused                      - -
-contention on this host now; `whitepanda explain VM` shows the evidence
+1 victim on this host now; first suspect batch-0001; `whitepanda explain VM` shows the evidence
 no verdict on 1 of 5 VMs: its baseline is not ready: 3 of 30 ticks
 no room for NET, DISK, GIPS, RUNQ%, JOB: widen the terminal
 """
@@ -572,15 +595,24 @@ def test_vms_at_50_columns_has_who_suffers_how_much_and_by_whom(run, agents):
     assert out.endswith("no room for NET, DISK, GIPS, vCPU, RUNQ%, JOB, CPI, GUEST%: widen the terminal\n")
 
 
+def found(*suspects, verdict="VICTIM", more=0, **known):
+    """The decision on a VM that suffers, as the agent sends it."""
+    return host_pb2.VmDecision(
+        verdict=agent_pb2.Behaviour.Value(f"BEHAVIOUR_{verdict}"),
+        found_by=[agent_pb2.ANALYSIS_HOST],
+        suspects=[host_pb2.Suspect(uuid=f"uuid-{name}", name=name) for name in suspects],
+        suspects_left_out=more,
+        **known,
+    )
+
+
 def suffering_vms(*names):
-    vms = []
-    for name in names:
-        vm = host_pb2.VmSummary(name=name, job="web", state="running", vcpus=4, verdict="victim")
-        vm.cloud_white.behaviour = agent_pb2.BEHAVIOUR_VICTIM
-        vm.cloud_white.degradation.MergeFrom(agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58))
-        vm.cloud_white.culprits.append("batch-0001")
-        vms.append(vm)
-    return vms
+    slow_down = agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58)
+    decision = found("batch-0001", slow_down=slow_down)
+    return [
+        host_pb2.VmSummary(name=name, job="web", state="running", vcpus=4, decision=decision)
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -604,70 +636,85 @@ def test_whatever_the_width_the_table_fits_and_no_two_vms_look_alike(width, titl
     assert len({render.cut(name, widths[0]) for name in names}) == 2
 
 
-def test_vms_has_one_word_of_both_analyses_and_explain_says_whose_it_is(run, agents):
-    """Central's statistics say victim and normal where the host says steady and knows nothing."""
+SAID = {*(word.text for word in words.WORDS), "paused"}
+
+
+def test_vms_has_one_word_of_both_analyses_and_explain_says_which_found_it(run, agents):
+    """The fleet's statistics find a victim and a VM as usual where the host finds nothing and knows nothing."""
     path = str(agents / "disagreeing.sock")
     _, out, _ = run("vms", "--socket", path, width=200)
     head, *lines = (line.split() for line in out.splitlines())
-    assert (head.count("VERDICT"), head[-2:]) == (1, ["VERDICT", "BY"])
-    assert [(line[0], line[-2], line[-1]) for line in lines[:5]] == [
+    assert (head.count("VERDICT"), head[-3:]) == (1, ["VERDICT", "SLOW-DOWN", "BY"])
+    assert [(line[0], next(w for w in line if w in SAID), line[-1]) for line in lines[:5]] == [
         ("instance-0000a1f3", "victim", "batch-0001"),
-        ("instance-0000a1f4", "normal", "-"),
+        ("instance-0000a1f4", "steady", "-"),
         ("batch-0001", "unknown", "-"),
         ("new-1", "unknown", "-"),
         ("paused-1", "paused", "-"),
     ]
-    who = "victim by central's statistics, steady by the host's own analysis"
-    assert out.splitlines()[-2:] == [
-        "no verdict on 2 of 5 VMs: its baseline is not ready: 3 of 30 ticks",
-        f"no slow-down of 1 of 1 victim: {who}",
-    ]
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", path)
-    assert out.splitlines()[2] == who
+    lines = out.splitlines()
+    assert lines[2].startswith("victim for 12 min: CPI 3.1 exceeds 1.9 = ")
+    assert "found by the fleet's statistics" in lines
+    assert "the host's own analysis: as usual for 95 s: as at its baseline" in lines
+    assert "no contention" not in out
     _, out, _ = run("explain", "instance-0000a1f4", "--socket", path)
     lines = out.splitlines()
-    assert lines[2].startswith("normal by central's statistics: CPI 1.3 is not above 1.9 = ")
-    assert lines[5] == "unknown by the host's own analysis: its baseline is not ready: 3 of 30 ticks"
-    assert "victim by" not in out  # by neither
-
-
-HOST_VICTIM = "victim by the host's own analysis, {} by central's statistics"
-CENTRAL_VICTIM = "victim by central's statistics, {} by the host's own analysis"
+    assert lines[2].startswith("steady: CPI 1.3 is within 1.9 = ")
+    assert "the host's own analysis: cannot tell: its baseline is not ready: 3 of 30 ticks" in lines
+    assert "suffers" not in out  # by neither
+    assert "found by" not in out
 
 
 @pytest.mark.parametrize(
-    ("own", "told", "word", "who"),
+    ("verdict", "text"),
     [
-        ("VICTIM", "victim", "victim", ""),
-        ("VICTIM", "normal", "victim", HOST_VICTIM.format("normal")),
-        ("VICTIM", "unknown", "victim", HOST_VICTIM.format("unknown")),
-        ("STEADY", "victim", "victim", CENTRAL_VICTIM.format("steady")),
-        ("INFLICTING", "victim", "victim", CENTRAL_VICTIM.format("inflicting")),
-        ("UNKNOWN", "victim", "victim", CENTRAL_VICTIM.format("unknown")),
-        ("INFLICTING", "normal", "inflicting", ""),
-        ("STEADY", "normal", "steady", ""),
-        ("STEADY", "unknown", "steady", ""),
-        ("UNKNOWN", "normal", "normal", ""),
-        ("UNKNOWN", "unknown", "unknown", ""),
-        (None, "victim", "victim", ""),  # the host does not look by itself
-        (None, "normal", "normal", ""),
+        ("VICTIM", "victim"),
+        ("AFFECTED", "affected"),
+        ("INFLICTING", "inflicting"),
+        ("STEADY", "steady"),
+        ("UNKNOWN", "unknown"),
+        ("UNSPECIFIED", "unknown"),
     ],
 )
-def test_one_word_of_two_analyses(own, told, word, who):
-    vm = host_pb2.VmSummary(state="running", verdict=told)
-    if own:
-        vm.cloud_white.behaviour = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{own}")
-    assert (words.word_of(vm).text, words.disagreement(vm)) == (word, who)
+def test_the_word_is_the_decisions_and_that_of_a_vm_that_does_not_run_its_state(verdict, text):
+    """What each analysis says by itself changes nothing."""
+    vm = host_pb2.VmSummary(state="running", verdict="victim", decision=found(verdict=verdict))
+    vm.cloud_white.behaviour = agent_pb2.BEHAVIOUR_INFLICTING
+    word = words.word_of(vm)
+    assert word in words.WORDS
+    assert word.text == text
     vm.state = "paused"
-    assert (words.word_of(vm).text, words.disagreement(vm)) == ("paused", "")
+    assert words.word_of(vm).text == "paused"
 
 
-def test_by_whom_is_the_hosts_finding_else_centrals_suspect():
-    vm = host_pb2.VmSummary(top_suspect="suspect")
-    assert words.by_of(vm) == "suspect"
-    vm.cloud_white.culprits.extend(["first", "second", "third"])
-    assert words.by_of(vm) == "first +2"
-    assert words.by_of(host_pb2.VmSummary()) == ""
+def test_a_verdict_of_a_newer_agent_is_unknown():
+    vm = host_pb2.VmSummary(state="running", decision=host_pb2.VmDecision(verdict=99, found_by=[77]))
+    assert (words.word_of(vm).text, words.found_by(vm)) == ("unknown", "")
+
+
+def test_by_whom_is_the_first_suspect_and_how_many_more_there_are():
+    def by(*suspects, more=0):
+        return words.by_of(host_pb2.VmSummary(decision=found(*suspects, more=more)))
+
+    assert [by(), by("one"), by("one", "two", "three"), by("one", "two", more=4)] == [
+        "",
+        "one",
+        "one +2",
+        "one +5",
+    ]
+
+
+def test_a_host_with_victims_says_how_many_and_whom_it_blames():
+    def line(victims, *suspect):
+        held = host_pb2.HostDecision(victims=victims, affected=3, inflicting=1)
+        if suspect:
+            held.suspect.name = suspect[0]
+        return words.host_line(host_pb2.ListVmsResponse(decision=held))
+
+    assert line(0, "batch-0001") == ""
+    assert line(1, "batch-0001") == "1 victim on this host now; first suspect batch-0001"
+    assert line(2) == "2 victims on this host now; nobody is suspected"
 
 
 @pytest.mark.parametrize(
@@ -687,10 +734,14 @@ def test_a_terminal_of_another_encoding_has_the_word_alone(agents, width, shown)
 
 def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agents):
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "suffering.sock"))
-    assert out.splitlines()[2] == "victim by the host's own analysis, unknown by central's statistics"
-    assert "\n".join(out.splitlines()[6:17]) == (
-        "victim for 95 s by the host's own analysis: ipc 0.61 is below 0.95\n"
-        "inflicted by batch-0001, new-1\n"
+    assert out.splitlines()[2:6] == [
+        "victim for 95 s: ipc 0.61 is below 0.95",
+        "slow-down 1.42x [1.30, 1.58]: latency (p95)",
+        "first suspect batch-0001, 1 more below",
+        "found by the host's own analysis",
+    ]
+    assert "\n".join(out.splitlines()[7:17]) == (
+        "the host's own analysis: suffers for 95 s: ipc 0.61 is below 0.95\n"
         "latency (p95) 1.42x [1.30, 1.58] of undisturbed, by model default: gamma-log\n"
         "baseline of 812 ticks (ready), detector noise_scaled\n"
         "workers: 2, learnt (240 looks at running vCPUs, posterior 0.999)\n"
@@ -701,7 +752,10 @@ def test_explain_shows_behaviour_evidence_baseline_model_and_interval(run, agent
         "workers_posterior 0.9996      -        -         -\n"
         "workers_looks        240      -        -         -"
     )
-    assert "web: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
+    assert "instance-0000a1f3: steady -> victim after 10 min, 1.42x [1.30, 1.58]" in out
+    assert [line.split()[-1] for line in out.splitlines() if line.startswith(("batch-", "new-"))] == [
+        "yes"
+    ] * 2
     _, out, _ = run("explain", "instance-0000a1f3", "--socket", str(agents / "no_model.sock"))
     assert "latency against undisturbed -: no_model: no model of degradation" in out
 
@@ -728,6 +782,12 @@ def test_who_suffers_for_programs(run, agents):
     assert answer["cloud_white"]["degradation"] == {
         "ratio": 1.42, "low": 1.3, "high": 1.58, "cannot_tell": None, "model": "default: gamma-log",
     }  # fmt: skip
+    assert answer["slow_down"] == answer["cloud_white"]["degradation"]
+    assert (answer["verdict"], answer["since_s"], answer["found_by"]) == ("victim", 95.0, ["host"])
+    assert [(one["name"], one["inflicts"]) for one in answer["suspects"]] == [
+        ("batch-0001", True),
+        ("new-1", True),
+    ]
     assert (answer["cloud_white"]["behaviour"], answer["cloud_white"]["since_s"]) == ("victim", 95.0)
     assert answer["cloud_white"]["culprits"] == ["batch-0001", "new-1"]
     assert answer["evidence"] == [{"signal": "ipc", "value": 0.61, "expected": 1.02, "threshold": 0.95}]

@@ -1,6 +1,7 @@
 """The local API: what it answers, who may ask, and what it does with a socket that is already there."""
 
 import asyncio
+import dataclasses
 import importlib.util
 import math
 import os
@@ -70,7 +71,18 @@ async def test_vms_with_verdicts_and_unknown_values_as_nan_with_reason(short, st
     assert (answer.host, answer.now_unix_ns, answer.triggered) == ("node1", canned.NOW, True)
     by_name = {vm.name: vm for vm in answer.vms}
     victim = by_name["instance-0000a1f3"]
-    assert (victim.verdict, victim.top_suspect) == ("victim", "batch-0001")
+    assert (victim.verdict, victim.decision.verdict) == ("victim", agent_pb2.BEHAVIOUR_VICTIM)
+    assert list(victim.decision.found_by) == [agent_pb2.ANALYSIS_FLEET]
+    assert (victim.decision.slow_down.ratio, victim.decision.slow_down.low) == pytest.approx(
+        (3.1 / 1.2, 3.1 / 1.9)
+    )
+    assert [(s.name, s.inflicts) for s in victim.decision.suspects] == [("batch-0001", False)]
+    held = answer.decision
+    assert (held.victims, held.affected, held.inflicting, held.suspect.name) == (1, 0, 0, "batch-0001")
+    assert {vm.decision.verdict for vm in answer.vms if vm is not victim} == {
+        agent_pb2.BEHAVIOUR_STEADY,
+        agent_pb2.BEHAVIOUR_UNKNOWN,
+    }
     assert (victim.owner, victim.quota_cores) == ("shop", 2.5)
     assert victim.degradation == pytest.approx(3.1 / 1.2)
     assert math.isnan(by_name["new-1"].degradation)
@@ -133,7 +145,39 @@ async def test_without_analysis_everything_measured_is_still_told(short, states)
     assert why.vm.verdict_reason == "the analysis could not be started: see the agent's log"
     assert math.isnan(why.mn_cpi)
     assert len(listed.vms) == 5
+    assert {vm.decision.verdict for vm in listed.vms} == {agent_pb2.BEHAVIOUR_UNKNOWN}
     assert math.isnan(status.mn_cpi)
+
+
+async def test_before_the_first_decision_all_is_unknown_and_the_reason_says_so(short, states):
+    state = states["suffering"]
+    state.decisions = None
+    async with Served(state, short / "a.sock") as served:
+        listed = await served.stub.ListVms(host_pb2.ListVmsRequest())
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="instance-0000a1f3"))
+    assert not listed.HasField("decision")
+    for vm in (*listed.vms, why.vm):
+        assert (vm.decision.verdict, vm.decision.reason) == (
+            agent_pb2.BEHAVIOUR_UNKNOWN,
+            "the agent is starting",
+        )
+
+
+async def test_a_list_names_five_suspects_and_counts_the_rest_and_an_explanation_has_all(short, tmp_path):
+    names = [f"noisy-{n}" for n in range(9)]
+    vms = [*canned.FULL, *(canned.vm(name, "noisy", (), ls=False) for name in names)]
+    finds = canned.suffering()
+    victim = finds.verdict("uuid-instance-0000a1f3")
+    culprits = tuple(f"uuid-{name}" for name in names)
+    finds._verdicts["uuid-instance-0000a1f3"] = dataclasses.replace(victim, culprits=culprits)
+    state = canned.State(canned.HOST, vms, canned.analysis(tmp_path), finds)
+    async with Served(state, short / "a.sock") as served:
+        listed = await served.stub.ListVms(host_pb2.ListVmsRequest())
+        why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="instance-0000a1f3"))
+    held = next(vm.decision for vm in listed.vms if vm.name == "instance-0000a1f3")
+    assert ([one.name for one in held.suspects], held.suspects_left_out) == (names[:5], 5)
+    # Those with a score but unlike the host's own finding follow, then those of whom nothing is known.
+    assert [one.name for one in why.suspects] == [*names, "batch-0001", "new-1"]
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,34 @@ async def test_victims_come_first_with_how_much_and_by_whom():
     async with Shown(size=(80, 24)) as top:
         await top.tell(frame())
         lines = top.lines()
-        assert lines[0].startswith(" node1  5 VMs  ▼ 1 suffer  ▲ 1 inflict  CPU 75%  ")
+        assert lines[0].startswith(" node1  5 VMs  ▼ 1 victim  ▽ 0 affected  ▲ 1 inflicting  CPU 75%  ")
+        assert len(lines[0]) == len(
+            " node1  5 VMs  ▼ 1 victim  ▽ 0 affected  ▲ 1 inflicting  CPU 75%  22:13:20"
+        )
         assert lines[1] == " ● live  sorted by VERDICT ↓"
-        assert lines[2].split() == ["NAME", "VERDICT", "SLOW-DOWN", "BY", "CPU", "GIPS", "CPI", "RUNQ%"]
-        assert lines[3].split() == [
+        assert lines[2] == " 1 victim on this host now; first suspect scan-1"
+        assert lines[3].split() == ["NAME", "VERDICT", "SLOW-DOWN", "BY", "CPU", "GIPS", "CPI", "RUNQ%"]
+        assert lines[4].split() == [
             *("web-2", "▼", "victim", "1.42x", "[1.30,", "1.58]", "scan-1", "2.00", "4.00", "2.50", "1.00")
         ]
         assert top.names() == BY_NEED
-        assert lines[7].split() == ["new-1", "?", "unknown", "-", "-", "-", "-", "-", "-"]
+        assert lines[8].split() == ["new-1", "?", "unknown", "-", "-", "-", "-", "-", "-"]
+
+
+async def test_affected_vms_have_their_own_word_and_nobody_is_blamed_in_the_bar():
+    rows = [(*row[:4], "AFFECTED" if row[4] == "VICTIM" else row[4]) for row in FEW]
+    async with Shown(size=(80, 24)) as top:
+        await top.tell(frame(rows))
+        lines = top.lines()
+        assert "  ▼ 0 victims  ▽ 1 affected  ▲ 1 inflicting  " in lines[0]
+        assert "on this host now" not in top.text()
+        assert lines[2].startswith(" NAME")
+        assert next(line for line in lines if line.startswith(" web-2")).split()[:7] == [
+            *("web-2", "▽", "affected", "1.42x", "[0.90,", "1.58]", "scan-1")
+        ]
+        assert top.names() == ["scan-1", "web-2", "db-1", "web-1", "new-1"]  # who inflicts harms others
+        await top.tell(frame([FEW[1], *rows], at=1))
+        assert top.lines()[2] == " 1 victim on this host now; first suspect scan-1"
 
 
 async def test_sorted_by_any_column_and_the_other_way_round_what_is_not_known_stays_last():
@@ -49,7 +69,7 @@ async def test_sorted_by_any_column_and_the_other_way_round_what_is_not_known_st
         await top.press("<", "<", "<", "<")
         assert top.lines()[1] == " ● live  sorted by NAME ↓"
         assert top.names() == ["db-1", "new-1", "scan-1", "web-1", "web-2"]
-        at = top.lines()[2].index("CPI")
+        at = top.lines()[top.titled()].index("CPI")
         await top.pilot.click("VmTable", offset=(at, 0))
         assert top.names() == ["web-2", "db-1", "web-1", "scan-1", "new-1"]
 
@@ -186,13 +206,13 @@ async def test_why_explains_the_selected_vm_in_the_words_of_explain():
                     assert piece.plain.strip() in shown
         cells = [line.split() for line in shown]
         assert ["ipc", "0.4", "1.1", "1", "0.9"] in cells
-        assert ["scan-1", "scan", "0.50", "6.00", "3.00"] in cells
+        assert ["scan-1", "scan", "0.50", "6.00", "3.00", "yes"] in cells
         assert any(
             line.startswith("CPU       ▄") and line.endswith("(2.00 to 2.00 in 2 ticks)") for line in shown
         )
         await top.press("down")
         assert top.feed.wanted[-1] == "uuid-scan-1"
-        assert "victim by the host's own analysis: IPC" not in top.text()  # not of this VM
+        assert "victim: IPC" not in top.text()  # not of this VM
         await top.press("escape")
         assert top.feed.wanted[-1] is None
         assert "uuid-web-2" not in top.text()
@@ -207,11 +227,11 @@ async def test_an_explanation_after_the_freeze_says_so_and_one_before_it_stands(
         later = explanation()
         later.vm.cloud_white.reason = "later"
         await top.tell(Came((frame(at=1),), later))
-        assert "victim by the host's own analysis: IPC" in top.text()
+        assert "the host's own analysis: suffers: IPC" in top.text()
         await top.press("down")
         await top.tell(Came((), explanation("scan-1", FEW[2])))
         assert "asked for after the freeze: as of then" in top.text()
-        assert "inflicting by the host's own analysis: as at its baseline" in top.text()
+        assert "inflicting: as at its baseline" in top.text()
         await top.press("space")
         assert "asked for after" not in top.text()
 
@@ -294,7 +314,7 @@ async def test_keys_are_listed_with_columns_and_symbols():
         await top.press("?")
         text = top.text()
         assert "freeze the picture, and go on" in text
-        assert "▼ victim  ▲ inflicting" in text
+        assert "▼ victim  ▲ inflicting  ▽ affected  = steady  ? unknown" in text
         assert "CPI against the mean of its job" in text
         assert "back and forward by 10 s" not in text  # only of recordings
         await top.press("q")
@@ -324,7 +344,7 @@ async def test_no_color_writes_no_colour_and_says_all_the_same(monkeypatch):
         assert all(colour is None or colour.is_default for pair in colours(top) for colour in pair)
         assert "▼ victim" in top.text()
         strips = top.app.screen._compositor.render_strips(top.app.size)
-        assert any(segment.style and segment.style.reverse for segment in strips[3])  # the selected VM
+        assert any(segment.style and segment.style.reverse for segment in strips[top.titled() + 1])  # the selected VM
     monkeypatch.delenv("NO_COLOR")
     async with Shown() as top:
         await top.tell(frame())
@@ -357,6 +377,7 @@ async def test_the_remedy_of_a_stale_picture_is_read_at_100_columns():
         remedy = "start it with `systemctl start whitepanda-agent`, or give --socket"
         await top.tell(Gone(f"no agent answers at /run/whitepanda/agent.sock: {remedy}"))
         assert "--socket" in " ".join(line.strip() for line in top.lines()[1:4])
+        assert "first suspect scan-1" in top.text()
         assert "web-2" in top.text()
 
 

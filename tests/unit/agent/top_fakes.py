@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from agent.cli._words import AFFECTED, INFLICTING, VICTIM, word_of
 from agent.top.app import TopApp
 from agent.top.columns import METRICS
 from agent.top.feed import Came
@@ -14,6 +15,15 @@ from whitepanda.v1 import agent_pb2, host_pb2
 S = 10**9
 UNIX0 = 1_700_000_000 * S
 NO_RDT = "this CPU has no RDT"
+SUSPECT = host_pb2.Suspect(
+    uuid="uuid-scan-1",
+    name="scan-1",
+    job="scan",
+    coefficient=0.5,
+    cpu_usage_cores=6.0,
+    score=3.0,
+    inflicts=True,
+)
 
 #: VMs as (name, job, CPU, CPI, behaviour); scan-1 inflicts what web-2 suffers.
 FEW = (
@@ -42,16 +52,24 @@ def vm(name, job, cpu, cpi, behaviour, *, job_mean_cpi=math.nan, rdt=False, stat
             host_pb2.Metric(name=m.name, value=rest, source="resctrl") if math.isnan(m.value) else m
             for m in metrics
         ]
-    suffers = behaviour == "VICTIM"
+    suffers = behaviour in ("VICTIM", "AFFECTED")
+    number = agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour}")
     found = host_pb2.CloudWhite(
-        behaviour=agent_pb2.Behaviour.Value(f"BEHAVIOUR_{behaviour}"),
+        behaviour=agent_pb2.BEHAVIOUR_VICTIM if suffers else number,
         reason="IPC 0.4 instead of 1.0 (limit 0.9)" if suffers else "as at its baseline",
         culprits=["scan-1"] if suffers else [],
         baseline_ticks=120,
         baseline_ready=True,
     )
+    decision = host_pb2.VmDecision(verdict=number, reason=found.reason)
     if suffers:
-        found.degradation.CopyFrom(agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58, model="m"))
+        low = 1.3 if behaviour == "VICTIM" else 0.9
+        found.degradation.CopyFrom(agent_pb2.Degradation(ratio=1.42, low=low, high=1.58, model="m"))
+        decision.MergeFrom(
+            host_pb2.VmDecision(
+                slow_down=found.degradation, found_by=[agent_pb2.ANALYSIS_HOST], suspects=[SUSPECT]
+            )
+        )
     return host_pb2.VmSummary(
         uuid=f"uuid-{name}",
         name=name,
@@ -64,6 +82,7 @@ def vm(name, job, cpu, cpi, behaviour, *, job_mean_cpi=math.nan, rdt=False, stat
         degradation=math.nan,
         job_mean_cpi=job_mean_cpi,
         cloud_white=found,
+        decision=decision,
     )
 
 
@@ -72,6 +91,12 @@ def frame(rows=FEW, at=0, **options):
     answer = host_pb2.ListVmsResponse(
         host="node1", now_unix_ns=UNIX0 + at * S, vms=[vm(*row, **options) for row in rows]
     )
+    words = [word_of(vm) for vm in answer.vms]
+    answer.decision.victims, answer.decision.affected, answer.decision.inflicting = map(
+        words.count, (VICTIM, AFFECTED, INFLICTING)
+    )
+    if answer.decision.victims:
+        answer.decision.suspect.CopyFrom(SUSPECT)
     status = host_pb2.HostStatus(
         host="node1",
         sources=[host_pb2.SourceStatus(name="resctrl", state="unavailable", detail=NO_RDT)],
@@ -90,11 +115,7 @@ def explanation(name="web-2", row=FEW[1]):
         detector="noise_scaled",
         evidence=[agent_pb2.Evidence(signal="ipc", value=0.4, baseline=1.0, threshold=0.9)],
         signals=[host_pb2.Signal(name="ipc", value=0.4, baseline=1.0, learnt=1.1)],
-        suspects=[
-            host_pb2.Suspect(
-                uuid="uuid-scan-1", name="scan-1", job="scan", coefficient=0.5, cpu_usage_cores=6.0, score=3.0
-            )
-        ],
+        suspects=[SUSPECT],
     )
     answer.vm.name = name
     return answer
@@ -175,9 +196,14 @@ class Shown:
 
     def names(self):
         """Return the VMs in the order in which they stand."""
-        known = [line.split()[0] for line in self.lines()[3:] if line.startswith(" ") and line.split()]
+        below = self.lines()[self.titled() + 1 :]
+        known = [line.split()[0] for line in below if line.startswith(" ") and line.split()]
         return [word for word in known if word.split("-")[0] in ("web", "scan", "db", "new") and "-" in word]
 
     def head(self):
         """Return the titles of the columns."""
-        return self.lines()[2].split()
+        return self.lines()[self.titled()].split()
+
+    def titled(self):
+        """Return which line has the titles of the columns."""
+        return next((at for at, line in enumerate(self.lines()) if line.startswith(" NAME")), 2)
