@@ -112,7 +112,7 @@ class _Families(Collector):
         yield from _webhooks(status.webhooks)
         yield _known(
             OPEN_INCIDENTS,
-            "incidents that go on; none while incident history is away",
+            "hosts with VMs that suffer now; none while incident history is away",
             status.open_incidents if status.HasField("open_incidents") else None,
         )
         yield _known(

@@ -70,8 +70,8 @@ def list_(
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    SLOW-DOWN is that of the victim that is named first, with its 95 % interval: of an open incident now, else at its
-    worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
+    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval: of an open incident now, else at
+    its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
     """
     files = files_of(tls, name, ca=ca, cert=cert, key=key)
     since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
