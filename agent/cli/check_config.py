@@ -42,7 +42,7 @@ class _Result:
 
 def check_config(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Configuration files of agent or central.")
+        list[Path], typer.Argument(metavar="FILE", help="Configuration files of agent or central.")
     ],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,

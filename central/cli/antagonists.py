@@ -52,7 +52,7 @@ def fit(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
         ),
     ],
     out: Annotated[
@@ -156,7 +156,7 @@ def evaluate(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
         ),
     ],
     truth: Annotated[
