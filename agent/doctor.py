@@ -21,7 +21,7 @@ from agent.findings import Check, State
 from collector.base import Reason
 from collector.identity import Inventory
 from collector.registry import SOURCES, SourceSpec, make_inventory
-from whitepanda.common.tls import TlsFiles, problems, warnings
+from whitepanda.common.tls import TlsFiles, not_grpc, problems, warnings
 
 __all__ = ["Check", "examine"]
 
@@ -306,6 +306,8 @@ def _central(uplink: UplinkSection) -> Check:
             socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
             _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
         ):
+            if stream.selected_alpn_protocol() is None:
+                return Check("central", "missing", f"{uplink.address} {not_grpc('alpn')}; see uplink.address")
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.
             with contextlib.suppress(TimeoutError):
@@ -324,6 +326,8 @@ def _central(uplink: UplinkSection) -> Check:
             f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}",
         )
     except ssl.SSLError as error:
+        if why := not_grpc(_ssl_reason(error)):
+            return Check("central", "missing", f"{uplink.address} {why}; see uplink.address")
         remedy = "does central trust the CA of uplink.tls.certificate?"
         return Check("central", "missing", f"{uplink.address}: TLS failed: {_ssl_reason(error)}; {remedy}")
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.tls import TlsFiles, channel_credentials, warnings
+from whitepanda.common.tls import TlsFiles, channel_credentials, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Asks", "asking", "explained"]
@@ -74,6 +74,8 @@ def _unavailable(where: str, details: str, files: TlsFiles) -> WhitepandaError:
     lower = details.lower()
     if "incident history" in lower:
         return UnavailableError(f"{where}: {details}")
+    if why := not_grpc(details):
+        return UnavailableError(f"{where} {why}; see --central")
     if "verif" in lower or "peer name" in lower:
         remedy = "see --ca and --server-name"
         return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")

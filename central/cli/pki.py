@@ -130,7 +130,9 @@ def _certificates(path: Path) -> list[Path]:
         return [path]
     found = sorted(path.glob("*.crt"), key=lambda file: (file.name != "ca.crt", file.name))
     if not found:
-        raise TlsError(f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`")
+        raise TlsError(
+            f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`"
+        )
     return found
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -384,6 +385,25 @@ async def test_the_command_line_says_why_central_does_not_answer(served, capsys,
     code, shown = await run_show(served, capsys, monkeypatch, *mine, "--ca", foreign.ca)
     assert code == 5
     assert f"the certificate of central at {central} does not pass" in shown.err
+
+
+@pytest.mark.parametrize(("is_tls", "how"), [(False, "without TLS"), (True, "by TLS but not HTTP/2")])
+async def test_the_command_line_names_centrals_http_port(served, capsys, monkeypatch, is_tls, how):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served.certificates["central"].certificate, served.certificates["central"].key)
+
+    async def answer(_reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if is_tls else None) as server:
+        central = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
+    assert code == 4
+    assert shown.err == (
+        f"error: central at {central} answers {how}, so it is no gRPC port; take the port of central.listen, not of "
+        "central.http_listen; see --central\n"
+    )
 
 
 async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypatch):

@@ -248,7 +248,11 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
             404,
             "no VM of job 'none' was seen in the last 600 s; give its loading instead",
         ),
-        ("/v1/placement?loading=cpu%3D5", 400, "loading cpu=5: must be within 0..1, the share of the VM's time at cpu"),
+        (
+            "/v1/placement?loading=cpu%3D5",
+            400,
+            "loading cpu=5: must be within 0..1, the share of the VM's time at cpu",
+        ),
         ("/v1/placement?loading=cpu%3D-0.1", 400, "loading cpu=-0.1: must be within 0..1"),
         ("/v1/placement?loading=cpu%3Dnan", 400, "loading cpu=nan: must be within 0..1"),
         ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=8"),
