@@ -307,7 +307,7 @@ def _central(uplink: UplinkSection) -> Check:
             _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
         ):
             if stream.selected_alpn_protocol() is None:
-                return Check("central", "missing", f"{uplink.address} {not_grpc('alpn')}; see uplink.address")
+                raise ssl.SSLError("no ALPN")  # an HTTP server; gRPC would refuse it
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.
             with contextlib.suppress(TimeoutError):

@@ -146,7 +146,7 @@ def main() -> None:
             sys.stdout.flush()  # a reader that has gone is noticed here, not as the interpreter ends
         sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:
-        _fail(str(error), error.exit_code)
+        _fail(*error.problems, exit_code=error.exit_code)
     except typer.TyperException as error:
         _fail_usage(error)
     except BrokenPipeError:
@@ -160,9 +160,10 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(text: str, exit_code: int) -> NoReturn:
-    shown = escape(printable(text, keep="\n"))
-    errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
+def _fail(*problems: str, exit_code: int) -> NoReturn:
+    for problem in problems:
+        shown = escape(printable(problem, keep="\n"))
+        errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
     sys.exit(exit_code)
 
 
@@ -181,7 +182,7 @@ def _fail_usage(error: typer.TyperException) -> NoReturn:
         sys.exit(exit_code)
     problem = _usage_problem(error)
     help_of = f"; see `{context.command_path} --help`" if context is not None else ""
-    _fail(problem if problem.endswith("?") else problem + help_of, exit_code)
+    _fail(problem if problem.endswith("?") else problem + help_of, exit_code=exit_code)
 
 
 def _usage_problem(error: typer.TyperException) -> str:

@@ -397,7 +397,7 @@ async def test_the_command_line_names_centrals_http_port(served, capsys, monkeyp
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if is_tls else None) as server:
-        central = "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        central = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
     assert code == 4
     assert shown.err == (
