@@ -306,15 +306,14 @@ def _central(uplink: UplinkSection) -> Check:
             socket.create_connection((host, int(port)), _DEADLINE_S) as plain,
             _context(uplink.tls).wrap_socket(plain, server_hostname=uplink.server_name or host) as stream,
         ):
-            if stream.selected_alpn_protocol() is None:
-                raise ssl.SSLError("no ALPN")  # an HTTP server; gRPC would refuse it
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.
             with contextlib.suppress(TimeoutError):
-                if not stream.recv(1):
-                    return Check(
-                        "central", "missing", f"{uplink.address} closed the connection: is it central?"
-                    )
+                is_http = stream.selected_alpn_protocol() is None
+                if is_http or not stream.recv(1):
+                    http = f"{not_grpc('alpn')}; see uplink.address"
+                    what = http if is_http else "closed the connection: is it central?"
+                    return Check("central", "missing", f"{uplink.address} {what}")
             return Check(
                 "central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted"
             )

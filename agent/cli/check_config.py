@@ -49,8 +49,8 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Says all that is wrong at once. Warns of files in them that are missing, of TLS and secret files that will not do, and of passwords that
-    everybody may read.
+    Says all that is wrong at once. Warns of files in them that are missing, of TLS and secret files that will not do,
+    and of passwords that everybody may read.
     """
     results = [_check(file) for file in files]
     if json:

@@ -134,6 +134,9 @@ def _sound(value: Any, kind: Any, path: str, wrong: dict[str, str]) -> Any:
             one = _sound(item, arguments[0], f"{path}[{index}]", wrong)
             found.append(_stand_in(arguments[0]) if one is _WRONG else one)
         return found
+    if get_origin(kind) is dict and isinstance(value, dict):
+        read = {key: _sound(item, arguments[1], f"{path}.{key}", wrong) for key, item in value.items()}
+        return {key: item for key, item in read.items() if item is not _WRONG}
     infinite = next((number for number in _numbers(value) if not math.isfinite(number)), None)
     if infinite is not None:
         # TOML has nan and inf; every comparison with nan is false, so no range would catch it.
@@ -198,7 +201,7 @@ def _words(kind: Any) -> str:
         return simple[kind]
     if get_origin(kind) is tuple and arguments[1:] != (...,):
         return f"a list of {len(arguments)}: {', '.join(_words(one) for one in arguments)}"
-    return "a list"
+    return "a table" if get_origin(kind) is dict else "a list"
 
 
 def _numbers(data: Any) -> Iterator[float]:

@@ -877,7 +877,7 @@ def test_full_jitter():
         # Central's HTTP port, on loopback and elsewhere, in gRPC's words.
         (
             grpc.StatusCode.UNAVAILABLE,
-            "Tls handshake failed: SSL_ERROR_SSL: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: Inv",
+            "Tls handshake failed: SSL_ERROR_SSL: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: I",
             True,
             "central c:1 answers without TLS, so it is no gRPC port; take the port of central.listen",
         ),
