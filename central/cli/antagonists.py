@@ -291,6 +291,9 @@ def show(
     if not version:
         console.print("central has built no coefficients yet")
         return
+    if job and not rows:
+        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True, markup=False)
+        return
     table = Table(title=f"Version {version}", title_justify="left")
     table.add_column("job", no_wrap=True)
     for column in ("coefficient", "std. error", "task slots"):
