@@ -28,6 +28,7 @@ from whitepanda.common.tls import (
     CERTIFICATE_WARN_DAYS,
     OwnCertificate,
     TlsFiles,
+    not_grpc,
     problems,
     warnings,
 )
@@ -342,10 +343,11 @@ def _central(uplink: UplinkSection) -> Check:
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.
             with contextlib.suppress(TimeoutError):
-                if not stream.recv(1):
-                    return Check(
-                        "central", "missing", f"{uplink.address} closed the connection: is it central?"
-                    )
+                is_http = stream.selected_alpn_protocol() is None
+                if is_http or not stream.recv(1):
+                    http = f"{not_grpc('alpn')}; see uplink.address"
+                    what = http if is_http else "closed the connection: is it central?"
+                    return Check("central", "missing", f"{uplink.address} {what}")
             return Check(
                 "central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted"
             )
@@ -357,6 +359,8 @@ def _central(uplink: UplinkSection) -> Check:
             f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}",
         )
     except ssl.SSLError as error:
+        if why := not_grpc(_ssl_reason(error)):
+            return Check("central", "missing", f"{uplink.address} {why}; see uplink.address")
         remedy = "does central trust the CA of uplink.tls.certificate?"
         return Check("central", "missing", f"{uplink.address}: TLS failed: {_ssl_reason(error)}; {remedy}")
     except OSError as error:

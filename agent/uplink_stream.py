@@ -21,6 +21,7 @@ from whitepanda.common.protocol import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
 )
+from whitepanda.common.tls import not_grpc
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
@@ -150,6 +151,10 @@ def explain(
 
     """
     details = " ".join(details.split()) or "no details"
+    if why := not_grpc(details):
+        return Outage(
+            f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True
+        )
     lower = details.lower()
     kind = _BY_CODE.get(code) if code else None
     kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)

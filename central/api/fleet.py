@@ -245,11 +245,13 @@ class Fleet(
         await self.check_operator(context)
         page = await read_page(request, "coefficients", request.job, context)
         built = await self._version(page, context)
+        coefficient = built.coefficient(request.job) if built and request.job else None
+        if coefficient is None:
+            await self.check_names(context, jobs=[request.job])
         if built is None:
             return fleet_pb2.ListCoefficientsResponse()
         rows: list[agent_pb2.Coefficient]
         if request.job:
-            coefficient = built.coefficient(request.job)
             rows, total = _cut([] if coefficient is None else [coefficient], page)
         else:
             rows, total = built.coefficients_page(page.token.offset, page.size), built.coefficients_count

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
+from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
 
 __all__ = ["app"]
@@ -44,7 +45,9 @@ def init(
 def central(
     directory: Folder,
     *,
-    name: Annotated[str, typer.Option(help="Central's name.")] = "central",
+    name: Annotated[
+        list[str], typer.Option(help="Central's name; the first names the files. May be repeated.")
+    ] = ["central"],  # noqa: B006 - typer's way to give a list its default
     address: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,7 +58,9 @@ def central(
     force: Force = False,
 ) -> None:
     """Issue central's certificate. Agents check that it names the address that they connect to."""
-    files = issue(directory, name, server=True, addresses=address or (), days=days, force=force)
+    first, *others = name
+    addresses = [*others, *(address or ())]
+    files = issue(directory, first, server=True, addresses=addresses, days=days, force=force)
     _tell(files, "central")
 
 
@@ -140,18 +145,35 @@ def revoke_(
 
 @app.command("show")
 def show(
-    files: Annotated[list[Path], typer.Argument(help="Certificates, PEM.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR", help="Certificates, PEM; of a folder all its *.crt.", show_default=False
+        ),
+    ],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
 ) -> None:
     """Show whose certificates these are, what for, and until when."""
-    found = {str(path): describe(path) for path in files}
+    found = {str(path): describe(path) for given in files for path in _certificates(given)}
     if json:
         print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
         return
     for path, info in found.items():
         console.print(f"[bold]{path}[/]", soft_wrap=True)
         console.print(_table(info))
+
+
+def _certificates(path: Path) -> list[Path]:
+    """Return the certificates of a folder, the CA first; else the file itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.crt"), key=lambda file: (file.name != "ca.crt", file.name))
+    if not found:
+        raise TlsError(
+            f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`"
+        )
+    return found
 
 
 def _tell(files: TlsFiles, whom: str) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "OwnCertificate",
     "TlsFiles",
     "channel_credentials",
+    "not_grpc",
     "peer_names",
     "peer_serial",
     "problems",
@@ -160,6 +161,20 @@ def server_credentials(
         return configuration
 
     return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
+
+
+def not_grpc(details: str) -> str:
+    """Say that a port is not one of gRPC, from what gRPC or OpenSSL says of the handshake; "" where it may be one."""
+    details = details.lower().replace("_", " ")
+    if "wrong version number" in details:
+        how = "without TLS"
+    elif "alpn" in details:
+        how = "by TLS but not HTTP/2"
+    else:
+        return ""
+    return (
+        f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
+    )
 
 
 def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:

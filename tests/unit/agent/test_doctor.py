@@ -281,13 +281,13 @@ def pki(tmp_path_factory):
 
 
 @contextmanager
-def tls_server(files, greeting=b"\0\0\0\4"):
+def tls_server(files, greeting=b"\0\0\0\4", protocols=("h2",)):
     """What central is towards a handshake: both sides present a certificate of the CA, then the server speaks."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
     context.load_verify_locations(files.ca)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(list(protocols))
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -316,6 +316,29 @@ def test_central_answers(host, pki):
     assert checks["TLS files"].state == "ok"
     assert checks["central"].state == "ok"
     assert checks["central"].detail == f"127.0.0.1:{port} answers, TLSv1.3, both certificates accepted"
+
+
+def test_centrals_http_port_is_named(host, pki):
+    with tls_server(pki["central"], protocols=("http/1.1",)) as port:
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+    assert (check.state, "by TLS but not HTTP/2, so it is no gRPC port" in check.detail) == ("missing", True)
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def answer():
+            client, _ = plain.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                client.recv(1 << 16)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        port = plain.getsockname()[1]
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+        thread.join(5)
+    assert check.detail == (
+        f"127.0.0.1:{port} answers without TLS, so it is no gRPC port; take the port of central.listen, "
+        "not of central.http_listen; see uplink.address"
+    )
 
 
 def test_central_with_another_name(host, pki):

@@ -225,6 +225,27 @@ def test_show_tells_names_purpose_and_end(pki):
         describe(pki / "central.key")
 
 
+def test_central_may_have_several_names(tmp_path):
+    run = CliRunner().invoke
+    run(app, ["init", str(tmp_path)], catch_exceptions=False)
+    names = ["--name", "c1", "--name", "central.example.net", "--address", "10.0.0.1"]
+    assert run(app, ["central", str(tmp_path), *names], catch_exceptions=False).exit_code == 0
+    assert describe(tmp_path / "c1.crt").names == ("c1", "central.example.net", "10.0.0.1")
+
+
+def test_show_takes_a_folder(tmp_path):
+    run = CliRunner().invoke
+    run(app, ["init", str(tmp_path)], catch_exceptions=False)
+    run(app, ["host", str(tmp_path), "b", "a"], catch_exceptions=False)
+    shown = run(app, ["show", "--json", str(tmp_path)], catch_exceptions=False)
+    assert [one["file"] for one in json.loads(shown.stdout)] == [
+        str(tmp_path / f"{name}.crt") for name in ("ca", "a", "b")
+    ]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TlsError, match=r"empty: no certificates here \(\*\.crt\); name a file"):
+        run(app, ["show", str(tmp_path / "empty")], catch_exceptions=False)
+
+
 def test_the_commands(tmp_path):
     run = CliRunner().invoke
     folder = str(tmp_path / "pki")
