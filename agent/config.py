@@ -226,9 +226,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
-    victim_slots: int = (
-        3  # of paper, and of noise_scaled's first hour: consecutive slots with a victim before it fires
-    )
+    victim_slots: int = 3  # slots in a row with a victim before paper, or noise_scaled's first hour, fires
     mn_cpi_percentile: float = 99.0  # of paper: of this host's own history
     mn_cpi_floor: float = 1.0  # of paper, the least threshold; in noise_scaled's first hour, the least rise
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
