@@ -7,12 +7,12 @@ where somebody suffers is anything gathered. Nothing here changes anything: that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from agent.analysis.actions import recommend
+from agent.analysis.actions import pursued, recommend
 from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
@@ -58,26 +58,26 @@ class Advisor:
 
     def with_advice(self, trigger: Trigger) -> Trigger:
         """Return a report with what could be done about what it tells."""
-        vms = {vm.uuid: vm for vm in self._state.vms()}
+        vms = {vm.uuid: vm for vm in self._state.vms(_NEEDED)}
         now = trigger.unix_ns
         accused = [_Accused(s.vm, s.name, s.job, s.cpu_usage_cores, s.score) for s in trigger.suspects]
         situation = Situation(
-            victims=tuple(self._victim(v, vms) for v in trigger.victims),
-            suspects=self._suspects(accused, vms, self._culprits([v.vm for v in trigger.victims])),
+            victims=tuple(self._victim(v, vms) for v in trigger.victims[:1]),  # help for one helps the others
+            suspects=self._suspects(accused, vms, self._culprits([v.vm for v in trigger.victims]), now),
             mn_cpi=trigger.mn_cpi,
             mn_cpi_threshold=trigger.mn_cpi_threshold,
             lasted_s=max(0, now - trigger.since_unix_ns) / 1e9 if trigger.since_unix_ns else 0.0,
             is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
         )
-        return replace(trigger, recommendations=recommend(situation))
+        return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
         """Return what could be done for one VM, or against it; () where it neither suffers nor inflicts.
 
         Against one that inflicts there is what would help the VM that suffers most of all from it.
         """
-        vms = {vm.uuid: vm for vm in self._state.vms()}
+        vms = {vm.uuid: vm for vm in self._state.vms(_NEEDED)}
         if found := self._for_victim(uuid, vms):
             return found
         hurt = max(self._hurt_by(uuid, vms), default=None)
@@ -117,24 +117,24 @@ class Advisor:
         accused = [_Accused(s.uuid, s.name, s.job, s.cpu_usage_cores, s.score) for s in why.suspects]
         situation = Situation(
             victims=(victim,),
-            suspects=self._suspects(accused, vms, self._culprits([uuid])),
+            suspects=self._suspects(accused, vms, self._culprits([uuid]), self._state.host().now_unix_ns),
             mn_cpi=why.mn_cpi if why.triggered else None,
             mn_cpi_threshold=why.mn_cpi_threshold if why.triggered else None,
             is_cut=why.n_cpi is not None and is_cut(why.n_cpi),
             host=self._host,
         )
-        return recommend(situation)
+        return recommend(_with_facts(situation, vms))
 
     # --- what the host's own analysis has found ---
 
     def _found(self, uuid: str) -> Verdict | None:
         return self._state.cloud_white.verdict(uuid) if self._state.cloud_white is not None else None
 
-    def _culprits(self, victims: Sequence[str]) -> tuple[str, ...]:
+    def _culprits(self, victims: Sequence[str]) -> Collection[str]:
         """Return who inflicts what these VMs suffer, each once."""
         found = [self._found(uuid) for uuid in victims]
         each = [one.culprits for one in found if one is not None and one.behaviour == "victim"]
-        return tuple(dict.fromkeys(uuid for culprits in each for uuid in culprits))
+        return dict.fromkeys(uuid for culprits in each for uuid in culprits).keys()
 
     def _degradation(self, uuid: str, by_cpi: float | None) -> float | None:
         """Return how many times as slow a VM is: the host's estimate of latency, else by its CPI."""
@@ -145,48 +145,45 @@ class Advisor:
     # --- suspects and victims ---
 
     def _suspects(
-        self, accused: Sequence[_Accused], vms: Mapping[str, VmView], culprits: Sequence[str]
+        self,
+        accused: Sequence[_Accused],
+        vms: Mapping[str, VmView],
+        culprits: Collection[str],
+        now_unix_ns: int,
     ) -> tuple[Suspect, ...]:
         """Return those that are accused by coefficients, in their order, and then those that the host itself found."""
-        now = self._state.host().now_unix_ns
         scored = {one.vm: one for one in accused}
         for uuid in culprits:
-            vm, known = vms.get(uuid), scored.get(uuid)
-            if vm is not None and (known is None or known.score is None):
+            vm, named = vms.get(uuid), scored.get(uuid)
+            if vm is not None and (named is None or named.score is None):
                 # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
-                over_slot = known.cpu_usage_cores if known is not None else 0.0
-                cores = _value(vm, "cpu_usage_cores")
+                over_slot = named.cpu_usage_cores if named is not None else 0.0
+                cores = _value(vm, _CORES)
                 scored[uuid] = _Accused(uuid, vm.name, vm.job, over_slot if cores is None else cores, None)
         marked = []
         for one in scored.values():
             found = self._found(one.vm)
             behaviour = found.behaviour if found is not None else "unknown"
             inflicts = one.vm in culprits or behaviour == "inflicting"
-            suspect = self._suspect(one, vms, now)
             is_cleared = not inflicts and behaviour in ("steady", "victim")
-            marked.append(replace(suspect, inflicts=inflicts, is_cleared=is_cleared))
+            known = self._store.coefficient(one.job, now_unix_ns)
+            marked.append(
+                Suspect(
+                    one.vm,
+                    one.name,
+                    one.job,
+                    one.cpu_usage_cores,
+                    coefficient=known.value if known else None,
+                    # Central of an older version sends 0 for what it does not know.
+                    standard_error=(known.standard_error or None) if known else None,
+                    score=one.score,
+                    inflicts=inflicts,
+                    is_cleared=is_cleared,
+                    is_libvirt=False,  # one that is gone, or a control group
+                )
+            )
         # Whoever is found by both ways is the likelier.
         return tuple(sorted(marked, key=lambda s: not (s.inflicts or (s.score or 0.0) > 0)))
-
-    def _suspect(self, one: _Accused, vms: Mapping[str, VmView], now_unix_ns: int) -> Suspect:
-        view, known = vms.get(one.vm), self._store.coefficient(one.job, now_unix_ns)
-        error = known.standard_error if known is not None else None
-        return Suspect(
-            one.vm,
-            one.name,
-            one.job,
-            one.cpu_usage_cores,
-            vcpus=view.vcpus if view else None,
-            coefficient=known.value if known else None,
-            standard_error=error or None,  # central of an older version sends 0 for what it does not know
-            score=one.score,
-            llc_bytes=_value(view, _LLC),
-            all_llc_bytes=_sum(vms, _LLC),
-            memory_bytes_per_s=_value(view, _MEMORY),
-            all_memory_bytes_per_s=_sum(vms, _MEMORY),
-            has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
-            is_libvirt=view is not None and view.manager == "libvirt",
-        )
 
     def _victim(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
         analysis = self._state.analysis if victim.vm in vms else None
@@ -203,12 +200,37 @@ class Advisor:
         )
 
 
-_LLC, _MEMORY = "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
+_CORES, _LLC, _MEMORY = "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
+_NEEDED = (_CORES, _LLC, _MEMORY)
 
 
-def _value(vm: VmView | None, name: str) -> float | None:
-    metrics = vm.metrics if vm else ()
-    return next((metric.value for metric in metrics if metric.name == name), None)
+def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
+    """Add what is known of the VMs behind the few suspects that a recommendation can name: there may be a thousand."""
+    few = {suspect.vm for suspect in pursued(situation)}
+    if not few & vms.keys():
+        return situation
+    all_llc, all_memory = _sum(vms, _LLC), _sum(vms, _MEMORY)
+
+    def known(suspect: Suspect) -> Suspect:
+        view = vms.get(suspect.vm) if suspect.vm in few else None
+        if view is None:
+            return suspect
+        return replace(
+            suspect,
+            vcpus=view.vcpus,
+            llc_bytes=_value(view, _LLC),
+            all_llc_bytes=all_llc,
+            memory_bytes_per_s=_value(view, _MEMORY),
+            all_memory_bytes_per_s=all_memory,
+            has_quota=view.quota_cores is not None and view.quota_cores < view.vcpus,
+            is_libvirt=view.manager == "libvirt",
+        )
+
+    return replace(situation, suspects=tuple(map(known, situation.suspects)))
+
+
+def _value(vm: VmView, name: str) -> float | None:
+    return next((metric.value for metric in vm.metrics if metric.name == name), None)
 
 
 def _sum(vms: Mapping[str, VmView], name: str) -> float:

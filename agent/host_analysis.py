@@ -158,6 +158,7 @@ class HostAnalysis:
         self._now_unix_ns = 0
         self._last: dict[str, _Slot] = {}
         self._suspects: tuple[SuspectView, ...] = ()
+        self._first: dict[int, int] = {}  # of each domain's suspects, the place in the ranking
 
     @property
     def slot_ns(self) -> int:
@@ -214,6 +215,10 @@ class HostAnalysis:
             domain.take_slots(inside, now_unix_ns, self._slot_ns)
         self._record()
         self._suspects = self._rank(tasks[0])
+        self._first = {}
+        for place, suspect in enumerate(self._suspects):
+            for number in self._vms[suspect.uuid].domains or self._domains:
+                self._first.setdefault(number, place)
         for number, domain in self._domains.items():
             domain.triggers.note(self._trigger(number, domain), now_unix_ns)
 
@@ -236,8 +241,7 @@ class HostAnalysis:
             text += "; the job is not latency-sensitive, so none of its VMs is a victim by this rule"
         if not above or not vm.latency_sensitive:
             return Verdict("normal", text, degradation, reason)
-        top = next((s.name for s in self._suspects_of(vm) if s.score is not None and s.score > 0), "")
-        return Verdict("victim", text, degradation, reason, top)
+        return Verdict("victim", text, degradation, reason, self._top_suspect(vm))
 
     def job_mean_cpi(self, uuid: str) -> float | None:
         """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
@@ -351,6 +355,12 @@ class HostAnalysis:
         if not vm.domains:
             return self._suspects
         return tuple(s for s in self._suspects if any(self._is_in(s.uuid, number) for number in vm.domains))
+
+    def _top_suspect(self, vm: _Vm) -> str:
+        """Return who is the likeliest to hurt a VM; "" where nobody is known to. Asked of every victim of a host."""
+        place = min((self._first[n] for n in vm.domains or self._domains if n in self._first), default=None)
+        top = None if place is None else self._suspects[place]
+        return top.name if top is not None and top.score is not None and top.score > 0 else ""
 
     def _n_cpi_of(self, window: CpiWindow) -> float | None:
         """Of a latency-sensitive VM."""
