@@ -10,7 +10,7 @@ from agent.analysis.recommendations import HostLimits
 from agent.config import AnalysisSection
 from agent.state import MetricView, VmView
 from agent.verdicts import Verdict as Suffering
-from tests.unit.agent.canned_agents import HOST, State
+from tests.unit.agent.canned_agents import HOST, Quiet, State, in_table
 from tests.unit.agent.test_host_analysis import SCAN, VICTIM, update
 from tests.unit.agent.test_llc_contention import LEFT, RIGHT, TwoSockets, on
 
@@ -34,7 +34,7 @@ def calls(work) -> int:
     return count
 
 
-class Found:
+class Found(Quiet):
     """`agent.cloud_white.CloudWhite`: which suspects inflict, by their numbers; each on the VMs beside it."""
 
     def __init__(self, inflicting):
@@ -72,7 +72,10 @@ class Fleet:
         )
         state = State(replace(HOST, now_unix_ns=self.host.now), views, self.host.analysis, Found(inflicting))
         self.advisor = Advisor(state, self.host.store, HostLimits(cache_ways=12, min_bandwidth_percent=10))
-        (self.told, _) = self.host.analysis.take_triggers()
+        self.decisions = state.decisions
+        self.listed = [in_table(view) for view in views]
+        self.told = self.decisions.report(self.host.now)
+        assert self.told is not None
 
 
 SITUATIONS = {
@@ -112,6 +115,17 @@ def test_judging_all_vms_is_linear_in_them(fleets):
     assert grows_linearly(few, many), (few, many)
 
 
+def test_deciding_on_all_vms_and_telling_them_is_linear_in_them(fleets):
+    def decide(fleet):
+        fleet.decisions.tick(fleet.listed, 2000 * 10**9, fleet.host.now)
+        for row in fleet.rows:
+            fleet.decisions.vm(f"uuid-{row['vm']}")
+        fleet.decisions.report(fleet.host.now + 10**12)
+
+    few, many = (calls(lambda f=fleet: decide(f)) for fleet in fleets)
+    assert grows_linearly(few, many), (few, many)
+
+
 def test_a_windows_analysis_is_linear_in_the_vms(fleets):
     def observe(fleet):
         fleet.host.run(1, *fleet.rows)
@@ -138,5 +152,5 @@ def test_only_suspects_that_can_be_named_are_looked_up(fleets):
     state.vms = lambda metrics=None: asked.append(metrics) or views
     fleet.advisor.with_advice(fleet.told)
     assert asked == [METRICS]
-    culprits = len(fleet.advisor._culprits([victim.vm for victim in fleet.told.victims]))
-    assert read <= 2 * (FEW + 3) + culprits
+    inflicting = sum(one.inflicts for one in fleet.told.suspects)
+    assert read <= 2 * (FEW + 3) + inflicting
