@@ -177,7 +177,8 @@ class Decisions:
             one.found_by = tuple(analysis for analysis, is_so in found if is_so)  # type: ignore[misc]
             known = [estimate for estimate in estimates if estimate.is_known]
             real = (estimate for estimate in known if estimate.low > self._least)
-            one.slow_down = next(real, next(iter(known), estimates[0]))
+            # Else the highest one: that which keeps a victim a victim.
+            one.slow_down = next(real, max(known, key=lambda estimate: estimate.low, default=estimates[0]))
             lows = [estimate.low for estimate in known]
             verdict = decide(behaviour, lows, self._least, waited_for=one.vm.alert, was=one.verdict)
         if verdict != one.verdict:

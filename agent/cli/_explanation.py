@@ -278,9 +278,7 @@ def suspects(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         ],
     )
     yield _say("inflicts: by the host's own analysis", DIM)
-    yield _say(
-        "score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM
-    )
+    yield _say("score = coefficient (mnCPI per core, from the whole fleet) * cores over the last slot", DIM)
     unknown = {render.reason_of(s.reason) for s in answer.suspects if not math.isfinite(s.score)}
     for reason in sorted(unknown):
         yield _say(f"no score: {render.remedy(reason)}", DIM)

@@ -344,7 +344,9 @@ async def test_no_color_writes_no_colour_and_says_all_the_same(monkeypatch):
         assert all(colour is None or colour.is_default for pair in colours(top) for colour in pair)
         assert "▼ victim" in top.text()
         strips = top.app.screen._compositor.render_strips(top.app.size)
-        assert any(segment.style and segment.style.reverse for segment in strips[top.titled() + 1])  # the selected VM
+        assert any(
+            segment.style and segment.style.reverse for segment in strips[top.titled() + 1]
+        )  # the selected VM
     monkeypatch.delenv("NO_COLOR")
     async with Shown() as top:
         await top.tell(frame())
