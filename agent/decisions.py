@@ -234,7 +234,11 @@ class Decisions:
             for one in victims:
                 culprits.update(self._own(one.uuid).culprits)
             blamed = [uuid for uuid, _ in culprits.most_common()]
-            suspects = self._suspects("", blamed) if victims else ()
+            # A victim is no suspect of what it suffers alone, and who is on another socket than all victims none at all.
+            theirs = {suspect.uuid for one in victims for suspect in one.suspects}
+            suspects = (
+                tuple(one for one in self._suspects("", blamed) if one.uuid in theirs) if victims else ()
+            )
             self._host = HostDecision(tuple(victims), words["affected"], words["inflicting"], suspects)
         return self._host
 
@@ -283,7 +287,7 @@ class Decisions:
         listed = {one.uuid for one in found}
         for culprit in culprits:
             one = self._held.get(culprit)
-            if one is not None and culprit not in listed:
+            if one is not None and culprit not in listed and culprit != uuid:
                 identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
                 cores = math.nan if isinstance(cores, Reason) else cores
                 known = (culprit, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
