@@ -11,7 +11,6 @@ import pytest
 from agent.analysis.antagonists import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
-from agent.host_analysis import HostAnalysis
 from agent.slots import SourcePlan
 from collector.base import NumaPlacement, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
