@@ -177,7 +177,8 @@ class Decisions:
             one.found_by = tuple(analysis for analysis, is_so in found if is_so)  # type: ignore[misc]
             known = [estimate for estimate in estimates if estimate.is_known]
             real = (estimate for estimate in known if estimate.low > self._least)
-            one.slow_down = next(real, next(iter(known), estimates[0]))
+            # Else the highest one: that which keeps a victim a victim.
+            one.slow_down = next(real, max(known, key=lambda estimate: estimate.low, default=estimates[0]))
             lows = [estimate.low for estimate in known]
             verdict = decide(behaviour, lows, self._least, waited_for=one.vm.alert, was=one.verdict)
         if verdict != one.verdict:
@@ -233,7 +234,13 @@ class Decisions:
             for one in victims:
                 culprits.update(self._own(one.uuid).culprits)
             blamed = [uuid for uuid, _ in culprits.most_common()]
-            suspects = self._ranked("", blamed) if victims else ()
+            # A victim is no suspect of what it suffers alone, nor is a VM that no victim can suffer from: on another
+            # socket than all of them. Who is blamed by no victim comes after those who are.
+            theirs = {suspect.uuid for one in victims for suspect in one.suspects}
+            ranked = self._ranked("", blamed) if victims else ()
+            named = tuple(one for one in ranked if one.uuid in theirs)
+            others = (one for one in ranked if one.uuid not in theirs and (named or not one.is_blamed))
+            suspects = (*named, *others)
             self._host = HostDecision(tuple(victims), words["affected"], words["inflicting"], suspects)
         return self._host
 
@@ -276,7 +283,7 @@ class Decisions:
 
     def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
         """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
-        found = [one for one in map(self._inflicting, culprits) if one is not None]
+        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
         if found or self.analysis is None:
             return tuple(sorted(found, key=lambda one: not _has_score(one)))
         first = self.analysis.first_suspect(uuid)
@@ -301,7 +308,7 @@ class Decisions:
         First those that inflict, the strongest first, but those with a score too before them; then the others in the
         order of their scores.
         """
-        found = [one for one in map(self._inflicting, culprits) if one is not None]
+        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
         found.sort(key=lambda one: not _has_score(one))
         listed = {uuid, *(one.uuid for one in found)}
         scored = self.analysis.suspects(uuid) if self.analysis is not None else ()

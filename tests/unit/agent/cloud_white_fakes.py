@@ -89,13 +89,16 @@ class ToldModel:
 
 
 def host_vm(uuid, name="", epoch="e1", rates=None, workers=None, **more):
-    """As much of `agent.vm_table.Vm` as the analysis looks at."""
-    identity = SimpleNamespace(uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2)
+    """As much of `agent.vm_table.Vm` as the analyses and decisions look at."""
+    identity = SimpleNamespace(
+        uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2, state=more.pop("state", "running")
+    )
     return SimpleNamespace(
         workers=workers,
         identity=identity,
         job="job",
         latency_sensitive=True,
+        alert=more.pop("alert", True),
         rates=rates or rates_of(),
         **more,
     )

@@ -189,6 +189,9 @@ FINDINGS = (
 )
 
 
+SUSPECT = host_pb2.Suspect(uuid=UUID, name=NAMES["vm"], job=NAMES["job"])
+
+
 class FakeAgent:
     def status(self):
         return host_pb2.HostStatus(
@@ -207,12 +210,14 @@ class FakeAgent:
             job=NAMES["job"],
             owner=PROJECT,
             epoch="boot1234-77",
-            top_suspect=NAMES["vm"],
+            decision=host_pb2.VmDecision(suspects=[SUSPECT]),
             verdict_reason=f"{NAMES['job']} is slow",
             metrics=[host_pb2.Metric(name="cpi", value=1.5)],
         )
         return host_pb2.ListVmsResponse(
-            host="rack7-node3", vms=[vm, host_pb2.VmSummary(name="q7", uuid=PORT)]
+            host="rack7-node3",
+            vms=[vm, host_pb2.VmSummary(name="q7", uuid=PORT)],
+            decision=host_pb2.HostDecision(victims=1, suspect=SUSPECT),
         )
 
 
@@ -296,7 +301,10 @@ def test_a_vm_has_one_pseudonym_all_through(host, config):
     (vm, short) = json.loads(files["agent/vms.json"])["vms"]
     assert re.fullmatch(r"vm-[0-9a-f]{10}", vm["name"])
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", vm["uuid"])
-    assert vm["top_suspect"] == vm["name"] != short["name"]
+    (suspect,) = vm["decision"]["suspects"]
+    told = json.loads(files["agent/vms.json"])
+    assert suspect["name"] == told["decision"]["suspect"]["name"] == vm["name"] != short["name"]
+    assert (suspect["uuid"], suspect["job"]) == (vm["uuid"], vm["job"])
     for name in ("doctor.json", "doctor.txt", "recording.jsonl"):
         assert vm["name"] in files[name]
         assert vm["uuid"] in files[name]

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from agent.decisions import VmDecision
 from agent.deltas import JoinedVm, Reading
 from agent.exposition import render
 from agent.host_analysis import Verdict
 from agent.metrics import METRICS
 from agent.rates import VmRates
 from agent.state import SourceView
-from agent.verdicts import Degradation
+from agent.verdicts import VERDICTS, Degradation, SuspectView
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
@@ -26,7 +27,12 @@ from tests.unit.agent.test_prometheus import RATES, TOTALS, S, host_view
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "monitoring.md"
 VICTIM = Suffering("victim", "", 0, degradation=Degradation(1.5, 1.2, 1.9, model="m"), baseline_ready=True)
-UNTOLD = replace(VICTIM, degradation=Degradation(cannot_tell="out_of_range:memory_stall_ratio"))
+SUSPECTS = tuple(
+    SuspectView(f"s{n}", f"scan{n}", "scan", 4.0, None, None, Reason.NO_COEFFICIENTS, inflicts=True)
+    for n in range(9)
+)
+HELD = VmDecision("u", "victim", "", 5, VICTIM.degradation, ("host", "fleet"), SUSPECTS)
+UNTOLD = replace(HELD, slow_down=Degradation(cannot_tell="out_of_range:memory_stall_ratio"))
 
 
 def joined_with_all_parts() -> JoinedVm:
@@ -46,6 +52,7 @@ def everything(vms: int) -> Snapshot:
             joined_with_all_parts(),
             Verdict("victim", "", 1.7),
             VICTIM,
+            decision=HELD,
             traffic=TOTALS,
             identity=identity(f"u{n}"),
         )
@@ -81,7 +88,7 @@ def test_series_of_a_vm_and_of_a_host_are_as_documented() -> None:
     assert [found[f"u{n}"] for n in range(3)] == [documented("a VM, at most")] * 3
     assert found[""] == documented("a host, at most")
     usual = replace(VICTIM, behaviour="steady", degradation=None)
-    quiet = everything(1).vms[0]._replace(suffering=usual)
+    quiet = everything(1).vms[0]._replace(suffering=usual, decision=VmDecision("u0", "steady", ""))
     assert series(everything(1)._replace(vms=(quiet,)))["u0"] == documented("a VM that does not suffer")
 
 
@@ -91,7 +98,7 @@ def test_what_is_not_known_has_no_more_series_than_what_is(unknown) -> None:
     vm = everything(1).vms[0]
     for known in (0, 1, 20, len(VmRates._fields) - 1):
         rates = VmRates(*(float(n) if n < known else unknown for n in range(len(VmRates._fields))))
-        found = series(everything(1)._replace(vms=(vm._replace(rates=rates, suffering=UNTOLD),)))
+        found = series(everything(1)._replace(vms=(vm._replace(rates=rates, decision=UNTOLD),)))
         assert found["u0"] <= most
 
 
@@ -105,13 +112,13 @@ def test_that_notices_a_label_for_each_source_of_a_part() -> None:
 def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
     reasons = {reason.code for reason in Reason}
     vm = everything(1).vms[0]
-    gone = vm._replace(uuid="u9", rates=VmRates(*(Reason.STALE,) * len(VmRates._fields)), suffering=UNTOLD)
+    gone = vm._replace(uuid="u9", rates=VmRates(*(Reason.STALE,) * len(VmRates._fields)), decision=UNTOLD)
     lists = {
         "source": {name for names in PART_SOURCES.values() for name in names},
         "part": set(VM_PARTS),
         "metric": {metric.name for metric in METRICS},
         "certificate": {"uplink.tls", "metrics.tls"},
-        "behaviour": {"steady", "inflicting", "victim"},
+        "behaviour": {*VERDICTS} - {"unknown"},
     }
     names: set[str] = set()
     for family in parse(page(everything(1)._replace(vms=(vm, gone))).decode()):
@@ -120,9 +127,10 @@ def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
             for label, value in sample.labels.items():
                 if label in lists:
                     assert value in lists[label]
-                if label == "reason" and not sample.name.endswith("degradation_absent"):
+                if label == "reason" and not sample.name.endswith("slow_down_absent"):
                     assert value in reasons
     assert names == {
         *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform", "certificate"),
         *("project", "flavor", "owner", "manager", "latency_sensitive"),
+        *("suspect", "suspect_name", "suspect_job"),
     }

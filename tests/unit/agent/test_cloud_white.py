@@ -23,7 +23,6 @@ from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S
 from tests.unit.agent.cloud_white_fakes import (
     INFLICTS,
-    QUIET,
     SUFFERS,
     UNKNOWN,
     ToldDetector,
@@ -252,7 +251,7 @@ def test_a_model_that_fails_costs_estimates_and_no_verdict():
         host.tick()
     assert host.it.verdict("web").behaviour == "victim"
     assert host.it.verdict("web").degradation.cannot_tell == "failed"
-    assert [event.behaviour for event in host.it.take_events()] == ["victim"]
+    assert (host.it.behaviour("web"), host.it.estimate("web").cannot_tell) == ("victim", "failed")
 
 
 def test_a_detector_that_fails_leaves_no_old_verdict():
@@ -264,6 +263,7 @@ def test_a_detector_that_fails_leaves_no_old_verdict():
         host.tick()
     verdict = host.it.verdict("web")
     assert (verdict.behaviour, verdict.degradation) == ("unknown", None)
+    assert (host.it.behaviour("web"), host.it.estimate("web")) == ("unknown", None)
     assert host.it.explain("web").signals == ()
 
 
@@ -273,83 +273,6 @@ def test_of_a_vm_without_a_tick_nothing_is_known():
     host.tick()
     assert host.it.verdict("other").reason == "not looked at yet: it has had no tick"
     assert host.it.since_ns(host.it.verdict("other")) == 0
-
-
-def test_events_tell_begin_and_end_with_the_worst_of_it():
-    host = Host(ToldModel("gips"))
-    host.tick(5)
-    assert host.it.take_events() == ()  # unknown, then steady: nobody's news
-    host.says.update({"web": SUFFERS, "bully": INFLICTS})
-    host.tick()
-    begun = host.it.take_events()
-    assert [(e.vm, e.before, e.behaviour, e.lasted_ns) for e in begun] == [
-        ("bully", "steady", "inflicting", 5 * S),
-        ("web", "steady", "victim", 5 * S),
-    ]
-    web = begun[1]
-    assert (web.name, web.job, web.epoch, web.latency_sensitive) == ("name-web", "job", "e1", True)
-    assert (web.unix_ns, web.culprits, web.reason) == (UNIX0 + 106 * S, ("bully",), SUFFERS[1])
-    assert web.degradation.ratio == 1.4
-    assert [(e.signal, e.value, e.expected, e.threshold) for e in web.evidence] == [("ipc", 0.5, 1.0, 0.9)]
-    host.vms[1] = host_vm("web", rates=rates_of(gips=2.5))
-    host.tick(10)
-    host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))
-    host.tick(5)
-    host.says.clear()
-    host.tick()
-    ended = host.it.take_events()
-    assert [(e.vm, e.before, e.behaviour, e.lasted_ns) for e in ended] == [
-        ("bully", "inflicting", "steady", 16 * S),
-        ("web", "victim", "steady", 16 * S),
-    ]
-    assert ended[1].degradation.ratio == 2.5
-    assert host.it.explain("web").events == (web, ended[1])
-
-
-def test_a_vm_that_flickers_is_told_of_once_per_interval_and_its_last_word_counts():
-    host = Host(event_interval_s=10.0)
-    host.tick()
-    told = []
-    for second in range(40):
-        host.says["web"] = SUFFERS if second % 2 == 0 else QUIET
-        host.tick()
-        told += [(host.second, event.behaviour) for event in host.it.take_events()]
-    assert told == [(102, "victim"), (113, "steady"), (124, "victim"), (135, "steady")]
-    host.says["web"] = SUFFERS
-    host.tick(30)
-    assert [event.behaviour for event in host.it.take_events()] == ["victim"]
-
-
-def test_a_victim_that_goes_or_starts_anew_ends():
-    host = Host(event_interval_s=3600.0)
-    host.says["web"] = SUFFERS
-    host.tick(2)
-    host.vms[1] = host_vm("web", epoch="e2")
-    host.says["web"] = QUIET
-    host.tick()
-    host.says["web"] = SUFFERS
-    host.tick()
-    host.vms.pop()
-    host.tick()
-    found = [(e.epoch, e.before, e.behaviour, e.reason) for e in host.it.take_events()]
-    assert found == [
-        ("e1", "unknown", "victim", SUFFERS[1]),
-        ("e1", "victim", "unknown", "the VM was started anew"),
-        ("e2", "steady", "victim", SUFFERS[1]),
-        ("e2", "victim", "unknown", "the VM is gone from this host"),
-    ]
-    host.tick()
-    assert not host.it.has_events
-
-
-def test_events_that_nobody_takes_are_bounded_and_counted():
-    host = Host(recent_events=7)
-    host.vms = [host_vm(f"vm{n}") for n in range(600)]
-    host.says.update({f"vm{n}": SUFFERS for n in range(600)})
-    host.tick()
-    assert host.it.dropped_events == 600 - 512
-    assert len(host.it.take_events()) == 512
-    assert sum(len(host.it.explain(f"vm{n}").events) for n in range(600)) == 7
 
 
 def test_what_was_learnt_is_restored_whole_or_not_at_all():

@@ -462,13 +462,16 @@ async def test_verdicts_become_events_in_the_next_batch_and_baselines_are_kept(c
         return made[-1]
 
     monkeypatch.setattr(CloudWhite.__init__, "__defaults__", (make,))
-    config = msgspec.structs.replace(config, uplink=UplinkSection(address="127.0.0.1:9"))
+    jobs = (JobRule(".", "web", alert=True),)
+    config = msgspec.structs.replace(config, uplink=UplinkSection(address="127.0.0.1:9"), jobs=jobs)
     async with Running(config) as daemon:
         await until(lambda: daemon.state.pipeline.windows.closed >= 2)
         assert daemon.state.cloud_white.verdict("u1").behaviour == "victim"
         assert daemon.state.snapshot().vms[0].suffering.behaviour == "victim"
         assert daemon.state.counters.analysis_ns > 0
-        assert not daemon.state.cloud_white.has_events
+        assert daemon.state.decisions.vm("u1").verdict == "victim"
+        assert daemon.state.snapshot().vms[0].decision.verdict == "victim"
+        await until(lambda: not daemon.state.decisions.has_news)
         await until(lambda: daemon.state.uplink().spooled_batches > 0)
     state = Path(config.agent.state_dir)
     with sqlite3.connect(state / "spool.db") as spool:

@@ -11,7 +11,6 @@ import pytest
 from agent.analysis.antagonists import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
-from agent.host_analysis import HostAnalysis
 from agent.slots import SourcePlan
 from collector.base import NumaPlacement, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
@@ -26,12 +25,8 @@ class TwoSockets(Host):
     """VMs are where their `nodes` say; without these that is not known."""
 
     def __init__(self, tmp_path, section=None, domain_of_node=None):
-        super().__init__(tmp_path, section)
-        self.analysis = HostAnalysis(
-            section or AnalysisSection(),
-            PLATFORM,
-            self.store,
-            TWO if domain_of_node is None else domain_of_node,
+        super().__init__(
+            tmp_path, section or AnalysisSection(), TWO if domain_of_node is None else domain_of_node
         )
 
     def run(self, windows, *vms):
@@ -43,7 +38,7 @@ class TwoSockets(Host):
                 if "nodes" in vm
             }
             plain = [{key: value for key, value in vm.items() if key != "nodes"} for vm in vms]
-            self.analysis.observe([window(end=self.now, **vm) for vm in plain], self.now, places)
+            self.observe([window(end=self.now, **vm) for vm in plain], places)
 
     def suspects(self, vm):
         return [suspect.name for suspect in self.explain(vm).suspects]
@@ -74,7 +69,6 @@ def test_a_vm_on_the_other_socket_is_no_suspect(host):
     host.run(3, *VMS)
     assert host.suspects("web-1") == ["scan-both", "scan-left", "host:backup"]
     assert host.suspects("web-2") == ["scan-right", "scan-both", "host:backup"]
-    assert host.verdict("web-1").top_suspect == "scan-both"
 
 
 @pytest.mark.parametrize("domain_of_node", [{}, {0: 0, 1: 0}])
@@ -100,8 +94,9 @@ def test_mn_cpi_trigger_and_report_are_of_one_socket(tmp_path):
     assert right.mn_cpi == pytest.approx(n_cpi(1.3, statistics) / 4)
     assert (left.triggered, right.triggered, host.analysis.triggered) == (True, False, True)
     assert (left.victim_slots, right.victim_slots) == (3, 0)
-    (told,) = host.analysis.take_triggers()
+    (told,) = host.reports
     assert told.mn_cpi == left.mn_cpi == host.analysis.mn_cpi
+    assert host.decisions.vm("uuid-web-1").suspect.name == "scan-both"
     assert [victim.name for victim in told.victims] == ["web-1"]
     assert [suspect.name for suspect in told.suspects] == ["scan-both", "scan-left", "host:backup"]
 
@@ -111,14 +106,32 @@ def test_mn_cpi_trigger_and_report_are_of_one_socket(tmp_path):
     assert not one.analysis.triggered
 
 
-def test_both_sockets_report_their_own(tmp_path):
+def test_one_report_has_the_victims_of_both_sockets_each_with_its_own_suspect(tmp_path):
     host = TwoSockets(tmp_path, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
     host.store.apply(update())
     host.run(9, *VMS, on(RIGHT, VICTIM, vm="web-3", cpi=9.0))
-    told = {report.victims[0].name: report for report in host.analysis.take_triggers()}
-    assert sorted(told) == ["web-1", "web-3"]
-    assert [suspect.name for suspect in told["web-3"].suspects] == ["scan-right", "scan-both", "host:backup"]
-    assert host.analysis.mn_cpi == told["web-3"].mn_cpi > told["web-1"].mn_cpi
+    (told,) = host.reports
+    worst, other = host.explain("web-3"), host.explain("web-1")
+    assert told.mn_cpi == host.analysis.mn_cpi == worst.mn_cpi > other.mn_cpi
+    names = {f"uuid-{vm['vm']}": vm["vm"] for vm in VMS}
+    assert [(victim.name, names[victim.suspect]) for victim in told.victims] == [
+        ("web-3", "scan-right"),
+        ("web-1", "scan-both"),
+    ]
+    assert [one.name for one in told.suspects] == ["scan-right", "scan-both", "scan-left", "host:backup"]
+    host.run(1, *VMS, on(RIGHT, VICTIM, vm="web-3", cpi=9.0))
+    assert len(host.reports) == 1  # once per slot, whichever socket
+
+
+def test_the_hosts_first_suspect_may_be_blamed_for_one_of_its_victims(tmp_path):
+    """The one with the highest score is on the socket where nobody suffers."""
+    host = TwoSockets(tmp_path, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
+    host.store.apply(update())
+    host.run(9, *VMS)
+    assert [victim.name for victim in host.reports[0].victims] == ["web-1"]
+    assert host.analysis.suspects("")[0].name == "scan-right"
+    assert host.decisions.host.suspect.name == host.decisions.vm("uuid-web-1").suspect.name == "scan-both"
+    assert "scan-right" not in [one.name for one in host.reports[0].suspects]
 
 
 def test_a_vm_that_moves_counts_in_both_for_a_slot(host):

@@ -175,8 +175,8 @@ async def test_a_list_names_five_suspects_and_counts_the_rest_and_an_explanation
         listed = await served.stub.ListVms(host_pb2.ListVmsRequest())
         why = await served.stub.ExplainVm(host_pb2.ExplainVmRequest(vm="instance-0000a1f3"))
     held = next(vm.decision for vm in listed.vms if vm.name == "instance-0000a1f3")
-    assert ([one.name for one in held.suspects], held.suspects_left_out) == (names[:5], 5)
-    # Those with a score but unlike the host's own finding follow, then those of whom nothing is known.
+    assert ([one.name for one in held.suspects], held.suspects_left_out) == (names[:5], 4)
+    # Then who has a score, then of whom nothing is known: neither is counted beside those that the host itself found.
     assert [one.name for one in why.suspects] == [*names, "batch-0001", "new-1"]
 
 

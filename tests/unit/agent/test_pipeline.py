@@ -7,6 +7,7 @@ import pytest
 
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.daemon import make_plans
+from agent.decisions import Decisions
 from agent.exposition import render
 from agent.metrics import METRICS
 from agent.pipeline import Pipeline, timely_sources
@@ -197,9 +198,13 @@ def test_the_view_tells_reasons_not_zeros(pipeline, clock):
 @pytest.mark.parametrize("state", ["running", "paused"])
 def test_a_victim_by_the_hosts_own_analysis_alone_is_one_for_prometheus_while_it_runs(clock, state):
     class Found:
-        dropped_events = 0
+        def behaviour(self, _uuid):
+            return "victim"
 
-        def verdict(self, uuid):
+        def estimate(self, _uuid):
+            return None
+
+        def verdict(self, _uuid):
             return Verdict("victim", "it suffers", 0)
 
     def take():
@@ -212,7 +217,9 @@ def test_a_victim_by_the_hosts_own_analysis_alone_is_one_for_prometheus_while_it
         pipeline.tick(clock.mono)
         clock.advance(S)
     view = view_of(pipeline, clock)
-    view.cloud_white = Found()  # and no analysis by central's statistics
+    view.cloud_white = Found()  # and no analysis by the fleet's statistics
+    view.decisions = Decisions(CONFIG, view.cloud_white, None)
+    view.decisions.tick(pipeline.table, clock.mono, clock.unix)
     page = render(view.snapshot())[0].decode()
     told = [line for line in page.splitlines() if line.startswith("whitepanda_vm_victim{")]
     assert told == (['whitepanda_vm_victim{job="db",name="db7",vm="u1"} 1.0'] if state == "running" else [])

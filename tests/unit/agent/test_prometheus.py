@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import http.client
+import math
 import re
 import shutil
 import socket
@@ -25,6 +26,7 @@ from agent.batches import behaviour_number
 from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
+from agent.decisions import VmDecision
 from agent.exposition import family_name, render
 from agent.host_analysis import Verdict
 from agent.metrics import METRICS
@@ -33,7 +35,7 @@ from agent.rates import VmRates
 from agent.slots import SourcePlan
 from agent.state import HostView, MetricView, SourceView, UplinkView
 from agent.traffic import TRAFFIC
-from agent.verdicts import BEHAVIOURS, Degradation
+from agent.verdicts import VERDICTS, Degradation, SuspectView
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from central.pki import describe, issue, make_ca, renew
@@ -167,38 +169,67 @@ def test_whose_a_vm_is_has_one_series_for_joins():
 
 
 def test_verdicts_are_told_where_they_are_known():
-    verdicts = {
-        "u1": Verdict("victim", "", 1.7),
-        "u2": Verdict("normal", "", 1.0),
-        "u3": UNKNOWN,
-        "u4": None,
-    }
-    vms = [VmSnapshot(uuid, "", "", RATES, None, verdict) for uuid, verdict in verdicts.items()]
+    """The word is that of the decision, whatever an analysis says by itself."""
+    vms = [
+        VmSnapshot(
+            word, "", "", RATES, verdict=Verdict("normal", "", 1.7), decision=VmDecision(word, word, "")
+        )
+        for word in VERDICTS
+    ]
+    vms += [
+        VmSnapshot("starting", "", "", RATES, verdict=Verdict("victim", "", 1.0)),
+        VmSnapshot("u", "", "", RATES, verdict=UNKNOWN),
+    ]
     page = page_of(snapshot(*vms))
-    assert [(labels["vm"], value) for labels, value in page["whitepanda_vm_victim"]] == [("u1", 1), ("u2", 0)]
-    told = [(labels["vm"], value) for labels, value in page["whitepanda_vm_degradation_ratio"]]
-    assert told == [("u1", 1.7), ("u2", 1.0)]
+    told = {labels["vm"]: value for labels, value in page["whitepanda_vm_victim"]}
+    assert told == {"victim": 1, "affected": 0, "inflicting": 0, "steady": 0}
+    words = [
+        (labels["vm"], labels["behaviour"]) for labels, value in page["whitepanda_vm_behaviour"] if value
+    ]
+    assert words == [(word, word) for word in VERDICTS[1:]]
+    assert len(page["whitepanda_vm_behaviour"]) == 16
+    by_job = {labels["vm"]: value for labels, value in page["whitepanda_vm_degradation_ratio"]}
+    assert by_job == {**dict.fromkeys(VERDICTS, 1.7), "starting": 1.0}
 
 
-def test_a_victim_by_either_analysis_is_one_as_in_vms_and_top():
-    central = {"victim": Verdict("victim", ""), "normal": Verdict("normal", ""), "unknown": UNKNOWN}
-    told = {}
-    for own in (*BEHAVIOURS, None):
-        for word in (*central, None):
-            suffering = Suffering(own, "", 0) if own else None
-            vm = VmSnapshot(
-                "u1", "a", "j", RATES, verdict=central[word] if word else None, suffering=suffering
-            )
-            samples = page_of(snapshot(vm)).get("whitepanda_vm_victim", [])
-            told[own or "unknown", word or "unknown"] = [value for _, value in samples]
-            assert page_of(snapshot(vm._replace(state="paused"))).get("whitepanda_vm_victim") is None
-            # The very word that `vms` and `top` show.
-            summary = host_pb2.VmSummary(state="running", verdict=word or "unknown")
-            summary.cloud_white.behaviour = behaviour_number(own or "unknown")
-            assert (word_of(summary) is VICTIM) == (told[own or "unknown", word or "unknown"] == [1])
-    assert told["victim", "normal"] == told["victim", "unknown"] == told["steady", "victim"] == [1]
-    assert told["steady", "unknown"] == told["unknown", "normal"] == told["inflicting", "normal"] == [0]
-    assert told["unknown", "unknown"] == []
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_victim_is_one_as_in_vms_and_top(verdict):
+    vm = VmSnapshot("u1", "a", "j", RATES, decision=VmDecision("u1", verdict, ""))
+    samples = page_of(snapshot(vm)).get("whitepanda_vm_victim", [])
+    # The very word that `vms` and `top` show.
+    decision = host_pb2.VmDecision(verdict=behaviour_number(verdict))
+    summary = host_pb2.VmSummary(state="running", decision=decision)
+    assert (word_of(summary) is VICTIM) == ([value for _, value in samples] == [1])
+    assert word_of(summary).text == verdict
+    paused = page_of(snapshot(vm._replace(state="paused")))
+    assert not {"whitepanda_vm_victim", "whitepanda_vm_behaviour", "whitepanda_vm_suspect"} & set(paused)
+
+
+SCAN = SuspectView("s1", "scan\x1b1", "scan", 4.0, 0.5, 2.0, Reason.UNSPECIFIED, inflicts=True)
+ODD = SuspectView("s2", "odd", "odd", 4.0, None, None, Reason.NO_COEFFICIENTS)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "suspects", "named"),
+    [
+        ("victim", (SCAN, ODD), ["s1"]),
+        ("victim", (ODD,), []),  # nothing speaks against it
+        ("victim", (), []),
+        ("affected", (SCAN,), []),
+    ],
+)
+def test_the_first_suspect_of_a_victim_is_named(verdict, suspects, named):
+    held = VmDecision("u1", verdict, "", suspects=suspects)
+    page = page_of(snapshot(VmSnapshot("u1", "a", "j", RATES, decision=held)))
+    found = page.get("whitepanda_vm_suspect", [])
+    assert [labels["suspect"] for labels, _ in found] == named
+    for labels, value in found:
+        assert (labels["vm"], labels["suspect_name"], labels["suspect_job"], value) == (
+            "u1",
+            r"scan\x1b1",
+            "scan",
+            1,
+        )
 
 
 def test_the_uplink_is_there_where_it_is_on():
@@ -683,28 +714,47 @@ def test_what_is_no_address_is_refused(tmp_path):
         loaded(tmp_path, "listen = '9747'")
 
 
-def test_behaviour_and_latency_of_the_hosts_own_analysis() -> None:
+def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
     told = {
-        "u1": Suffering("victim", "", 5, (), (), 60, True, Degradation(1.4, 1.3, 1.6)),
-        "u2": Suffering("unknown", "", 5, (), (), 3, False),
-        "u3": Suffering("victim", "", 5, (), (), 60, True, Degradation(cannot_tell="no_model")),
-        "u4": None,  # it is off
+        "u1": ("victim", Degradation(1.4, 1.3, 1.6)),
+        "u2": ("unknown", None),
+        "u3": ("victim", Degradation(cannot_tell="no_model")),
+        "u4": ("affected", Degradation(1.2, 0.9, math.nan, model="cpi")),
     }
-    vms = [VmSnapshot(uuid, uuid, "job", RATES, suffering=verdict) for uuid, verdict in told.items()]
+    vms = [
+        VmSnapshot(
+            uuid,
+            uuid,
+            "job",
+            RATES,
+            suffering=Suffering(
+                "unknown" if verdict == "unknown" else "victim",
+                "",
+                5,
+                baseline_ticks=3 if verdict == "unknown" else 60,
+                baseline_ready=verdict != "unknown",
+                degradation=Degradation(9.9, 9.8, 10.0),  # what an analysis says by itself is not shown
+            ),
+            decision=VmDecision(uuid, verdict, "", slow_down=slow_down),
+        )
+        for uuid, (verdict, slow_down) in told.items()
+    ]
+    vms.append(VmSnapshot("u5", "u5", "job", RATES))  # it is off, and nothing was decided yet
     page = page_of(snapshot(*vms))
 
     def values(name: str, *more: str) -> list:
         return [(labels["vm"], *(labels[key] for key in more), value) for labels, value in page[name]]
 
-    assert values("whitepanda_vm_behaviour", "behaviour")[:3] == [
+    assert values("whitepanda_vm_behaviour", "behaviour")[:4] == [
         ("u1", "steady", 0),
         ("u1", "inflicting", 0),
+        ("u1", "affected", 0),
         ("u1", "victim", 1),
     ]
-    assert {vm for vm, *_ in values("whitepanda_vm_behaviour")} == {"u1", "u3"}
-    assert values("whitepanda_vm_latency_degradation_ratio") == [("u1", 1.4)]
-    assert values("whitepanda_vm_latency_degradation_low_ratio") == [("u1", 1.3)]
-    assert values("whitepanda_vm_latency_degradation_high_ratio") == [("u1", 1.6)]
-    assert values("whitepanda_vm_latency_degradation_absent", "reason") == [("u3", "no_model", 1)]
-    assert values("whitepanda_vm_baseline_ticks") == [("u1", 60), ("u2", 3), ("u3", 60)]
-    assert values("whitepanda_vm_baseline_ready") == [("u1", 1), ("u2", 0), ("u3", 1)]
+    assert {vm for vm, *_ in values("whitepanda_vm_behaviour")} == {"u1", "u3", "u4"}
+    assert values("whitepanda_vm_slow_down_ratio") == [("u1", 1.4), ("u4", 1.2)]
+    assert values("whitepanda_vm_slow_down_low_ratio") == [("u1", 1.3), ("u4", 0.9)]
+    assert values("whitepanda_vm_slow_down_high_ratio") == [("u1", 1.6)]
+    assert values("whitepanda_vm_slow_down_absent", "reason") == [("u3", "no_model", 1)]
+    assert values("whitepanda_vm_baseline_ticks") == [("u1", 60), ("u2", 3), ("u3", 60), ("u4", 60)]
+    assert values("whitepanda_vm_baseline_ready") == [("u1", 1), ("u2", 0), ("u3", 1), ("u4", 1)]

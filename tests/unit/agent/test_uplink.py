@@ -12,10 +12,10 @@ import pytest
 import agent.uplink as uplink_module
 import agent.uplink_stream as stream_module
 from agent.config import UplinkSection
+from agent.events import VmEvent
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing, explain
-from agent.verdicts import VmEvent
 from agent.windows import CpiWindow
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until

@@ -83,13 +83,13 @@ def test_the_first_rule_that_is_found_names_the_job(name, facts, expected):
             JobRule("prod", "never reached", fact="name"),
         ]
     )
-    assert rules.job_of(replace(identity(name=name), facts=facts)) == (*expected, None)
+    assert rules.job_of(replace(identity(name=name), facts=facts))[:3] == expected
 
 
 def test_what_a_tenant_wrote_is_clean_as_job_and_owner():
     facts = {"nova:name": "\x9b2Jweb" + "x" * 500, "nova:project": "pro\x1bject", "nova:flavor": "tiny"}
     vm = replace(identity(), facts=facts)
-    job, _, owner, _ = JobRules([JobRule("(.+)", r"\1", fact="nova:name")]).job_of(vm)
+    job, _, owner, *_ = JobRules([JobRule("(.+)", r"\1", fact="nova:name")]).job_of(vm)
     assert (len(job), job[:8], owner) == (256, r"\x9b2Jwe", r"pro\x1bject")
     assert JobRules([]).job_of(vm)[:3] == (r"pro\x1bject/tiny", False, r"pro\x1bject")
     owned = JobRules([JobRule("x", "mine", owner=r"\g<0>\n", fact="nova:name")]).job_of(vm)
@@ -100,6 +100,23 @@ def test_a_rule_may_tell_how_many_requests_a_vm_serves_at_once():
     rules = JobRules([JobRule("^silo", "silo", workers=1), JobRule("(.+)", r"\1")])
     assert rules.job_of(identity(name="silo-1")).workers == 1
     assert rules.job_of(identity(name="web-1")).workers is None
+
+
+@pytest.mark.parametrize(
+    ("rule", "alert"),
+    [
+        (None, True),  # nobody said that nobody waits for it
+        ({}, False),
+        ({"latency_sensitive": True}, True),
+        ({"alert": True}, True),
+        ({"alert": False}, False),
+        ({"latency_sensitive": True, "alert": False}, False),
+    ],
+)
+def test_who_is_waited_for_can_be_a_victim(rule, alert):
+    host = Host(*([] if rule is None else [JobRule(".", "web", **rule)]))
+    host.at(10, whole(10, "u1"))
+    assert host.vms["u1"].alert is alert
 
 
 def test_two_readings_make_rates():
