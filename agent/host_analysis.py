@@ -382,8 +382,10 @@ class HostAnalysis:
         oldest = self._now_unix_ns - self._section.victim_slots * self._slot_ns
         newest = self._now_unix_ns + self._slot_ns
         for uuid, vm in list(self._vms.items()):
+            while vm.pieces and vm.pieces[0].middle_unix_ns <= oldest:
+                vm.pieces.popleft()
             # In order but for a step of the clock, and that shows at an end: mostly there is nothing to do.
-            if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1)):
+            if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1) if vm.pieces):
                 vm.pieces = deque(p for p in vm.pieces if oldest < p.middle_unix_ns <= newest)
             if not vm.pieces:
                 del self._vms[uuid]
