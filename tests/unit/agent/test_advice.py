@@ -18,7 +18,7 @@ from agent.local_api import LocalApi
 from agent.state import MetricView, VmView
 from agent.verdicts import Degradation
 from agent.verdicts import Verdict as Suffering
-from tests.unit.agent.canned_agents import HOST, State
+from tests.unit.agent.canned_agents import HOST, Quiet, State
 from tests.unit.agent.test_host_analysis import CALM, SCAN, VICTIM, Host, update
 from whitepanda.common import cli
 from whitepanda.common.recommendations import recommendation_json, recommendation_lines
@@ -55,7 +55,7 @@ def advisor(host, cloud_white=None):
 
 
 def test_a_report_takes_along_what_could_be_done(host):
-    (told,) = host.analysis.take_triggers()
+    (told,) = host.reports
     message = trigger_message(advisor(host).with_advice(told))
     cap = message.recommendations[0]
     assert (cap.action, cap.vm, cap.victim, cap.unit) == (1, "uuid-scan-1", "uuid-web-1", "cores")
@@ -75,7 +75,7 @@ def test_explain_has_what_could_be_done_for_this_vm_only_while_it_suffers(host):
 
 
 def test_an_n_cpi_that_was_cut_is_known_from_the_report_and_from_the_analysis(host, monkeypatch):
-    (told,) = host.analysis.take_triggers()
+    (told,) = host.reports
     cut = replace(told, victims=tuple(replace(v, n_cpi=ROBUST_CLIP) for v in told.victims))
 
     def says_at_least(found):
@@ -84,8 +84,8 @@ def test_an_n_cpi_that_was_cut_is_known_from_the_report_and_from_the_analysis(ho
     assert says_at_least(advisor(host).with_advice(cut).recommendations)
     assert not says_at_least(advisor(host).with_advice(told).recommendations)
     assert not says_at_least(advisor(host).for_vm("uuid-web-1"))
-    why = replace(host.explain("web-1"), n_cpi=ROBUST_CLIP)
-    monkeypatch.setattr(host.analysis, "explain", lambda _uuid: why)
+    slot = replace(host.analysis.slot("uuid-web-1"), n_cpi=ROBUST_CLIP)
+    monkeypatch.setattr(host.analysis, "slot", lambda _uuid: slot)
     assert says_at_least(advisor(host).for_vm("uuid-web-1"))
 
 
@@ -104,8 +104,8 @@ def test_who_runs_a_vm_and_whether_its_owner_has_set_a_quota_is_taken_into_accou
     assert commands(manager="nova") == ["whitepanda", "openstack", "openstack"]
 
 
-class CloudWhiteSays:
-    """`agent.cloud_white.CloudWhite`, as far as it is asked."""
+class CloudWhiteSays(Quiet):
+    """The host finds that web-1 suffers, and from whom."""
 
     def verdict(self, uuid):
         if uuid == "uuid-web-1":
@@ -123,8 +123,6 @@ def test_whom_the_host_itself_found_is_a_suspect_without_central(tmp_path):
 
 
 def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(host):
-    (told,) = host.analysis.take_triggers()
-
     class OnlyTheOtherOne(CloudWhiteSays):
         """The host holds scan-1, which has the coefficient, for steady, and finds another one."""
 
@@ -142,7 +140,7 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
         vms = (*VMS, view("noisy-1", "noisy", cpu_usage_cores=3.0))
         state = State(replace(HOST, now_unix_ns=host.now), vms, host.analysis, cloud_white)
         both = Advisor(state, host.store, HostLimits())
-        report = both.with_advice(told).recommendations
+        report = both.with_advice(state.decisions.report(host.now)).recommendations
         explained = both.for_vm("uuid-web-1")
         assert [(one.action, one.vm) for one in report] == [(one.action, one.vm) for one in explained]
         of_the_victim = [
@@ -168,6 +166,24 @@ def test_a_report_and_explain_decide_alike_by_what_the_host_itself_has_found(hos
         assert "this host's own analysis says that it inflicts" in cap.evidence
 
 
+def test_for_an_affected_vm_and_against_whom_it_suffers_from_nothing_is_advised(tmp_path):
+    class MayBeNothing(CloudWhiteSays):
+        def verdict(self, uuid):
+            return replace(super().verdict(uuid), degradation=Degradation(1.2, 0.9, 1.6))
+
+    state = State(HOST, VMS, None, MayBeNothing())
+    alone = Advisor(state, Host(tmp_path).store, RDT)
+    assert state.decisions.vm("uuid-web-1").verdict == "affected"
+    assert alone.for_vm("uuid-web-1") == alone.for_vm("uuid-scan-1") == ()
+
+
+def test_the_end_of_a_report_advises_nothing(host):
+    host.run(9, {**VICTIM, "cpi": 1.2}, CALM, SCAN)
+    end = host.reports[-1]
+    assert end.ended
+    assert advisor(host).with_advice(end) is end
+
+
 def test_of_a_vm_that_inflicts_it_is_said_what_could_be_done_against_it(tmp_path):
     alone = Host(tmp_path)
     found = advisor(alone, CloudWhiteSays()).for_vm("uuid-scan-1")
@@ -184,7 +200,7 @@ def test_of_whom_the_host_found_just_now_the_usage_counts_that_it_has_now(tmp_pa
 
 
 def test_lines_for_people_have_commands_that_a_shell_takes_and_json_has_null_for_unknown(host):
-    (told,) = host.analysis.take_triggers()
+    (told,) = host.reports
     message = trigger_message(advisor(host).with_advice(told))
     text = "\n".join(recommendation_lines(message.recommendations))
     assert "1. cap the CPU of scan-1 to " in text
