@@ -17,6 +17,7 @@ import pytest
 from agent.batches import event_message
 from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
+from agent.decisions import Decisions
 from agent.degradation_models import load
 from agent.pipeline import Inputs, Pipeline
 from agent.slots import Slots
@@ -76,10 +77,11 @@ class Host:
             JobRule("(.+)", r"\1", "job"),
         )
         self.clock = FakeClock(unix_ns=time.time_ns() - 600 * S)
-        config = AgentConfig(AgentSection(), jobs=jobs)
-        self.pipeline = Pipeline(config, Slots((), self.clock))
         section = CloudWhiteSection(event_interval_s=1.0)
+        config = AgentConfig(AgentSection(), jobs=jobs, cloud_white=section)
+        self.pipeline = Pipeline(config, Slots((), self.clock))
         self.cloud_white = CloudWhite(section, load(section.models))
+        self.decisions = Decisions(config, self.cloud_white, None)
         self.source = SimulatedSource(
             scenario, mono_ns=lambda: self.clock.mono, unix_ns=lambda: self.clock.unix
         )
@@ -109,7 +111,8 @@ class Host:
             self.cloud_white.tick(
                 self.pipeline.table, self.pipeline.host_rates, self.clock.mono, self.clock.unix
             )
-            events = self.cloud_white.take_events()
+            self.decisions.tick(self.pipeline.table, self.clock.mono, self.clock.unix)
+            events = self.decisions.events.take()
             self.truth += [event_message(event) for event in events]
             self.uplink.submit(windows, events)
             await asyncio.sleep(0.002)
@@ -203,10 +206,15 @@ async def test_events_come_back_exactly_once_whatever_breaks(central: CentralPro
     found, truth = await course(central)
     assert plain(found) == plain(truth)
     victim, inflicting = agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_INFLICTING
-    for name, behaviour in (("store", victim), ("images", victim), ("scan", inflicting)):
+    # While a VM suffers, its slow-down may be sure at one moment and not at the next.
+    suffers = {victim, agent_pb2.BEHAVIOUR_AFFECTED}
+    for name, behaviours in (("store", suffers), ("images", suffers), ("scan", {inflicting})):
         mine = [event for event in found if event.name == name]
-        assert sum(event.behaviour == behaviour for event in mine) == CYCLES, name
-        assert sum(event.before == behaviour for event in mine) >= CYCLES - 1, name
+        began = [event for event in mine if event.behaviour in behaviours and event.before not in behaviours]
+        ended = [event for event in mine if event.before in behaviours and event.behaviour not in behaviours]
+        assert len(began) == CYCLES, name
+        assert len(ended) >= CYCLES - 1, name
+        assert name == "scan" or sum(event.behaviour == victim for event in mine) >= CYCLES, name
     first = next(event for event in found if event.behaviour == victim)
     assert first.culprits == [event.vm for event in found if event.name == "scan"][:1]
     assert "Traceback" not in central.log.read_text()
