@@ -276,9 +276,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str  # name of the job; may use the groups of the pattern
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # by the fleet's statistics such VMs can suffer, others are suspects
-    alert: bool | None = (
-        None  # whether its VMs can be victims, or only affected; without = as latency_sensitive
-    )
+    alert: bool | None = None  # its VMs can be victims, not only affected; without = as latency_sensitive
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
     workers: int | None = None  # requests served at once, 1 to 4096; without = learnt, or one per vCPU
 
