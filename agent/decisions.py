@@ -210,6 +210,8 @@ class Decisions:
                 one.found_by,
                 self._suspects(uuid, own.culprits),
             )
+        if not runs(one.vm.identity.state):
+            return VmDecision(uuid, "unknown", "it does not run")
         if one.verdict != "unknown" or self.analysis is None:
             return VmDecision(uuid, one.verdict, own.reason, one.since_ns)
         told = self.analysis.verdict(uuid)
@@ -234,7 +236,7 @@ class Decisions:
             for one in victims:
                 culprits.update(self._own(one.uuid).culprits)
             blamed = [uuid for uuid, _ in culprits.most_common()]
-            # A victim is no suspect of what it suffers alone, and who is on another socket than all victims none at all.
+            # Nobody else: a victim is no suspect for itself, nor is who is on another socket than all victims.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
             suspects = (
                 tuple(one for one in self._suspects("", blamed) if one.uuid in theirs) if victims else ()
