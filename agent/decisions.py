@@ -210,6 +210,8 @@ class Decisions:
                 one.found_by,
                 self._named(uuid, own.culprits),
             )
+        if not runs(one.vm.identity.state):
+            return VmDecision(uuid, "unknown", "it does not run")
         if one.verdict != "unknown" or self.analysis is None:
             return VmDecision(uuid, one.verdict, own.reason, one.since_ns)
         told = self.analysis.verdict(uuid)
