@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def run_agent(vms: int, seconds: float, *, contended: bool = False) -> None:
         state, lateness, durations = daemon.state, [], []
         start: dict[str, float] = {}
         parts: dict[str, list[float]] = {}
+        cpu_s: list[float] = []  # of the loop's thread, at the beginning of each tick
         plain_tick = state.pipeline.tick
 
         def tick(mono_ns: int) -> Any:
@@ -128,6 +130,7 @@ def run_agent(vms: int, seconds: float, *, contended: bool = False) -> None:
             elif start:
                 lateness.append(state.counters.lateness_ns)
                 durations.append(state.counters.duration_ns)
+                cpu_s.append(time.thread_time())
             return plain_tick(mono_ns)
 
         state.pipeline.tick = tick
@@ -148,8 +151,9 @@ def run_agent(vms: int, seconds: float, *, contended: bool = False) -> None:
             vms=len(state.pipeline.table),
             vms_with_cpi=known,
             worst_tick_ms=max(durations) / 1e6,
-            **{f"{name}_worst_ms": max(spent) * 1e3 for name, spent in parts.items()},
-            **{f"{name}_median_ms": quantile(spent, 0.5) * 1e3 for name, spent in parts.items()},
+            worst_tick_cpu_ms=max(b - a for a, b in pairwise(cpu_s)) * 1e3,
+            **{f"{name}_worst_ms": max(spent) * 1e3 for name, spent in parts.items() if spent},
+            **{f"{name}_median_ms": quantile(spent, 0.5) * 1e3 for name, spent in parts.items() if spent},
         )
 
 
@@ -304,18 +308,20 @@ def contention(vms: int, seconds: float) -> dict[str, dict[str, float]]:
 
 def show_contention(results: dict[str, dict[str, float]]) -> None:
     few, many = results.values()
+    parts = ("analysis", "advice")
     for vms, row in results.items():
+        if "advice_worst_ms" not in row:
+            print(
+                f"contention, {vms} VMs: no report in this time, nothing to compare; a machine with less to do?"
+            )
+            return
+        print(f"contention, {vms} VMs: worst tick {row['worst_tick_ms']:.0f} ms", end=" ")
+        print(f"({row['worst_tick_cpu_ms']:.0f} ms of CPU); CPU, worst (median):", end=" ")
+        print(", ".join(f"{p} {row[f'{p}_worst_ms']:.1f} ({row[f'{p}_median_ms']:.1f}) ms" for p in parts))
+    for key in ("worst_tick_cpu_ms", *(f"{part}_median_ms" for part in parts)):
+        growth = many[key] / few[key]
         print(
-            f"contention, {vms} VMs: worst tick {row['worst_tick_ms']:.1f} ms; CPU, worst (median):", end=" "
-        )
-        parts = (
-            f"{p} {row[f'{p}_worst_ms']:.1f} ({row[f'{p}_median_ms']:.1f}) ms" for p in ("analysis", "advice")
-        )
-        print(", ".join(parts))
-    for part in ("analysis", "advice"):
-        growth = many[f"{part}_median_ms"] / few[f"{part}_median_ms"]
-        print(
-            f"{'met ' if growth <= 11 else 'MISSED'} growth of {part} at x{GROWTH} VMs: {growth:.2f}x, bar 11x"
+            f"{'met ' if growth <= 11 else 'MISSED'} growth of {key} at x{GROWTH} VMs: {growth:.2f}x, bar 11x"
         )
 
 
