@@ -592,7 +592,7 @@ async def test_certificates_that_do_not_fit_are_one_clear_line(tmp_path, central
     foreign = issue(stranger, "host-1")
     good = central.client("host-1")
     cases = {
-        "does not verify": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
+        "is not of the CA in": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
         "does not name": {"server_name": "elsewhere.example"},
         "cannot read": {
             "tls": TlsFiles(ca=str(tmp_path / "no.crt"), certificate=good.certificate, key=good.key)
