@@ -126,6 +126,11 @@ def _knock(path: Path) -> None:
             raise UnavailableError(
                 f"no permission for {path}: become root, or join the group that owns it (ls -l {path})"
             ) from error
+        if error.errno == errno.ECONNREFUSED and not path.is_socket():
+            what = "a folder" if path.is_dir() else "a file"
+            raise UnavailableError(
+                f"{path} is {what} and no socket; give the agent's with --socket"
+            ) from error
         if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
             raise UnavailableError(
                 f"no agent answers at {path}: start it with `systemctl start whitepanda-agent`,"

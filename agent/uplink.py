@@ -278,6 +278,7 @@ class Uplink:
             details,
             heard=heard,
             certificate=tls.certificate,
+            ca=tls.ca,
             is_tool=prefix == "--",
         )
         if outage.broke_off and (doubts := warnings(tls, server=False, prefix=prefix)):

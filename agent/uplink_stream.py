@@ -21,7 +21,7 @@ from whitepanda.common.protocol import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
 )
-from whitepanda.common.tls import not_grpc
+from whitepanda.common.tls import is_of_another_ca, not_grpc
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
@@ -137,6 +137,7 @@ def explain(
     *,
     heard: bool = False,
     certificate: str = "",
+    ca: str = "",
     is_tool: bool = False,
 ) -> Outage:
     """Turn gRPC's end of a stream into one line with the remedy.
@@ -147,6 +148,7 @@ def explain(
         details: its text.
         heard: whether central said anything in this stream.
         certificate: our own one's file.
+        ca: the file of the CA that central's is checked against.
         is_tool: name a tool's options, not an agent's settings.
 
     """
@@ -155,6 +157,11 @@ def explain(
         return Outage(
             f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True
         )
+    if is_of_another_ca(details):
+        message = f"the certificate of central {address} is not of the CA in {ca}"
+        setting = "--tls or --ca" if is_tool else "uplink.tls.ca"
+        remedy = f"is it of another fleet? Give the CA that issued it ({setting}), or another address"
+        return Outage(f"{message}; {remedy}", refused=True, is_tls=True)
     lower = details.lower()
     kind = _BY_CODE.get(code) if code else None
     kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)

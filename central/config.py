@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from central.revoked import Revoked
 from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.errors import TlsError
+from whitepanda.common.tls import TlsFiles, problems, warnings
 
 __all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "load"]
 
@@ -168,6 +170,18 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lake: LakeSection = LakeSection()
     placement: PlacementSection = PlacementSection()
     runtime: RuntimeSection = RuntimeSection()
+
+    def file_problems(self) -> list[str]:
+        """Say why central would not start with the files that are named here: of TLS, and the revoked serials."""
+        tls, prefix, found = self.central.tls, "central.tls", list[str]()
+        if tls != TlsFiles():
+            doubts = warnings(tls, server=True, prefix=prefix)
+            found = [each for each in problems(tls, server=True, prefix=prefix) if each not in doubts]
+        try:
+            Revoked(self.central.revoked_serials).load()
+        except TlsError as error:
+            found.append(str(error))
+        return found
 
 
 def load(path: Path) -> CentralConfig:

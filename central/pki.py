@@ -27,16 +27,28 @@ from whitepanda.common.durable import replacing
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, serial_text
 
-__all__ = ["CA_DAYS", "LEAF_DAYS", "CertificateInfo", "describe", "issue", "make_ca", "renew", "revoke"]
+__all__ = [
+    "CA_DAYS",
+    "LEAF_DAYS",
+    "REVOKED",
+    "CertificateInfo",
+    "describe",
+    "issue",
+    "make_ca",
+    "renew",
+    "revoke",
+]
 
 CA_DAYS = 3650
 LEAF_DAYS = 825
+REVOKED = "revoked.txt"  # the list of revoked serials, beside the certificates
 
 # A certificate made now must be good on a host whose clock is a little behind.
 _BACKDATE = dt.timedelta(hours=1)
 _MAX_COMMON_NAME = 64
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _RESERVED = ("ca",)
+_NAMED = 10  # names that an error lists
 
 
 def make_ca(directory: Path | str, *, days: int = CA_DAYS, force: bool = False) -> Path:
@@ -163,7 +175,8 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> Certifi
         The certificate before.
 
     Raises:
-        TlsError: a bad name, no CA here, no such certificate or one of another CA, an expired CA, an unwritable file.
+        TlsError: a bad name, no CA here, no such certificate, a revoked one or one of another CA, an expired CA, an
+            unwritable file.
 
     """
     directory = Path(directory)
@@ -171,13 +184,20 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> Certifi
     _alternative_names(name, ())
     path = directory / f"{name}.crt"
     ca, ca_key = _load_ca(directory)
+    if not path.exists():
+        raise TlsError(_none_of_that_name(directory, name))
     before, told = _read_certificate(path), describe(path)
+    anew = f"`whitepanda pki {'central' if 'server' in told.purposes else 'host'} --force`"
+    revoked = directory / REVOKED
+    if revoked.exists() and told.serial in read_serials(revoked):
+        raise TlsError(
+            f"{path}: revoked (its serial is in {revoked}), and its key may be stolen; make a new key with {anew}"
+        )
     try:
         before.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise TlsError(
-            f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with `whitepanda pki "
-            f"{'central' if 'server' in told.purposes else 'host'} --force`"
+            f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with {anew}"
         ) from error
     builder = (
         _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
@@ -191,6 +211,15 @@ def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> Certifi
     except OSError as error:
         raise TlsError(f"{error.filename or path}: cannot write: {error.strerror}") from error
     return told
+
+
+def _none_of_that_name(directory: Path, name: str) -> str:
+    bare = name.removesuffix(".crt")
+    if bare != name:
+        return f"{directory}: give the name without .crt ({bare})"
+    known = sorted(path.stem for path in directory.glob("*.crt") if path.stem not in _RESERVED)
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    return f"{directory}: no certificate of {name!r}; there are {', '.join(known[:_NAMED]) or 'none'}{more}"
 
 
 def _valid_from_now(directory: Path, ca: x509.Certificate, days: int) -> x509.CertificateBuilder:
@@ -224,6 +253,8 @@ def revoke(certificate: Path, into: Path) -> bool:
         TlsError: no certificate, a CA's, or the list cannot be read or written.
 
     """
+    if certificate.is_dir():
+        raise TlsError(f"{certificate}: a folder; give a certificate file, as in {certificate / 'NAME.crt'}")
     told = describe(certificate)
     if told.is_ca:
         raise TlsError(

@@ -275,7 +275,7 @@ class Reader:
             if not is_whole and len(data) == MAX_LINE_BYTES:
                 while (rest := self._stream.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
                     pass
-                raise ValueError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB; no recording of ours")
+                raise ValueError(f"{where}: longer than {MAX_LINE_BYTES >> 20} MiB; no whitepanda recording")
             try:
                 return _checked(_lines.decode(data))
             except ValueError as error:

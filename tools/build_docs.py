@@ -22,7 +22,7 @@ OUR_MARK = "objects.inv"  # what Sphinx leaves in each site of its own
 def build(docs: Path, out: Path) -> int:
     """Make the site of a folder of pages; the exit code of what failed, else 0."""
     if out.exists() and any(out.iterdir()) and not (out / OUR_MARK).exists():
-        print(f"build_docs: {out} is not empty and no site of ours; name another folder", file=sys.stderr)
+        print(f"build_docs: {out} is not empty and no whitepanda site; name another folder", file=sys.stderr)
         return 2
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=out.parent) as work:

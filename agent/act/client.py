@@ -39,6 +39,11 @@ def ask(path: Path, request: Request) -> Answer:
         if error.errno in (errno.EACCES, errno.EPERM):
             remedy = f"become root, or join the group that owns it (ls -l {path})"
             raise UnavailableError(f"no permission for {path}: {remedy}") from error
+        if error.errno == errno.ECONNREFUSED and not path.is_socket():
+            what = "a folder" if path.is_dir() else "a file"
+            raise UnavailableError(
+                f"{path} is {what} and no socket; give the service's with --socket"
+            ) from error
         remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
         raise UnavailableError(f"no service answers at {path}: {remedy}") from error
     except msgspec.DecodeError as error:

@@ -125,8 +125,8 @@ def apply(
         got = f"; --{others[0]} is of another action" if others else ""
         raise InputError(f"{action} needs --{unit}{got}")
     for option, value in ((unit, amount), ("seconds", seconds)):
-        if not math.isfinite(value):
-            raise InputError(f"--{option} must be a finite number (value {value})")
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"--{option} must be a finite number above 0 (value {value:g})")
     request = Apply(action=wanted, vm=vm, amount=amount, seconds=seconds, victim=victim, why=why)
     _show(ask(_find(socket, config), request), json=json)
 

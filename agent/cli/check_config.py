@@ -21,6 +21,7 @@ from whitepanda.common.errors import ConfigError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.private_files import read_secret
 from whitepanda.common.tls import TlsFiles, problems
+from whitepanda.common.tls import warnings as doubts
 
 __all__ = ["check_config"]
 
@@ -49,8 +50,9 @@ def check_config(
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Says all that is wrong at once. Warns of files in them that are missing, of TLS and secret files that will not do,
-    and of passwords that everybody may read.
+    Says all that is wrong at once. Central's TLS files and list of revoked serials must do. Warns of other files in
+    them that are missing, of an agent's TLS files and secret files that will not do, and of passwords that everybody
+    may read.
     """
     results = [_check(file) for file in files]
     if json:
@@ -95,6 +97,8 @@ def _check(file: Path) -> _Result:
             *_open_secrets(config, "", file.stat().st_mode),
         ]
         result.warnings = [f"{file}: {warning}" for warning in warnings]
+        if hasattr(config, "file_problems"):
+            result.errors = [f"{file}: {problem}" for problem in config.file_problems()]
         if isinstance(config, AgentConfig):
             _check_scenario(config.sources.simulated)
     except ConfigError as error:
@@ -119,7 +123,7 @@ def _kind_of(file: Path) -> metadata.EntryPoint:
             return point
     known = " or ".join(f"[{p.name}]" for p in kinds)
     has = ", ".join(f"[{name}]" for name in tables) or "none"
-    raise ConfigError(f"{file}: not a configuration of ours: it needs a table {known} (it has {has})")
+    raise ConfigError(f"{file}: not a whitepanda configuration: it needs a table {known} (it has {has})")
 
 
 def _loader(point: metadata.EntryPoint, file: Path) -> Callable[[Path], Any]:
@@ -184,13 +188,17 @@ def _has_password(url: str) -> bool:
 
 
 def _tls_problems(section: Any, where: str, *, server: bool) -> Iterator[str]:
-    """Walk the settings; tell what is wrong with TLS files. What connects nowhere and serves nobody needs none."""
+    """Walk the settings; tell what is wrong with TLS files. What connects nowhere and serves nobody needs none.
+
+    An agent measures without them, so all of it is a warning; of central's, what it would not start with is an error.
+    """
+    told = doubts if server else problems
     for key, value in msgspec.structs.asdict(section).items():
         name = f"{where}.{key}".lstrip(".")
         if isinstance(value, TlsFiles):
             listens = getattr(section, "listen", None)
             is_wanted = getattr(section, "address", None) != "" if listens is None else False
             if value != TlsFiles() or is_wanted:
-                yield from problems(value, server=server or listens is not None, prefix=name)
+                yield from told(value, server=server or listens is not None, prefix=name)
         elif isinstance(value, msgspec.Struct):
             yield from _tls_problems(value, name, server=server)

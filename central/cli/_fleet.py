@@ -10,7 +10,7 @@ import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.common.fleets import Asked
-from whitepanda.common.tls import TlsFiles, channel_credentials, not_grpc, warnings
+from whitepanda.common.tls import TlsFiles, channel_credentials, is_of_another_ca, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Asks", "asking", "explained"]
@@ -70,6 +70,9 @@ def _unavailable(where: str, details: str, files: TlsFiles) -> WhitepandaError:
         return UnavailableError(f"{where}: {details}")
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
+    if is_of_another_ca(details):
+        remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"
+        return TlsError(f"the certificate of {where} is not of the CA in {files.ca}; {remedy}")
     if "verif" in lower or "peer name" in lower:
         remedy = "see --ca and --server-name"
         return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca, renew, revoke
+from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
@@ -137,7 +137,7 @@ def revoke_(
 ) -> None:
     """Add certificates to the list of serials that central refuses (central.revoked_serials)."""
     for certificate in certificates:
-        file = into or certificate.parent / "revoked.txt"
+        file = into or certificate.parent / REVOKED
         is_new = revoke(certificate, file)
         what = "goes to central, as central.revoked_serials names it" if is_new else "has it already"
         console.print(f"{certificate}: serial {describe(certificate).serial}; {file} {what}", soft_wrap=True)

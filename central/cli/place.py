@@ -111,6 +111,8 @@ def place(
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
     if central or fleet or ((job or loading) and vms is None and hosts is None):
         _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
+        if job and loading:
+            raise InputError("--job and --loading: name the VM's job or its loading, not both")
         asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         with asking(asked, _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)

@@ -54,7 +54,7 @@ class Checkpoint:
             OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error,
         ):  # fmt: skip
             self._tell(
-                f"warning: {self.path}: is no checkpoint of ours and left alone; this fit cannot go on if stopped"
+                f"warning: {self.path}: is no whitepanda checkpoint and left alone; this fit cannot go on if stopped"
             )
             self.path = None
             return []

@@ -88,7 +88,7 @@ def test_a_tool_ends_in_one_line_with_the_remedy(
         "ca": (
             TlsFiles(ca=foreign.ca, certificate=foreign.certificate, key=foreign.key),
             5,
-            f"the certificate of central {central.address} does not verify",
+            f"the certificate of central {central.address} is not of the CA in",
         ),
         "key": (
             TlsFiles(ca=importer.ca, certificate=importer.certificate, key=other.key),

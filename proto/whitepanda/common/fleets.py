@@ -79,7 +79,7 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
         sources.append(_profile(os.environ.get(FLEET, "")))
     found = next((source for source in sources if source.central), None)
     if found is None:
-        ways = f"give --central HOST:PORT or --fleet NAME, set {CENTRAL}, or write {_user_file()}"
+        ways = f"give --central HOST:PORT or --fleet NAME, set {CENTRAL}, or write {_user_file()} or {ETC}"
         raise InputError(f"no central is named: {ways}")
     if found in (flags, environment):  # a file's is looked at as it is read
         _check_address(found.central, "--central" if found is flags else CENTRAL)
@@ -107,6 +107,11 @@ def _is_enough(sources: Sequence[Fleet]) -> bool:
 
 
 def _check_address(central: str, name: str) -> None:
+    scheme, has_scheme, rest = central.partition("://")
+    if has_scheme:
+        raise InputError(
+            f"{name} must be host:port without {scheme}:// (value {central!r}); give {rest.rstrip('/')}"
+        )
     host, _, port = central.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
         raise InputError(f"{name} must be host:port (value {central!r})")  # gRPC would take another port
@@ -118,19 +123,25 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
             return str(given)
         if source.tls:
             name = "ca" if field == "ca" else sources[0].name or source.name or _OPERATOR
-            return _in_folder(Path(source.tls), name + ending)
+            return _in_folder(Path(source.tls), name + ending, _said_by(source, sources[0]))
     raise TlsError(
         f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
         "or give --ca, --cert and --key"
     )
 
 
-def _in_folder(folder: Path, name: str) -> str:
+def _said_by(source: Fleet, flags: Fleet) -> str:
+    if source is flags:
+        return "--tls"
+    return TLS if source.tls == os.environ.get(TLS) else "tls of the fleet"
+
+
+def _in_folder(folder: Path, name: str, said_by: str) -> str:
     try:
         (folder / name).open("rb").close()
     except OSError as error:
         remedy = "make it with `whitepanda pki`, or give --ca, --cert and --key"
-        raise TlsError(f"--tls: cannot read {folder / name}: {error.strerror}; {remedy}") from error
+        raise TlsError(f"{said_by}: cannot read {folder / name}: {error.strerror}; {remedy}") from error
     return str(folder / name)
 
 
@@ -138,12 +149,21 @@ def _profile(name: str) -> Fleet:
     """Return the fleet of that name, else the default one: of the user's file, else of the host's."""
     files = [file for file in (_user_file(), ETC) if os.path.lexists(file)]
     known: list[str] = []
+    undecided = ""
     for file in files:
         read = load_toml(file, _Profile, check=_problems)
         known += read.fleets
         wanted = name or read.default or (next(iter(read.fleets)) if len(read.fleets) == 1 else "")
         if wanted in read.fleets:
             return _absolute(read.fleets[wanted], file.parent)
+        if read.fleets and not undecided:
+            first = next(iter(read.fleets))
+            undecided = (
+                f"{file} has fleets {', '.join(read.fleets)} and no default: --fleet {first}, or "
+                f'default = "{first}" there'
+            )
+    if not name and undecided:
+        raise InputError(undecided)
     if not name:
         return Fleet()
     where = " and ".join(map(str, files)) or f"{_user_file()}, which is not there"

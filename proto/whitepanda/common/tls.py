@@ -26,6 +26,7 @@ __all__ = [
     "OwnCertificate",
     "TlsFiles",
     "channel_credentials",
+    "is_of_another_ca",
     "not_grpc",
     "peer_names",
     "peer_serial",
@@ -175,6 +176,12 @@ def not_grpc(details: str) -> str:
     return (
         f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
     )
+
+
+def is_of_another_ca(details: str) -> bool:
+    """Whether the handshake failed because the other side's certificate is not of our CA, by OpenSSL's words."""
+    details = details.lower().replace("-", " ")
+    return "unable to get local issuer certificate" in details or "self signed certificate" in details
 
 
 def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:

@@ -251,7 +251,15 @@ async def test_the_commands(short, monkeypatch, capsys):
         (("apply", "rm", VM, "--cores", "1"), "ACTION must be one of cap-cpu, limit-bandwidth, limit-cache"),
         (("apply", "cap-cpu", VM), "cap-cpu needs --cores"),
         (("apply", "cap-cpu", VM, "--cores", "1", "--ways", "2"), "--ways is of another action"),
-        (("apply", "cap-cpu", VM, "--cores", "nan"), "--cores must be a finite number (value nan)"),
+        (("apply", "cap-cpu", VM, "--cores", "nan"), "--cores must be a finite number above 0 (value nan)"),
+        (
+            ("apply", "cap-cpu", "nosuch", "--cores", "-3"),
+            "--cores must be a finite number above 0 (value -3)",
+        ),
+        (
+            ("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "0"),
+            "--seconds must be a finite number above 0",
+        ),
         (("apply", "cap-cpu", VM, "--cores", "1", "--seconds", "inf"), "--seconds must be a finite number"),
         (("undo", "0"), "NUMBER must be an action's number, or all"),
         (("undo", "x"), "NUMBER must be an action's number, or all"),

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from agent.cli import check_config as command
 from central.pki import issue, make_ca
 from whitepanda.common import cli
+from whitepanda.common.tls import TlsFiles
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_file_of_another_program_is_told_apart(run, write, text, has):
     assert code == 2
     assert (
         err
-        == f"error: x.toml: not a configuration of ours: it needs a table [agent] or [central] (it has {has})\n"
+        == f"error: x.toml: not a whitepanda configuration: it needs a table [agent] or [central] (it has {has})\n"
     )
 
 
@@ -212,10 +213,10 @@ def test_tls_files_that_will_not_do_are_warned_of(run, write, pki):
     write("a.toml", "[agent]\n[uplink.tls]\n" + tls_table(central))  # each has the other's
     write("c.toml", "[central]\n[central.tls]\n" + tls_table(host))
     code, out, err = run("a.toml", "c.toml")
-    assert (code, out) == (0, "a.toml: ok (agent)\nc.toml: ok (central)\n")
+    assert (code, out) == (2, "a.toml: ok (agent)\n")  # an agent measures without; central does not start
     first, second = err.splitlines()
     assert first.startswith(f"warning: a.toml: uplink.tls.certificate: {central.certificate} ")
-    assert second.startswith(f"warning: c.toml: central.tls.certificate: {host.certificate} ")
+    assert second.startswith(f"error: c.toml: central.tls.certificate: {host.certificate} ")
 
 
 def test_tls_files_that_are_needed_and_not_set_are_warned_of(run, write):
@@ -235,13 +236,36 @@ def test_files_of_sources_that_are_off_are_not_asked_for(run, write):
 
 def test_centrals_tls_files_too(run, write):
     write("c.toml", "[central]\n[central.tls]\nca = 'x.pem'\ncertificate = 'y.pem'\nkey = 'z.pem'\n")
-    code, _, err = run("c.toml")
-    assert code == 0
+    code, out, err = run("c.toml")
+    assert (code, out) == (2, "")
     assert [line.split(":")[2].strip() for line in err.splitlines()] == [
         "central.tls.ca",
         "central.tls.certificate",
         "central.tls.key",
     ]
+
+
+def test_centrals_doubts_are_warnings(run, write, pki, tmp_path):
+    make_ca(tmp_path / "other")
+    central = pki[1]
+    other = TlsFiles(ca=str(tmp_path / "other" / "ca.crt"), certificate=central.certificate, key=central.key)
+    write("c.toml", "[central]\n[central.tls]\n" + tls_table(other))
+    code, out, err = run("c.toml")
+    assert (code, out) == (0, "c.toml: ok (central)\n")
+    assert err.startswith("warning: c.toml: central.tls.certificate: ") and err.count("\n") == 1
+
+
+def test_a_list_of_revoked_serials_that_central_would_refuse_is_an_error(run, write):
+    write("c.toml", "[central]\nrevoked_serials = 'revoked.txt'\n")
+    code, out, err = run("c.toml")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: c.toml: central.revoked_serials: revoked.txt: cannot read the list")
+    write("revoked.txt", "1a2b\nnode7\n")
+    code, _, err = run("c.toml")
+    assert code == 2
+    assert "central.revoked_serials: revoked.txt, line 2: not a serial number" in err
+    write("revoked.txt", "1a2b\n")
+    assert run("c.toml") == (0, "c.toml: ok (central)\n", "")
 
 
 def test_json(run, write):

@@ -372,6 +372,14 @@ def test_no_agent_is_one_line_with_the_remedy(run, tmp_path):
     assert run("explain", "x", "--socket", str(path)) == (4, "", message)
 
 
+def test_what_is_no_socket_is_named(run, tmp_path):
+    (tmp_path / "file").touch()
+    for path, what in ((tmp_path, "a folder"), (tmp_path / "file", "a file")):
+        for command, whose in ((["vms"], "agent"), (["act", "list"], "service")):
+            message = f"error: {path} is {what} and no socket; give the {whose}'s with --socket\n"
+            assert run(*command, "--socket", str(path)) == (4, "", message)
+
+
 def test_a_closed_door_is_named(run, tmp_path, monkeypatch):
     """Root passes every door, so the kernel's answer is played."""
 

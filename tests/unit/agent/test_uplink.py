@@ -592,7 +592,7 @@ async def test_certificates_that_do_not_fit_are_one_clear_line(tmp_path, central
     foreign = issue(stranger, "host-1")
     good = central.client("host-1")
     cases = {
-        "does not verify": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
+        "is not of the CA in": {"tls": TlsFiles(ca=foreign.ca, certificate=good.certificate, key=good.key)},
         "does not name": {"server_name": "elsewhere.example"},
         "cannot read": {
             "tls": TlsFiles(ca=str(tmp_path / "no.crt"), certificate=good.certificate, key=good.key)
@@ -697,6 +697,15 @@ def test_a_connection_that_breaks_off_before_central_spoke_may_be_our_certificat
     outage = stream_module.explain("c:1", unavailable, "Socket closed", heard=True, certificate="/t/h.crt")
     assert outage.message == "central c:1 is away: unavailable: Socket closed"
     assert not outage.broke_off
+    details = (
+        "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get"
+    )
+    outage = stream_module.explain("c:1", unavailable, details + " local issuer certificate", ca="/t/ca.crt")
+    assert outage.message == (
+        "the certificate of central c:1 is not of the CA in /t/ca.crt; is it of another fleet? Give the CA that issued "
+        "it (uplink.tls.ca), or another address"
+    )
+    assert (outage.refused, outage.is_tls, outage.broke_off) == (True, True, False)
     tool = stream_module.explain("c:1", unavailable, "Peer name c is not in peer certificate", is_tool=True)
     assert "set --server-name to a name in it" in tool.message
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import central.pki as pki_module
 from central.cli.pki import app
-from central.pki import describe, issue, make_ca, renew
+from central.pki import describe, issue, make_ca, renew, revoke
 from central.revoked import read_serials
 from whitepanda.common.errors import TlsError
 
@@ -320,8 +320,10 @@ def test_what_cannot_be_renewed_is_left_alone(tmp_path):
     make_ca(tmp_path)
     issue(tmp_path, "h")
     before = (tmp_path / "h.crt").read_bytes()
-    with pytest.raises(TlsError, match=r"none\.crt: cannot read: No such file"):
+    with pytest.raises(TlsError, match=r": no certificate of 'none'; there are h$"):
         renew(tmp_path, "none")
+    with pytest.raises(TlsError, match=r": give the name without \.crt \(h\)$"):
+        renew(tmp_path, "h.crt")
     with pytest.raises(TlsError, match=r"not 'ca' \(value 'ca'\)"):
         renew(tmp_path, "ca")
     with pytest.raises(TlsError, match="days must be"):
@@ -335,6 +337,28 @@ def test_what_cannot_be_renewed_is_left_alone(tmp_path):
     with pytest.raises(TlsError, match=r"ca\.key: not an unencrypted PEM"):
         renew(tmp_path, "h")
     assert (tmp_path / "h.crt").read_bytes() == before
+
+
+def test_a_revoked_certificate_is_not_renewed_with_its_key(tmp_path):
+    make_ca(tmp_path)
+    issue(tmp_path, "h")
+    issue(tmp_path, "other")
+    before = (tmp_path / "h.crt").read_bytes()
+    revoke(tmp_path / "h.crt", tmp_path / "revoked.txt")
+    with pytest.raises(
+        TlsError, match=r"h\.crt: revoked .* make a new key with `whitepanda pki host --force`$"
+    ):
+        renew(tmp_path, "h")
+    assert (tmp_path / "h.crt").read_bytes() == before
+    renew(tmp_path, "other")
+    issue(tmp_path, "h", force=True)
+    renew(tmp_path, "h")
+
+
+def test_a_folder_is_no_certificate_to_revoke(tmp_path):
+    with pytest.raises(TlsError, match=r": a folder; give a certificate file, as in .*/NAME\.crt$"):
+        revoke(tmp_path, tmp_path / "revoked.txt")
+    assert not (tmp_path / "revoked.txt").exists()
 
 
 def test_the_commands_renew_and_revoke(tmp_path):

@@ -234,6 +234,11 @@ def test_what_is_for_files_is_refused_for_the_live_fleet(option, value):
         run("--central", "127.0.0.1:1", "--job", "web", option, *([value] if value else []))
 
 
+def test_the_vm_of_the_live_fleet_is_named_once():
+    with pytest.raises(InputError, match="name the VM's job or its loading, not both"):
+        run("--job", "web", "--loading", "cpu=5")
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -105,7 +105,7 @@ def test_a_file_that_is_not_ours_is_left_alone(content, tmp_path):
     checkpoint.remove()
     assert (tmp_path / "m.partial").read_bytes() == content
     assert [line.partition("partial: ")[2] for line in said] == [
-        "is no checkpoint of ours and left alone; this fit cannot go on if stopped"
+        "is no whitepanda checkpoint and left alone; this fit cannot go on if stopped"
     ]
 
 

@@ -27,7 +27,7 @@ def places(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setattr(fleets, "ETC", tmp_path / "etc.toml")
-    monkeypatch.setattr(fleets, "_in_folder", lambda folder, name: f"{folder}/{name}")
+    monkeypatch.setattr(fleets, "_in_folder", lambda folder, name, _said_by: f"{folder}/{name}")
     (tmp_path / "whitepanda").mkdir()
     return tmp_path / "whitepanda"
 
@@ -80,15 +80,22 @@ def test_the_only_fleet_is_the_default_and_of_several_none_is_guessed(places):
     assert resolve(Fleet()).central == "a:1"
     assert not resolve(Fleet()).files.ca.startswith("~")
     (places / "config.toml").write_text("[fleets.a]\ncentral = 'a:1'\n[fleets.b]\ncentral = 'b:1'\n")
-    with pytest.raises(
-        InputError, match="no central is named: give --central HOST:PORT or --fleet NAME, set"
-    ):
+    with pytest.raises(InputError) as refused:
         resolve(Fleet(tls="/t"))
+    assert str(refused.value) == (
+        f'{places}/config.toml has fleets a, b and no default: --fleet a, or default = "a" there'
+    )
+    fleets.ETC.write_text("[fleets.c]\ncentral = 'c:1'\ntls = '/c'\n")
+    assert resolve(Fleet()).central == "c:1"
 
 
 def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
-    with pytest.raises(InputError, match=r"no central is named: .* or write .*config\.toml"):
+    with pytest.raises(
+        InputError, match=rf"no central is named: .* or write .*config\.toml or {fleets.ETC}$"
+    ):
         resolve(Fleet(tls="/t"))
+    with pytest.raises(InputError, match=r"^--central must be host:port without http:// \(.*\); give c:1$"):
+        resolve(Fleet(central="http://c:1/", tls="/t"))
     with pytest.raises(
         TlsError, match=r"no TLS files are named: give --tls DIR .*, set WHITEPANDA_TLS, write"
     ):
@@ -98,6 +105,19 @@ def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
     monkeypatch.setenv(fleets.CENTRAL, "here")
     with pytest.raises(InputError, match=r"^WHITEPANDA_CENTRAL must be host:port \(value 'here'\)$"):
         resolve(Fleet(tls="/t"))
+
+
+def test_a_folder_without_the_files_is_blamed_on_whoever_named_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv(fleets.TLS, "/nope")
+    with pytest.raises(TlsError, match=r"^WHITEPANDA_TLS: cannot read /nope/ca\.crt: No such file"):
+        resolve(Fleet(central="c:1"))
+    with pytest.raises(TlsError, match=r"^--tls: cannot read /none/ca\.crt"):
+        resolve(Fleet(central="c:1", tls="/none"))
+    (tmp_path / "whitepanda").mkdir()
+    (tmp_path / "whitepanda" / "config.toml").write_text("[fleets.a]\ncentral = 'a:1'\ntls = '/gone'\n")
+    with pytest.raises(TlsError, match=r"^tls of the fleet: cannot read /gone/ca\.crt"):
+        resolve(Fleet(), "a")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_other_peoples_folders_are_not_written_over(tmp_path):
     (tmp_path / "letter").write_text("dear")
     code, _, wrong = build(DOCS, tmp_path)
     assert code == 2
-    assert wrong == f"build_docs: {tmp_path} is not empty and no site of ours; name another folder\n"
+    assert wrong == f"build_docs: {tmp_path} is not empty and no whitepanda site; name another folder\n"
     code, _, wrong = build(tmp_path, tmp_path / "site")
     assert (code, wrong) == (2, f"build_docs: {tmp_path} has no index.md\n")
 
