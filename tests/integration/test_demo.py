@@ -105,7 +105,7 @@ def test_a_signal_ends_the_demo_and_everything_it_started(short_tmp: Path, numbe
         assert len(children_of_demos(str(short_tmp))) == 5
         time.sleep(1.0)
         running.send_signal(number)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=60)
     finally:
         running.kill()
         running.wait()
@@ -168,7 +168,7 @@ def test_who_stays_has_the_page_and_the_live_view_until_ctrl_c(short_tmp: Path) 
         )
         assert len(json.loads(told.stdout)["vms"]) > 5
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=20)
+        _, err = running.communicate(timeout=60)
     finally:
         running.kill()
         running.wait()
