@@ -369,6 +369,12 @@ def test_the_strongest_culprit_comes_first_and_the_host_blames_whom_most_victims
     assert host.it.hurt_by("c") == ("mq",)
 
 
+def test_of_those_that_both_found_the_hosts_strongest_comes_first():
+    scored = [suspect("high", 3.0), suspect("lower", 1.0)]
+    host = Host(Own(web=("victim", SURE, ("lower", "high"))), Fleet(scored=scored))
+    assert [one.uuid for one in host.tick().suspects] == ["lower", "high"]
+
+
 def test_nobody_is_blamed_against_whom_nothing_speaks():
     host = Host(Own(web=("victim", SURE, ())), Fleet(scored=[suspect("nice", -1.0), suspect("odd")]))
     held = host.tick()
@@ -477,7 +483,7 @@ estimates = st.one_of(
 by_cpi = st.builds(lambda *ends: Degradation(*ends, model="cpi"), ratios, ratios, ratios)
 culprits = st.lists(st.sampled_from([*NAMES, "gone"]), max_size=4, unique=True).map(tuple)
 behaviours = st.sampled_from(["unknown", "steady", "inflicting", "victim", "victim"])
-owns = st.dictionaries(st.sampled_from(NAMES), st.tuples(behaviours, estimates, culprits)).map(
+owns = st.fixed_dictionaries(dict.fromkeys(NAMES, st.tuples(behaviours, estimates, culprits))).map(
     lambda finds: Own(**finds)
 )
 scores = st.one_of(st.none(), st.floats(-3, 9))
@@ -572,7 +578,7 @@ class NoCoefficients:
     finds=st.lists(
         st.tuples(st.one_of(st.none(), owns), st.one_of(st.none(), fleets())), min_size=1, max_size=3
     ),
-    present=st.integers(1, len(NAMES)),
+    present=st.sampled_from([1, 3, 5, 5]),
     alert=st.lists(st.booleans(), min_size=len(NAMES), max_size=len(NAMES)),
     states=st.lists(
         st.sampled_from(["running", "running", "running", "paused"]), min_size=len(NAMES), max_size=len(NAMES)
@@ -667,6 +673,8 @@ def test_suspects_are_ranked_by_how_much_speaks_against_them(own, fleet):
         assert {one.uuid for one in held.suspects} == known - {uuid}
         kinds = [(one.inflicts, (one.score or 0) > 0) for one in held.suspects]
         assert kinds == sorted(kinds, reverse=True)
+        both = [one.uuid for one in held.suspects if one.inflicts and (one.score or 0) > 0]
+        assert both == [one for one in found if one in both]
         by_host = [one.uuid for one in held.suspects if one.inflicts and not (one.score or 0) > 0]
         assert by_host == [one for one in found if one in by_host]
         by_score = [one.score for one in held.suspects if not one.inflicts and (one.score or 0) > 0]
