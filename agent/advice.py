@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from agent.analysis.actions import recommend
+from agent.analysis.actions import pursued, recommend
 from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.coefficients import Coefficient
@@ -53,7 +53,7 @@ class Advisor:
         vms = self._vms()
         now, by_fleet = trigger.unix_ns, "fleet" in trigger.found_by
         situation = Situation(
-            victims=tuple(self._reported(v, vms) for v in trigger.victims),
+            victims=(self._reported(trigger.victims[0], vms),),  # help for one helps the others
             suspects=self._suspects(trigger.suspects, vms, now),
             mn_cpi=_known(trigger.mn_cpi) if by_fleet else None,
             mn_cpi_threshold=_known(trigger.mn_cpi_threshold) if by_fleet else None,
@@ -61,7 +61,7 @@ class Advisor:
             is_cut=any(is_cut(v.n_cpi) for v in trigger.victims),
             host=self._host,
         )
-        return replace(trigger, recommendations=recommend(situation))
+        return replace(trigger, recommendations=recommend(_with_facts(situation, vms)))
 
     def for_vm(self, uuid: str) -> tuple[Recommendation, ...]:
         """Return what could be done for a victim, or against a VM that others are victims of; else ().
@@ -80,7 +80,7 @@ class Advisor:
     def _for_victim(self, uuid: str, vms: Mapping[str, VmView]) -> tuple[Recommendation, ...]:
         vm, decisions, analysis = vms.get(uuid), self._state.decisions, self._state.analysis
         decision = decisions.vm(uuid) if decisions is not None else None
-        if vm is None or decision is None or decision.verdict != "victim":
+        if vm is None or decisions is None or decision is None or decision.verdict != "victim":
             return ()
         slot = analysis.slot(uuid) if analysis is not None else None
         is_triggered = "fleet" in decision.found_by and analysis is not None
@@ -97,56 +97,47 @@ class Advisor:
         )
         situation = Situation(
             victims=(victim,),
-            suspects=self._suspects(decision.suspects, vms, self._state.host().now_unix_ns),
+            suspects=self._suspects(decisions.suspects(uuid), vms, self._state.host().now_unix_ns),
             mn_cpi=analysis.mn_cpi if is_triggered and analysis is not None else None,
             mn_cpi_threshold=analysis.mn_cpi_threshold if is_triggered and analysis is not None else None,
             is_cut=slot is not None and slot.n_cpi is not None and is_cut(slot.n_cpi),
             host=self._host,
         )
-        return recommend(situation)
+        return recommend(_with_facts(situation, vms))
 
     def _vms(self) -> dict[str, VmView]:
-        return {vm.uuid: vm for vm in self._state.vms(_METRICS)}
+        return {vm.uuid: vm for vm in self._state.vms(_NEEDED)}
 
     # --- suspects and victims ---
 
     def _suspects(
         self, ranked: Sequence[SuspectView], vms: Mapping[str, VmView], now_unix_ns: int
     ) -> tuple[Suspect, ...]:
-        """Return what is known of suspects, in their order."""
-        totals = _sum(vms, _LLC), _sum(vms, _MEMORY)
-        return tuple(self._suspect(one, vms, totals, now_unix_ns) for one in ranked[:_SUSPECTS])
-
-    def _suspect(
-        self, one: SuspectView, vms: Mapping[str, VmView], totals: tuple[float, float], now_unix_ns: int
-    ) -> Suspect:
-        view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
-        error = known.standard_error if known is not None else None
+        """Return what speaks for and against suspects, in their order."""
         cloud_white = self._state.cloud_white
-        behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
-        inflicts = one.inflicts or behaviour == "inflicting"
-        # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
-        cores = _value(view, "cpu_usage_cores") if inflicts and one.score is None else None
-        return Suspect(
-            one.uuid,
-            one.name,
-            one.job,
-            one.cpu_usage_cores if cores is None else cores,
-            vcpus=view.vcpus if view else None,
-            coefficient=known.value if known else None,
-            standard_error=error or None,  # central of an older version sends 0 for what it does not know
-            score=one.score,
-            llc_bytes=_value(view, _LLC),
-            all_llc_bytes=totals[0],
-            memory_bytes_per_s=_value(view, _MEMORY),
-            all_memory_bytes_per_s=totals[1],
-            has_quota=view is not None and view.quota_cores is not None and view.quota_cores < view.vcpus,
-            manager=view.manager if view else "",
-            vmid=view.vmid if view else "",
-            has_own_group=view is not None and view.quota_cores is not None,
-            inflicts=inflicts,
-            is_cleared=not inflicts and behaviour in ("steady", "victim"),
-        )
+        suspects = []
+        for one in ranked:
+            behaviour = cloud_white.behaviour(one.uuid) if cloud_white is not None else "unknown"
+            inflicts = one.inflicts or behaviour == "inflicting"
+            view, known = vms.get(one.uuid), self._store.coefficient(one.job, now_unix_ns)
+            # What the host finds is of this moment: over the last slot a neighbour that has just begun used little.
+            cores = _value(view, _CORES) if view is not None and inflicts and one.score is None else None
+            suspects.append(
+                Suspect(
+                    one.uuid,
+                    one.name,
+                    one.job,
+                    one.cpu_usage_cores if cores is None else cores,
+                    coefficient=known.value if known else None,
+                    # Central of an older version sends 0 for what it does not know.
+                    standard_error=(known.standard_error or None) if known else None,
+                    score=one.score,
+                    inflicts=inflicts,
+                    is_cleared=not inflicts and behaviour in ("steady", "victim"),
+                    manager="",  # of one that is gone, or a control group
+                )
+            )
+        return tuple(suspects)
 
     def _reported(self, victim: TriggerVictim, vms: Mapping[str, VmView]) -> Victim:
         analysis, view = self._state.analysis, vms.get(victim.vm)
@@ -163,9 +154,8 @@ class Advisor:
         )
 
 
-_LLC, _MEMORY = "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
-_METRICS = frozenset({_LLC, _MEMORY, "cpu_usage_cores"})
-_SUSPECTS = 16  # the likeliest, that recommendations are made from
+_CORES, _LLC, _MEMORY = "cpu_usage_cores", "llc_occupancy_bytes", "memory_bandwidth_bytes_per_s"
+_NEEDED = (_CORES, _LLC, _MEMORY)
 
 
 def _known(value: float) -> float | None:
@@ -176,9 +166,35 @@ def _ratio(slow_down: Degradation | None) -> float | None:
     return slow_down.ratio if slow_down is not None and math.isfinite(slow_down.ratio) else None
 
 
-def _value(vm: VmView | None, name: str) -> float | None:
-    metrics = vm.metrics if vm else ()
-    return next((metric.value for metric in metrics if metric.name == name), None)
+def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:
+    """Add what is known of the VMs behind the few suspects that a recommendation can name: there may be a thousand."""
+    few = {suspect.vm for suspect in pursued(situation)}
+    if not few & vms.keys():
+        return situation
+    all_llc, all_memory = _sum(vms, _LLC), _sum(vms, _MEMORY)
+
+    def known(suspect: Suspect) -> Suspect:
+        view = vms.get(suspect.vm) if suspect.vm in few else None
+        if view is None:
+            return suspect
+        return replace(
+            suspect,
+            vcpus=view.vcpus,
+            llc_bytes=_value(view, _LLC),
+            all_llc_bytes=all_llc,
+            memory_bytes_per_s=_value(view, _MEMORY),
+            all_memory_bytes_per_s=all_memory,
+            has_quota=view.quota_cores is not None and view.quota_cores < view.vcpus,
+            manager=view.manager,
+            vmid=view.vmid,
+            has_own_group=view.quota_cores is not None,
+        )
+
+    return replace(situation, suspects=tuple(map(known, situation.suspects)))
+
+
+def _value(vm: VmView, name: str) -> float | None:
+    return next((metric.value for metric in vm.metrics if metric.name == name), None)
 
 
 def _sum(vms: Mapping[str, VmView], name: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent.analysis.antagonists import CERTAIN_MN_CPI
-from whitepanda.common.config import Range, address_problem, load_toml, out_of_range
-from whitepanda.common.errors import ConfigError
+from whitepanda.common.config import Range, address_problem, load_toml
 from whitepanda.common.tls import TlsFiles
 
 __all__ = ["RANGES", "ActSection", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
@@ -227,9 +226,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Antagonists on the host, from central's statistics and coefficients."""
 
     trigger: Literal["noise_scaled", "paper"] = "noise_scaled"  # by the host's own noise, or the paper's rule
-    victim_slots: int = (
-        3  # of paper, and of noise_scaled's first hour: consecutive slots with a victim before it fires
-    )
+    victim_slots: int = 3  # slots in a row with a victim before paper, or noise_scaled's first hour, fires
     mn_cpi_percentile: float = 99.0  # of paper: of this host's own history
     mn_cpi_floor: float = 1.0  # of paper, the least threshold; in noise_scaled's first hour, the least rise
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
@@ -279,9 +276,7 @@ class JobRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str  # name of the job; may use the groups of the pattern
     fact: str = "name"  # "name", or a fact such as "nova:flavor", "nova:project", "title"
     latency_sensitive: bool = False  # by the fleet's statistics such VMs can suffer, others are suspects
-    alert: bool | None = (
-        None  # whether its VMs can be victims, or only affected; without = as latency_sensitive
-    )
+    alert: bool | None = None  # its VMs can be victims, not only affected; without = as latency_sensitive
     owner: str = ""  # whose VM it is, made as the job; "" = Nova's project, where there is one
     workers: int | None = None  # requests served at once, 1 to 4096; without = learnt, or one per vCPU
 
@@ -303,13 +298,10 @@ def load(path: Path) -> AgentConfig:
     """Read and check an agent's configuration.
 
     Raises:
-        ConfigError: names the file, the key, its value and the remedy.
+        ConfigError: names of each problem the file, the key, its value and the remedy.
 
     """
-    config = without_real_sources(load_toml(path, AgentConfig))
-    for problem in _problems(config):
-        raise ConfigError(f"{path}: {problem}")
-    return config
+    return without_real_sources(load_toml(path, AgentConfig, RANGES, _problems))
 
 
 def without_real_sources(config: AgentConfig) -> AgentConfig:
@@ -326,37 +318,33 @@ def without_real_sources(config: AgentConfig) -> AgentConfig:
     return msgspec.structs.replace(config, sources=msgspec.structs.replace(sources, **off))
 
 
-def _problems(config: AgentConfig) -> list[str]:
-    agent, uplink = config.agent, config.uplink
-    found = [*out_of_range(config, RANGES), *_name_problems(agent), *_act_problems(config.act)]
-    if found:
-        return found  # what follows is about values within their ranges
-    ratio = agent.window_s / agent.tick_s
-    if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
-        found.append(
-            f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
-        )
-    cloud_white = config.cloud_white
-    if cloud_white.baseline_disturbed_s < cloud_white.baseline_quiet_s:
-        found.append(
-            "cloud_white.baseline_disturbed_s must be at least baseline_quiet_s "
-            f"(value {cloud_white.baseline_disturbed_s})"
-        )
-    if uplink.reconnect_max_s < uplink.reconnect_min_s:
-        found.append(
-            f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
-        )
+def _problems(config: AgentConfig, wrong: Container[str]) -> Iterator[str]:
+    """Tell what the types and ranges let pass. `wrong`: keys of which something is said already."""
+    config = without_real_sources(config)
+    agent, uplink, cloud_white = config.agent, config.uplink, config.cloud_white
+    yield from _name_problems(agent)
+    yield from _act_problems(config.act)
+    if "agent.tick_s" not in wrong and "agent.window_s" not in wrong:
+        ratio = agent.window_s / agent.tick_s
+        if ratio < 1 or abs(ratio - round(ratio)) > 1e-6:  # noqa: PLR2004 - rounding of decimal fractions
+            yield f"agent.window_s must be a multiple of agent.tick_s {agent.tick_s} (value {agent.window_s})"
+    quiet_s, disturbed_s = cloud_white.baseline_quiet_s, cloud_white.baseline_disturbed_s
+    if disturbed_s < quiet_s and "cloud_white.baseline_quiet_s" not in wrong:
+        yield f"cloud_white.baseline_disturbed_s must be at least baseline_quiet_s (value {disturbed_s})"
+    if uplink.reconnect_max_s < uplink.reconnect_min_s and "uplink.reconnect_min_s" not in wrong:
+        yield f"uplink.reconnect_max_s must be at least reconnect_min_s (value {uplink.reconnect_max_s})"
     address = address_problem("uplink.address", uplink.address) if uplink.address else None
     if address:
-        found.append(address)
-    found += _metrics_problems(config.metrics)
+        yield address
+    yield from _metrics_problems(config.metrics)
     for key, mode, file in (
         ("simulated.scenario", config.sources.simulated.mode, config.sources.simulated.scenario),
         ("recorded.file", config.sources.recorded.mode, config.sources.recorded.file),
     ):
         if mode != "off" and not file:
-            found.append(f"sources.{key} must name a file when its source's mode is {mode!r}")
-    return [*found, *_source_problems(config.sources), *_rule_problems(config.jobs)]
+            yield f"sources.{key} must name a file when its source's mode is {mode!r}"
+    yield from _source_problems(config.sources)
+    yield from _rule_problems(config.jobs)
 
 
 def _source_problems(sources: Sources) -> Iterator[str]:

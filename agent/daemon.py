@@ -33,6 +33,7 @@ from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
+from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
     from agent.baseline_file import BaselineFile
@@ -506,6 +507,7 @@ class Daemon:
             max_bytes=section.spool_max_mib << 20,
             boot_id=self._boot_id,
         )
+        self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
         uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients)
         self.state.uplink = uplink.view
         task = asyncio.create_task(self._keep_running("uplink", uplink.run))
@@ -563,6 +565,8 @@ class Daemon:
         )
         await server.start()
         self._metrics = server
+        if section.tls.certificate:
+            self.state.certificates["metrics.tls"] = OwnCertificate(section.tls)
 
     def _on_refused_scrape(self) -> None:
         self.state.counters.refused_scrapes += 1  # the server calls it under its lock

@@ -65,7 +65,7 @@ class VmDecision:
     """What is held of one VM, and why.
 
     `since_ns`: monotonic, 0 where it is not known. `slow_down`, `found_by`, `suspects`: of a VM that suffers; suspects
-    are all that may be blamed, the likeliest first.
+    are those that inflict, or by the scores alone the first one, the likeliest first.
     """
 
     uuid: str
@@ -208,7 +208,7 @@ class Decisions:
                 one.since_ns,
                 one.slow_down,
                 one.found_by,
-                self._suspects(uuid, own.culprits),
+                self._named(uuid, own.culprits),
             )
         if not runs(one.vm.identity.state):
             return VmDecision(uuid, "unknown", "it does not run")
@@ -236,11 +236,13 @@ class Decisions:
             for one in victims:
                 culprits.update(self._own(one.uuid).culprits)
             blamed = [uuid for uuid, _ in culprits.most_common()]
-            # Nobody else: a victim is no suspect for itself, nor is who is on another socket than all victims.
+            # A victim is no suspect of what it suffers alone, nor is a VM that no victim can suffer from: on another
+            # socket than all of them. Who is blamed by no victim comes after those who are.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
-            suspects = (
-                tuple(one for one in self._suspects("", blamed) if one.uuid in theirs) if victims else ()
-            )
+            ranked = self._ranked("", blamed) if victims else ()
+            named = tuple(one for one in ranked if one.uuid in theirs)
+            others = (one for one in ranked if one.uuid not in theirs and (named or not one.is_blamed))
+            suspects = (*named, *others)
             self._host = HostDecision(tuple(victims), words["affected"], words["inflicting"], suspects)
         return self._host
 
@@ -276,32 +278,43 @@ class Decisions:
 
     # --- suspects ---
 
-    def _suspects(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
-        """Rank who may be blamed for what a VM suffers, "" for the host: first those that both analyses found.
+    def suspects(self, uuid: str) -> tuple[SuspectView, ...]:
+        """Return all that may be blamed for what a VM suffers, the likeliest first; () where it does not suffer."""
+        one = self._held.get(uuid)
+        return self._ranked(uuid, self._own(uuid).culprits) if one is not None and one.found_by else ()
 
-        Then those that the host itself found, the strongest first, then those with a score, then the others.
+    def _named(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
+        """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
+        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
+        if found or self.analysis is None:
+            return tuple(sorted(found, key=lambda one: not _has_score(one)))
+        first = self.analysis.first_suspect(uuid)
+        return (first,) if first is not None and first.is_blamed else ()
+
+    def _inflicting(self, culprit: str) -> SuspectView | None:
+        """Return a VM that the host itself found; None where it is gone."""
+        scored = self.analysis.suspect(culprit) if self.analysis is not None else None
+        if scored is not None:
+            return replace(scored, inflicts=True)
+        one = self._held.get(culprit)
+        if one is None:
+            return None
+        identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
+        cores = math.nan if isinstance(cores, Reason) else cores
+        known = (culprit, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
+        return SuspectView(*known, epoch=identity.epoch, inflicts=True)
+
+    def _ranked(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
+        """Rank who may be blamed for what a VM suffers, "" for the host.
+
+        First those that inflict, the strongest first, but those with a score too before them; then the others in the
+        order of their scores.
         """
+        found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
+        found.sort(key=lambda one: not _has_score(one))
+        listed = {uuid, *(one.uuid for one in found)}
         scored = self.analysis.suspects(uuid) if self.analysis is not None else ()
-        place = {culprit: at for at, culprit in enumerate(culprits)}
-        found = [
-            replace(one, inflicts=True) if one.uuid in place else one for one in scored if one.uuid != uuid
-        ]
-        listed = {one.uuid for one in found}
-        for culprit in culprits:
-            one = self._held.get(culprit)
-            if one is not None and culprit not in listed and culprit != uuid:
-                identity, cores = one.vm.identity, one.vm.rates.cpu_usage_cores
-                cores = math.nan if isinstance(cores, Reason) else cores
-                known = (culprit, identity.name, one.vm.job, cores, None, None, Reason.NO_COEFFICIENTS)
-                found.append(SuspectView(*known, epoch=identity.epoch, inflicts=True))
-
-        def likelihood(one: SuspectView) -> tuple[bool, bool, int]:
-            has_score = one.score is not None and one.score > 0
-            return (not one.inflicts, not has_score, place.get(one.uuid, 0))
-
-        return tuple(
-            sorted(found, key=likelihood)
-        )  # those of equal likelihood stay in the order of their scores
+        return (*found, *(one for one in scored if one.uuid not in listed))
 
     # --- reports to central ---
 
@@ -342,6 +355,10 @@ class Decisions:
 
 
 _SLOT_NS = 300 * 10**9
+
+
+def _has_score(one: SuspectView) -> bool:
+    return one.score is not None and one.score > 0
 
 
 def _nan(value: float | None) -> float:

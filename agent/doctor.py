@@ -6,11 +6,13 @@ Nothing here changes anything: sources are only probed, sockets connected to and
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import platform
 import shutil
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -21,7 +23,15 @@ from agent.findings import Check, State
 from collector.base import Reason
 from collector.identity import Inventory
 from collector.registry import SOURCES, SourceSpec, make_inventory
-from whitepanda.common.tls import TlsFiles, problems, warnings
+from whitepanda.common.tls import (
+    CERTIFICATE_CRITICAL_DAYS,
+    CERTIFICATE_WARN_DAYS,
+    OwnCertificate,
+    TlsFiles,
+    not_grpc,
+    problems,
+    warnings,
+)
 
 __all__ = ["Check", "examine"]
 
@@ -56,6 +66,7 @@ def examine(config: AgentConfig, file: Path | None, root: Path = Path("/")) -> I
     yield _ovs(root, config.sources.ovs)
     yield _state_dir(Path(config.agent.state_dir), required=file is not None)
     yield from _uplink(config.uplink)
+    yield from _certificates(config)
 
 
 # --- sources ---
@@ -288,6 +299,29 @@ def _uplink(uplink: UplinkSection) -> Iterator[Check]:
     yield central
 
 
+def _certificates(config: AgentConfig) -> Iterator[Check]:
+    """Say when the agent's own certificates expire. Not required: without them it measures and spools."""
+    used = (
+        ("uplink.tls", config.uplink.tls, config.uplink.address),
+        ("metrics.tls", config.metrics.tls, config.metrics.listen),
+    )
+    for setting, files, address in used:
+        expiry_s = OwnCertificate(files).expiry_unix_s() if address and files.certificate else None
+        if expiry_s is None:  # not used, or no certificate: the check of the files says why
+            continue
+        days = int((expiry_s - time.time()) // 86400)
+        when = f"{dt.datetime.fromtimestamp(expiry_s, dt.UTC):%Y-%m-%d %H:%M} UTC"
+        detail = (
+            f"{files.certificate} expired on {when}" if days < 0 else f"{files.certificate} expires on {when}"
+        )
+        state: State = "ok"
+        if days < CERTIFICATE_WARN_DAYS:
+            state = "missing" if days < CERTIFICATE_CRITICAL_DAYS else "info"
+            left = f", in {days} day{'' if days == 1 else 's'}" if days >= 0 else ""
+            detail += f"{left}; renew it with `whitepanda pki renew` and put the new one in its place"
+        yield Check(f"certificate {setting}", state, detail)
+
+
 def _context(files: TlsFiles) -> ssl.SSLContext:
     """Load the three files, which have no problems."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -309,10 +343,11 @@ def _central(uplink: UplinkSection) -> Check:
             # With TLS 1.3 a refusal of our certificate comes only after our handshake: wait for the first
             # bytes.
             with contextlib.suppress(TimeoutError):
-                if not stream.recv(1):
-                    return Check(
-                        "central", "missing", f"{uplink.address} closed the connection: is it central?"
-                    )
+                is_http = stream.selected_alpn_protocol() is None
+                if is_http or not stream.recv(1):
+                    http = f"{not_grpc('alpn')}; see uplink.address"
+                    what = http if is_http else "closed the connection: is it central?"
+                    return Check("central", "missing", f"{uplink.address} {what}")
             return Check(
                 "central", "ok", f"{uplink.address} answers, {stream.version()}, both certificates accepted"
             )
@@ -324,6 +359,8 @@ def _central(uplink: UplinkSection) -> Check:
             f"{uplink.address}: its certificate does not pass: {error.verify_message}; {remedy}",
         )
     except ssl.SSLError as error:
+        if why := not_grpc(_ssl_reason(error)):
+            return Check("central", "missing", f"{uplink.address} {why}; see uplink.address")
         remedy = "does central trust the CA of uplink.tls.certificate?"
         return Check("central", "missing", f"{uplink.address}: TLS failed: {_ssl_reason(error)}; {remedy}")
     except OSError as error:

@@ -73,6 +73,9 @@ class _Families(Collector):
         for metric in metrics.METRICS:
             if metric.scope in {"host", "agent"}:
                 yield _family(metric, [({}, values.get(metric.name))])
+            elif metric.scope == "certificate":
+                ends = self._host.certificates
+                yield _family(metric, [({"certificate": setting}, end_s) for setting, end_s in ends])
             elif metric.scope == "source":
                 yield _family(metric, _of_sources(metric.name, self._host.sources))
             elif metric.scope == "uplink" and self._host.uplink.state != "off":

@@ -160,6 +160,8 @@ class HostAnalysis:
         #: The VMs that suffer by this analysis, with their slow-down: latency-sensitive, above their threshold, where
         #: there is contention.
         self.suffering: dict[str, Degradation] = {}
+        self._by_uuid: dict[str, SuspectView] = {}
+        self._first: dict[int, list[SuspectView]] = {}  # of each domain the first two suspects
 
     @property
     def slot_ns(self) -> int:
@@ -216,6 +218,12 @@ class HostAnalysis:
             domain.take_slots(inside, now_unix_ns, self._slot_ns)
         self._record()
         self._suspects = self._rank(tasks[0])
+        self._by_uuid = {one.uuid: one for one in self._suspects}
+        self._first = {number: [] for number in self._domains}
+        for suspect in self._suspects:
+            for number in self._vms[suspect.uuid].domains or self._domains:
+                if len(self._first[number]) < 2:  # noqa: PLR2004 - one of them may be the VM that is asked for
+                    self._first[number].append(suspect)
         self.suffering = {
             uuid: self._slow_down(uuid)
             for domain in self._domains.values()
@@ -259,6 +267,17 @@ class HostAnalysis:
         """Return who may hurt a VM, the highest score first; of a VM that is not known, and of "": of any."""
         vm = self._vms.get(uuid)
         return self._suspects if vm is None else self._suspects_of(vm)
+
+    def suspect(self, uuid: str) -> SuspectView | None:
+        """Return one suspect; None where it is none by this analysis."""
+        return self._by_uuid.get(uuid)
+
+    def first_suspect(self, uuid: str) -> SuspectView | None:
+        """Return who of `suspects` is the likeliest to hurt a VM, without going through all of them."""
+        vm = self._vms.get(uuid)
+        places = sorted((vm.domains if vm is not None else None) or self._domains)
+        known = (one for number in places for one in self._first.get(number, ()) if one.uuid != uuid)
+        return max(known, key=lambda one: -math.inf if one.score is None else one.score, default=None)
 
     def job_mean_cpi(self, uuid: str) -> float | None:
         """Return the mean CPI of a VM's job on this platform; None where central has not sent it."""
@@ -363,8 +382,10 @@ class HostAnalysis:
         oldest = self._now_unix_ns - self._section.victim_slots * self._slot_ns
         newest = self._now_unix_ns + self._slot_ns
         for uuid, vm in list(self._vms.items()):
+            while vm.pieces and vm.pieces[0].middle_unix_ns <= oldest:
+                vm.pieces.popleft()
             # In order but for a step of the clock, and that shows at an end: mostly there is nothing to do.
-            if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1)):
+            if any(not oldest < vm.pieces[i].middle_unix_ns <= newest for i in (0, -1) if vm.pieces):
                 vm.pieces = deque(p for p in vm.pieces if oldest < p.middle_unix_ns <= newest)
             if not vm.pieces:
                 del self._vms[uuid]

@@ -99,7 +99,7 @@ def explanation_message(state: AgentState, uuid: str, vms: Sequence[VmView]) -> 
     if decisions is not None:
         answer.victims.extend(names.get(one, one) for one in decisions.hurt_by(vm.uuid))
         answer.events.extend(event_message(event) for event in decisions.events.of(vm.uuid))
-        answer.suspects.extend(map(_suspect, decisions.vm(vm.uuid).suspects))
+        answer.suspects.extend(map(_suspect, decisions.suspects(vm.uuid)))
     if state.advisor is not None:
         answer.recommendations.extend(map(recommendation_message, state.advisor.for_vm(vm.uuid)))
     return answer
@@ -174,18 +174,14 @@ def _vm_decision(uuid: str, state: AgentState) -> host_pb2.VmDecision:
     if decisions is None:
         return host_pb2.VmDecision(verdict=behaviour_number("unknown"), reason="the agent is starting")
     one = decisions.vm(uuid)
-    # By its score alone almost any neighbour may be blamed a little: of these the first.
-    blamed = [suspect for suspect in one.suspects if suspect.inflicts] or list(
-        one.suspects[: one.suspect is not None]
-    )
     return host_pb2.VmDecision(
         verdict=behaviour_number(one.verdict),
         reason=one.reason,
         since_ns=decisions.since_ns(one),
         slow_down=None if one.slow_down is None else degradation_message(one.slow_down),
         found_by=analyses_message(one.found_by),
-        suspects=map(_suspect, blamed[:_SUSPECTS]),
-        suspects_left_out=max(0, len(blamed) - _SUSPECTS),
+        suspects=map(_suspect, one.suspects[:_SUSPECTS]),
+        suspects_left_out=max(0, len(one.suspects) - _SUSPECTS),
     )
 
 

@@ -1,8 +1,8 @@
 """The one table of metrics: their names, kinds, units, where they come from and what they mean.
 
 docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.rates.VmRates` and
-`HostRates` are its `vm` and `host` rows, `agent.traffic.TRAFFIC` its `traffic` rows. `source` and `uplink` rows are
-of each source and of the stream to central.
+`HostRates` are its `vm` and `host` rows, `agent.traffic.TRAFFIC` its `traffic` rows. `certificate`, `source` and
+`uplink` rows are of each own certificate, of each source and of the stream to central.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collector.registry import PART_SOURCES
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 
-Scope = Literal["vm", "traffic", "host", "agent", "source", "uplink"]
+Scope = Literal["vm", "traffic", "host", "agent", "certificate", "source", "uplink"]
 Part = Literal["threads", "perf", "disks", "interfaces", "process", "cgroup", "rdt", "numa", "host", "agent"]
 
 
@@ -290,6 +290,13 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "1",
         "Changes of VMs' behaviour that never reached a batch because too many were waiting.",
+    ),
+    _own(
+        "certificate",
+        "agent_certificate_expiry_timestamp_seconds",
+        "gauge",
+        "s",
+        "When a certificate of the agent's own expires, since 1970; by its setting, uplink.tls or metrics.tls.",
     ),
     _own(
         "source",

@@ -25,7 +25,7 @@ from agent.exposition import render
 from agent.view import Snapshot
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
-from whitepanda.common.tls import TlsFiles, problems, warnings
+from whitepanda.common.tls import TlsFiles, problems, stamps, warnings
 
 __all__ = ["MetricsServer"]
 
@@ -141,12 +141,14 @@ class _Server(ThreadingHTTPServer):
         family: int,
         address: Any,
         pages: _Pages,
-        context: ssl.SSLContext | None,
+        tls: TlsFiles,
         on_refused: Callable[[], None],
     ) -> None:
         self.address_family = family
         self.pages = pages
-        self._context = context
+        self._tls = tls
+        self._tls_stamps = stamps(tls)
+        self._context = _context(tls)
         self._on_refused = on_refused
         self._lock = threading.Lock()
         self._warned_s = -_WARN_EACH_S
@@ -178,20 +180,36 @@ class _Server(ThreadingHTTPServer):
     def finish_request(self, request: Any, client_address: Any) -> None:
         """Shake hands, where TLS is on, and answer; a client that takes too long for all of it is cut off."""
         stream = request
-        if self._context is not None:
-            stream = self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+        context = self._fresh_context()
+        if context is not None:
+            stream = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         timer = threading.Timer(_REQUEST_S, self._cut_off, (stream, client_address))
         timer.daemon = True
         timer.start()
         try:
-            if self._context is not None:
+            if context is not None:
                 stream.settimeout(_CLIENT_WAIT_S)
                 stream.do_handshake()
             super().finish_request(stream, client_address)
         finally:
             timer.cancel()
-            if self._context is not None:
+            if context is not None:
                 stream.close()
+
+    def _fresh_context(self) -> ssl.SSLContext | None:
+        """Return a context of the TLS files as they are; of those before, where what they became cannot work."""
+        with self._lock:
+            now = stamps(self._tls)
+            if now != self._tls_stamps:
+                self._tls_stamps = now
+                try:
+                    self._context = _context(self._tls)
+                except (TlsError, OSError) as error:
+                    told = (
+                        "changed certificate files cannot be used for /metrics; the ones before stay in force"
+                    )
+                    _log.error(told, problem=str(error))
+            return self._context
 
     def _cut_off(self, stream: socket.socket, client_address: Any) -> None:
         self._refuse(f"not done after {_REQUEST_S:g} s", client_address)
@@ -271,11 +289,10 @@ class MetricsServer:
     def _listen(self, pages: _Pages) -> _Server:
         listen = self._section.listen
         host, _, port = listen.rpartition(":")
-        context = _context(self._section.tls)
         try:
             found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             family, _, _, _, address = found[0]
-            return _Server(family, address, pages, context, self._on_refused)
+            return _Server(family, address, pages, self._section.tls, self._on_refused)
         except OSError as error:
             remedy = "free that port, or set another metrics.listen"
             raise UnavailableError(

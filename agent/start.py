@@ -42,7 +42,7 @@ def _run_agent(path: Path) -> None:
 
         daemon.run(settings)
     except WhitepandaError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.writelines(f"error: {problem}\n" for problem in error.problems)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

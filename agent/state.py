@@ -102,6 +102,7 @@ class HostView:
     rss_bytes: int
     window_ms: int
     metrics: tuple[MetricView, ...]
+    certificates: tuple[tuple[str, float], ...] = ()  # setting of each of its own, and its end since 1970
 
 
 class AgentState(Protocol):

@@ -21,6 +21,7 @@ from whitepanda.common.protocol import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
 )
+from whitepanda.common.tls import not_grpc
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
@@ -73,7 +74,7 @@ class Outage:
 
 # What gRPC's end of a stream means: by status code, then by what its text says of the TLS handshake.
 _BY_CODE = {
-    grpc.StatusCode.UNAUTHENTICATED: "who_we_are",
+    grpc.StatusCode.UNAUTHENTICATED: "certificate",
     grpc.StatusCode.PERMISSION_DENIED: "who_we_are",
     grpc.StatusCode.FAILED_PRECONDITION: "protocol",
     grpc.StatusCode.UNIMPLEMENTED: "protocol",
@@ -93,6 +94,10 @@ _REFUSALS = {
     "who_we_are": (
         "central {address} refuses this host",
         "the certificate must name this host ({host}); `whitepanda pki host` makes one",
+    ),
+    "certificate": (
+        "central {address} refuses the certificate {certificate}",
+        "issue a new one with `whitepanda pki`",
     ),
     "protocol": (
         "central {address} refuses the protocol",
@@ -146,6 +151,10 @@ def explain(
 
     """
     details = " ".join(details.split()) or "no details"
+    if why := not_grpc(details):
+        return Outage(
+            f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True
+        )
     lower = details.lower()
     kind = _BY_CODE.get(code) if code else None
     kind = kind or next((kind for text, kind in _BY_TEXT if text in lower), None)
@@ -163,7 +172,7 @@ def explain(
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
 
 
-_TLS_KINDS = ("who_we_are", "name", "signer", "handshake", "closed")
+_TLS_KINDS = ("who_we_are", "certificate", "name", "signer", "handshake", "closed")
 _SETTINGS = {"host": "agent.host", "server_name": "uplink.server_name"}
 _OPTIONS = {"host": "--name", "server_name": "--server-name"}
 

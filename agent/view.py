@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from agent.decisions import Decisions, VmDecision
     from agent.host_analysis import HostAnalysis, Verdict
     from agent.verdicts import Verdict as Suffering
+    from whitepanda.common.tls import OwnCertificate
 
 __all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]
 
@@ -98,6 +99,7 @@ class StateView:
     cloud_white: CloudWhite | None = None
     decisions: Decisions | None = None
     advisor: Advisor | None = None
+    certificates: dict[str, OwnCertificate] = field(default_factory=dict)
 
     def host(self) -> HostView:
         """Return the host's status now."""
@@ -116,6 +118,11 @@ class StateView:
             rss_bytes=rss_bytes,
             window_ms=self.names.window_ms,
             metrics=self._host_metrics() + self._agent_metrics(cost_s, rss_bytes),
+            certificates=tuple(
+                (name, end_s)
+                for name, certificate in self.certificates.items()
+                if (end_s := certificate.expiry_unix_s()) is not None
+            ),
         )
 
     def vms(self, metrics: Collection[str] | None = None) -> tuple[VmView, ...]:

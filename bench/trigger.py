@@ -22,7 +22,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from scipy.stats import chi2
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
+from agent.analysis.antagonists import CERTAIN_MN_CPI, ROBUST_CLIP  # noqa: E402 - after the path
 from agent.analysis.trigger import NoiseScaledTrigger  # noqa: E402 - after the path
 
 Array = NDArray[np.float64]
@@ -54,6 +55,7 @@ EQUAL_SEEDS = range(2000, 2060)  # quiet hosts by which the paper's rule is made
 EQUAL_FACTORS = np.arange(20, 101) / 20  # 1 to 5
 ALLOWED_PER_WEEK = 1.0
 AFTER_SEEDS = range(3001, 3061)
+CERTAIN_VMS = (25, 8, 3, 1)  # of each host the first so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,15 +315,11 @@ def first_hours(seeds: Iterable[int]) -> dict[str, object]:
     Slots of 300 s, a victim in three in a row. By the floor: mnCPI above 1. By the rise: above 1 more than in the
     lowest slot since the start, before those three. And how often each finds a rise of CPI from the 20th minute on.
     """
-    per_slot, slots = round(300 / STEP_S), 12
-
-    def by_slot(host: HostWeek) -> Array:
-        return np.asarray(host.cpi.reshape(-1, per_slot, VMS).mean(axis=1), dtype=np.float64)
-
+    slots = 12
     sums = np.zeros((3, JOBS))
     for seed in range(9000, 9012):
         host = host_week(seed)
-        slotted = by_slot(host)
+        slotted = by_slot(host.cpi)
         for column, j in enumerate(host.job):
             c = slotted[:, column]
             sums[:, j] += [len(c), c.sum(), (c * c).sum()]
@@ -333,10 +331,10 @@ def first_hours(seeds: Iterable[int]) -> dict[str, object]:
         starts = 0
         for seed in seeds:
             host = host_week(seed)
-            slotted = by_slot(host)
+            slotted = by_slot(host.cpi)
             factor = np.ones((slots, VMS))
             factor[4:] += strength * host.sensitivity / host.sensitivity.mean()
-            for first in range(0, DAYS * DAY // per_slot, slots):
+            for first in range(0, len(slotted), slots):
                 z = n_cpi(host, slotted[first : first + slots] * factor, fleet)
                 on, mn = paper_on(z, -np.inf), z.mean(axis=1)
                 before = np.append([np.inf] * 3, np.minimum.accumulate(mn)[:-3])
@@ -390,6 +388,74 @@ def after_the_first_hour(fleet: tuple[Array, Array]) -> dict[str, object]:
     return numbers | {"false": fired}
 
 
+def by_slot(cpi: Array) -> Array:
+    """Return mean CPI over slots of 300 s."""
+    per_slot = round(300 / STEP_S)
+    return np.asarray(cpi.reshape(len(cpi) // per_slot, per_slot, -1).mean(axis=1), dtype=np.float64)
+
+
+def cut_n_cpi(hosts: Iterable[HostWeek]) -> Callable[[HostWeek, Array], Array]:
+    """Return what makes nCPI of CPI as hosts do: by median and interquartile range of ln CPI over slots, and cut."""
+    seen: list[list[Array]] = [[] for _ in range(JOBS)]
+    for host in hosts:
+        for j, column in zip(host.job, np.log(by_slot(host.cpi)).T, strict=True):
+            seen[j].append(column)
+    low, location, high = np.array([np.percentile(np.concatenate(one), [25, 50, 75]) for one in seen]).T
+    scale = (high - low) / 1.349
+
+    def made(host: HostWeek, cpi: Array) -> Array:
+        z = (np.log(cpi) - location[host.job]) / scale[host.job]
+        return np.asarray(np.clip(z, -ROBUST_CLIP, ROBUST_CLIP), dtype=np.float64)
+
+    return made
+
+
+def certain(seeds: Sequence[int]) -> dict[str, object]:
+    """Print what the limit of all thresholds, `CERTAIN_MN_CPI`, finds and what it costs, by VMs of a host.
+
+    By nCPI that is cut. Of starts in each hour of the quiet days: incidents within the first hour, by the rise since
+    the start alone and with the limit, quiet and with a rise of CPI that was there before the start. Of the live
+    trigger: false incidents a week, and whether such a rise is found at the end of the second hour.
+    """
+    made, slots, hour = cut_n_cpi(map(host_week, range(9000, 9012))), 12, round(3600 / STEP_S)
+    numbers: dict[str, object] = {}
+    for vms in CERTAIN_VMS:
+        for strength in (0.0, 0.2, 0.5, 1.0):
+            fired, starts, live = {"rise": 0, "limit": 0}, 0, []
+            for seed in seeds:
+                host = host_week(seed)
+                cpi = host.cpi * (1 + strength * host.sensitivity / host.sensitivity.mean())
+                slotted = made(host, by_slot(cpi))[:, :vms]
+                for first in range(0, len(slotted), slots):
+                    z = slotted[first : first + slots]
+                    on, mn = paper_on(z, -np.inf), z.mean(axis=1)
+                    rise = 1 + np.maximum(0, np.append([np.inf] * 3, np.minimum.accumulate(mn)[:-3]))
+                    fired["rise"] += bool((on & (mn > rise)).any())
+                    fired["limit"] += bool((on & (mn > np.minimum(rise, CERTAIN_MN_CPI))).any())
+                    starts += 1
+                if strength:
+                    for first in range(0, DAY, DAY // 3):
+                        trigger = NoiseScaledTrigger(STEP_S)
+                        mn = made(host, cpi[first : first + 2 * hour])[:, :vms].mean(axis=1)
+                        live.append([trigger.observe(value, vms) for value in mn.tolist()][-1])
+            shares = {rule: count / starts for rule, count in fired.items()}
+            more = {"live": float(np.mean(live))} if live else {}
+            numbers[f"{vms}/{strength:g}"] = shares | more
+            print(f"{vms} VMs, {strength:.0%} more from before the start:", shares | more, flush=True)
+        counts = Counts()
+        for seed in seeds:
+            host, trigger = host_week(seed), NoiseScaledTrigger(STEP_S)
+            mn = made(host, host.cpi)[:, :vms].mean(axis=1)
+            is_on = np.array([trigger.observe(value, vms) for value in mn.tolist()])
+            counts.quiet(is_on[WARM_DAYS * DAY :])
+        numbers[f"{vms}/week"] = counts.rate()
+        rate, low, high = counts.rate()
+        print(
+            f"{vms} VMs, live, quiet: {counts.incidents} incidents, {rate:.2f} a week ({low:.2f} to {high:.2f})"
+        )
+    return numbers
+
+
 def choose(fleet: tuple[Array, Array]) -> float:
     """Return the lowest candidate that keeps to the wanted rate on the training seeds."""
     chosen = CANDIDATES[-1]
@@ -415,7 +481,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=60, help="host weeks that are evaluated")
-    parser.add_argument("--rules", default="ours,paper,starts", help="of these; ours takes most of the time")
+    parser.add_argument(
+        "--rules", default="ours,paper,starts,certain", help="of these; ours takes most of the time"
+    )
     parser.add_argument("--threshold", type=float, help="instead of choosing one on the training seeds")
     parser.add_argument("--factor", type=float, help="of the equal false rate, instead of finding it")
     parser.add_argument("--json", type=Path, help="write the numbers here")
@@ -442,6 +510,8 @@ def main() -> None:
     if "starts" in arguments.rules.split(","):
         numbers["first_hours"] = first_hours(seeds)
         numbers["after"] = after_the_first_hour(fleet)
+    if "certain" in arguments.rules.split(","):
+        numbers["certain"] = certain(AFTER_SEEDS[: arguments.hosts])
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n")
 

@@ -126,7 +126,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=101)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    told = {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)}
+    told = (
+        {"quiet, per host of 20 VMs and day": quiet(given.days, given.hours, given.seed)}
+        if given.days
+        else {}
+    )
     told["disturbed"] = stressed(given.seed)
     if given.json:
         print(json.dumps(told))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from whitepanda.common.config import Range, address_problem, is_loopback, load_toml, out_of_range
-from whitepanda.common.errors import ConfigError
+from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
 
 __all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "load"]
@@ -74,6 +73,7 @@ class CentralSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tls: TlsFiles = TlsFiles()
     operators: tuple[str, ...] = ("operator",)  # certificate names that may ask the fleet API
     importers: tuple[str, ...] = ("importer",)  # certificate names that may submit rows of other machines
+    revoked_serials: str = ""  # file of `whitepanda pki revoke`: certificates that no longer count; "" = none
 
 
 class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -174,27 +174,26 @@ def load(path: Path) -> CentralConfig:
     """Read and check central's configuration.
 
     Raises:
-        ConfigError: names the file, the key, its value and the remedy.
+        ConfigError: names of each problem the file, the key, its value and the remedy.
 
     """
-    config = load_toml(path, CentralConfig)
-    for problem in _problems(config):
-        raise ConfigError(f"{path}: {problem}")
-    return config
+    return load_toml(path, CentralConfig, RANGES, _problems)
 
 
-def _problems(config: CentralConfig) -> Iterator[str]:
-    """Tell what central could not start with, as far as the file alone shows it."""
+def _problems(config: CentralConfig, wrong: Container[str]) -> Iterator[str]:
+    """Tell what central could not start with, as far as the file alone shows it.
+
+    `wrong`: keys of which something is said already.
+    """
     central = config.central
-    yield from out_of_range(config, RANGES)
     for key, address in (("listen", central.listen), ("http_listen", central.http_listen)):
         problem = address_problem(f"central.{key}", address, min_port=0)
         if problem and (address or key == "listen"):
             yield problem
-    if 86400 % config.build.slot_s:
+    if "build.slot_s" not in wrong and 86400 % config.build.slot_s:
         yield f"build.slot_s must divide a day, 86400 s (value {config.build.slot_s})"
     slot_days, least = config.lake.slot_days, max(config.lake.raw_days or 36_501, config.build.days)
-    if slot_days and slot_days < least:
+    if slot_days < least and slot_days and "lake.raw_days" not in wrong and "build.days" not in wrong:
         yield (
             "lake.slot_days must be 0, or at least lake.raw_days (which must be set) and build.days "
             f"(value {slot_days})"

@@ -31,6 +31,7 @@ from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
 from central.replicas import other_journals, replica_of
+from central.revoked import LOOK_S, Revoked
 from central.roll_worker import RollWorker
 from central.rolls import Roller
 from central.streams import StreamRegistry
@@ -38,7 +39,7 @@ from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import SERVER_CHANNEL_OPTIONS
-from whitepanda.common.tls import server_credentials, warnings
+from whitepanda.common.tls import OwnCertificate, server_credentials, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Central", "run"]
@@ -69,10 +70,12 @@ class Central:
 
         Raises:
             UnavailableError: a folder is not writable, another central is at work on it, or the port is taken.
-            TlsError: a certificate or key is missing or wrong.
+            TlsError: a certificate, a key or the list of revoked serials is missing or wrong.
 
         """
         config = self.config
+        self.revoked = Revoked(config.central.revoked_serials)
+        self.revoked.load()
         credentials = server_credentials(config.central.tls, on_change=self._tls_changed)
         for doubt in warnings(config.central.tls, server=True, prefix="central.tls"):
             self._log.warning("agents may not accept this certificate", problem=doubt)
@@ -103,7 +106,7 @@ class Central:
                 gap_ns=self.recorder.gap_ns,
             )
             self.recorder.on_recorded = self.webhooks.wake
-            self.ingest = Ingest(config, self.journal, self.registry)
+            self.ingest = Ingest(config, self.journal, self.registry, revoked=self.revoked)
             self._roll_worker = RollWorker(self.lake.name, state, self.journal.lock)
             self.roller = Roller(config.ingest, self.journal, self.lake, self._roll_worker)
             self.builder = BuildProcess(config, self.lake, self.journal.origin)
@@ -124,6 +127,8 @@ class Central:
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
         self._spawn(self.recorder.run(), "incidents")
+        if config.central.revoked_serials:
+            self._spawn(self._watch_revoked(), "revoked")
         if config.webhooks.urls:
             self._spawn(self.webhooks.run(), "webhooks")
         self._spawn(garbage.collect_rarely(lambda: self.registry.ended), "garbage")
@@ -197,6 +202,14 @@ class Central:
                 "changed certificate files are in force", certificate=self.config.central.tls.certificate
             )
 
+    async def _watch_revoked(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.to_thread(self.revoked.look)
+            for stream in self.registry.close_revoked(self.revoked):
+                told = "stream closed: its certificate is revoked"
+                self._log.warning(told, host=stream.host, certificate_serial=stream.serial)
+
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
@@ -226,6 +239,8 @@ class Central:
             incidents_error=lambda: self.recorder.failure,
             webhooks=self.webhooks.status,
             gap_ns=self.recorder.gap_ns,
+            certificate=OwnCertificate(config.central.tls),
+            revoked=self.revoked,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()
@@ -252,7 +267,7 @@ class Central:
         central = self.config.central
         if not central.http_listen:
             return
-        http = HttpApi(self.fleet, central.http_listen, central.tls, central.operators)
+        http = HttpApi(self.fleet, central.http_listen, central.tls, central.operators, self.revoked)
         await http.start()
         self._http = http
         _write_port(Path(central.state_dir) / "http_port", http.port)

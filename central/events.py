@@ -18,6 +18,8 @@ _MAX_EVENTS = 1000  # of one batch
 _MAX_EVENT_BYTES = 16 << 10
 _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
 
+_ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
+
 
 def check_events(
     batch: agent_pb2.CpiBatch, *, host: str, is_importer: bool, limits: Limits, now_unix_ns: int
@@ -72,5 +74,6 @@ def _is_good(event: agent_pb2.VmEvent) -> bool:
         and (not event.reason or event.reason.isprintable())
         and event.behaviour in _BEHAVIOURS
         and event.before in _BEHAVIOURS
+        and _ANALYSES.issuperset(event.found_by)
         and event.ByteSize() <= _MAX_EVENT_BYTES
     )

@@ -16,10 +16,12 @@ from google.protobuf.message import DecodeError
 
 from central.config import CentralConfig
 from central.journal import HostRecord, Journal
+from central.revoked import Revoked, revoked_text
 from central.streams import HostStream
 from central.validate import is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
+from whitepanda.common.tls import peer_serial
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
@@ -50,16 +52,23 @@ class Greeter:
         config: central's.
         journal: counts what is no message, remembers hosts.
         refused: counts refused streams by reason.
+        revoked: certificates that no longer count.
         clock: nanoseconds since 1970.
 
     """
 
     def __init__(
-        self, config: CentralConfig, journal: Journal, refused: Counter[str], clock: Callable[[], int]
+        self,
+        config: CentralConfig,
+        journal: Journal,
+        refused: Counter[str],
+        revoked: Revoked,
+        clock: Callable[[], int],
     ) -> None:
         self._config = config
         self._journal = journal
         self._refused = refused
+        self._revoked = revoked
         self._clock = clock
         self._monotonic_s = time.monotonic
         self._told: dict[str, set[str]] = {}  # by reason, the hosts that the log has told of
@@ -70,11 +79,17 @@ class Greeter:
         """Read the Hello, agree on a version, and answer.
 
         Raises:
-            RefusedError: it is none, too late, for a host that is not in `names`, or of another protocol.
+            RefusedError: it is none, too late, for a host that is not in `names`, or of another protocol; or the
+                certificate is revoked.
 
         """
         hello = await self._read_hello(context, names)
         now = self._clock()
+        serial = peer_serial(context)
+        if serial in self._revoked:
+            raise self.refuse(
+                grpc.StatusCode.UNAUTHENTICATED, "revoked", revoked_text(serial), host=someone(names)
+            )
         if hello.host not in names:
             raise self.refuse(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -109,6 +124,7 @@ class Greeter:
             protocol_version=version,
             agent_version=hello.agent_version,
             is_importer=hello.host in self._config.central.importers,
+            serial=serial,
             jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
             held_tags={held.job: held.tag for held in hello.held},
@@ -127,7 +143,13 @@ class Greeter:
         self._journal.note_host(record)
         if version >= 2:  # noqa: PLR2004 - the version that brought Welcome
             await context.write(self._welcome(version, now).SerializeToString())
-        self._log.info("host connected", host=hello.host, protocol=version, agent=hello.agent_version)
+        self._log.info(
+            "host connected",
+            host=hello.host,
+            protocol=version,
+            agent=hello.agent_version,
+            certificate_serial=serial,
+        )
         return stream, record
 
     def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:

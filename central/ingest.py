@@ -20,6 +20,7 @@ from central.config import CentralConfig
 from central.greeting import Context, Greeter, RefusedError, someone
 from central.intake import Intake
 from central.journal import Journal
+from central.revoked import Revoked
 from central.room import Flow, Room
 from central.streams import HostStream, StreamRegistry
 from central.validate import is_name
@@ -40,6 +41,7 @@ class Ingest:
         config: central's.
         journal: started; what is acknowledged is in it.
         registry: gets every open stream.
+        revoked: certificates that no longer count.
         clock: nanoseconds since 1970, for tests.
 
     """
@@ -50,6 +52,7 @@ class Ingest:
         journal: Journal,
         registry: StreamRegistry,
         *,
+        revoked: Revoked | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self.refused_streams = registry.refused
@@ -58,7 +61,7 @@ class Ingest:
         self._journal = journal
         self._registry = registry
         self._clock = clock
-        self._greeter = Greeter(config, journal, registry.refused, clock)
+        self._greeter = Greeter(config, journal, registry.refused, revoked or Revoked(), clock)
         self._intake = Intake(config, journal, registry, self.room, clock)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
@@ -134,7 +137,7 @@ class Ingest:
             if task.done():
                 task.result()
         if not receiver.done():
-            code = grpc.StatusCode.UNAVAILABLE if self._draining else grpc.StatusCode.ABORTED
+            code = grpc.StatusCode.UNAVAILABLE if self._draining else stream.close_code
             raise RefusedError(code, stream.close_reason)
 
     async def _send(self, stream: HostStream, context: Context) -> None:
@@ -153,6 +156,9 @@ class Ingest:
             raw = await context.read()
             if raw is grpc.aio.EOF:
                 return
+            if flow.stream.close_code is grpc.StatusCode.UNAUTHENTICATED:
+                # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
+                raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
             if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from central.revoked import read_serials
+from whitepanda.common.durable import replacing
 from whitepanda.common.errors import TlsError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import TlsFiles, serial_text
 
-__all__ = ["CA_DAYS", "LEAF_DAYS", "CertificateInfo", "describe", "issue", "make_ca"]
+__all__ = ["CA_DAYS", "LEAF_DAYS", "CertificateInfo", "describe", "issue", "make_ca", "renew", "revoke"]
 
 CA_DAYS = 3650
 LEAF_DAYS = 825
@@ -114,12 +117,7 @@ def issue(
     _check_days(days)
     names = _alternative_names(name, addresses)
     ca, ca_key = _load_ca(directory)
-    now = dt.datetime.now(dt.UTC)
-    if ca.not_valid_after_utc <= now:
-        raise TlsError(
-            f"{directory / 'ca.crt'}: expired on {ca.not_valid_after_utc:%Y-%m-%d}; "
-            "make a new CA with `whitepanda pki init --force`"
-        )
+    builder = _valid_from_now(directory, ca, days)
     key = ec.generate_private_key(ec.SECP256R1())
     # A common name holds 64 characters at most; a longer name is in the alternative names alone, which are then
     # critical (RFC 5280, 4.2.1.6).
@@ -137,13 +135,8 @@ def issue(
         decipher_only=False,
     )
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name(subject))
-        .issuer_name(ca.subject)
+        builder.subject_name(x509.Name(subject))
         .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATE)
-        .not_valid_after(min(now + dt.timedelta(days=days), ca.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -156,6 +149,98 @@ def issue(
     )
     crt, key_path = _store(directory, name, key, certificate, force=force)
     return TlsFiles(ca=str(directory / "ca.crt"), certificate=str(crt), key=str(key_path))
+
+
+def renew(directory: Path | str, name: str, *, days: int = LEAF_DAYS) -> CertificateInfo:
+    """Replace `NAME.crt` by one that is valid from now on: of the same names, purpose and key, so `NAME.key` stays.
+
+    Args:
+        directory: where `ca.crt`, `ca.key` and `NAME.crt` are.
+        name: as it was issued to.
+        days: how long the new one is valid, from now; never longer than the CA.
+
+    Returns:
+        The certificate before.
+
+    Raises:
+        TlsError: a bad name, no CA here, no such certificate or one of another CA, an expired CA, an unwritable file.
+
+    """
+    directory = Path(directory)
+    _check_days(days)
+    _alternative_names(name, ())
+    path = directory / f"{name}.crt"
+    ca, ca_key = _load_ca(directory)
+    before, told = _read_certificate(path), describe(path)
+    try:
+        before.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise TlsError(
+            f"{path}: not issued by the CA in {directory / 'ca.crt'}; issue a new one with `whitepanda pki "
+            f"{'central' if 'server' in told.purposes else 'host'} --force`"
+        ) from error
+    builder = (
+        _valid_from_now(directory, ca, days).subject_name(before.subject).public_key(before.public_key())
+    )
+    for extension in before.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    pem = builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    try:
+        with replacing(path, mode=0o644) as file:
+            file.write(pem)
+    except OSError as error:
+        raise TlsError(f"{error.filename or path}: cannot write: {error.strerror}") from error
+    return told
+
+
+def _valid_from_now(directory: Path, ca: x509.Certificate, days: int) -> x509.CertificateBuilder:
+    """Begin a certificate of this CA, which it never outlives."""
+    now = dt.datetime.now(dt.UTC)
+    if ca.not_valid_after_utc <= now:
+        raise TlsError(
+            f"{directory / 'ca.crt'}: expired on {ca.not_valid_after_utc:%Y-%m-%d}; "
+            "make a new CA with `whitepanda pki init --force`"
+        )
+    return (
+        x509.CertificateBuilder()
+        .issuer_name(ca.subject)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _BACKDATE)
+        .not_valid_after(min(now + dt.timedelta(days=days), ca.not_valid_after_utc))
+    )
+
+
+def revoke(certificate: Path, into: Path) -> bool:
+    """Append a certificate's serial number to a list that central reads (`central.revoked_serials`).
+
+    Args:
+        certificate: PEM file.
+        into: the list; made where it is missing.
+
+    Returns:
+        Whether it was not there yet.
+
+    Raises:
+        TlsError: no certificate, a CA's, or the list cannot be read or written.
+
+    """
+    told = describe(certificate)
+    if told.is_ca:
+        raise TlsError(
+            f"{certificate}: a CA; make a new one with `whitepanda pki init --force`, and new certificates"
+        )
+    try:
+        before = into.read_text(encoding="utf-8") if into.exists() else ""
+        if before and told.serial in read_serials(into):
+            return False
+        line = f"{told.serial}  # {', '.join(told.names)}, valid until {told.not_after:%Y-%m-%d}\n"
+        with replacing(into, mode=0o644) as file:
+            file.write(
+                (before if not before or before.endswith("\n") else before + "\n").encode() + line.encode()
+            )
+    except OSError as error:
+        raise TlsError(f"{error.filename or into}: cannot write: {error.strerror}") from error
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +293,7 @@ def describe(path: Path | str) -> CertificateInfo:
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
         days_left=(certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)).days,
-        serial=f"{certificate.serial_number:x}",
+        serial=serial_text(certificate.serial_number),
         sha256=certificate.fingerprint(hashes.SHA256()).hex(),
     )
 

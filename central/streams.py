@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import grpc
+
 from central.ranges import merged
+from central.revoked import revoked_text
 from central.vm_names import VmNames
 from whitepanda.v1 import agent_pb2
 
@@ -43,6 +46,7 @@ class HostStream:
     protocol_version: int = 2
     agent_version: str = ""
     is_importer: bool = False
+    serial: str = ""  # of its certificate
     jobs: frozenset[str] = frozenset()
     coefficient_version: int = 0
     held_tags: dict[str, int] = field(default_factory=dict)
@@ -50,6 +54,7 @@ class HostStream:
     dropped_batches: int = 0
     closed: bool = False
     close_reason: str = ""
+    close_code: grpc.StatusCode = grpc.StatusCode.ABORTED
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,11 +98,12 @@ class HostStream:
         if not more_follow or time.monotonic() - ack.since_s >= _ACK_WAITS_S:
             self._wake.set()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the stream end with this reason, after what is queued now; nothing more can be queued."""
         if not self.closed:
             self.closed = True
             self.close_reason = reason
+            self.close_code = code
             self._wake.set()
 
     async def wait(self) -> None:
@@ -165,6 +171,15 @@ class StreamRegistry:
         self._streams[stream.host] = stream
         self._changed(stream)
         return earlier
+
+    def close_revoked(self, revoked: Container[str]) -> list[HostStream]:
+        """Close the streams whose certificates' serials are `revoked`, and return them."""
+        found = [
+            stream for stream in self._streams.values() if stream.serial in revoked and not stream.closed
+        ]
+        for stream in found:
+            stream.close(revoked_text(stream.serial), grpc.StatusCode.UNAUTHENTICATED)
+        return found
 
     def remove(self, stream: HostStream) -> None:
         """Forget a stream that ended. One that was replaced is forgotten already."""

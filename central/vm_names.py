@@ -37,6 +37,10 @@ class VmNames:
         while len(self._names) > self._kept:
             self._names.popitem(last=False)
 
+    def knows(self, vm: str) -> bool:
+        """Whether a VM has this UUID or name."""
+        return vm in self._names or vm in self._names.values()
+
     def get(self, vm: str) -> str:
         """Return the VM's name, "" where it is not known."""
         return self._names.get(vm, "")

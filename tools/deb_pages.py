@@ -30,7 +30,7 @@ def usage(names: str, command: Any) -> list[str]:
     if hasattr(command, "commands"):
         return [f".B {text(names)}", "COMMAND [ARGUMENTS]"]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    words = " ".join(p.metavar or p.name.upper() for p in arguments)
+    words = " ".join((p.metavar or p.name.upper()) + "..." * (p.nargs != 1) for p in arguments)
     return [f".B {text(names)}", text(f"[OPTIONS] {words}")]
 
 
@@ -122,7 +122,7 @@ def main(folder: Path, side: str, date: str) -> None:
 
     from whitepanda.common import cli  # noqa: PLC0415 - the same
 
-    root = typer.main.get_command(cli.build())
+    root = cli.command()
     context = typer.Context(root)
     folder.mkdir(parents=True)
     owners = {p.name: p.value.partition(".")[0] for p in metadata.entry_points(group="whitepanda.commands")}

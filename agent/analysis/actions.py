@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from agent.analysis.commands import act_command, cap_commands, cap_notes, migration, migration_notes
 from agent.analysis.effects import (
@@ -38,7 +39,7 @@ from agent.analysis.recommendations import (
     Victim,
 )
 
-__all__ = ["MAX_RECOMMENDATIONS", "recommend"]
+__all__ = ["MAX_RECOMMENDATIONS", "pursued", "recommend"]
 
 MAX_RECOMMENDATIONS = 8
 
@@ -59,11 +60,9 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     """
     if not situation.victims:
         return ()
-    victim = situation.victims[0]
-    blamed = [s for s in situation.suspects if (s.score is not None and s.score > 0) or s.inflicts]
+    victim, blamed = situation.victims[0], _blamed(situation)
     found: list[tuple[int, int, Recommendation]] = []
-    pursued = [suspect for suspect in blamed if not is_spared(suspect, situation)]
-    for place, suspect in enumerate(pursued[:_MAX_SUSPECTS]):
+    for place, suspect in enumerate(pursued(situation)):
         found += [(_rank(one.effect, suspect), place, one) for one in _against(suspect, victim, situation)]
     is_helpless = all(rank > _NOTHING for rank, _, _ in found)
     migration = _migrate_victim(victim, situation)
@@ -71,6 +70,16 @@ def recommend(situation: Situation) -> tuple[Recommendation, ...]:
     found = sorted(found, key=_order)[: MAX_RECOMMENDATIONS - 1]
     found.append((_FIRST if is_helpless else _NOTHING, 0, _nothing(victim, situation, blamed)))
     return tuple(one for _, _, one in sorted(found, key=_order))
+
+
+def pursued(situation: Situation) -> list[Suspect]:
+    """Return the few suspects that actions are thought of for: of no other one are the facts about it needed."""
+    able = (suspect for suspect in _blamed(situation) if not is_spared(suspect, situation))
+    return list(islice(able, _MAX_SUSPECTS))
+
+
+def _blamed(situation: Situation) -> list[Suspect]:
+    return [s for s in situation.suspects if (s.score is not None and s.score > 0) or s.inflicts]
 
 
 _HELPS = {True: 0, None: 1, False: 2}
@@ -271,7 +280,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
         lines.append(f"it has gone on for {situation.lasted_s:.0f} s")
     alone = [suspect for suspect in blamed if is_left_alone(suspect, situation)]
     small = [suspect for suspect in alone if is_small_part(suspect, situation)]
-    spared = [suspect for suspect in alone if suspect not in small]
+    spared = [suspect for suspect in alone if not is_small_part(suspect, situation)]
     if small:
         lines.append(f"too small a part of it to be limited (score): {_scores(small)}")
     if spared:

@@ -92,7 +92,7 @@ def is_spared(suspect: Suspect, situation: Situation) -> bool:
     A coefficient is of a job over the whole fleet, and the host looks at this very VM: so it is limited only if mnCPI
     would come near its threshold without it.
     """
-    if not suspect.is_cleared or not any(other.inflicts for other in situation.suspects):
+    if not suspect.is_cleared or not situation.is_inflicted:
         return False
     return not _makes_up(suspect, situation, NEAR_SHARE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from collector.base import LIBVIRT_MANAGERS
@@ -134,6 +134,11 @@ class Situation:
     lasted_s: float = 0.0
     is_cut: bool = False
     host: HostLimits = HostLimits()
+    is_inflicted: bool = field(init=False)  # the host's own analysis says so of any suspect
+
+    def __post_init__(self) -> None:
+        """Look through the suspects once: each of them is then compared with the others."""
+        object.__setattr__(self, "is_inflicted", any(suspect.inflicts for suspect in self.suspects))
 
 
 @dataclass(frozen=True, slots=True)

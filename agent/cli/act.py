@@ -28,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-SocketOption = Annotated[Path | None, typer.Option(help="Where the service answers.")]
+SocketOption = Annotated[Path | None, typer.Option(readable=False, help="Where the service answers.")]
 ConfigOption = Annotated[
     Path | None, typer.Option(help="The agent's configuration, whose section act names the socket.")
 ]

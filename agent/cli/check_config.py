@@ -36,21 +36,21 @@ _FILES = {
 class _Result:
     file: Path
     kind: str | None = None
-    error: str | None = None
+    errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def check_config(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Configuration files of agent or central.")
+        list[Path], typer.Argument(metavar="FILE", help="Configuration files of agent or central.")
     ],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON array for programs.")] = False,
 ) -> None:
     """Check configuration files and the scenario they name; exit code 2 if one would be refused.
 
-    Warns of files in them that are missing, of TLS and secret files that will not do, and of passwords that
-    everybody may read.
+    Says all that is wrong at once. Warns of files in them that are missing, of TLS and secret files that will not do,
+    and of passwords that everybody may read.
     """
     results = [_check(file) for file in files]
     if json:
@@ -59,8 +59,8 @@ def check_config(
                 {
                     "file": str(r.file),
                     "kind": r.kind,
-                    "ok": r.error is None,
-                    "error": r.error,
+                    "ok": not r.errors,
+                    "errors": r.errors,
                     "warnings": r.warnings,
                 }
                 for r in results
@@ -69,16 +69,16 @@ def check_config(
     else:
         for result in results:
             _show(result)
-    if any(result.error for result in results):
+    if any(result.errors for result in results):
         raise typer.Exit(ConfigError.exit_code)
 
 
 def _show(result: _Result) -> None:
     for warning in result.warnings:
         errors.print(Text("warning: ", style="yellow").append(warning, style="none"), soft_wrap=True)
-    if result.error:
-        errors.print(Text("error: ", style="bold red").append(result.error, style="none"), soft_wrap=True)
-    else:
+    for error in result.errors:
+        errors.print(Text("error: ", style="bold red").append(error, style="none"), soft_wrap=True)
+    if not result.errors:
         console.print(Text(f"{result.file}: ok ({result.kind})"), soft_wrap=True)
 
 
@@ -98,7 +98,7 @@ def _check(file: Path) -> _Result:
         if isinstance(config, AgentConfig):
             _check_scenario(config.sources.simulated)
     except ConfigError as error:
-        result.error = str(error)
+        result.errors = list(error.problems)
     return result
 
 

@@ -42,10 +42,11 @@ from central.incident_store import IncidentStore, StoreError
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError, Segment
 from central.placement.live import LiveFleet
+from central.revoked import Revoked, revoked_text
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
-from whitepanda.common.tls import peer_names
+from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
@@ -83,6 +84,8 @@ class Fleet(
         incidents_error: the same of what writes incident history.
         webhooks: says how each of them does.
         gap_ns: an incident without a report for so long is over.
+        certificate: central's own.
+        revoked: certificates that no longer count.
 
     """
 
@@ -102,6 +105,8 @@ class Fleet(
         incidents_error: Callable[[], str] = str,
         webhooks: Callable[[], list[fleet_pb2.WebhookReceiver]] = list,
         gap_ns: int = 900 * 10**9,
+        certificate: OwnCertificate | None = None,
+        revoked: Revoked | None = None,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         placement = placement or PlacementSection()
@@ -136,6 +141,8 @@ class Fleet(
         self._incidents_error = incidents_error
         self._webhooks = webhooks
         self._gap_ns = gap_ns
+        self._certificate = certificate or OwnCertificate(TlsFiles())
+        self._revoked = revoked or Revoked()
         self._operators = frozenset(operators)
         self._importers = frozenset(importers)
         self._started_unix_ns = clock_unix_ns()
@@ -182,6 +189,9 @@ class Fleet(
             known_hosts=len(self._journal.hosts),
             open_incidents=open_incidents,
             webhooks=self._webhooks(),
+            certificate_expiry_unix_ns=round((self._certificate.expiry_unix_s() or 0) * 1e9),
+            revoked_certificates=len(self._revoked.serials),
+            last_revocation_error=self._revoked.problem,
         )
 
     def _count_open(self) -> int | None:
@@ -235,11 +245,13 @@ class Fleet(
         await self.check_operator(context)
         page = await read_page(request, "coefficients", request.job, context)
         built = await self._version(page, context)
+        coefficient = built.coefficient(request.job) if built and request.job else None
+        if coefficient is None:
+            await self.check_names(context, jobs=[request.job])
         if built is None:
             return fleet_pb2.ListCoefficientsResponse()
         rows: list[agent_pb2.Coefficient]
         if request.job:
-            coefficient = built.coefficient(request.job)
             rows, total = _cut([] if coefficient is None else [coefficient], page)
         else:
             rows, total = built.coefficients_page(page.token.offset, page.size), built.coefficients_count
@@ -285,6 +297,9 @@ class Fleet(
         """End the call unless an operator's certificate asks."""
         if isinstance(context, Admitted):
             return
+        serial = peer_serial(context)
+        if serial in self._revoked:
+            await abort(context, grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial))
         names = peer_names(context)
         if not names & self._operators:
             shown = ", ".join(sorted(names)) or "none"

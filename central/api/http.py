@@ -36,10 +36,11 @@ from central.api.fleet import Fleet
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from central.page import files
+from central.revoked import Revoked, revoked_text
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import TlsFiles, serial_text
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -186,14 +187,23 @@ class HttpApi:
         listen: host:port; port 0 takes a free one, `port` has it once started.
         tls: used where `listen` is not loopback.
         operators: certificate names that may ask there.
+        revoked: certificates that may not, whatever their names.
 
     """
 
-    def __init__(self, fleet: Fleet, listen: str, tls: TlsFiles, operators: Sequence[str]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        listen: str,
+        tls: TlsFiles,
+        operators: Sequence[str],
+        revoked: Revoked | None = None,
+    ) -> None:
         self._fleet = fleet
         self._listen = listen
         self._tls = tls
         self._operators = frozenset(operators)
+        self._revoked = revoked or Revoked()
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -211,7 +221,7 @@ class HttpApi:
         is_local = is_loopback(host)
         options: dict[str, Any] = {}
         if not is_local:
-            options["http"] = _protocol(self._operators)
+            options["http"] = _protocol(self._operators, self._revoked)
             options |= {"ssl_certfile": self._tls.certificate, "ssl_keyfile": self._tls.key}
             options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
         else:
@@ -253,6 +263,10 @@ class HttpApi:
             if now != known:
                 known = now
                 try:
+                    # First into a context that nobody uses: a certificate without its key would spoil the one in force.
+                    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                        self._tls.certificate, self._tls.key
+                    )
                     context.load_cert_chain(self._tls.certificate, self._tls.key)
                 except OSError as error:
                     told = "changed certificate files cannot be used for HTTP; the ones before stay in force"
@@ -267,32 +281,40 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _protocol(operators: frozenset[str]) -> type[H11Protocol]:
-    """Return uvicorn's protocol that answers 403 where the client's certificate is not an operator's."""
+def _protocol(operators: frozenset[str], revoked: Revoked) -> type[H11Protocol]:
+    """Return uvicorn's protocol that answers 403 where the client's certificate is revoked or not an operator's."""
 
     class OperatorsOnly(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
             super().connection_made(transport)
-            names = _names(transport.get_extra_info("ssl_object"))
+            certificate: Any = transport.get_extra_info("ssl_object").getpeercert() or {}
+            names = _names(certificate)
             if not names & operators:
-                self.app = _forbidden(", ".join(sorted(names)) or "none")
+                shown = ", ".join(sorted(names)) or "none"
+                self.app = _forbidden(
+                    f"only operators may ask; none of this certificate's names ({shown}) is in central.operators"
+                )
+                return
+            serial, answer = serial_text(certificate["serialNumber"]), self.app
+
+            # Looked at with each request: a browser keeps its connection for hours.
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                allowed = _forbidden(revoked_text(serial)) if serial in revoked else answer
+                await allowed(scope, receive, send)
+
+            self.app = app
 
     return OperatorsOnly
 
 
-def _names(connection: ssl.SSLObject | None) -> frozenset[str]:
+def _names(certificate: Any) -> frozenset[str]:
     """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
-    certificate: Any = connection.getpeercert() if connection is not None else None
-    if not certificate:
-        return frozenset()
     alternative = [value for _, value in certificate.get("subjectAltName", ())]
     subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     return frozenset(alternative or subject)
 
 
-def _forbidden(names: str) -> Any:
-    text = f"only operators may ask; none of this certificate's names ({names}) is in central.operators"
-
+def _forbidden(text: str) -> Any:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await _json({"error": text}, 403)(scope, receive, send)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
 from central.api.vm_windows import SlowError, VmWindows
 from central.incident_store import IncidentQuery, IncidentStore, Place, StoreError
@@ -31,7 +32,7 @@ _MAX_LISTED = 1000  # events and incidents of a VM's history
 Answer = TypeVar("Answer")
 
 
-class IncidentQueries:
+class IncidentQueries(NameChecks):
     """Methods of `whitepanda.v1.Fleet`; `central.api.fleet.Fleet` has the rest."""
 
     _clock_unix_ns: Callable[[], int]
@@ -57,6 +58,9 @@ class IncidentQueries:
         if request.page_token:
             after = (page.token.offset, page.token.version)
         found = await ask_store(context, self._incidents.find, query, limit=page.size + 1, after=after)
+        if not found and after is None:
+            jobs = (request.suspect_job, request.victim_job)
+            await self.check_names(context, host=request.host, jobs=jobs, vm=request.vm)
         shown = found[: page.size]
         token = ""
         if len(found) > page.size:

@@ -18,6 +18,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = [
     "ACKNOWLEDGEMENT",
+    "CERTIFICATE_EXPIRY",
     "COEFFICIENTS_CREATED",
     "CONTENT_TYPE",
     "COUNTERS",
@@ -56,6 +57,7 @@ GAUGES = (
     ("lake_rows", "lake_rows", "rows in the lake"),
     ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
     ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
+    ("revoked_certificates", "revoked_certificates", "serials of central.revoked_serials that are in force"),
     ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
 #: 1 where the field says why, else 0.
@@ -67,6 +69,11 @@ FAILURES = (
         "1 while the journal cannot commit and nothing is acknowledged, else 0",
     ),
     ("roll_failed", "last_roll_error", "1 while the journal cannot be rolled into the lake, else 0"),
+    (
+        "revocation_failed",
+        "last_revocation_error",
+        "1 while the list of revoked serials cannot be used, else 0",
+    ),
     ("incidents_failed", "last_incidents_error", "1 while incident history takes no reports, else 0"),
 )
 ACKNOWLEDGEMENT = "acknowledgement_seconds"
@@ -83,6 +90,7 @@ WEBHOOKS = (
 WEBHOOK_DROPPED = "webhook_dropped_notices"
 WEBHOOK_OLDEST = "webhook_oldest_waiting_timestamp_seconds"
 OPEN_INCIDENTS = "open_incidents"
+CERTIFICATE_EXPIRY = "certificate_expiry_timestamp_seconds"
 COEFFICIENTS_CREATED = "coefficients_created_timestamp_seconds"
 
 
@@ -104,13 +112,18 @@ class _Families(Collector):
         yield from _webhooks(status.webhooks)
         yield _known(
             OPEN_INCIDENTS,
-            "incidents that go on; none while incident history is away",
+            "hosts with VMs that suffer now; none while incident history is away",
             status.open_incidents if status.HasField("open_incidents") else None,
         )
         yield _known(
             COEFFICIENTS_CREATED,
             "when the version in force was made, since 1970; none without a version",
             status.coefficient_created_unix_ns / 1e9 or None,
+        )
+        yield _known(
+            CERTIFICATE_EXPIRY,
+            "when central's own certificate expires, since 1970",
+            status.certificate_expiry_unix_ns / 1e9 or None,
         )
         started = GaugeMetricFamily(_PREFIX + "start_time_seconds", "when central started, since 1970")
         started.add_metric([], status.started_unix_ns / 1e9)

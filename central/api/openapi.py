@@ -52,7 +52,7 @@ ROUTES = (
     Route("/v1/job-statistics", "ListJobStatistics", "CPI statistics by job and platform"),
     Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first"),
     Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first"),
-    Route("/v1/incidents", "ListIncidents", "Contention that hosts reported, the last that began first"),
+    Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first"),
     Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence"),
     Route(
         "/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first"
@@ -64,7 +64,7 @@ ROUTES = (
     Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake"),
     Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform"),
     Route(
-        "/v1/overview", "GetOverview", "The fleet at a glance: contended hosts, open incidents, antagonists"
+        "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
     ),
     Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs"),
     Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents"),

@@ -106,7 +106,7 @@ async def _loading(now: Snapshot, request: fleet_pb2.RankHostsRequest, context: 
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
         return found.loading
     try:
-        given = numbers_by_name([request.loading[:1000]], "loading")
+        given = numbers_by_name([request.loading[:1000]], "loading", is_share=True)
     except InputError as error:
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     unknown = [name for name in given if name not in now.resources]

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
-from whitepanda.common.tls import TlsFiles, channel_credentials, warnings
+from whitepanda.common.fleets import Asked
+from whitepanda.common.tls import TlsFiles, channel_credentials, not_grpc, warnings
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Asks", "asking", "explained"]
@@ -17,28 +18,21 @@ __all__ = ["Asks", "asking", "explained"]
 #: Takes a method's name and its request, and returns the answer.
 Asks = Callable[[str, Any], Any]
 
-_MAX_PORT = 65_535
-
 
 @contextmanager
-def asking(central: str, files: TlsFiles, server_name: str, deadline_s: float) -> Iterator[Asks]:
+def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
     """Connect to central.
 
     Args:
-        central: host:port.
-        files: an operator's.
-        server_name: name in central's certificate; "" for the host's.
+        asked: where it is, and an operator's certificate.
         deadline_s: of each question.
 
     Raises:
-        InputError: it is no host:port.
         TlsError: the files cannot be used.
 
     """
-    host, _, port = central.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
-        raise InputError(f"--central must be host:port (value {central!r})")  # gRPC takes another port
-    options = [("grpc.ssl_target_name_override", server_name)] if server_name else []
+    central, files = asked.central, asked.files
+    options = [("grpc.ssl_target_name_override", asked.server_name)] if asked.server_name else []
     with grpc.secure_channel(central, channel_credentials(files, "--"), options=options) as channel:
         stub = fleet_pb2_grpc.FleetStub(channel)
 
@@ -74,6 +68,8 @@ def _unavailable(where: str, details: str, files: TlsFiles) -> WhitepandaError:
     lower = details.lower()
     if "incident history" in lower:
         return UnavailableError(f"{where}: {details}")
+    if why := not_grpc(details):
+        return UnavailableError(f"{where} {why}; see --central")
     if "verif" in lower or "peer name" in lower:
         remedy = "see --ca and --server-name"
         return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")

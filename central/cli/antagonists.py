@@ -25,11 +25,12 @@ from whitepanda.common.tls_options import (
     CaOption,
     CentralOption,
     CertOption,
+    FleetOption,
     FolderOption,
     KeyOption,
     OperatorOption,
     ServerNameOption,
-    files_of,
+    asked_of,
 )
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -54,7 +55,7 @@ def fit(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
         ),
     ],
     out: Annotated[
@@ -158,7 +159,7 @@ def evaluate(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
+            metavar="TRACE", help="Google cluster trace v3 usage rows, Parquet or CSV; one trace."
         ),
     ],
     truth: Annotated[
@@ -256,21 +257,22 @@ def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 @app.command()
 def show(
-    central: CentralOption,
+    central: CentralOption = "",
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="At most so many jobs, largest coefficient first.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,  # noqa: FBT002 - a flag of typer's
 ) -> None:
     """List the coefficients that central holds."""
-    files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
     version, rows = 0, list[agent_pb2.Coefficient]()
-    with asking(central, files, server_name, _DEADLINE_S) as ask:
+    with asking(asked, _DEADLINE_S) as ask:
         token = ""
         while len(rows) < limit:
             request = fleet_pb2.ListCoefficientsRequest(
@@ -290,6 +292,9 @@ def show(
         return
     if not version:
         console.print("central has built no coefficients yet")
+        return
+    if job and not rows:
+        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True, markup=False)
         return
     table = Table(title=f"Version {version}", title_justify="left")
     table.add_column("job", no_wrap=True)

@@ -40,11 +40,12 @@ from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls_options import (
     CaOption,
     CertOption,
+    FleetOption,
     FolderOption,
     KeyOption,
     OperatorOption,
     ServerNameOption,
-    files_of,
+    asked_of,
 )
 
 app = typer.Typer(help="Did the upgrade help? WSMeter: plan, draw, compare.", no_args_is_help=True)
@@ -105,11 +106,12 @@ def plan(
         float | None, typer.Option(min=0.0, help="Of machines' means: tells what the baseline would need.")
     ] = None,
     central: _Central = "",
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     plot: _Plot = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
@@ -133,26 +135,27 @@ def plan(
     ):
         if not value <= _MOST:
             raise InputError(f"{option}: must be at most {_MOST:g} (value {value:g})")
-    if not (jobs or central):
-        raise InputError("JOBS is needed, or --central HOST:PORT for the jobs of its lake")
-    file = None if central else Path(jobs)
+    is_live = bool(central or fleet)
+    if not (jobs or is_live):
+        raise InputError("JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake")
+    file = None if is_live else Path(jobs)
     check_output(plot, "--plot", PICTURES, others={"JOBS": file, "--observed": observed})
     options = PlanOptions(
         margin_percent, t, min_instances, top, coverage, design_effect, machine_std_percent or None
     )
     seen = None if observed is None else read_rows(observed, metric).observed
     if file is None:
-        files = files_of(tls, name, ca=ca, cert=cert, key=key)
+        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = plan_request(parse_side(jobs), metric, options)
-        with asking(central, files, server_name, _DEADLINE_S) as ask:
+        with asking(asked, _DEADLINE_S) as ask:
             answer = ask("PlanObservation", request)
-        fleet, made = jobs_of_plan(answer), plan_of(answer, options, seen)
+        table, made = jobs_of_plan(answer), plan_of(answer, options, seen)
         options = replace(options, top=None, coverage=None)  # central has chosen the jobs
     else:
-        fleet = read_jobs(file)
-        made = make_plan(fleet, options, seen)
+        table = read_jobs(file)
+        made = make_plan(table, options, seen)
     if plot is not None:
-        plot_plan(plot, made, *_costs(fleet, options))
+        plot_plan(plot, made, *_costs(table, options))
     if json:
         print_json(made.as_json())
         return
@@ -177,11 +180,12 @@ def compare(
     top: Annotated[int | None, typer.Option(min=1, help="Only so many of the heaviest jobs.")] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.9999, help="Of the intervals.")] = 0.95,
     central: _Central = "",
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     plot: _Plot = None,
     json: _JsonOption = False,  # noqa: FBT002 - a flag of typer's
@@ -193,16 +197,17 @@ def compare(
     (the hosts that the other side's file does not name); central takes the week before its end for a side without a
     beginning. Intervals know that instances of one machine are alike; a machine on both sides is compared with itself.
     """
-    if lake and central:
+    is_live = bool(central or fleet)
+    if lake and is_live:
         raise InputError("--lake: is read here, --central is asked for its own; give one of them")
     check_output(
         plot,
         "--plot",
         PICTURES,
-        others={} if lake or central else {"CURRENT": Path(current), "NEW": Path(new)},
+        others={} if lake or is_live else {"CURRENT": Path(current), "NEW": Path(new)},
     )
-    if central:
-        files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    if is_live:
+        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
         request = comparison_request(
             parse_sides(current, new),
             metric,
@@ -211,7 +216,7 @@ def compare(
             top=top,
             confidence=confidence,
         )
-        with asking(central, files, server_name, _DEADLINE_S) as ask:
+        with asking(asked, _DEADLINE_S) as ask:
             answer = ask("CompareSides", request)
         _tell(comparison_of(answer), answer.metric, answer.weighed_by, answer.jobs_in_all, plot, json=json)
         return

@@ -24,11 +24,12 @@ from whitepanda.common.tls_options import (
     CaOption,
     CentralOption,
     CertOption,
+    FleetOption,
     FolderOption,
     KeyOption,
     OperatorOption,
     ServerNameOption,
-    files_of,
+    asked_of,
 )
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -49,13 +50,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on sta
 
 @app.command("list")
 def list_(
-    central: CentralOption,
+    central: CentralOption = "",
     *,
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
     suspect_job: Annotated[str, typer.Option(help="Only where this job is suspected first.")] = "",
@@ -70,14 +72,14 @@ def list_(
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    SLOW-DOWN is that of the victim that is named first, with its 95 % interval: of an open incident now, else at its
-    worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
+    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval: of an open incident now, else at
+    its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
     """
-    files = files_of(tls, name, ca=ca, cert=cert, key=key)
+    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
     since = 0 if hours is None else max(1, time.time_ns() - round(hours * 3600) * _NS)
     found: list[fleet_pb2.Incident] = []
     token = ""
-    with asking(central, files, server_name, _DEADLINE_S) as ask:
+    with asking(asked, _DEADLINE_S) as ask:
         while len(found) < limit:
             request = fleet_pb2.ListIncidentsRequest(
                 page_size=min(limit - len(found), _PAGE),
@@ -108,21 +110,22 @@ def list_(
 @app.command("show")
 def show(
     number: Annotated[str, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
-    central: CentralOption,
+    central: CentralOption = "",
     *,
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     json: JsonOption = False,
 ) -> None:
     """Show one incident: victims by slow-down, suspects, each report, and where else the suspect was one."""
     if not number.isascii() or not number.isdigit() or int(number) >= 2**63:
         raise InputError(f"NUMBER must be an incident's number (value {number[:40]!r}); see `incidents list`")
-    files = files_of(tls, name, ca=ca, cert=cert, key=key)
-    with asking(central, files, server_name, _DEADLINE_S) as ask:
+    asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
+    with asking(asked, _DEADLINE_S) as ask:
         detail = ask("GetIncident", fleet_pb2.GetIncidentRequest(id=int(number)))
     if json:
         print_json(to_json(detail))

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca
+from central.pki import CA_DAYS, LEAF_DAYS, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.errors import TlsError
+from whitepanda.common.tls import CERTIFICATE_WARN_DAYS, TlsFiles
 
 __all__ = ["app"]
 
@@ -23,8 +24,6 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="Folder of the CA and of what it issues.", show_default=False)]
 Days = Annotated[int, typer.Option(help="Valid for so many days, and never longer than the CA.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-
-_SOON_DAYS = 30
 
 
 @app.command("init")
@@ -46,7 +45,9 @@ def init(
 def central(
     directory: Folder,
     *,
-    name: Annotated[str, typer.Option(help="Central's name.")] = "central",
+    name: Annotated[
+        list[str], typer.Option(help="Central's name; the first names the files. May be repeated.")
+    ] = ["central"],  # noqa: B006 - typer's way to give a list its default
     address: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,7 +58,9 @@ def central(
     force: Force = False,
 ) -> None:
     """Issue central's certificate. Agents check that it names the address that they connect to."""
-    files = issue(directory, name, server=True, addresses=address or (), days=days, force=force)
+    first, *others = name
+    addresses = [*others, *(address or ())]
+    files = issue(directory, first, server=True, addresses=addresses, days=days, force=force)
     _tell(files, "central")
 
 
@@ -98,20 +101,79 @@ def importer(
     _tell(issue(directory, name, days=days, force=force), "whoever replays traces")
 
 
+@app.command("renew")
+def renew_(
+    directory: Folder,
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Names that certificates were issued to, NAME.crt there.", show_default=False),
+    ],
+    *,
+    days: Days = LEAF_DAYS,
+) -> None:
+    """Issue certificates anew: the same names, purpose and key, so only NAME.crt changes and has to be copied."""
+    for name in names:
+        before = renew(directory, name, days=days)
+        path = Path(directory, f"{name}.crt")
+        console.print(
+            f"{path}: valid until {describe(path).not_after:%Y-%m-%d} (before: {before.not_after:%Y-%m-%d}, serial "
+            f"{before.serial}); goes where the one before is",
+            soft_wrap=True,
+        )
+
+
+@app.command("revoke")
+def revoke_(
+    certificates: Annotated[
+        list[Path], typer.Argument(help="Certificates, PEM, that are no longer to count.", show_default=False)
+    ],
+    *,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--list", help="The list of serials.", show_default="revoked.txt beside each certificate"
+        ),
+    ] = None,
+) -> None:
+    """Add certificates to the list of serials that central refuses (central.revoked_serials)."""
+    for certificate in certificates:
+        file = into or certificate.parent / "revoked.txt"
+        is_new = revoke(certificate, file)
+        what = "goes to central, as central.revoked_serials names it" if is_new else "has it already"
+        console.print(f"{certificate}: serial {describe(certificate).serial}; {file} {what}", soft_wrap=True)
+
+
 @app.command("show")
 def show(
-    files: Annotated[list[Path], typer.Argument(help="Certificates, PEM.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR", help="Certificates, PEM; of a folder all its *.crt.", show_default=False
+        ),
+    ],
     *,
     json: Annotated[bool, typer.Option("--json", help="One JSON list for programs.")] = False,
 ) -> None:
     """Show whose certificates these are, what for, and until when."""
-    found = {str(path): describe(path) for path in files}
+    found = {str(path): describe(path) for given in files for path in _certificates(given)}
     if json:
         print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
         return
     for path, info in found.items():
         console.print(f"[bold]{path}[/]", soft_wrap=True)
         console.print(_table(info))
+
+
+def _certificates(path: Path) -> list[Path]:
+    """Return the certificates of a folder, the CA first; else the file itself."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(path.glob("*.crt"), key=lambda file: (file.name != "ca.crt", file.name))
+    if not found:
+        raise TlsError(
+            f"{path}: no certificates here (*.crt); name a file, or the folder of `whitepanda pki`"
+        )
+    return found
 
 
 def _tell(files: TlsFiles, whom: str) -> None:
@@ -128,7 +190,7 @@ def _table(info: CertificateInfo) -> Table:
     purposes = ["authority"] if info.is_ca else list(info.purposes)
     if info.days_left < 0:
         left = "[bold red]expired[/]"
-    elif info.days_left < _SOON_DAYS:
+    elif info.days_left < CERTIFICATE_WARN_DAYS:
         left = f"[yellow]{info.days_left} days left[/]"
     else:
         left = f"{info.days_left} days left"

@@ -20,14 +20,16 @@ from central.placement.schedule import NOWHERE, Schedule, Vm, place_all
 from central.placement.tables import numbers_by_name
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.errors import InputError
+from whitepanda.common.fleets import CENTRAL
 from whitepanda.common.tls_options import (
     CaOption,
     CertOption,
+    FleetOption,
     FolderOption,
     KeyOption,
     OperatorOption,
     ServerNameOption,
-    files_of,
+    asked_of,
 )
 from whitepanda.v1 import fleet_pb2
 
@@ -52,18 +54,24 @@ def place(
         typer.Option(metavar="HOSTS.csv", help="Column host; loadings there; units.NAME, limit.NAME."),
     ] = None,
     central: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Instead of files: the live fleet, asked of central.")
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help=f"Instead of files: the live fleet, asked of central; or {CENTRAL}."
+        ),
     ] = "",
-    job: Annotated[str, typer.Option(help="With --central: the job of the new VM.")] = "",
+    job: Annotated[str, typer.Option(help="Of the live fleet: the job of the new VM.")] = "",
     loading: Annotated[
         str,
-        typer.Option(metavar="NAME=P,...", help="With --central: its loading vector, as cpu=0.5,disk=0.2."),
+        typer.Option(
+            metavar="NAME=P,...", help="Of it: the VM's loadings, each within 0..1, as cpu=0.5,disk=0.2."
+        ),
     ] = "",
+    fleet: FleetOption = "",
     tls: FolderOption = None,
     ca: CaOption = None,
     cert: CertOption = None,
     key: KeyOption = None,
-    name: OperatorOption = "operator",
+    name: OperatorOption = "",
     server_name: ServerNameOption = "",
     units: Annotated[
         list[str] | None,
@@ -101,10 +109,10 @@ def place(
     The exit status is 1 if a VM found no host with room; the output is whole all the same.
     """
     check_output(plot, "--plot", PICTURES, others={"VMS": vms, "HOSTS": hosts})
-    if central:
+    if central or fleet or ((job or loading) and vms is None and hosts is None):
         _refuse_for_live(vms, hosts, {"--units": units, "--limit": limit, "--fit": fit, "--compare": compare})
-        files = files_of(tls, name, ca=ca, cert=cert, key=key)
-        with asking(central, files, server_name, _DEADLINE_S) as ask:
+        asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)
+        with asking(asked, _DEADLINE_S) as ask:
             request = fleet_pb2.RankHostsRequest(job=job, loading=loading, top=top or _MOST)
             live = ask("RankHosts", request)
         if plot is not None:
@@ -112,28 +120,26 @@ def place(
         _show_live(live, job or "a VM", json=json)
         return
     if vms is None or hosts is None:
-        raise InputError(
-            "VMS.csv and --hosts HOSTS.csv are needed, or --central HOST:PORT for the live fleet"
-        )
+        raise InputError("VMS.csv and --hosts HOSTS.csv are needed, or --job or --loading for the live fleet")
     _check_words(rule, order, job, loading)
     amounts = numbers_by_name(fit or [], "--fit")
-    asked = read_vms(vms, tuple(amounts))
-    fleet = read_hosts(
+    wanted = read_vms(vms, tuple(amounts))
+    there = read_hosts(
         hosts,
-        asked.resources,
+        wanted.resources,
         units=numbers_by_name(units or [], "--units"),
         limits=numbers_by_name(limit or [], "--limit"),
         amounts=amounts,
     )
-    to_place = asked.vms(fleet)
+    to_place = wanted.vms(there)
     _need_times(rule, to_place, vms)
-    found = place_all(fleet, to_place, rule, top=top or None, largest_first=order == "largest")
-    summary = explained(fleet, to_place, found, rule)
+    found = place_all(there, to_place, rule, top=top or None, largest_first=order == "largest")
+    summary = explained(there, to_place, found, rule)
     if plot is not None:
         placed = [row for row in summary["placements"] if row["host"] is not None]
         plot_added(plot, [(f"{row['job']} on {row['host']}", row["by_resource"]) for row in placed])
     if compare:
-        summary["compare"] = _compared(fleet, to_place, order == "largest")
+        summary["compare"] = _compared(there, to_place, order == "largest")
     if json:
         print_json(summary)
     else:
@@ -144,7 +150,7 @@ def place(
 
 def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, object]) -> None:
     if vms is not None or hosts is not None:
-        raise InputError("--central asks for the live fleet; leave VMS.csv and --hosts away")
+        raise InputError("--central or --fleet asks for the live fleet; leave VMS.csv and --hosts away")
     if unused := [option for option, value in options.items() if value]:
         raise InputError(f"{unused[0]}: is for files; the live fleet is as central knows it; leave it away")
 
@@ -152,7 +158,7 @@ def _refuse_for_live(vms: Path | None, hosts: Path | None, options: dict[str, ob
 def _check_words(rule: str, order: str, job: str, loading: str) -> None:
     if job or loading:
         raise InputError(
-            f"--{'job' if job else 'loading'}: is for the live fleet (--central); the VMs are those of VMS.csv"
+            f"--{'job' if job else 'loading'}: is for the live fleet; the VMs are those of VMS.csv"
         )
     if rule not in RULES:
         raise InputError(f"--rule {rule}: must be one of {', '.join(RULES)}")

@@ -170,11 +170,16 @@ def jobs_of(rows: Rows, *, beside: Iterable[str] = (), can_fit: bool = False) ->
     return Jobs(tuple(names), resources, loadings, tau, start)
 
 
-def numbers_by_name(words: Sequence[str], option: str, *, above: float = 0.0) -> dict[str, float]:
+def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False) -> dict[str, float]:
     """Read values of an option such as `cpu=8,disk=2`; one may be given several times.
 
+    Args:
+        words: as they were given.
+        option: its name, for errors.
+        is_share: numbers are shares of time, within 0..1; else they are above 0.
+
     Raises:
-        InputError: not NAME=NUMBER, the number is not above `above`, or a name comes twice.
+        InputError: not NAME=NUMBER, a number out of range, or a name comes twice.
 
     """
     found: dict[str, float] = {}
@@ -186,8 +191,10 @@ def numbers_by_name(words: Sequence[str], option: str, *, above: float = 0.0) ->
             number = float(value)
         except ValueError:
             raise InputError(f"{option} {word}: {value!r} is not a number") from None
-        if not (math.isfinite(number) and number > above):
-            raise InputError(f"{option} {word}: must be above {above:g}")
+        if is_share and not 0.0 <= number <= 1.0:
+            raise InputError(f"{option} {word}: must be within 0..1, the share of the VM's time at {name}")
+        if not is_share and not (math.isfinite(number) and number > 0.0):
+            raise InputError(f"{option} {word}: must be above 0")
         if name in found:
             raise InputError(f"{option}: {name} is given twice")
         found[name] = number

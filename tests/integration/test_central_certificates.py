@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import http.client
 import shutil
 import socket
 import ssl
@@ -13,15 +14,20 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from typer.testing import CliRunner
 
 from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.uplink import Timing, Uplink
 from central import pki
+from central.api.paging import Admitted
+from central.cli.pki import app as pki_app
 from central.config import CentralConfig, CentralSection, IngestSection
 from central.daemon import Central
 from central.pki import issue, make_ca
+from central.revoked import LOOK_S, revoked_text
 from tests.support.central_process import CentralProcess
+from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -154,6 +160,162 @@ async def test_an_agents_new_certificate_is_taken_up_without_a_restart(
         await asyncio.gather(running, return_exceptions=True)
         await uplink.close()
         spool.close()
+
+
+@pytest.fixture
+async def revoking(tmp_path: Path):
+    """A central with a list of revoked serials that is still empty, gRPC and HTTP beyond loopback."""
+    pki_folder = tmp_path / "pki"
+    make_ca(pki_folder)
+    tls = issue(pki_folder, "central", server=True, addresses=["localhost", "127.0.0.1"])
+    for name in ("h1", "h2", "operator"):
+        issue(pki_folder, name)
+    (pki_folder / "revoked.txt").touch()
+    section = CentralSection(
+        listen="localhost:0",
+        http_listen="0.0.0.0:0",
+        state_dir=str(tmp_path / "state"),
+        tls=tls,
+        revoked_serials=str(pki_folder / "revoked.txt"),
+    )
+    central = Central(CentralConfig(central=section, ingest=IngestSection(commit_interval_ms=1)))
+    await central.start()
+    yield central
+    await central.stop()
+
+
+def revoke(folder: Path, *names: str) -> None:
+    done = CliRunner().invoke(pki_app, ["revoke", *(str(folder / f"{name}.crt") for name in names)])
+    assert done.exit_code == 0, done.output
+
+
+async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_closed(
+    revoking: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert LOOK_S <= 60
+    folder = tmp_path / "pki"
+    opened = {}
+    async with (
+        grpc.aio.secure_channel(f"localhost:{revoking.port}", channel_credentials(of(folder, "h1"))) as first,
+        grpc.aio.secure_channel(
+            f"localhost:{revoking.port}", channel_credentials(of(folder, "h2"))
+        ) as second,
+    ):
+        for host, channel in (("h1", first), ("h2", second)):
+            call = opened[host] = channel.stream_stream(CONNECT)()
+            hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            assert agent_pb2.CentralMessage.FromString(await call.read()).HasField("welcome")
+        revoke(folder, "h1")
+        assert await asyncio.wait_for(opened["h1"].code(), 60) == grpc.StatusCode.UNAUTHENTICATED
+        serial = pki.describe(folder / "h1.crt").serial
+        assert await opened["h1"].details() == revoked_text(serial)
+        assert await says(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
+        assert revoking.ingest.refused_streams == {"revoked": 1}
+        assert not opened["h2"].done(), "others stay"
+        assert [stream.host for stream in revoking.registry.connected()] == ["h2"]
+        issue(folder, "h1", force=True)
+        assert await says(revoking, of(folder, "h1"), "h1") == "welcome", (
+            "a new certificate of the host counts"
+        )
+    told = capsys.readouterr()
+    [line] = [line for line in (told.out + told.err).splitlines() if "stream closed" in line]
+    assert f"certificate_serial={serial}" in line and "host=h1" in line
+
+
+async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(
+    revoking: Central, tmp_path: Path
+) -> None:
+    """What was queued for it keeps the stream open; what it sends must not count."""
+    folder = tmp_path / "pki"
+    credentials = channel_credentials(of(folder, "h1"))
+    async with grpc.aio.secure_channel(f"localhost:{revoking.port}", credentials) as channel:
+        call = channel.stream_stream(CONNECT)()
+        hello = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+        await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+        await call.read()
+        stream = revoking.registry.get("h1")
+        assert stream is not None
+        large = agent_pb2.CoefficientUpdate(version=1)
+        large.coefficients.add(job="x" * 1_000_000)
+        while stream.send(agent_pb2.CentralMessage(coefficients=large)):
+            continue
+        revoke(folder, "h1")
+        revoking.revoked.look()
+        assert revoking.registry.close_revoked(revoking.revoked) == [stream]
+        heartbeat = agent_pb2.Heartbeat(jobs=["told-too-late"])
+        await call.write(agent_pb2.AgentMessage(heartbeat=heartbeat).SerializeToString())
+        async with asyncio.timeout(60):
+            while revoking.registry.get("h1") is not None:
+                await asyncio.sleep(0.02)
+        assert stream.jobs == frozenset()
+        call.cancel()
+
+
+async def test_a_revoked_operator_is_refused_by_grpc_and_http(revoking: Central, tmp_path: Path) -> None:
+    folder = tmp_path / "pki"
+    files = of(folder, "operator")
+    assert revoking._http is not None
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+    kept = http.client.HTTPSConnection("127.0.0.1", revoking._http.port, context=context, timeout=10)
+
+    def status(path: str) -> tuple[int, bytes]:
+        kept.request("GET", path)
+        answer = kept.getresponse()
+        return answer.status, answer.read()
+
+    async with grpc.aio.secure_channel(f"localhost:{revoking.port}", channel_credentials(files)) as channel:
+        stub = fleet_pb2_grpc.FleetStub(channel)
+        assert (await stub.GetFleetStatus(fleet_pb2.GetFleetStatusRequest())).revoked_certificates == 0
+        assert (await asyncio.to_thread(status, "/"))[0] == 200
+        revoke(folder, "operator")
+        revoking.revoked.look()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    for path in ("/", "/v1/hosts", "/metrics"):
+        code, body = await asyncio.to_thread(status, path)
+        assert code == 403, "on the connection that was open before, too"
+        assert revoked_text(pki.describe(folder / "operator.crt").serial) in body.decode()
+    kept.close()
+
+
+async def test_a_list_that_cannot_be_used_leaves_the_last_good_one_in_force_and_is_shown(
+    revoking: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "pki"
+    file = folder / "revoked.txt"
+    revoke(folder, "h1")
+    revoking.revoked.look()
+    for spoil in (lambda: file.write_text("nonsense\n"), file.unlink):
+        spoil()
+        for _ in range(3):
+            revoking.revoked.look()
+        assert await says(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
+        answer = await revoking.fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), Admitted())
+        assert answer.revoked_certificates == 1
+        assert answer.last_revocation_error.startswith(f"central.revoked_serials: {file}")
+    file.write_text("")
+    revoking.revoked.look()
+    assert revoking.revoked.problem == ""
+    assert await says(revoking, of(folder, "h1"), "h1") == "welcome", "whoever is taken off the list"
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("the last good one stays in force") == 2, "once a problem"
+
+
+async def test_central_does_not_start_with_a_list_that_it_cannot_use(tmp_path: Path) -> None:
+    make_ca(tmp_path)
+    tls = issue(tmp_path, "central", server=True, addresses=["localhost"])
+    section = CentralSection(
+        listen="localhost:0",
+        http_listen="",
+        state_dir=str(tmp_path / "s"),
+        tls=tls,
+        revoked_serials="/nowhere",
+    )
+    with pytest.raises(TlsError, match=r"^central\.revoked_serials: /nowhere: cannot read the list"):
+        await Central(CentralConfig(central=section)).start()
 
 
 def knock(port: int, ca: Path, files: TlsFiles | None) -> None:

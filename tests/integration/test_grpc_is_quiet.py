@@ -133,7 +133,7 @@ def test_central_alone_switches_it_off_before_the_core_is_loaded(
 ) -> None:
     program = (
         "import os, sys\nfrom whitepanda.common import cli\n"
-        "cli.build = lambda: print(os.environ.get('GRPC_EXPERIMENTS'), 'grpc' in sys.modules) or (lambda **_: None)\n"
+        "cli.command = lambda: print(os.environ.get('GRPC_EXPERIMENTS'), 'grpc' in sys.modules) or (lambda **_: None)\n"
         "cli.main()"
     )
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}

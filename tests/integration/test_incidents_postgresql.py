@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
 from central.webhooks import tables
 from tests.support.webhook_receiver import Receiver
-from tests.unit.central.test_incidents import DAY, GAP, NOW, S, row
+from tests.unit.central.test_incidents import DAY, GAP, NOW, S, host_only, over, row, slower, told
 from tests.unit.central.test_webhook_delivery import running, take, until, webhooks
 from whitepanda.common.errors import UnavailableError
 
@@ -85,9 +85,18 @@ def plain(store: IncidentStore) -> list[str]:
 
 def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tmp_path):
     rows = [
-        row(n, NOW + minute * 60 * S, host=f"h{n % 3}", suspect=("scan", "dedup")[n % 2], mn_cpi=3.0 + n)
+        row(
+            n,
+            NOW + minute * 60 * S,
+            host=f"h{n % 3}",
+            suspect=("scan", "dedup")[n % 2],
+            mn_cpi=3.0 + n,
+            slow_down=slower(1.25 + n / 8, 1.25) if n % 4 else None,
+        )
         for n, minute in enumerate([0, 3, 5, 30, 33, 60, 14, 45, 90, 91, 22, 70])
     ]
+    rows += [told(50 + n, host_only(NOW + (40 + 20 * n) * 60 * S), host=f"h{n}") for n in range(3)]
+    rows += [told(60, over(NOW + 92 * 60 * S), host="h0")]
     sqlite = IncidentStore("", tmp_path)
     sqlite.take(rows, gap_ns=GAP, oldest_unix_ns=0)
     stores = [IncidentStore(cluster.url, tmp_path), IncidentStore(cluster.url, tmp_path)]
@@ -109,8 +118,12 @@ def test_postgresql_answers_like_sqlite_also_to_two_centrals_at_once(cluster, tm
         thread.join()
     assert sum(taken) == len(rows)
     assert plain(stores[0]) == plain(stores[1]) == plain(sqlite)
+    worst = [[i.host for i in s.open_now(NOW + 30 * 60 * S, limit=9)] for s in (*stores, sqlite)]
+    assert worst[0] == worst[1] == worst[2] != []
+    assert len({s.count_open(NOW + 30 * 60 * S) for s in (*stores, sqlite)}) == 1
     for query in (
         IncidentQuery(host="h1"),
+        IncidentQuery(open_since_unix_ns=NOW + 30 * 60 * S),
         IncidentQuery(suspect_job="dedup", since_unix_ns=NOW + 40 * 60 * S),
         IncidentQuery(victim_job="web", until_unix_ns=NOW + 40 * 60 * S),
         IncidentQuery(vm="uuid-scan"),

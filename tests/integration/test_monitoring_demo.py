@@ -180,7 +180,12 @@ def test_pages_pass_promtool_and_have_as_many_series_as_documented(watched) -> N
 
 
 def test_the_webhook_is_told_of_the_injected_antagonist(watched) -> None:
-    wait_until(watched.receiver.taken)
-    told = [post.alert["labels"] for post in watched.receiver.posts]
-    jobs = {labels.get("suspect_job") for labels in told if labels["host"] == watched.outcome.host}
-    assert watched.outcome.injected_antagonist in jobs
+    def suspected() -> set[str]:
+        alerts = [post.alert for post in watched.receiver.posts]
+        return {
+            alert["annotations"].get("suspect_job", "")
+            for alert in alerts
+            if alert["labels"]["host"] == watched.outcome.host
+        }
+
+    wait_until(lambda: watched.outcome.injected_antagonist in suspected())

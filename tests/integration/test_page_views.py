@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
+import time
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
@@ -308,6 +310,26 @@ async def test_an_importer_is_shown_as_such(one, browser):
             assert "import" in await seen.page.inner_text(".facts")
     finally:
         del one.journal.hosts["trace-import"]
+
+
+async def test_data_health_says_when_centrals_certificate_expires(one, browser, monkeypatch):
+    days = 400
+    certificate = SimpleNamespace(expiry_unix_s=lambda: time.time() + days * 86400)
+    revoked = SimpleNamespace(serials=frozenset({"1a"}), problem="")
+    monkeypatch.setattr(one.fleet, "_certificate", certificate)
+    monkeypatch.setattr(one.fleet, "_revoked", revoked)
+
+    async def fact(name):
+        return await seen.page.locator(".facts > div", has_text=name).locator("dd").inner_text()
+
+    async with watched(browser, one.url) as seen:
+        await seen.open("#/health")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8}", await fact("certificate expires"))
+        assert await fact("Revoked certificates") == "1"
+        days, revoked.problem = 29, "line 3: not a serial number"
+        await seen.page.wait_for_function("() => document.body.innerText.includes('whitepanda pki renew')")
+        assert "line 3: not a serial number" in await fact("Revoked certificates")
+        assert await serious(seen.page) == []
 
 
 FITS = "() => [...document.querySelectorAll('.scroll')].map((x) => [x.id, x.scrollWidth - x.clientWidth])"

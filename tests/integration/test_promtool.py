@@ -86,6 +86,7 @@ def test_centrals_page_passes() -> None:
         rejected_events=reason,
         refused_streams=reason,
         open_incidents=1,
+        certificate_expiry_unix_ns=10**18,
         coefficient_created_unix_ns=10**18,
         acknowledgements=fleet_pb2.AcknowledgementTimes(
             bound_s=BOUNDS_S, batches=[1] * (len(BOUNDS_S) + 1), sum_s=1.0

@@ -175,10 +175,20 @@ def trigger(rng: random.Random) -> agent_pb2.Trigger:
         unix_ns=now,
         slot_ns=_number(rng),
         since_unix_ns=_number(rng),
-        mn_cpi=rng.uniform(0, 9),
-        mn_cpi_threshold=1.0,
+        mn_cpi=rng.choice((rng.uniform(0, 9), math.nan)),
+        mn_cpi_threshold=rng.choice((1.0, math.nan)),
+        found_by=rng.choice(([], [1], [2], [1, 2])),
         coefficient_version=_number(rng),
-        victims=[agent_pb2.TriggerVictim(vm="vm-1", job="job-1", cpi=2.0, n_cpi=3.0, threshold_cpi=1.5)],
+        victims=[
+            agent_pb2.TriggerVictim(
+                vm="vm-1",
+                job="job-1",
+                cpi=2.0,
+                n_cpi=rng.choice((3.0, math.nan)),
+                threshold_cpi=1.5,
+                slow_down=rng.choice((None, agent_pb2.Degradation(ratio=1.5, low=math.nan, high=1.75))),
+            )
+        ],
         suspects=[
             agent_pb2.TriggerSuspect(
                 vm="vm-7", job="job-2", cpu_usage_cores=9.0, score=rng.choice((1.0, math.nan)), reason=99
@@ -191,7 +201,7 @@ def trigger(rng: random.Random) -> agent_pb2.Trigger:
 def bad_trigger(rng: random.Random) -> tuple[agent_pb2.Trigger, str]:
     """Return a report that is refused, and why."""
     made = trigger(rng)
-    unknown = rng.choice((math.nan, math.inf, -math.inf))
+    unknown = rng.choice((math.inf, -math.inf))
     faults = (
         "time",
         "victim",
@@ -199,6 +209,9 @@ def bad_trigger(rng: random.Random) -> tuple[agent_pb2.Trigger, str]:
         "name",
         "number",
         "score",
+        "slow_down",
+        "found_by",
+        "ended",
         "vms",
         "bytes",
         "machine",
@@ -220,6 +233,16 @@ def bad_trigger(rng: random.Random) -> tuple[agent_pb2.Trigger, str]:
         setattr(*where, unknown)
     elif fault == "score":
         setattr(made.suspects[0], rng.choice(("score", "coefficient")), math.inf)
+    elif fault == "slow_down":
+        name, value = rng.choice(
+            (("ratio", unknown), ("ratio", 0.0), ("low", 9.0), ("high", 0.5), ("model", _text(rng)))
+        )
+        made.victims[0].slow_down.CopyFrom(agent_pb2.Degradation(ratio=1.5, low=1.25, high=1.75))
+        setattr(made.victims[0].slow_down, name, value)
+    elif fault == "found_by":
+        rng.choice((made, made.victims[0])).found_by.append(rng.choice((0, 3, 99)))
+    elif fault == "ended":
+        made.ended = True
     elif fault == "vms":
         made.suspects.extend([made.suspects[0]] * 255)
     elif fault == "bytes":

@@ -5,6 +5,7 @@ import { clock, zone } from "./format.js";
 
 const SOON_MS = 1000;
 const EVERY_MS = 5000;
+const SLOW_MS = 4000; // with EVERY_MS less than 10 s from when central hangs
 
 /** The first part of a link's path, and the module that shows it. */
 const VIEWS = {
@@ -82,11 +83,21 @@ function show(title, children) {
   }
 }
 
-function sayStale(error) {
+function sayStale(what) {
   const since = shown.at ? ` What is shown is of ${clock(shown.at)}.` : "";
-  const text = error.status === 0 ? `Central does not answer.${since}` : `Central answers ${error.status}: ${error.message}.${since}`;
+  const text = `Central ${what}.${since}`;
   if (stale.textContent !== text) stale.textContent = text; // or it would be read aloud each time
   document.body.classList.add("is-stale");
+}
+
+/** Wait for central, and say so while it takes long. */
+async function whileAsking(answer, signal) {
+  const slow = setTimeout(() => signal.aborted || sayStale(`has not answered for ${SLOW_MS / 1000} s`), SLOW_MS);
+  try {
+    return await answer;
+  } finally {
+    clearTimeout(slow);
+  }
 }
 
 function sayFresh() {
@@ -102,7 +113,7 @@ async function refresh() {
   const { route, view } = shown;
   const { signal } = asking;
   try {
-    const data = await view.load((path, parameters) => ask(path, parameters, signal), route);
+    const data = await whileAsking(view.load((path, parameters) => ask(path, parameters, signal), route), signal);
     if (signal.aborted) return;
     const text = JSON.stringify(data);
     if (text !== shown.text) {
@@ -114,9 +125,10 @@ async function refresh() {
   } catch (error) {
     if (signal.aborted) return;
     if (!(error instanceof AskError)) throw error;
-    if (shown.text && error.status !== 404) sayStale(error);
+    const what = error.status === 0 ? "does not answer" : `answers ${error.status}: ${error.message}`;
+    if (shown.text && error.status !== 404) sayStale(what);
     else {
-      if (error.status === 0) sayStale(error);
+      if (error.status === 0) sayStale(what);
       const isSaid = shown.refusal === error.message; // once, or it would be read aloud each time
       Object.assign(shown, { text: "", refusal: error.message });
       if (!isSaid) show(view.title(route), [view.form?.(route), problem(error, view.LABELS)]);
@@ -158,7 +170,7 @@ async function navigate() {
   }
   let view;
   try {
-    view = await load();
+    view = await whileAsking(load(), signal);
   } catch {
     if (signal.aborted) return;
     shown = { route, view: null, text: "", refusal: "", at: 0, data: null };

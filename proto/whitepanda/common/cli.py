@@ -19,7 +19,7 @@ from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import printable
 
-__all__ = ["GRPC_EXPERIMENTS", "build", "console", "errors", "main", "print_json"]
+__all__ = ["GRPC_EXPERIMENTS", "build", "command", "console", "errors", "main", "print_json"]
 
 #: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
 #: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).
@@ -39,6 +39,7 @@ _AS_WE_SAY = (
     ("less than or equal to", "at most"),
 )
 
+_HELP = ["-h", "--help"]
 _NO_COMMAND = ""  # for whom only the version is wanted: to import every command takes seconds
 
 
@@ -72,7 +73,7 @@ def build() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": _HELP},
     )
 
     @app.callback()
@@ -103,6 +104,22 @@ def build() -> typer.Typer:
     return app
 
 
+def command() -> Any:
+    """Make the command that runs. Its help shows a flag without a type: it takes no value."""
+    made = typer.main.get_command(build())
+    _show_flags(made)
+    return made
+
+
+def _show_flags(command: Any) -> None:
+    options = [*command.params, command.get_help_option(typer.Context(command, help_option_names=_HELP))]
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _show_flags(each)
+
+
 def _wanted(argv: list[str]) -> str | None:
     """Return the subcommand's name if it is a registered one, else None (then all commands are loaded)."""
     first = next((word for word in argv[1:] if not word.startswith("-")), None)
@@ -124,12 +141,12 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     try:
         # Its own way puts a box of five lines around an error.
-        done = build()(prog_name="whitepanda", standalone_mode=False)
+        done = command()(prog_name="whitepanda", standalone_mode=False)
         if sys.stdout is not None:  # started without one
             sys.stdout.flush()  # a reader that has gone is noticed here, not as the interpreter ends
         sys.exit(done if isinstance(done, int) else 0)
     except WhitepandaError as error:
-        _fail(str(error), error.exit_code)
+        _fail(*error.problems, exit_code=error.exit_code)
     except typer.TyperException as error:
         _fail_usage(error)
     except BrokenPipeError:
@@ -143,9 +160,10 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(text: str, exit_code: int) -> NoReturn:
-    shown = escape(printable(text, keep="\n"))
-    errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
+def _fail(*problems: str, exit_code: int) -> NoReturn:
+    for problem in problems:
+        shown = escape(printable(problem, keep="\n"))
+        errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
     sys.exit(exit_code)
 
 
@@ -164,7 +182,7 @@ def _fail_usage(error: typer.TyperException) -> NoReturn:
         sys.exit(exit_code)
     problem = _usage_problem(error)
     help_of = f"; see `{context.command_path} --help`" if context is not None else ""
-    _fail(problem if problem.endswith("?") else problem + help_of, exit_code)
+    _fail(problem if problem.endswith("?") else problem + help_of, exit_code=exit_code)
 
 
 def _usage_problem(error: typer.TyperException) -> str:

@@ -8,8 +8,9 @@ import math
 import operator
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -18,15 +19,18 @@ from whitepanda.common.errors import ConfigError
 
 __all__ = ["Range", "address_problem", "convert", "is_loopback", "load_toml", "out_of_range", "read_toml"]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
+
+#: Takes a configuration and the keys that are wrong in it; yields further problems.
+Check = Callable[[T, Container[str]], Iterable[str]]
 
 #: A setting's dotted key, its lowest and its highest value.
 Range = tuple[str, float, float]
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
-_UNKNOWN = re.compile(r"unknown field `(?P<key>[^`]*)`")
+#: In place of a value that is wrong.
+_WRONG = object()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -48,33 +52,21 @@ def convert(data: dict[str, Any], kind: type[T], where: str) -> T:
     """Turn parsed TOML into `kind`, a frozen msgspec.Struct that forbids unknown fields.
 
     Raises:
-        ConfigError: names the file, the key, the value it got and what was expected.
+        ConfigError: names of every wrong setting the file, the key, the value it got and what was expected.
 
     """
-    for path, value in _numbers(data, ""):
-        if not math.isfinite(
-            value
-        ):  # TOML has nan and inf; every comparison with nan is false, so none would catch it
-            raise ConfigError(f"{where}: {path} must be a finite number (value {value})")
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        match = _AT.match(str(error))
-        what = match["what"] if match else str(error)
-        path = ((match["path"] if match else None) or "$").removeprefix("$").removeprefix(".")
-        path = _numbered(data, kind, path)
-        unknown = _UNKNOWN.search(what)
-        if unknown:
-            key = f"{path}.{unknown['key']}" if path else unknown["key"]
-            known = ", ".join(_known_keys(kind, path)) or "none"
-            raise ConfigError(
-                f"{where}: unknown key '{key}' (value {_show(_value(data, key))}); known here: {known}"
-            ) from error
-        allowed = _allowed(_kind_at(kind, path)) if what.startswith("Invalid enum value") else ()
-        if allowed:
-            what = f"must be {' or '.join(allowed)}"
-        got = f" (value {_show(_value(data, path))})" if path else ""
-        raise ConfigError(f"{where}: {path or 'file'}: {what[:1].lower()}{what[1:]}{got}") from error
+    return _checked(data, kind, where, (), lambda _config, _wrong: ())
+
+
+def _checked(data: dict[str, Any], kind: type[T], where: str, ranges: Sequence[Range], check: Check[T]) -> T:
+    wrong: dict[str, str] = {}
+    config = msgspec.convert(_sound(data, kind, "", wrong), kind)
+    wrong |= {_key_of(problem): problem for problem in out_of_range(config, ranges)}
+    # Of a setting that is wrong nothing more need be said.
+    more = [problem for problem in check(config, wrong) if _key_of(problem) not in wrong]
+    if problems := [*wrong.values(), *more]:
+        raise ConfigError(*(f"{where}: {problem}" for problem in problems))
+    return config
 
 
 def out_of_range(config: msgspec.Struct, ranges: Sequence[Range]) -> Iterator[str]:
@@ -103,52 +95,126 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def load_toml(path: Path, kind: type[T]) -> T:
-    """Read and convert a configuration file. Errors as in `read_toml` and `convert`."""
-    return convert(read_toml(path), kind, str(path))
+def load_toml(
+    path: Path,
+    kind: type[T],
+    ranges: Sequence[Range] = (),
+    check: Check[T] = lambda _config, _wrong: (),
+) -> T:
+    """Read and convert a configuration file, and look at its values.
+
+    Args:
+        path: the file.
+        kind: a frozen msgspec.Struct that forbids unknown fields.
+        ranges: of numbers.
+        check: takes the configuration and the keys that are already known to be wrong, which stand at their defaults or
+            are out of range; yields further problems, each beginning with its key.
+
+    Raises:
+        ConfigError: as of `read_toml` and `convert`; all problems at once.
+
+    """
+    return _checked(read_toml(path), kind, str(path), ranges, check)
 
 
-def _numbers(data: Any, path: str) -> Iterator[tuple[str, float]]:
+def _key_of(problem: str) -> str:
+    return problem.partition(" ")[0].rstrip(":")
+
+
+def _sound(value: Any, kind: Any, path: str, wrong: dict[str, str]) -> Any:
+    """Return what of a value has its type, the default in place of the rest; note what is wrong by its key."""
+    if NoneType in get_args(kind):  # TOML has no null
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    arguments = get_args(kind)
+    if _is_struct(kind):
+        return _sound_table(value, kind, path, wrong)
+    if get_origin(kind) is tuple and arguments[1:] == (...,) and isinstance(value, list):
+        found = []
+        for index, item in enumerate(value):
+            one = _sound(item, arguments[0], f"{path}[{index}]", wrong)
+            found.append(_stand_in(arguments[0]) if one is _WRONG else one)
+        return found
+    if get_origin(kind) is dict and isinstance(value, dict):
+        read = {key: _sound(item, arguments[1], f"{path}.{key}", wrong) for key, item in value.items()}
+        return {key: item for key, item in read.items() if item is not _WRONG}
+    infinite = next((number for number in _numbers(value) if not math.isfinite(number)), None)
+    if infinite is not None:
+        # TOML has nan and inf; every comparison with nan is false, so no range would catch it.
+        wrong[path] = f"{path} must be a finite number (value {infinite})"
+        return _WRONG
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        wrong[path] = f"{path} must be {_words(kind)}, got {_show(value)}"
+        return _WRONG
+    return value
+
+
+def _sound_table(value: Any, kind: type[msgspec.Struct], path: str, wrong: dict[str, str]) -> Any:
+    if not isinstance(value, dict):
+        wrong[path] = f"{path} must be a table, got {_show(value)}"
+        return _WRONG
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    found = {}
+    for key, item in value.items():
+        place = f"{path}.{key}".removeprefix(".")
+        if key not in fields:
+            known = ", ".join(sorted(fields)) or "none"
+            wrong[place] = f"unknown key '{place}' (value {_show(item)}); known here: {known}"
+            continue
+        found[key] = _sound(item, fields[key].type, place, wrong)
+    for key, field in fields.items():
+        if field.required and key not in found:
+            place = f"{path}.{key}".removeprefix(".")
+            what = f"[{place}]" if _is_struct(field.type) else place
+            wrong[place] = f"{what} is missing; it must be {_words(field.type)}"
+            found[key] = _WRONG
+    return {
+        key: _stand_in(fields[key].type) if one is _WRONG else one
+        for key, one in found.items()
+        if one is not _WRONG or fields[key].required
+    }
+
+
+def _stand_in(kind: Any) -> Any:
+    """Return a value of the type, for a wrong one that has no default."""
+    if _is_struct(kind):
+        fields = msgspec.structs.fields(kind)
+        return {field.encode_name: _stand_in(field.type) for field in fields if field.required}
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return arguments[0]
+    if get_origin(kind) is tuple:
+        return [] if arguments[1:] == (...,) else [_stand_in(one) for one in arguments]
+    return kind()
+
+
+def _words(kind: Any) -> str:
+    """Say what a value must be."""
+    if allowed := _allowed(kind):
+        return " or ".join(allowed)
+    if _is_struct(kind):
+        return "a table"
+    simple = {str: "text in quotes", bool: "true or false", int: "a whole number", float: "a number"}
+    arguments = get_args(kind)
+    if kind in simple:
+        return simple[kind]
+    if get_origin(kind) is tuple and arguments[1:] != (...,):
+        return f"a list of {len(arguments)}: {', '.join(_words(one) for one in arguments)}"
+    return "a table" if get_origin(kind) is dict else "a list"
+
+
+def _numbers(data: Any) -> Iterator[float]:
     if isinstance(data, float):
-        yield path, data
-    elif isinstance(data, dict):
-        for key, item in data.items():
-            yield from _numbers(item, f"{path}.{key}".removeprefix("."))
+        yield data
     elif isinstance(data, list):
-        for index, item in enumerate(data):
-            yield from _numbers(item, f"{path}[{index}]")
-
-
-def _value(data: Any, path: str) -> Any:
-    for part in re.findall(r"[^.\[\]]+", path):
-        try:
-            data = data[int(part)] if isinstance(data, list) else data[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return None
-    return data
+        for item in data:
+            yield from _numbers(item)
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 - one line for people
-
-
-def _numbered(data: Any, kind: Any, path: str) -> str:
-    """Put the number of the refused element where msgspec only says `[...]`."""
-    while "[...]" in path:
-        before, _, after = path.partition("[...]")
-        element = _kind_at(kind, before + "[0]")
-        refused = (i for i, item in enumerate(_value(data, before) or ()) if not _fits(item, element))
-        path = f"{before}[{next(refused, 0)}]{after}"
-    return path
-
-
-def _fits(item: Any, kind: Any) -> bool:
-    try:
-        msgspec.convert(item, kind)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _allowed(kind: Any) -> tuple[str, ...]:
@@ -158,21 +224,6 @@ def _allowed(kind: Any) -> tuple[str, ...]:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return tuple(f'"{one.value}"' for one in kind)
     return tuple(name for part in get_args(kind) for name in _allowed(part))
-
-
-def _known_keys(kind: Any, path: str) -> list[str]:
-    found = _kind_at(kind, path)
-    return sorted(f.encode_name for f in msgspec.structs.fields(found)) if _is_struct(found) else []
-
-
-def _kind_at(kind: Any, path: str) -> Any:
-    """Return the type of the setting at `path`."""
-    for part in re.findall(r"[^.\[\]]+", path):
-        if part.isdigit():
-            kind = next(iter(getattr(kind, "__args__", ())), Any)
-        elif _is_struct(kind):
-            kind = {f.encode_name: f.type for f in msgspec.structs.fields(kind)}.get(part)
-    return kind
 
 
 def _is_struct(kind: Any) -> bool:

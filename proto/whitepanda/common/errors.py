@@ -10,11 +10,25 @@ class WhitepandaError(Exception):
 
     exit_code = 1
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Each in a line of its own; nearly always one."""
+        return (str(self),)
+
 
 class ConfigError(WhitepandaError):
-    """A configuration file or a setting in it is wrong."""
+    """A configuration file or settings in it are wrong: all that are, one problem each."""
 
     exit_code = 2
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self._problems = problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, in the order of the file."""
+        return self._problems
 
 
 class InputError(WhitepandaError):

@@ -21,14 +21,24 @@ import msgspec
 from whitepanda.common.errors import TlsError
 
 __all__ = [
+    "CERTIFICATE_CRITICAL_DAYS",
+    "CERTIFICATE_WARN_DAYS",
+    "OwnCertificate",
     "TlsFiles",
     "channel_credentials",
+    "not_grpc",
     "peer_names",
+    "peer_serial",
     "problems",
+    "serial_text",
     "server_credentials",
     "setting",
+    "stamps",
     "warnings",
 ]
+
+#: From when on people are told that a certificate expires, and that it does so soon. The alerts have the same days.
+CERTIFICATE_WARN_DAYS, CERTIFICATE_CRITICAL_DAYS = 30, 7
 
 _FILES = ("ca", "certificate", "key")
 # OpenSSL's X509_V_ERR_*.
@@ -50,6 +60,31 @@ class _Problem:
 
     text: str
     certain: bool = True
+
+
+class OwnCertificate:
+    """When a side's own certificate ends: the one in its file now, which is read again when it changes.
+
+    A certificate without its key is in use nowhere; until its key is there too the one before is the answer.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._known: list[tuple[int, int, int]] = []
+        self._expiry_unix_s: float | None = None
+
+    def expiry_unix_s(self) -> float | None:
+        """Return the end in seconds since 1970; None where no file has told it yet. Some microseconds."""
+        now = stamps(self._files)
+        if now != self._known:
+            self._known = now
+            # Not `_usable`: the end of a certificate that has expired must be known, too.
+            with contextlib.suppress(OSError, ValueError):
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.load_cert_chain(self._files.certificate, self._files.key, password="")
+                if validity := _validity(self._files.certificate):
+                    self._expiry_unix_s = validity[1].timestamp()
+        return self._expiry_unix_s
 
 
 def setting(prefix: str, what: str) -> str:
@@ -104,17 +139,17 @@ def server_credentials(
         TlsError: as of `channel_credentials`; here a client's certificate is the wrong one.
 
     """
-    current = _stamps(files)
+    current = stamps(files)
     first = _configuration(_usable(files, server=True, prefix=prefix))
     lock = threading.Lock()
 
     def fetch() -> Any:  # None: they have not changed, which the stubs do not know
         nonlocal current
         with lock:  # handshakes of several threads
-            stamps = _stamps(files)
-            if stamps == current:
+            now = stamps(files)
+            if now == current:
                 return None
-            current = stamps
+            current = now
             try:
                 configuration = _configuration(_usable(files, server=True, prefix=prefix))
             except TlsError as error:  # half written, perhaps: the rest will change the files again
@@ -128,17 +163,31 @@ def server_credentials(
     return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=True)
 
 
+def not_grpc(details: str) -> str:
+    """Say that a port is not one of gRPC, from what gRPC or OpenSSL says of the handshake; "" where it may be one."""
+    details = details.lower().replace("_", " ")
+    if "wrong version number" in details:
+        how = "without TLS"
+    elif "alpn" in details:
+        how = "by TLS but not HTTP/2"
+    else:
+        return ""
+    return (
+        f"answers {how}, so it is no gRPC port; take the port of central.listen, not of central.http_listen"
+    )
+
+
 def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:
     ca, certificate, key = material
     return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
 
 
-def _stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
+def stamps(files: TlsFiles) -> list[tuple[int, int, int]]:
     """Return what changes when a file is written or replaced; nothing for one that is not there."""
     found = []
-    for what in _FILES:
+    for path in filter(None, (getattr(files, what) for what in _FILES)):
         with contextlib.suppress(OSError):
-            status = Path(getattr(files, what)).stat()
+            status = Path(path).stat()
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
     return found
 
@@ -244,7 +293,7 @@ def _own(
     code = error.verify_code
     start, end = (f" {moment:%Y-%m-%d %H:%M} UTC" for moment in validity) if validity else ("", "")
     if code == _EXPIRED:
-        return _Problem(f"{ours} expired{' on' if end else ''}{end}, {issue}")
+        return _Problem(f"{ours} expired{' on' if end else ''}{end}, renew it with `whitepanda pki renew`")
     if code == _NOT_YET_VALID:
         text = f"{ours} is not yet valid{', only from' if start else ''}{start}"
         return _Problem(
@@ -299,18 +348,24 @@ def _reason(error: Exception) -> str:
 def _validity(path: str) -> tuple[dt.datetime, dt.datetime] | None:
     """Return from when to when the first certificate of a PEM file is valid; None where we cannot tell.
 
-    The standard library shows these times only of certificates that pass. RFC 5280, 4.1: they are the fifth part of
-    the first part, after a version that may be left out.
+    The standard library shows these times only of certificates that pass.
     """
-    text = Path(path).read_text(encoding="ascii", errors="replace")
     try:
-        pem = text[text.index("-----BEGIN CERTIFICATE-----") : text.index("-----END CERTIFICATE-----") + 25]
-        signed = _parts(_parts(_parts(ssl.PEM_cert_to_DER_cert(pem))[0][1])[0][1])
-        times = _parts(signed[4 if signed[0][0] == _DER_VERSION else 3][1])
-        start, end = (_time(tag, value) for tag, value in times)
-    except (ValueError, IndexError):
+        signed = _signed(Path(path).read_text(encoding="ascii", errors="replace"))
+        start, end = (_time(tag, value) for tag, value in _parts(signed[3][1]))
+    except (OSError, ValueError, IndexError):
         return None
     return start, end
+
+
+def _signed(pem: str) -> list[tuple[int, bytes]]:
+    """Return what is signed in the first certificate of a PEM text: serial, algorithm, issuer, validity, and so on.
+
+    RFC 5280, 4.1: they are the parts of the first part, after a version that may be left out.
+    """
+    first = pem[pem.index("-----BEGIN CERTIFICATE-----") : pem.index("-----END CERTIFICATE-----") + 25]
+    signed = _parts(_parts(_parts(ssl.PEM_cert_to_DER_cert(first))[0][1])[0][1])
+    return signed[1:] if signed[0][0] == _DER_VERSION else signed
 
 
 _DER_VERSION, _DER_UTC_TIME = 0xA0, 0x17
@@ -335,6 +390,19 @@ def _time(tag: int, value: bytes) -> dt.datetime:
     if tag == _DER_UTC_TIME:  # two digits of the year, from 1950 on
         text = ("19" if text >= "50" else "20") + text
     return dt.datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=dt.UTC)
+
+
+def serial_text(serial: int | str) -> str:
+    """Return a serial number as `whitepanda pki show` has it: hexadecimal, lower case, no zeros before it."""
+    return f"{int(serial, 16) if isinstance(serial, str) else serial:x}"
+
+
+def peer_serial(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> str:
+    """Return the serial number of the client's verified certificate, as `serial_text` has it; "" without TLS."""
+    for pem in context.auth_context().get("x509_pem_cert") or ():
+        if isinstance(pem, bytes):
+            return serial_text(int.from_bytes(_signed(pem.decode("ascii"))[0][1]))
+    return ""
 
 
 def peer_names(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> frozenset[str]:

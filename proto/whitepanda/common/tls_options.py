@@ -5,29 +5,34 @@ Not in `cli`, which must not import gRPC (see `cli.main`).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from whitepanda.common.errors import TlsError
+from whitepanda.common.fleets import CENTRAL, FLEET, TLS, Asked, Fleet, files_in, resolve
 from whitepanda.common.tls import TlsFiles
 
 __all__ = [
     "CaOption",
     "CentralOption",
     "CertOption",
+    "FleetOption",
     "FolderOption",
     "KeyOption",
     "OperatorOption",
     "ServerNameOption",
+    "asked_of",
     "files_of",
 ]
 
 FolderOption = Annotated[
     Path | None,
     typer.Option(
-        "--tls", metavar="DIR", help="Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken."
+        "--tls",
+        metavar="DIR",
+        help=f"Folder of `whitepanda pki`: ca.crt, NAME.crt and NAME.key are taken; or {TLS}.",
     ),
 ]
 CaOption = Annotated[
@@ -37,35 +42,51 @@ CertOption = Annotated[
     Path | None, typer.Option("--cert", help="PEM file: our certificate, instead of --tls.")
 ]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="PEM file: its key, instead of --tls.")]
-CentralOption = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where central listens.")]
+CentralOption = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help=f"Where central listens; or {CENTRAL}, or a fleet's.")
+]
+FleetOption = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        metavar="NAME",
+        help=f"A fleet of ~/.config/whitepanda/config.toml; or {FLEET}, or its default.",
+    ),
+]
 OperatorOption = Annotated[
-    str, typer.Option("--name", help="The name in our certificate, one of central's operators.")
+    str,
+    typer.Option(
+        "--name",
+        help="The name in our certificate, one of central's operators; default: the fleet's, or operator.",
+    ),
 ]
 ServerNameOption = Annotated[str, typer.Option(help="Name in central's certificate, if not the host's.")]
+
+
+def asked_of(
+    central: str,
+    fleet: str,
+    folder: Path | None,
+    name: str,
+    server_name: str,
+    *,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+) -> Asked:
+    """Return whom a command asks, of its options; see `whitepanda.common.fleets.resolve`."""
+    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
+    return resolve(Fleet(central, tls, name, server_name, *given), fleet)
 
 
 def files_of(
     folder: Path | None, name: str, *, ca: Path | None, cert: Path | None, key: Path | None
 ) -> TlsFiles:
-    """Return the three files; those that are not given are of the folder.
+    """Return the three files of a tool that is no operator: of the flags, else of the environment's folder.
 
     Raises:
         TlsError: one is not given, and no folder is, or not in it.
 
     """
-
-    def path(given: Path | None, file: str) -> str:
-        if given is not None:
-            return str(given)
-        if folder is None:
-            raise TlsError("give --tls DIR (of `whitepanda pki`), or --ca, --cert and --key")
-        try:
-            (folder / file).open("rb").close()
-        except OSError as error:
-            remedy = "make it with `whitepanda pki`, or give --ca, --cert and --key"
-            raise TlsError(f"--tls: cannot read {folder / file}: {error.strerror}; {remedy}") from error
-        return str(folder / file)
-
-    return TlsFiles(
-        ca=path(ca, "ca.crt"), certificate=path(cert, f"{name}.crt"), key=path(key, f"{name}.key")
-    )
+    tls, *given = ("" if path is None else str(path) for path in (folder, ca, cert, key))
+    return files_in([Fleet("", tls, name, "", *given), Fleet(tls=os.environ.get(TLS, ""), name=name)])

@@ -130,7 +130,7 @@ def in_table(view, *, alert=True):
 
 
 def decided(vms, analysis, cloud_white):
-    """What is held of VMs that the host found quiet for 10 minutes, and that have been as they are for 95 s."""
+    """What is held of VMs that the host's own analysis found quiet for 10 minutes, and as they are for 95 s."""
     decisions = Decisions(AgentConfig(agent=AgentSection()), cloud_white and Quiet(), analysis)
     listed = [in_table(one) for one in vms]
     decisions.tick(listed, 1000 * S, NOW - 695 * S)

@@ -117,6 +117,7 @@ def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
         "source": {name for names in PART_SOURCES.values() for name in names},
         "part": set(VM_PARTS),
         "metric": {metric.name for metric in METRICS},
+        "certificate": {"uplink.tls", "metrics.tls"},
         "behaviour": {*VERDICTS} - {"unknown"},
     }
     names: set[str] = set()
@@ -129,7 +130,7 @@ def test_labels_are_of_few_kinds_and_their_values_from_lists() -> None:
                 if label == "reason" and not sample.name.endswith("slow_down_absent"):
                     assert value in reasons
     assert names == {
-        *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform"),
+        *("vm", "name", "job", "part", "source", "behaviour", "reason", "version", "platform", "certificate"),
         *("project", "flavor", "owner", "manager", "latency_sensitive"),
         *("suspect", "suspect_name", "suspect_job"),
     }

@@ -102,8 +102,56 @@ def test_a_secret_file_that_central_would_refuse_is_warned_of(run, write, tmp_pa
 def test_a_value_that_is_none_of_a_few_is_told_with_these(run, write):
     write("a.toml", "[agent]\n[sources.perf]\nmode = 'on'\n")
     code, _, err = run("a.toml")
-    told = 'error: a.toml: sources.perf.mode: must be "off" or "auto" or "required" (value \'on\')\n'
+    told = 'error: a.toml: sources.perf.mode must be "off" or "auto" or "required", got \'on\'\n'
     assert (code, err) == (2, told)
+
+
+def test_all_that_is_wrong_with_an_agents_file_is_said_at_once(run, write):
+    write(
+        "a.toml",
+        "[agent]\ntick_s = 'abc'\nwindow_s = 0.01\nhots = 'a'\nhost = 'a b'\n"
+        "[uplink]\naddress = 'central'\nbatch_rows = 0\n"
+        "reconnect_min_s = 9\nreconnect_max_s = 1\n[sources.perf]\nmode = 'on'\n[cloud_white]\nmodels = [3]\n"
+        "[[jobs]]\npattern = 7\njob = 'x'\n[[jobs]]\npattern = '['\njob = 'x'\nworkers = 0\n",
+    )
+    code, out, err = run("a.toml")
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert all(line.startswith("error: a.toml: ") for line in lines)
+    said = [line.removeprefix("error: a.toml: ") for line in lines]
+    assert said[0] == "agent.tick_s must be a number, got 'abc'"
+    assert [line.replace("unknown key ", "").split()[0].strip("':") for line in said] == [
+        "agent.tick_s",
+        "agent.hots",
+        "sources.perf.mode",
+        "cloud_white.models[0]",
+        "jobs[0].pattern",
+        "agent.window_s",
+        "uplink.batch_rows",
+        "agent.host",
+        "uplink.reconnect_max_s",
+        "uplink.address",
+        "jobs[1].workers",
+        "jobs[1]",
+    ]
+
+
+def test_all_that_is_wrong_with_centrals_file_is_said_at_once(run, write):
+    write(
+        "c.toml",
+        "[central]\nlisten = 'nowhere'\nreplica = 'a/b'\noperators = 'me'\n[build]\nslot_s = 0\ndays = 'x'\n"
+        "[lake]\nraw_days = 40\nslot_days = 50\n[webhooks]\nurls = [1, 'ftp://x']\n",
+    )
+    _, _, err = run("c.toml")
+    assert err.splitlines() == [
+        "error: c.toml: central.operators must be a list, got 'me'",
+        "error: c.toml: build.days must be a whole number, got 'x'",
+        "error: c.toml: webhooks.urls[0] must be text in quotes, got 1",
+        "error: c.toml: build.slot_s must be 1 to 86400 (value 0.0)",
+        "error: c.toml: central.listen must be host:port (value 'nowhere')",
+        "error: c.toml: central.replica must be 1 to 64 letters, digits and '-' (value 'a/b')",
+        "error: c.toml: webhooks.urls[1] must be https://host[:port]/path (value begins with 'ftp')",
+    ]
 
 
 SIMULATED = "[agent]\n[sources.simulated]\nmode = 'auto'\nscenario = 's.toml'\n"
@@ -202,12 +250,12 @@ def test_json(run, write):
     code, out, err = run("--json", "a.toml", "b.toml")
     assert (code, err) == (2, "")
     assert json.loads(out) == [
-        {"file": "a.toml", "kind": "agent", "ok": True, "error": None, "warnings": []},
+        {"file": "a.toml", "kind": "agent", "ok": True, "errors": [], "warnings": []},
         {
             "file": "b.toml",
             "kind": "agent",
             "ok": False,
-            "error": "b.toml: agent.host: expected `str`, got `int` (value 3)",
+            "errors": ["b.toml: agent.host must be text in quotes, got 3"],
             "warnings": [],
         },
     ]

@@ -103,6 +103,12 @@ class Fleet:
     def suspects(self, _uuid):
         return self.scored
 
+    def suspect(self, uuid):
+        return next((one for one in self.scored if one.uuid == uuid), None)
+
+    def first_suspect(self, uuid):
+        return next((one for one in self.scored if one.uuid != uuid), None)
+
     def slot(self, uuid):
         return JudgedSlot(3.1, 5.0, 1.9, 2.0) if uuid in self.suffering else None
 

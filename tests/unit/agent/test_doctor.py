@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,9 +16,9 @@ from typer.testing import CliRunner
 
 import agent.doctor
 from agent.cli import doctor as command
-from agent.config import AgentConfig, AgentSection, ProcfsSection, Sources, UplinkSection
+from agent.config import AgentConfig, AgentSection, MetricsSection, ProcfsSection, Sources, UplinkSection
 from agent.doctor import Check, examine
-from central.pki import issue, make_ca
+from central.pki import describe, issue, make_ca
 from collector.base import Probe, Reason
 from collector.registry import SourceSpec
 from whitepanda.common import cli
@@ -280,13 +281,13 @@ def pki(tmp_path_factory):
 
 
 @contextmanager
-def tls_server(files, greeting=b"\0\0\0\4"):
+def tls_server(files, greeting=b"\0\0\0\4", protocols=("h2",)):
     """What central is towards a handshake: both sides present a certificate of the CA, then the server speaks."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(files.certificate, files.key)
     context.load_verify_locations(files.ca)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(list(protocols))
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -315,6 +316,29 @@ def test_central_answers(host, pki):
     assert checks["TLS files"].state == "ok"
     assert checks["central"].state == "ok"
     assert checks["central"].detail == f"127.0.0.1:{port} answers, TLSv1.3, both certificates accepted"
+
+
+def test_centrals_http_port_is_named(host, pki):
+    with tls_server(pki["central"], protocols=("http/1.1",)) as port:
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+    assert (check.state, "by TLS but not HTTP/2, so it is no gRPC port" in check.detail) == ("missing", True)
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def answer():
+            client, _ = plain.accept()
+            with client:
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                client.recv(1 << 16)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        port = plain.getsockname()[1]
+        check = central_of(host, f"127.0.0.1:{port}", pki["node1"])["central"]
+        thread.join(5)
+    assert check.detail == (
+        f"127.0.0.1:{port} answers without TLS, so it is no gRPC port; take the port of central.listen, "
+        "not of central.http_listen; see uplink.address"
+    )
 
 
 def test_central_with_another_name(host, pki):
@@ -476,3 +500,31 @@ def test_without_a_terminal_a_finding_is_a_line_that_ends_where_it_ends(run, mon
         "KVM            ok      /dev/kvm is there",
         f"libvirt socket missing {long.detail}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "said"),
+    [
+        (400, "ok", "expires on"),
+        (29, "info", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+        (6, "missing", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+        (-1, "missing", "; renew it with `whitepanda pki renew` and put the new one in its place"),
+    ],
+)
+def test_certificates_that_expire(host, tmp_path, monkeypatch, days, state, said):
+    make_ca(tmp_path)
+    node, scraped = issue(tmp_path, "node1", days=500), issue(tmp_path, "m", days=500, server=True)
+    end_s = min(describe(files.certificate).not_after.timestamp() for files in (node, scraped))
+    monkeypatch.setattr(agent.doctor, "time", SimpleNamespace(time=lambda: end_s - days * 86400 - 60))
+    host.config = msgspec.structs.replace(host.config, metrics=MetricsSection("0.0.0.0:9747", scraped))
+    checks = central_of(host, "127.0.0.1:1", node)
+    for setting, files in (("uplink.tls", node), ("metrics.tls", scraped)):
+        check = checks[f"certificate {setting}"]
+        assert (check.state, check.required) == (state, False)
+        assert check.detail.startswith(f"{files.certificate} {'expires' if days >= 0 else 'expired'} on 20")
+        assert said in check.detail
+        assert (f", in {days} days; " in check.detail) == (0 <= days < 30)
+
+
+def test_no_certificate_no_finding(host):
+    assert not any(name.startswith("certificate") for name in host.checks())

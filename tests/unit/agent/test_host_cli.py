@@ -386,6 +386,17 @@ def test_a_closed_door_is_named(run, tmp_path, monkeypatch):
     )
 
 
+def test_a_socket_that_may_not_be_read_has_our_remedy(run, tmp_path, monkeypatch):
+    """typer looks at files before we do, and its own refusal has no remedy."""
+    path = tmp_path / "a.sock"
+    with socket.socket(socket.AF_UNIX) as closed:
+        closed.bind(str(path))
+        monkeypatch.setattr("os.access", lambda *_arguments: False)
+        for command in (["vms"], ["explain", "x"], ["agent", "status"], ["act", "list"]):
+            code, _, err = run(*command, "--socket", str(path))
+            assert (code, "give --socket" in err) == (4, True), err
+
+
 def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
     """A server that takes connections and never says a word."""
     monkeypatch.setattr("agent.local_client._DEADLINE_S", 0.3)

@@ -8,6 +8,7 @@ import gzip
 import http.client
 import math
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -23,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from agent import prometheus
 from agent.batches import behaviour_number
 from agent.cli._words import VICTIM, word_of
-from agent.config import AgentConfig, AgentSection, MetricsSection, load
+from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.decisions import VmDecision
 from agent.exposition import family_name, render
@@ -37,7 +38,7 @@ from agent.traffic import TRAFFIC
 from agent.verdicts import VERDICTS, Degradation, SuspectView
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
-from central.pki import issue, make_ca
+from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, joined, vm_sample
 from whitepanda.common.errors import ConfigError, TlsError, UnavailableError
@@ -56,6 +57,9 @@ UNKNOWN = Verdict("unknown", "", None, Reason.NO_COEFFICIENTS)
 UPLINK = UplinkView("connected", "central:1", 2, 3, 4, 5, 6, 7)
 
 
+CERTIFICATES = (("uplink.tls", 1.8e9), ("metrics.tls", 1.9e9))
+
+
 def host_view(ticks: int = 7, uplink: UplinkView = UPLINK, **values: float | None) -> HostView:
     names = [m.name for m in METRICS if m.scope in {"host", "agent"}]
     given = {name: float(index) for index, name in enumerate(names)} | values
@@ -63,7 +67,9 @@ def host_view(ticks: int = 7, uplink: UplinkView = UPLINK, **values: float | Non
         MetricView(name, value, Reason.UNSPECIFIED if value is not None else Reason.STALE)
         for name, value in given.items()
     )
-    return HostView("host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics)
+    return HostView(
+        "host1", "1.2", "cpu", 0, 0, ticks, 0, SOURCES, uplink, 1.0, 1, 10_000, metrics, CERTIFICATES
+    )
 
 
 def snapshot(*vms: VmSnapshot, **values: float | None) -> Snapshot:
@@ -97,6 +103,8 @@ def test_every_metric_of_the_table_is_there_with_its_value():
     for index, metric in enumerate(m for m in METRICS if m.scope in {"host", "agent"}):
         assert page[family_name(metric)] == [({}, index)]
     assert page["whitepanda_agent_info"] == [({"version": "1.2", "platform": "cpu"}, 1)]
+    ends = page["whitepanda_agent_certificate_expiry_timestamp_seconds"]
+    assert ends == [({"certificate": "uplink.tls"}, 1.8e9), ({"certificate": "metrics.tls"}, 1.9e9)]
 
 
 def test_golden_names():
@@ -529,6 +537,35 @@ async def test_over_tls_clients_need_a_certificate(pki):
             await asyncio.to_thread(get, address)
 
 
+async def test_renewed_tls_files_are_taken_up_without_a_restart(pki, tmp_path, capsys):
+    before, client = pki
+    tls = TlsFiles(
+        *(str(shutil.copy(file, tmp_path)) for file in (before.ca, before.certificate, before.key))
+    )
+    context = ssl.create_default_context(cafile=before.ca)
+    context.load_cert_chain(client.certificate, client.key)
+
+    def serial(address):
+        host, _, port = address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as stream,
+        ):
+            return int(stream.getpeercert()["serialNumber"], 16)
+
+    shutil.copy(before.ca.replace("ca.crt", "ca.key"), tmp_path)
+    async with serving(tls=tls) as address:
+        old = await asyncio.to_thread(serial, address)
+        (tmp_path / "host1.crt").write_text("-----BEGIN nothing")
+        assert await asyncio.to_thread(serial, address) == old, "what cannot work is not taken up"
+        shutil.copy(before.certificate, tls.certificate)
+        renew(tmp_path, "host1")
+        new = await asyncio.to_thread(serial, address)
+    assert new != old and f"{new:x}" == describe(tls.certificate).serial
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("the ones before stay in force") == 1
+
+
 async def test_tls_files_that_cannot_work_are_told(pki, tmp_path):
     tls, _ = pki
     broken = TlsFiles(tls.ca, tls.certificate, str(tmp_path / "none"))
@@ -605,6 +642,28 @@ async def test_a_port_in_use_costs_the_metrics_not_the_agent(config, monkeypatch
             await until(lambda: daemon.state.counters.sink_errors >= 2)
             ticks = daemon.state.schedule.ticks
             await until(lambda: daemon.state.schedule.ticks > ticks + 3)
+
+
+async def test_a_running_agent_tells_when_its_certificate_expires(config, tmp_path):
+    make_ca(tmp_path / "pki")
+    files = issue(tmp_path / "pki", "host1", days=20)
+    uplink = UplinkSection(address="127.0.0.1:1", tls=files)
+    config = AgentConfig(config.agent, metrics=config.metrics, uplink=uplink)
+    name = "whitepanda_agent_certificate_expiry_timestamp_seconds"
+
+    async def told():
+        await until(lambda: daemon._metrics is not None)
+        return (await scraped(config))[name]
+
+    async with running(config) as daemon:
+        label = {"certificate": "uplink.tls"}
+        assert await told() == [(label, describe(files.certificate).not_after.timestamp())]
+        renew(tmp_path / "pki", "host1", days=90)
+        expected = describe(files.certificate).not_after.timestamp()
+        end = time.monotonic() + 10
+        while await told() != [(label, expected)]:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
 
 
 async def test_a_port_that_comes_free_is_taken(config, monkeypatch):

@@ -863,6 +863,12 @@ def test_full_jitter():
         (None, "", False, "central c:1 ended the stream"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many", False, "is away: resource_exhausted: too many"),
         (grpc.StatusCode.PERMISSION_DENIED, "host 'a'", True, "whitepanda pki host"),
+        (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "this certificate is revoked (serial 1a); use a new one",
+            True,
+            "refuses the certificate : this certificate is revoked (serial 1a); use a new one; issue a new one with",
+        ),
         (grpc.StatusCode.UNIMPLEMENTED, "", True, "upgrade the older side"),
         (grpc.StatusCode.ABORTED, "replaced", True, "under the same name"),
         (grpc.StatusCode.INVALID_ARGUMENT, "malformed", True, "refuses what was sent: malformed"),
@@ -874,6 +880,19 @@ def test_full_jitter():
             "whitepanda pki show",
         ),
         (grpc.StatusCode.UNAVAILABLE, "x\nCERTIFICATE_VERIFY_FAILED\ny", True, "does not verify"),
+        # Central's HTTP port, on loopback and elsewhere, in gRPC's words.
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Tls handshake failed: SSL_ERROR_SSL: error:100000f7:SSL routines:OPENSSL_internal:WRONG_VERSION_NUMBER: I",
+            True,
+            "central c:1 answers without TLS, so it is no gRPC port; take the port of central.listen",
+        ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "Cannot check peer: missing selected ALPN property.",
+            True,
+            "by TLS but not HTTP/2, so it is no gRPC port; take the port of central.listen, not of central.http_listen",
+        ),
         (grpc.StatusCode.UNAVAILABLE, "Hostname Verification Check failed.", True, "does not name c:1"),
     ],
 )

@@ -123,6 +123,16 @@ class Kept:
         return [row.vm for _, row in found]
 
 
+def test_a_vm_that_is_affected_is_an_event_and_an_unknown_analysis_none() -> None:
+    batch = batch_of(event(vm="good"), event(vm="bad"))
+    for one in batch.events:
+        one.behaviour = agent_pb2.BEHAVIOUR_AFFECTED
+    batch.events[0].found_by.append(agent_pb2.ANALYSIS_FLEET)
+    batch.events[1].found_by.append(9)
+    (row,), rejected = checked(batch)
+    assert (row.vm, row.behaviour, rejected) == ("good", agent_pb2.BEHAVIOUR_AFFECTED, {"bad_event": 1})
+
+
 async def test_a_batch_that_comes_twice_counts_once_also_over_a_restart(tmp_path) -> None:
     kept = Kept(tmp_path)
     assert await kept.take(1, event(vm="a"), event(vm="b"), bad_event=2) is True

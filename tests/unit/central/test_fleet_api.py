@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import sys
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from central.journal_tables import EventRow, Submission
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
 from central.streams import HostStream, StreamRegistry
+from central.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
@@ -288,8 +290,9 @@ async def test_one_job(served):
     assert [row.platform for row in (await served.ask("ListJobStatistics", request)).statistics] == ["intel"]
     coefficient = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="job-0002"))
     assert [row.value for row in coefficient.coefficients] == [0.2]
-    nobody = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="nobody"))
-    assert (nobody.version, len(nobody.coefficients)) == (1, 0)
+    served.journal.note_host(HostRecord("host-1", jobs=("new",)))
+    new = await served.ask("ListCoefficients", fleet_pb2.ListCoefficientsRequest(job="new"))
+    assert (new.version, len(new.coefficients)) == (1, 0)
     request.job = "job-0002"  # a token of another list
     assert (await served.refusal("ListJobStatistics", request))[0] == "INVALID_ARGUMENT"
 
@@ -356,7 +359,7 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
     assert refused in shown.err
 
 
-@pytest.mark.parametrize("central", ["central", "h:", ":7443", ":", "h:99999", "h:0", "h:-1", "h:x", ""])
+@pytest.mark.parametrize("central", ["central", "h:", ":7443", ":", "h:99999", "h:0", "h:-1", "h:x"])
 async def test_what_is_no_address_is_refused_before_anything_is_asked(served, capsys, monkeypatch, central):
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
     assert (code, shown.err) == (3, f"error: --central must be host:port (value {central!r})\n")
@@ -386,6 +389,86 @@ async def test_the_command_line_says_why_central_does_not_answer(served, capsys,
     assert f"the certificate of central at {central} does not pass" in shown.err
 
 
+@pytest.mark.parametrize(("is_tls", "how"), [(False, "without TLS"), (True, "by TLS but not HTTP/2")])
+async def test_the_command_line_names_centrals_http_port(served, capsys, monkeypatch, is_tls, how):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(served.certificates["central"].certificate, served.certificates["central"].key)
+
+    async def answer(_reader, writer):
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context if is_tls else None) as server:
+        central = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
+    assert code == 4
+    assert shown.err == (
+        f"error: central at {central} answers {how}, so it is no gRPC port; take the port of central.listen, not of "
+        "central.http_listen; see --central\n"
+    )
+
+
+async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monkeypatch):
+    publish(served.builder, 2)
+    served.journal.note_host(HostRecord("node1", jobs=("web",)))
+    served.registry.vm_names.note([agent_pb2.Task(vm="uuid-1", name="vm-1")])
+    row = EventRow("node1", 9, 9, "uuid-2", "vm-2", 0, 0, agent_pb2.VmEvent(vm="uuid-2").SerializeToString())
+    done = asyncio.get_running_loop().create_future()
+    served.journal.submit(
+        Submission("node1", "P", "s", 1, 9, b"", 0, 0, {}, None, done.set_result, "", (row,))
+    )
+    await done
+    trigger = agent_pb2.Trigger(
+        unix_ns=10**18,
+        victims=[agent_pb2.TriggerVictim(vm="uuid-3", name="vm-3", job="hurt")],
+        suspects=[agent_pb2.TriggerSuspect(vm="uuid-4", name="vm-4", job="loud", score=1.0)],
+    )
+    reports = [TriggerRow("gone", "s", 1, 0, "gone", 10**18, trigger.SerializeToString())]
+    served.incidents.take(reports, gap_ns=10**9, oldest_unix_ns=0)
+    known = [
+        "--central",
+        f"127.0.0.1:{served.port}",
+        "--tls",
+        str(Path(served.certificates["operator"].ca).parent),
+    ]
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["whitepanda", *words, *known])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return int(caught.value.code or 0), *capsys.readouterr()
+
+    unknown = f"error: central at 127.0.0.1:{served.port}: no"
+    jobs = "no host runs it, no version has it, no incident names it"
+    for words, problem in (
+        (("--host", "nosuch"), "host 'nosuch' ever connected to this central"),
+        (("--host", "node2"), "host 'node2' ever connected to this central; did you mean node1?"),
+        (("--suspect-job", "nosuch"), f"job 'nosuch' is known here: {jobs}"),
+        (("--victim-job", "wbe"), f"job 'wbe' is known here: {jobs}; did you mean web?"),
+        (
+            ("--vm", "nosuch"),
+            "VM 'nosuch' is known here: none of that UUID or name sends windows, or is in an incident or event",
+        ),
+    ):
+        found = await asyncio.to_thread(run, "incidents", "list", *words)
+        assert found == (3, "", f"{unknown} {problem}\n")
+    found = await asyncio.to_thread(run, "antagonists", "show", "--job", "nosuch")
+    assert found == (3, "", f"{unknown} job 'nosuch' is known here: {jobs}\n")
+    # Known, and nothing to tell of it: that is no error.
+    for words in (
+        ("--host", "node1"),
+        ("--host", "gone", "--hours", "1"),
+        ("--suspect-job", "web"),
+        ("--suspect-job", "job-0001"),
+        ("--suspect-job", "hurt"),
+        ("--victim-job", "loud"),
+        *(("--vm", name, "--hours", "1") for name in ("uuid-1", "vm-1", "uuid-2", "vm-2", "uuid-3", "vm-4")),
+    ):
+        assert await asyncio.to_thread(run, "incidents", "list", *words) == (0, "no incidents\n", ""), words
+    found = await asyncio.to_thread(run, "antagonists", "show", "--job", "web")
+    assert found == (0, "version 1 has no coefficient of job web\n", "")
+
+
 async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypatch):
     folder = Path(served.certificates["operator"].ca).parent
     command = ["whitepanda", "antagonists", "show", "--central", f"127.0.0.1:{served.port}"]
@@ -393,7 +476,7 @@ async def test_the_command_line_takes_the_folder_of_pki(served, capsys, monkeypa
         (["--tls", str(folder)], 0, "central has built no coefficients yet"),
         (["--tls", str(folder), "--name", "host-1"], 4, "only operators may ask"),
         (["--tls", str(folder), "--name", "nobody"], 5, f"--tls: cannot read {folder / 'nobody.crt'}: "),
-        ([], 5, "give --tls DIR"),
+        ([], 5, "no TLS files are named: give --tls DIR"),
     ):
         monkeypatch.setattr(sys, "argv", [*command, *more])
 

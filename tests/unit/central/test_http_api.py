@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import math
+import shutil
+import socket
 import ssl
 from pathlib import Path
 
@@ -23,11 +25,11 @@ from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.journal import Journal
 from central.lake import Lake, LakeError
-from central.pki import issue, make_ca
+from central.pki import describe, issue, make_ca, renew
 from central.streams import StreamRegistry
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles
+from whitepanda.common.tls import OwnCertificate, TlsFiles
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 S = 10**9
@@ -309,6 +311,49 @@ async def test_beyond_loopback_only_operators_may_ask(served, tmp_path, monkeypa
         await api.stop()
 
 
+async def test_renewed_files_are_taken_up_and_those_that_do_not_fit_spoil_nothing(
+    served, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("central.api.http.is_loopback", lambda _host: False)
+    monkeypatch.setattr("central.api.http._RELOAD_S", 0.01)
+    make_ca(tmp_path)
+    tls = issue(tmp_path, "central", server=True, addresses=["127.0.0.1"])
+    operator, other = issue(tmp_path, "operator"), issue(tmp_path, "other")
+    context = ssl.create_default_context(cafile=tls.ca)
+    context.load_cert_chain(operator.certificate, operator.key)
+    api = HttpApi(served.fleet, "127.0.0.1:0", tls, ("operator",))
+    await api.start()
+
+    def serial():
+        with (
+            socket.create_connection(("127.0.0.1", api.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
+        ):
+            return f"{int(stream.getpeercert()['serialNumber'], 16):x}"
+
+    async def until_told(what):
+        told = ""
+        async with asyncio.timeout(30):
+            while what not in told:
+                await asyncio.sleep(0.01)
+                read = capsys.readouterr()
+                told += read.out + read.err
+
+    try:
+        old, before = await asyncio.to_thread(serial), (tmp_path / "central.crt").read_bytes()
+        shutil.copy(other.certificate, tls.certificate)
+        await until_told("cannot be used for HTTP; the ones before stay in force")
+        assert await asyncio.to_thread(serial) == old
+        (tmp_path / "central.crt").write_bytes(before)
+        renew(tmp_path, "central")
+        new = describe(tls.certificate).serial
+        async with asyncio.timeout(30):
+            while await asyncio.to_thread(serial) != new:
+                await asyncio.sleep(0.01)
+    finally:
+        await api.stop()
+
+
 async def test_what_cannot_be_listened_on_is_one_line(served, local):
     taken = HttpApi(served.fleet, f"127.0.0.1:{local.port}", TlsFiles(), ())
     with pytest.raises(
@@ -325,7 +370,7 @@ def test_loopback():
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example.net", "")))  # noqa: S104 - no
 
 
-async def test_totals_are_there_for_prometheus_too(served, local) -> None:
+async def test_totals_are_there_for_prometheus_too(served, local, tmp_path) -> None:
     served.fleet._registry.refused.update(wrong_host=2, tls_expired=1)
     served.journal.stats.accepted_rows = 2**40 + 1
     served.journal.stats.rejected_rows["bad_cpi"] = 7
@@ -340,17 +385,27 @@ async def test_totals_are_there_for_prometheus_too(served, local) -> None:
     assert found["whitepanda_central_refused_streams_total", "tls_expired"] == 1
     assert found["whitepanda_central_rejected_rows_total", "bad_cpi"] == 7
     assert found["whitepanda_central_accepted_rows_total",] == 2**40 + 1
-    failures = [f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents")]
-    assert [found[name,] for name in failures] == [0, 0, 0, 0]
+    failures = [
+        f"whitepanda_central_{what}_failed" for what in ("build", "commit", "roll", "incidents", "revocation")
+    ]
+    assert [found[name,] for name in failures] == [0, 0, 0, 0, 0]
     assert found["whitepanda_central_acknowledgement_seconds_bucket", "+Inf"] == 0
     assert found["whitepanda_central_open_incidents",] == 0
     served.fleet._builder.last_error = "OSError: no space"
     served.journal.failure = "disk is full"
     served.roll_error, served.incidents_error = "no bucket", "away"
+    assert "whitepanda_central_certificate_expiry_timestamp_seconds" not in {name for name, *_ in found}
+    make_ca(tmp_path)
+    files = issue(tmp_path, "central", server=True)
+    served.fleet._certificate = OwnCertificate(files)
+    served.fleet._revoked.problem = "no such file"
     times = [0, 9 * 10**6, 200 * 10**6, 11 * S, -S]  # the clock may be set back
     served.journal.ack_times.take([NOW - time for time in times], NOW)
     _, text = await asyncio.to_thread(fetch, local.port, "/metrics")
-    assert [f"{name} 1.0" in text for name in failures] == [True] * 4
+    assert [f"{name} 1.0" in text for name in failures] == [True] * 5
+    expiry_s = describe(files.certificate).not_after.timestamp()
+    [line] = [line for line in text.splitlines() if "_certificate_expiry_" in line and line[0] != "#"]
+    assert float(line.split()[1]) == expiry_s
     name = "whitepanda_central_acknowledgement_seconds"
     for part, value in (('bucket{le="0.01"}', 3), ('bucket{le="0.25"}', 4), ('bucket{le="10"}', 4)):
         assert f"{name}_{part} {value}.0\n" in text

@@ -22,7 +22,9 @@ from central.placement.live import LiveFleet
 from central.schema import SAMPLES
 from central.validate import StoredBatch, samples_table
 from tests.unit.central.test_http_api import get, local, served  # noqa: F401 - fixtures
+from whitepanda.common import fleets
 from whitepanda.common.errors import InputError
+from whitepanda.common.tls import TlsFiles
 
 S = 10**9
 NOW = 1_800_000_000 * S
@@ -267,6 +269,13 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
             404,
             "no VM of job 'none' was seen in the last 600 s; give its loading instead",
         ),
+        (
+            "/v1/placement?loading=cpu%3D5",
+            400,
+            "loading cpu=5: must be within 0..1, the share of the VM's time at cpu",
+        ),
+        ("/v1/placement?loading=cpu%3D-0.1", 400, "loading cpu=-0.1: must be within 0..1"),
+        ("/v1/placement?loading=cpu%3Dnan", 400, "loading cpu=nan: must be within 0..1"),
         ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=8"),
         (
             "/v1/placement?loading=gpu%3D1",
@@ -295,8 +304,8 @@ def run(*words):
 
 
 def test_on_the_command_line(asked, monkeypatch):
-    def asking(central, _files, _server_name, _deadline_s):
-        assert central == "central:7443"
+    def asking(asked_of, _deadline_s):
+        assert asked_of.central == "central:7443"
 
         class Asking:
             def __enter__(self):
@@ -310,19 +319,22 @@ def test_on_the_command_line(asked, monkeypatch):
         return Asking()
 
     monkeypatch.setattr(place_cli, "asking", asking)
-    monkeypatch.setattr(place_cli, "files_of", lambda *_names, **_files: None)
+    monkeypatch.setattr(fleets, "files_in", lambda _sources: TlsFiles())
     shown = run("--central", "central:7443", "--loading", "cpu=0.4,disk=0.5").stdout
     assert "h3" in shown and "1.3000" in shown and "3 of 3 hosts" in shown
     assert "left out: network_wait: no agent measures it; placement.network_bytes_per_s would" in shown
     told = run("--central", "central:7443", "--job", "web", "--json", "--top", "1").stdout
     assert '"host": "h3"' in told and '"hosts_in_all": 3' in told
+    monkeypatch.setenv(fleets.CENTRAL, "central:7443")
+    assert "3 of 3 hosts" in run("--job", "web").stdout  # without files there is nothing else to ask
+    monkeypatch.delenv(fleets.CENTRAL)
     assert set(json.loads(told)["unmeasured"]) == {"memory_stall", "network_wait"}
     for words, line in (
         (
             ["--central", "c:1", "vms.csv"],
-            "--central asks for the live fleet; leave VMS.csv and --hosts away",
+            "--central or --fleet asks for the live fleet; leave VMS.csv and --hosts away",
         ),
-        ([], "VMS.csv and --hosts HOSTS.csv are needed, or --central HOST:PORT for the live fleet"),
+        ([], "VMS.csv and --hosts HOSTS.csv are needed, or --job or --loading for the live fleet"),
     ):
         with pytest.raises(InputError) as refused:
             run(*words)

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import central.pki as pki_module
 from central.cli.pki import app
-from central.pki import describe, issue, make_ca
+from central.pki import describe, issue, make_ca, renew
+from central.revoked import read_serials
 from whitepanda.common.errors import TlsError
 
 
@@ -224,6 +225,27 @@ def test_show_tells_names_purpose_and_end(pki):
         describe(pki / "central.key")
 
 
+def test_central_may_have_several_names(tmp_path):
+    run = CliRunner().invoke
+    run(app, ["init", str(tmp_path)], catch_exceptions=False)
+    names = ["--name", "c1", "--name", "central.example.net", "--address", "10.0.0.1"]
+    assert run(app, ["central", str(tmp_path), *names], catch_exceptions=False).exit_code == 0
+    assert describe(tmp_path / "c1.crt").names == ("c1", "central.example.net", "10.0.0.1")
+
+
+def test_show_takes_a_folder(tmp_path):
+    run = CliRunner().invoke
+    run(app, ["init", str(tmp_path)], catch_exceptions=False)
+    run(app, ["host", str(tmp_path), "b", "a"], catch_exceptions=False)
+    shown = run(app, ["show", "--json", str(tmp_path)], catch_exceptions=False)
+    assert [one["file"] for one in json.loads(shown.stdout)] == [
+        str(tmp_path / f"{name}.crt") for name in ("ca", "a", "b")
+    ]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TlsError, match=r"empty: no certificates here \(\*\.crt\); name a file"):
+        run(app, ["show", str(tmp_path / "empty")], catch_exceptions=False)
+
+
 def test_the_commands(tmp_path):
     run = CliRunner().invoke
     folder = str(tmp_path / "pki")
@@ -248,3 +270,97 @@ def test_the_commands(tmp_path):
     assert "days left" in run(app, ["show", f"{folder}/c1.crt"]).stdout
     again = run(app, ["host", folder, "h1"])
     assert isinstance(again.exception, TlsError)
+
+
+# -- renewing and revoking
+
+
+def extensions(of):
+    return {(each.oid, each.critical, each.value) for each in of.extensions}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("central", {"server": True, "addresses": ["central.example", "10.0.0.1"]}),
+        ("node1", {"addresses": ["node1.example"]}),
+        ("compute." + "x" * 90, {}),
+    ],
+)
+def test_a_renewed_certificate_is_the_same_but_for_serial_and_time(tmp_path, name, options):
+    make_ca(tmp_path)
+    files = issue(tmp_path, name, days=10, **options)
+    before, key = certificate(tmp_path / f"{name}.crt"), (tmp_path / f"{name}.key").read_bytes()
+    (tmp_path / f"{name}.key").unlink()  # it may be on its host only
+    told = renew(tmp_path, name, days=100)
+    after = certificate(tmp_path / f"{name}.crt")
+    assert (told.serial, told.not_after) == (f"{before.serial_number:x}", before.not_valid_after_utc)
+    assert after.serial_number != before.serial_number
+    assert 99 <= describe(files.certificate).days_left <= 100
+    assert (after.subject, after.issuer, extensions(after)) == (
+        before.subject,
+        before.issuer,
+        extensions(before),
+    )
+    after.verify_directly_issued_by(certificate(tmp_path / "ca.crt"))
+    (tmp_path / f"{name}.key").write_bytes(key)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.certificate, files.key)
+    assert stat.S_IMODE((tmp_path / f"{name}.crt").stat().st_mode) == 0o644
+    assert len(list(tmp_path.iterdir())) == 4, "nothing is left beside it"
+
+
+def test_a_renewed_certificate_never_outlives_its_ca(tmp_path):
+    make_ca(tmp_path, days=50)
+    issue(tmp_path, "h", days=10)
+    renew(tmp_path, "h", days=500)
+    assert describe(tmp_path / "h.crt").not_after == describe(tmp_path / "ca.crt").not_after
+
+
+def test_what_cannot_be_renewed_is_left_alone(tmp_path):
+    make_ca(tmp_path)
+    issue(tmp_path, "h")
+    before = (tmp_path / "h.crt").read_bytes()
+    with pytest.raises(TlsError, match=r"none\.crt: cannot read: No such file"):
+        renew(tmp_path, "none")
+    with pytest.raises(TlsError, match=r"not 'ca' \(value 'ca'\)"):
+        renew(tmp_path, "ca")
+    with pytest.raises(TlsError, match="days must be"):
+        renew(tmp_path, "h", days=0)
+    make_ca(tmp_path, force=True)
+    with pytest.raises(
+        TlsError, match=r"h\.crt: not issued by the CA in .*ca\.crt; .*`whitepanda pki host --force`"
+    ):
+        renew(tmp_path, "h")
+    (tmp_path / "ca.key").write_text("nonsense")
+    with pytest.raises(TlsError, match=r"ca\.key: not an unencrypted PEM"):
+        renew(tmp_path, "h")
+    assert (tmp_path / "h.crt").read_bytes() == before
+
+
+def test_the_commands_renew_and_revoke(tmp_path):
+    run = CliRunner().invoke
+    make_ca(tmp_path)
+    for name in ("h1", "h2"):
+        issue(tmp_path, name, days=10)
+    serials = [describe(tmp_path / f"{name}.crt").serial for name in ("h1", "h2")]
+    done = run(app, ["renew", str(tmp_path), "h1", "h2", "--days", "90"])
+    assert done.exit_code == 0
+    for line, serial, name in zip(done.stdout.splitlines(), serials, ("h1", "h2"), strict=True):
+        info = describe(tmp_path / f"{name}.crt")
+        assert info.days_left >= 89
+        assert f"valid until {info.not_after:%Y-%m-%d} (before: " in line and f"serial {serial}" in line
+    file = tmp_path / "revoked.txt"
+    for names in (["h1"], ["h1", "h2"]):
+        assert run(app, ["revoke", *(str(tmp_path / f"{name}.crt") for name in names)]).exit_code == 0
+        assert read_serials(file) == {describe(tmp_path / f"{name}.crt").serial for name in names}
+    assert len(file.read_text().splitlines()) == 2, "each once"
+    file.write_text("# by hand\nabc")
+    assert run(app, ["revoke", str(tmp_path / "h2.crt"), "--list", str(file)]).exit_code == 0
+    assert read_serials(file) == {"abc", describe(tmp_path / "h2.crt").serial}
+    assert file.read_text().startswith("# by hand\nabc\n")
+    file.write_text("nonsense\n")
+    refused = run(app, ["revoke", str(tmp_path / "h1.crt")])
+    assert isinstance(refused.exception, TlsError) and "line 1" in str(refused.exception)
+    assert file.read_text() == "nonsense\n"
+    refused = run(app, ["revoke", str(tmp_path / "ca.crt")])
+    assert isinstance(refused.exception, TlsError) and "a CA" in str(refused.exception)

@@ -250,11 +250,11 @@ def test_what_is_for_files_is_refused_for_the_live_fleet(option, value):
         ),
         (
             {"words": ["--job", "web"]},
-            "--job: is for the live fleet (--central); the VMs are those of VMS.csv",
+            "--job: is for the live fleet; the VMs are those of VMS.csv",
         ),
         (
             {"words": ["--loading", "cpu=1"]},
-            "--loading: is for the live fleet (--central); the VMs are those of VMS.csv",
+            "--loading: is for the live fleet; the VMs are those of VMS.csv",
         ),
         (
             {"words": ["--rule", "best"]},

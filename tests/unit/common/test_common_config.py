@@ -1,6 +1,7 @@
 """TOML into typed structs: every refusal is one line with file, key, value and what was expected."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -16,11 +17,24 @@ class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
 
 
+class Needed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    mode: Literal["off", "auto"]
+    size: int
+    pair: tuple[float, str]
+    inner: Inner
+
+
 class Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inner: Inner = Inner()
     rows: tuple[Inner, ...] = ()
     ratio: float = 0.5
     names: tuple[str, ...] = ()
+    points: tuple[tuple[float, str], ...] = ()
+    mode: Literal["off", "auto"] = "off"
+    limit: int | None = None
+    on: bool = False
+    must: Needed | None = None
 
 
 def refusal(data: dict) -> str:
@@ -44,15 +58,21 @@ def test_whole_numbers_are_taken_for_ratios():
     [
         (
             {"colour": "red"},
-            "file.toml: unknown key 'colour' (value 'red'); known here: inner, names, ratio, rows",
+            "file.toml: unknown key 'colour' (value 'red'); known here: inner, limit, mode, must, names, on, points,",
         ),
         ({"inner": {"sise": 3}}, "file.toml: unknown key 'inner.sise' (value 3); known here: name, size"),
         ({"rows": [{}, {"sise": 3}]}, "unknown key 'rows[1].sise' (value 3); known here: name, size"),
-        ({"rows": [{"size": 1}, {"size": 1.5}]}, "rows[1].size: expected `int`, got `float` (value 1.5)"),
-        ({"names": ["a", "b", 7]}, "names[2]: expected `str`, got `int` (value 7)"),
-        ({"inner": {"size": "3"}}, "file.toml: inner.size: expected `int`, got `str` (value '3')"),
-        ({"ratio": "much"}, "file.toml: ratio: expected `float`, got `str` (value 'much')"),
-        ({"inner": 3}, "file.toml: inner: expected `object`, got `int` (value 3)"),
+        ({"rows": [{"size": 1}, {"size": 1.5}]}, "rows[1].size must be a whole number, got 1.5"),
+        ({"names": ["a", "b", 7]}, "names[2] must be text in quotes, got 7"),
+        ({"inner": {"size": "3"}}, "file.toml: inner.size must be a whole number, got '3'"),
+        ({"ratio": "much"}, "file.toml: ratio must be a number, got 'much'"),
+        ({"inner": 3}, "file.toml: inner must be a table, got 3"),
+        ({"names": "a"}, "names must be a list, got 'a'"),
+        ({"points": [[1, "a"], [1]]}, "points[1] must be a list of 2: a number, text in quotes, got [1]"),
+        ({"mode": "on"}, """mode must be "off" or "auto", got 'on'"""),
+        ({"limit": "x"}, "limit must be a whole number, got 'x'"),
+        ({"on": 1}, "on must be true or false, got 1"),
+        ({"ratio": True}, "ratio must be a number, got true"),
     ],
 )
 def test_refusals_name_key_and_value(data, message):
@@ -70,7 +90,34 @@ def test_numbers_that_are_none_are_refused_wherever_they_are(value):
 def test_long_values_are_cut_to_one_line():
     message = refusal({"ratio": "x" * 500})
     assert len(message) < 150
-    assert message.endswith("...)")
+    assert message.endswith("...")
+
+
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
+    file = tmp_path / "f.toml"
+    file.write_text("ratio = 'x'\ncolour = 1\nlimit = 99\n[inner]\nsize = 'y'\nname = ''\n[must]\nname = 1\n")
+
+    def check(config, wrong):
+        assert (config.ratio, config.limit) == (0.5, 99)  # a wrong type stands at its default
+        yield f"ratio must not be {config.ratio}"  # said already
+        yield "inner.name must be something"
+        if "limit" not in wrong:
+            yield "on must go with the limit"
+
+    with pytest.raises(ConfigError) as error:
+        load_toml(file, Outer, (("limit", 0, 9),), check)
+    assert error.value.problems == (
+        f"{file}: ratio must be a number, got 'x'",
+        f"{file}: unknown key 'colour' (value 1); known here: inner, limit, mode, must, names, on, points, ratio, rows",
+        f"{file}: inner.size must be a whole number, got 'y'",
+        f"{file}: must.name must be text in quotes, got 1",
+        f"""{file}: must.mode is missing; it must be "off" or "auto\"""",
+        f"{file}: must.size is missing; it must be a whole number",
+        f"{file}: must.pair is missing; it must be a list of 2: a number, text in quotes",
+        f"{file}: [must.inner] is missing; it must be a table",
+        f"{file}: limit must be 0 to 9 (value 99)",
+        f"{file}: inner.name must be something",
+    )
 
 
 def test_missing_file_and_folder_and_no_toml(tmp_path: Path):
@@ -100,7 +147,14 @@ values = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(["inner", "rows", "ratio", "names", "other"]), values))
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["inner", "rows", "ratio", "names", "points", "mode", "limit", "on", "must", "other"]
+        ),
+        values,
+    )
+)
 def test_any_toml_like_value_is_taken_or_refused_in_one_kind_of_error(data):
     try:
         convert(data, Outer, "f")

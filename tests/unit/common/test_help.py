@@ -28,7 +28,7 @@ def lost(command) -> list[str]:
 @pytest.fixture
 def all_commands(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["whitepanda"])
-    return typer.main.get_command(cli.build())
+    return cli.command()
 
 
 def test_no_word_of_a_help_text_is_lost(all_commands):
@@ -40,3 +40,22 @@ def test_that_notices_a_section_in_brackets():
     app = typer.Typer()
     app.command(help="The section [act] names the socket.")(lambda: None)
     assert lost(typer.main.get_command(app)) == ["whitepanda"]
+
+
+def helps(command, context=None) -> Iterator[tuple[str, str]]:
+    """Yield each option's name and the type that its help shows."""
+    context = typer.Context(command, parent=context, help_option_names=["-h", "--help"])
+    for parameter in command.get_params(context):
+        if parameter.param_type_name == "option":
+            yield f"{command.name} {parameter.name}", parameter
+    for one in getattr(command, "commands", {}).values():
+        yield from helps(one, context)
+
+
+def test_flags_are_shown_without_a_type(all_commands):
+    flags = [(name, one) for name, one in helps(all_commands) if one.is_flag]
+    assert len(flags) > 50
+    context = typer.Context(all_commands)
+    assert [name for name, one in flags if one.display_type_rich(ctx=context)] == []
+    # A flag that is off needs no second name.
+    assert [name for name, one in flags if one.secondary_opts and not one.default] == []

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from central import pki
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import (
+    OwnCertificate,
     TlsFiles,
     channel_credentials,
     problems,
@@ -64,7 +65,7 @@ def test_an_expired_certificate(ca, monkeypatch):
     end = pki.describe(files.certificate).not_after
     assert client_problem(files) == (
         f"uplink.tls.certificate: {files.certificate} expired on {end:%Y-%m-%d %H:%M} UTC, "
-        "issue a new one with `whitepanda pki host`"
+        "renew it with `whitepanda pki renew`"
     )
 
 
@@ -189,3 +190,32 @@ def test_each_file_that_is_not_there_is_named_by_its_setting(ca, tmp_path):
 def test_settings_are_named_as_people_write_them():
     assert [setting("--", what) for what in ("ca", "certificate", "key")] == ["--ca", "--cert", "--key"]
     assert setting("uplink.tls", "certificate") == "uplink.tls.certificate"
+
+
+# -- when our own expires
+
+
+def test_the_end_is_that_of_the_certificate_in_the_file_now(ca):
+    certificate = OwnCertificate(pki.issue(ca, "h", days=20))
+    for _ in range(2):
+        assert certificate.expiry_unix_s() == pki.describe(ca / "h.crt").not_after.timestamp()
+    pki.renew(ca, "h", days=40)
+    assert certificate.expiry_unix_s() == pki.describe(ca / "h.crt").not_after.timestamp()
+
+
+def test_the_end_of_one_that_has_expired_is_known_too(ca, monkeypatch):
+    files = issue_at(monkeypatch, dt.timedelta(days=-30), ca, "h", days=7)
+    assert OwnCertificate(files).expiry_unix_s() == pki.describe(files.certificate).not_after.timestamp()
+
+
+def test_a_certificate_without_its_key_is_not_ours_yet(ca):
+    files = pki.issue(ca, "h", days=20)
+    certificate = OwnCertificate(files)
+    before = certificate.expiry_unix_s()
+    pki.issue(ca, "other", days=99)
+    (ca / "h.crt").write_bytes((ca / "other.crt").read_bytes())
+    assert certificate.expiry_unix_s() == before
+    (ca / "h.crt").unlink()
+    assert certificate.expiry_unix_s() == before
+    assert OwnCertificate(files).expiry_unix_s() is None
+    assert OwnCertificate(TlsFiles()).expiry_unix_s() is None

@@ -43,7 +43,12 @@ def rules() -> list[dict]:
 def known_names() -> set[str]:
     agent = {family_name(metric) for metric in METRICS} | {f"whitepanda_vm_{name}" for name in OF_VMS}
     plain = [name for table in (central.GAUGES, central.FAILURES) for name, _, _ in table]
-    plain += [central.OPEN_INCIDENTS, central.COEFFICIENTS_CREATED, central.WEBHOOK_OLDEST]
+    plain += [
+        central.CERTIFICATE_EXPIRY,
+        central.OPEN_INCIDENTS,
+        central.COEFFICIENTS_CREATED,
+        central.WEBHOOK_OLDEST,
+    ]
     plain += ["start_time_seconds", "info", "webhook_waiting_notices"]
     plain += [f"{central.ACKNOWLEDGEMENT}_{part}" for part in ("bucket", "count", "sum")]
     counted = [

@@ -38,6 +38,13 @@ const WORKS = [
   ["Building versions", "last_build_error"],
 ];
 
+/** When central's certificate expires, marked from 30 days before. */
+function expiry(unixNs) {
+  if (!unixNs) return "not known";
+  const isFar = unixNs / 1e6 - Date.now() > 30 * 86_400_000;
+  return isFar ? time(unixNs) : state("failed", h("span", null, time(unixNs), ": renew it with whitepanda pki renew"));
+}
+
 export function draw({ status: s, health: d }) {
   const rejected = [
     ...s.rejected.map((each) => ({ ...each, what: "windows" })),
@@ -50,6 +57,8 @@ export function draw({ status: s, health: d }) {
       ...WORKS.map(([what, key]) => [what, s[key] ? state("failed", s[key]) : state("ok", "goes well")]),
       ["Version", s.central_version],
       ["Started", time(s.started_unix_ns)],
+      ["Its certificate expires", expiry(s.certificate_expiry_unix_ns)],
+      ["Revoked certificates", s.last_revocation_error ? state("failed", s.last_revocation_error) : count(s.revoked_certificates)],
       ["Statistics and coefficients", s.coefficient_version ? h("span", null, `version ${s.coefficient_version}, `, time(s.coefficient_created_unix_ns)) : "none built yet"],
       ["Windows taken, ever", count(s.accepted_rows)],
       ["Batches taken, ever", count(s.accepted_batches)],

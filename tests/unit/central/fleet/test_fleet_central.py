@@ -95,7 +95,7 @@ async def test_what_central_refuses_and_what_is_not_asked(ask, served, lake, tmp
         found, out, err = await ask(*arguments)
         assert (found, out, message in err, err.count("\n")) == (code, "", True, 1), err
     for arguments, code, message in (
-        (plan, 3, "JOBS is needed, or --central HOST:PORT for the jobs of its lake"),
+        (plan, 3, "JOBS is needed, or --central HOST:PORT or --fleet NAME for the jobs of its lake"),
         ((*plan, "--central", central), 5, "give --tls DIR"),
     ):
         found, _, err = await ask(*arguments, central=False)

@@ -1,0 +1,96 @@
+"""Certificates that no longer count: a file of their serial numbers, read again while central runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from whitepanda.common import log
+from whitepanda.common.errors import TlsError
+from whitepanda.common.tls import serial_text
+
+__all__ = ["LOOK_S", "Revoked", "read_serials", "revoked_text"]
+
+LOOK_S = 5.0  # how often the file is read
+
+_SERIAL = re.compile(r"[0-9A-Fa-f]{1,40}")  # RFC 5280, 4.1.2.2: at most 20 bytes
+
+
+def read_serials(path: Path) -> frozenset[str]:
+    """Read a list of serial numbers: one a line in hexadecimal, with or without colons; `#` begins a comment.
+
+    Raises:
+        TlsError: it cannot be read, or a line is no serial number; names the file, the line and the remedy.
+
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TlsError(f"{path}: cannot read the list of revoked serials: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TlsError(f"{path}: the list of revoked serials is not text") from error
+    found = set()
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip().replace(":", "")
+        if not text:
+            continue
+        if not _SERIAL.fullmatch(text):
+            raise TlsError(
+                f"{path}, line {number}: not a serial number, 1 to 40 hexadecimal digits (value {line[:80]!r}); "
+                "`whitepanda pki show` shows a certificate's"
+            )
+        found.add(serial_text(text))
+    return frozenset(found)
+
+
+def revoked_text(serial: str) -> str:
+    """Return what whoever shows this certificate is told."""
+    return f"this certificate is revoked (serial {serial}); use a new one"
+
+
+class Revoked:
+    """The serial numbers in `central.revoked_serials`. `problem` says why the file was not taken up, "" if it was.
+
+    Args:
+        path: of the file; "" for none.
+
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._path = path
+        self.serials: frozenset[str] = frozenset()
+        self.problem = ""
+
+    def __contains__(self, serial: object) -> bool:
+        return serial in self.serials
+
+    def load(self) -> None:
+        """Read the file for the first time.
+
+        Raises:
+            TlsError: as of `read_serials`: without any list, central would let in whom it should not.
+
+        """
+        if self._path:
+            try:
+                self.serials = read_serials(Path(self._path))
+            except TlsError as error:
+                raise TlsError(f"central.revoked_serials: {error}") from error
+
+    def look(self) -> None:
+        """Read the file again. What cannot be used is logged once, and the last good list stays in force."""
+        before = self.serials, self.problem
+        try:
+            self.load()
+            self.problem = ""
+        except TlsError as error:
+            self.problem = str(error)
+        if (self.serials, self.problem) == before:
+            return
+        if self.problem:
+            told = "the list of revoked serials cannot be used; the last good one stays in force"
+            log.get("central").error(told, problem=self.problem, serials=len(self.serials))
+        else:
+            log.get("central").info(
+                "the list of revoked serials is in force", file=self._path, serials=len(self.serials)
+            )

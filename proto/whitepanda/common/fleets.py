@@ -1,0 +1,172 @@
+"""Which central a tool asks, and by which certificate: of the flags, the environment, or a file of fleets.
+
+    default = "prod"
+
+    [fleets.prod]
+    central = "central.example.net:7443"
+    tls = "~/pki"
+
+The file is `~/.config/whitepanda/config.toml` (below XDG_CONFIG_HOME where that is set), then
+/etc/whitepanda/config.toml.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from whitepanda.common.config import address_problem, load_toml
+from whitepanda.common.errors import InputError, TlsError
+from whitepanda.common.tls import TlsFiles
+
+__all__ = ["CENTRAL", "ETC", "FLEET", "TLS", "Asked", "Fleet", "files_in", "resolve"]
+
+CENTRAL, TLS, FLEET = "WHITEPANDA_CENTRAL", "WHITEPANDA_TLS", "WHITEPANDA_FLEET"
+ETC = Path("/etc/whitepanda/config.toml")
+_OPERATOR = "operator"
+_MAX_PORT = 65_535
+_PATHS = ("tls", "ca", "cert", "key")
+
+
+class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One source of these settings; "" is not given. Paths are absolute, or relative to the file's folder."""
+
+    central: str = ""  # host:port of central
+    tls: str = ""  # folder of `whitepanda pki`
+    name: str = ""  # of the certificate in that folder; "" = operator
+    server_name: str = ""  # name in central's certificate, if not the host's
+    ca: str = ""  # PEM files, instead of the folder's
+    cert: str = ""
+    key: str = ""
+
+
+class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    default: str = ""
+    fleets: dict[str, Fleet] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where to ask, and how."""
+
+    central: str
+    files: TlsFiles
+    server_name: str = ""
+
+
+def resolve(flags: Fleet, fleet: str = "") -> Asked:
+    """Return whom to ask: each setting is the first that is given of flag, environment, file of fleets.
+
+    Args:
+        flags: what the command line says.
+        fleet: --fleet: that fleet of the file counts before the environment; "" = the environment's, else the default.
+
+    Raises:
+        ConfigError: a file of fleets is wrong.
+        InputError: no such fleet, or where central is is not said, or is no host:port.
+        TlsError: where a TLS file is is not said, or it is not in its folder.
+
+    """
+    environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))
+    sources = [flags, environment]
+    if fleet:
+        sources.insert(1, _profile(fleet))
+    elif not _is_enough(sources):  # a file that is not needed cannot be in the way
+        sources.append(_profile(os.environ.get(FLEET, "")))
+    found = next((source for source in sources if source.central), None)
+    if found is None:
+        ways = f"give --central HOST:PORT or --fleet NAME, set {CENTRAL}, or write {_user_file()}"
+        raise InputError(f"no central is named: {ways}")
+    if found in (flags, environment):  # a file's is looked at as it is read
+        _check_address(found.central, "--central" if found is flags else CENTRAL)
+    # What central's certificate is called is of the central that it was written down with.
+    return Asked(found.central, files_in(sources), flags.server_name or found.server_name)
+
+
+def files_in(sources: Sequence[Fleet]) -> TlsFiles:
+    """Return the three TLS files: each is of the first source that has it, or a folder.
+
+    Raises:
+        TlsError: where one is is not said, or it is not in its folder.
+
+    """
+    return TlsFiles(
+        ca=_file(sources, "ca", ".crt"),
+        certificate=_file(sources, "cert", ".crt"),
+        key=_file(sources, "key", ".key"),
+    )
+
+
+def _is_enough(sources: Sequence[Fleet]) -> bool:
+    has_files = any(one.tls for one in sources) or all((sources[0].ca, sources[0].cert, sources[0].key))
+    return has_files and any(one.central for one in sources)
+
+
+def _check_address(central: str, name: str) -> None:
+    host, _, port = central.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
+        raise InputError(f"{name} must be host:port (value {central!r})")  # gRPC would take another port
+
+
+def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
+    for source in sources:
+        if given := getattr(source, field):
+            return str(given)
+        if source.tls:
+            name = "ca" if field == "ca" else sources[0].name or source.name or _OPERATOR
+            return _in_folder(Path(source.tls), name + ending)
+    raise TlsError(
+        f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
+        "or give --ca, --cert and --key"
+    )
+
+
+def _in_folder(folder: Path, name: str) -> str:
+    try:
+        (folder / name).open("rb").close()
+    except OSError as error:
+        remedy = "make it with `whitepanda pki`, or give --ca, --cert and --key"
+        raise TlsError(f"--tls: cannot read {folder / name}: {error.strerror}; {remedy}") from error
+    return str(folder / name)
+
+
+def _profile(name: str) -> Fleet:
+    """Return the fleet of that name, else the default one: of the user's file, else of the host's."""
+    files = [file for file in (_user_file(), ETC) if os.path.lexists(file)]
+    known: list[str] = []
+    for file in files:
+        read = load_toml(file, _Profile, check=_problems)
+        known += read.fleets
+        wanted = name or read.default or (next(iter(read.fleets)) if len(read.fleets) == 1 else "")
+        if wanted in read.fleets:
+            return _absolute(read.fleets[wanted], file.parent)
+    if not name:
+        return Fleet()
+    where = " and ".join(map(str, files)) or f"{_user_file()}, which is not there"
+    raise InputError(f"no fleet {name!r} in {where}" + (f"; there are {', '.join(known)}" if known else ""))
+
+
+def _problems(profile: _Profile, wrong: Container[str]) -> Iterator[str]:
+    if profile.default and profile.default not in profile.fleets and "fleets" not in wrong:
+        known = ", ".join(profile.fleets) or "none"
+        yield f"default must be one of the fleets (value {profile.default!r}); there are {known}"
+    for name, fleet in profile.fleets.items():
+        if fleet.central and (problem := address_problem(f"fleets.{name}.central", fleet.central)):
+            yield problem
+
+
+def _absolute(fleet: Fleet, folder: Path) -> Fleet:
+    given = {key: getattr(fleet, key) for key in _PATHS}
+    paths = {key: os.path.join(folder, os.path.expanduser(path)) for key, path in given.items() if path}  # noqa: PTH111, PTH118 - without a home it stays
+    return msgspec.structs.replace(fleet, **paths)
+
+
+def _user_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if not base.startswith("/"):  # as its specification has it
+        base = os.path.expanduser("~/.config")  # noqa: PTH111 - without a home it stays
+    return Path(base) / "whitepanda" / "config.toml"
