@@ -239,7 +239,8 @@ class Decisions:
             # A victim is no suspect of what it suffers alone, nor is a VM that no victim can suffer from: on another
             # socket than all of them. Who is blamed by no victim comes after those who are.
             theirs = {suspect.uuid for one in victims for suspect in one.suspects}
-            ranked = self._ranked("", blamed) if victims else ()
+            alone = victims[0].uuid if len(victims) == 1 else ""
+            ranked = self._ranked(alone, blamed) if victims else ()
             named = tuple(one for one in ranked if one.uuid in theirs)
             others = (one for one in ranked if one.uuid not in theirs and (named or not one.is_blamed))
             suspects = (*named, *others)
@@ -287,7 +288,7 @@ class Decisions:
         """Return the first of `suspects`: asked of every VM, so it does not go through all of them."""
         found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
         if found or self.analysis is None:
-            return tuple(sorted(found, key=lambda one: not _has_score(one)))
+            return tuple(sorted(found, key=_likelihood))
         first = self.analysis.first_suspect(uuid)
         return (first,) if first is not None and first.is_blamed else ()
 
@@ -307,14 +308,13 @@ class Decisions:
     def _ranked(self, uuid: str, culprits: Sequence[str]) -> tuple[SuspectView, ...]:
         """Rank who may be blamed for what a VM suffers, "" for the host.
 
-        First those that inflict, the strongest first, but those with a score too before them; then the others in the
-        order of their scores.
+        First those that inflict: by their scores, then, without one, the strongest first. Then the others by score.
         """
         found = [one for one in map(self._inflicting, culprits) if one is not None and one.uuid != uuid]
-        found.sort(key=lambda one: not _has_score(one))
+        found.sort(key=_likelihood)
         listed = {uuid, *(one.uuid for one in found)}
         scored = self.analysis.suspects(uuid) if self.analysis is not None else ()
-        return (*found, *(one for one in scored if one.uuid not in listed))
+        return (*found, *sorted((one for one in scored if one.uuid not in listed), key=_likelihood))
 
     # --- reports to central ---
 
@@ -357,8 +357,9 @@ class Decisions:
 _SLOT_NS = 300 * 10**9
 
 
-def _has_score(one: SuspectView) -> bool:
-    return one.score is not None and one.score > 0
+def _likelihood(one: SuspectView) -> float:
+    """Return what suspects are sorted by; those without a score above 0 stay in their order, and come last."""
+    return -max(one.score or 0.0, 0.0)
 
 
 def _nan(value: float | None) -> float:

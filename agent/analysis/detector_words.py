@@ -104,7 +104,8 @@ class Verdicts:
     @cached_property
     def _inflicting(self) -> list[int]:
         """Rows of the VMs that inflict, the strongest first."""
-        strongest = np.argsort(-self._judged.amount.max(axis=1), kind="stable")
+        # Summed up: most of the instructions and of the traffic weigh more than most of the network alone.
+        strongest = np.argsort(-self._judged.amount.sum(axis=1), kind="stable")
         return [int(row) for row in strongest if self._inflicts[row]]
 
     def state(self, row: int) -> VmState:

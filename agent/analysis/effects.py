@@ -59,7 +59,7 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
         return unknown_effect(victim, situation, f"central knows no coefficient of job {suspect.job}")
     after = before - a * less_cores
     if situation.is_cut:
-        why = f"at least: nCPI is cut at {ROBUST_CLIP:g}, so mnCPI may be higher, now and then, and more may be needed"
+        why = f"at least: nCPI is cut at {ROBUST_CLIP:g}"
         return Effect(
             signal, before, max(0.0, after), threshold=threshold, unknown_because=why, is_at_least=True
         )

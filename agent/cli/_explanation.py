@@ -47,7 +47,7 @@ def _say(text: str, style: str = "") -> Text:
 #: What an analysis finds by itself; the verdict is made of both.
 _FINDS = {
     "victim": "suffers",
-    "normal": "as usual",
+    "normal": "nothing found",
     "steady": "as usual",
     "inflicting": "does more than usual",
     "unknown": "cannot tell",
@@ -67,7 +67,9 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         found = slow_down_of(vm)
         if math.isfinite(found.ratio):
             of = "CPI / mean CPI of the job" if found.model == "cpi" else "latency (p95)"
-            yield _say(f"slow-down {render.degradation(found)}: {of}")
+            # An estimate counts for a while where it cannot be told any more (`agent.decisions`).
+            is_old = found.model != "cpi" and vm.cloud_white.degradation.cannot_tell
+            yield _say(f"slow-down {render.degradation(found)}: {of}{', of a moment ago' if is_old else ''}")
         else:
             yield _say(f"slow-down {UNKNOWN}: {render.cannot_tell(found.cannot_tell)}", DIM)
         blamed = decision.suspects
@@ -77,7 +79,9 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         yield _say(f"found by {found_by(vm)}")
     elif answer.victims or word is INFLICTING:
         whom = (
-            f"from it suffer: {', '.join(answer.victims)}" if answer.victims else "nobody is seen to suffer"
+            f"these suffer from it: {', '.join(answer.victims)}"
+            if answer.victims
+            else "nobody is seen to suffer"
         )
         yield _say(whom, INFLICTING.style)
 
@@ -149,7 +153,8 @@ def _evidence(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
             columns, [[cell(name), *(cell(_exact(value)) for value in values)] for name, values in rows]
         )
         yield _say(
-            "learnt: in quiet times, at the load of then; expected: undisturbed, at the present load", DIM
+            "learnt: in quiet times, and slowly while others inflict; expected: the same at the present load",
+            DIM,
         )
 
 

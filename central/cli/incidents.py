@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -43,6 +43,7 @@ _DEADLINE_S = 10.0
 _MAX_HOURS = 1e6
 _PAGE = 1000
 _SHOWN_REPORTS = 12
+_MAX_WIDTH = 1_000_000
 _NS = 10**9
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
@@ -135,7 +136,16 @@ def show(
 
 def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
     table = _table(
-        ">NO", "HOST", "STATE", "BEGAN (UTC)", ">LASTED", "SLOW-DOWN", "VICTIMS", "SUSPECT", "FOUND BY"
+        ">NO",
+        "HOST",
+        "STATE",
+        "BEGAN (UTC)",
+        ">LASTED",
+        "SLOW-DOWN",
+        "VICTIMS",
+        "SUSPECT",
+        "FOUND BY",
+        whole=("NO", "HOST", "STATE", "SLOW-DOWN", "SUSPECT"),
     )
     for one in found:
         worst, victims = one.victims[0] if one.victims else fleet_pb2.IncidentVm(), len(one.victims)
@@ -152,7 +162,7 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
             named(one.suspect) if one.suspect.vm else "-",
             _analyses(one.found_by),
         )
-    console.print(table)
+    _print(table)
 
 
 def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
@@ -197,14 +207,14 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             *numbers,
             str(vm.reports),
         )
-    console.print(table)
+    _print(table)
     table = _table("SUSPECT", "JOB", "INFLICTS", ">WORST SCORE", ">COEFFICIENT", ">CORES", ">REPORTS")
     for vm in one.suspects:
         then = suspects.get(vm.vm)
         shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
         inflicts = "yes" if then is not None and then.inflicts else "-"
         table.add_row(vm.name or vm.vm, vm.job, inflicts, _number(vm.peak), *shown, str(vm.reports))
-    console.print(table)
+    _print(table)
     table = _table(
         "REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD"
     )
@@ -220,7 +230,7 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             _number(report.mn_cpi),
             _number(report.mn_cpi_threshold),
         )
-    console.print(table)
+    _print(table)
     console.print("SLOW-DOWN, CPI, INFLICTS and CORES are of the last report.")
     if one.recommendations:
         console.print("what could be done, the best first:")
@@ -234,12 +244,27 @@ def _analyses(found: Sequence[int]) -> str:
     return ", ".join(words) or "-"
 
 
-def _table(*titles: str) -> Table:
-    """Make a table; titles that begin with ">" are of columns to the right."""
+def _table(*titles: str, whole: Sequence[str] = ()) -> Table:
+    """Make a table; titles that begin with ">" are of columns to the right.
+
+    Where a terminal is narrow, columns that are not `whole` are wrapped first.
+    """
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left")
+        name = title.removeprefix(">")
+        side: Literal["left", "right"] = "left" if name == title else "right"
+        table.add_column(name, justify=side, no_wrap=name in whole, overflow="fold")
     return table
+
+
+def _print(table: Table) -> None:
+    """Print a table; where nobody looks at a terminal each row is one line, whole, for grep."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    width = console.measure(table, options=console.options.update(max_width=_MAX_WIDTH)).maximum
+    for line in console.render_lines(table, console.options.update(width=width, max_width=width), pad=False):
+        console.print("".join(part.text for part in line).rstrip(), soft_wrap=True, markup=False)
 
 
 def _n_cpi(value: float) -> str:

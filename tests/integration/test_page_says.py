@@ -50,7 +50,10 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
     async with watched(browser, central.url) as seen:
         await seen.open("#/host/node0001?hours=1")
         assert await seen.page.locator("figcaption").all_inner_texts() == [
-            "CPI\nSteps of 30 s; the 4 VMs furthest above their jobs' CPI. Shaded: incidents.",
+            (
+                "CPI\nSteps of 30 s; 4 VMs, victims of the open incident first, then those furthest above their jobs' "
+                "CPI. Shaded: incidents."
+            ),
             "CPU usage\nSteps of 30 s; the 4 VMs that use the most. Shaded: incidents.",
         ]
         by_cpi, by_usage = await seen.page.evaluate(LEGENDS)
@@ -60,6 +63,8 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
         }
         assert len(by_cpi) == len(by_usage) == 4 and len(set(drawn.values())) == len(drawn)
         rows = seen.page.locator("#host-vms-scroll tbody tr")
+        slowest = await seen.page.locator(".verdict a[href^='#/vm/']").first.inner_text()
+        assert await rows.first.locator("th").inner_text() == slowest and slowest in by_cpi
         checked = rows.filter(has=seen.page.locator("input:checked")).locator("th")
         assert set(await checked.all_inner_texts()) == set(drawn)
         assert await seen.page.locator("#host-vms-scroll input:disabled").count() == (12 - 8) * (
@@ -77,8 +82,8 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
             await head.inner_text(): await head.get_attribute("title")
             for head in await seen.page.locator("#host-vms-scroll thead button").all()
         }
-        assert heads["Mean slow-down"].startswith("mean CPI over the time shown / its job's")
-        assert heads["Found"].endswith("with the host's estimate of the slow-down at that moment")
+        assert heads["CPI / job's"].startswith("mean CPI over the time shown / its job's")
+        assert heads["When found"].endswith("with the host's estimate of the slow-down at that moment")
         assert await serious(seen.page) == []
 
 
@@ -121,6 +126,8 @@ async def test_the_overview_says_who_suffers_by_how_much_and_from_whom(tmp_path,
             "scan."
         )
         assert "by the host's own baseline" in await seen.page.inner_text(".facts")
+        heads = await seen.page.locator("#incident-victims-scroll thead button").all_inner_texts()
+        assert heads[2:4] == ["Slow-down now", "Worst slow-down"]
         assert "NaN" not in await seen.page.inner_text("main")
         assert await seen.page.locator("#incident-victims-scroll tbody th").all_inner_texts() == [
             "web-1",
@@ -164,7 +171,10 @@ async def test_effects_do_not_contradict_themselves(central, browser):
     async with watched(browser, central.url) as seen:
         await seen.open("#/incident/1")
         assert await seen.page.evaluate(EFFECTS) == [
-            "mnCPI 3.00 or more now, 0.95 or more then; contention begins at 1.00. nCPI is cut at 3",
+            (
+                "mnCPI 3.00 or more now, 0.95 or more then; contention begins at 1.00. nCPI is cut at 3; more may be "
+                "needed"
+            ),
             "mnCPI 2.90 now, 1.90 (1.80 to 2.00) then; contention begins at 2.00",
             "slow-down 1.70 now, not known what then. nobody knows",
         ]
@@ -187,6 +197,22 @@ async def test_effects_do_not_contradict_themselves(central, browser):
             r"do nothing\s+Expected: mnCPI 2\.90 or more now, 2\.90 or more then; contention begins at 2\.00",
             last,
         )
+
+
+RANKED = """async () => {
+    const { suffering } = await import("/page/views/host.js");
+    const vms = (...names) => names.map((vm) => ({ vm }));
+    return [...suffering({ incidents: [
+        { open: false, victims: vms("old") },
+        { open: true, slowest_now: { vm: "b" }, victims: vms("a", "b", "c") },
+    ] })];
+}"""
+
+
+async def test_victims_of_an_open_incident_come_first_the_slowest_now_before_others(central, browser):
+    async with watched(browser, central.url) as seen:
+        await seen.open("#/host/node0001?hours=1")
+        assert await seen.page.evaluate(RANKED) == [["b", 0], ["a", 1], ["c", 2]]
 
 
 async def test_a_plan_says_why_jobs_are_left_out(central, browser):

@@ -12,6 +12,9 @@ from whitepanda.v1 import agent_pb2
 
 __all__ = ["action_word", "effect_text", "recommendation_json", "recommendation_lines"]
 
+#: How hosts begin to say that a signal is cut: it may be higher, now and then.
+_AT_LEAST = "at least: "
+
 _DONE = {
     agent_pb2.ACTION_CAP_CPU: "cap the CPU of {name}",
     agent_pb2.ACTION_LIMIT_BANDWIDTH: "limit the memory bandwidth of {name}",
@@ -36,6 +39,12 @@ def effect_text(effect: agent_pb2.ExpectedEffect) -> str:
         return f"effect not known: {effect.unknown_because}"
     interval = "" if math.isnan(effect.low) else f" ({effect.low:.3g} to {effect.high:.3g})"
     threshold = "" if math.isnan(effect.threshold) else f", threshold {effect.threshold:.3g}"
+    if effect.unknown_because.startswith(_AT_LEAST):
+        why = effect.unknown_because.removeprefix(_AT_LEAST)
+        return (
+            f"expected {signal} at least {effect.after:.3g} instead of at least {effect.before:.3g} ({why})"
+            f"{threshold}; more may be needed"
+        )
     why = f"; {effect.unknown_because}" if effect.unknown_because else ""
     return f"expected {signal} {effect.after:.3g}{interval} instead of {effect.before:.3g}{threshold}{why}"
 

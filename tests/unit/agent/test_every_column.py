@@ -14,6 +14,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from agent.batches import Report
 from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
+from agent.decisions import Decisions
 from agent.degradation_models import load
 from agent.pipeline import Inputs, Pipeline
 from agent.replay import RecordedRows
@@ -99,15 +100,18 @@ def simulated(folder: Path) -> tuple[list[CpiWindow], list[Report]]:
     source = SimulatedSource(folder / "scenario.toml", mono_ns=lambda: clock.mono, unix_ns=lambda: clock.unix)
     source.open()
     jobs = (JobRule("(.+)", r"\1", "job", latency_sensitive=True),)
-    pipeline, troubles = pipeline_of(AgentConfig(AgentSection(), jobs=jobs), {"simulated"})
     section = CloudWhiteSection(event_interval_s=1.0)
+    config = AgentConfig(AgentSection(), jobs=jobs, cloud_white=section)
+    pipeline, troubles = pipeline_of(config, {"simulated"})
     cloud_white = CloudWhite(section, load(section.models))
+    decisions = Decisions(config, cloud_white, None)
     windows: list[CpiWindow] = []
     for _ in range(45):
         clock.advance(S)
         windows += pipeline.process(Inputs(clock.mono, [source.sample()], troubles))
         cloud_white.tick(pipeline.table, pipeline.host_rates, clock.mono, clock.unix)
-    return windows, list(cloud_white.take_events())
+        decisions.tick(pipeline.table, clock.mono, clock.unix)
+    return windows, list(decisions.events.take())
 
 
 def in_control_groups(folder: Path) -> list[CpiWindow]:
@@ -146,7 +150,7 @@ def contention(folder: Path) -> list[Report]:
     host = made_up.Host(folder, AnalysisSection(trigger="paper", mn_cpi_floor=1.0))
     host.store.apply(made_up.update())
     host.run(12, made_up.VICTIM, made_up.CALM, made_up.SCAN)
-    return list(host.analysis.take_triggers())
+    return list(host.reports)
 
 
 def sent(folder: Path) -> Iterator[agent_pb2.CpiBatch]:

@@ -259,7 +259,7 @@ def test_explain_of_a_vm_that_inflicts_begins_with_that_and_whom_it_hurts(run, a
     assert code == 0
     assert out.splitlines()[2:4] == [
         "inflicting for 95 s: memory traffic is 3.1 times its baseline",
-        "from it suffer: instance-0000a1f3",
+        "these suffer from it: instance-0000a1f3",
     ]
     assert "SUSPECT" not in out
     assert "no suspects" not in out

@@ -203,14 +203,17 @@ def test_truth_is_averaged_over_the_very_slots(tmp_path: Path) -> None:
 
 def test_the_agents_estimate_of_latency_is_kept_with_its_interval_or_its_reason(tmp_path: Path) -> None:
     watch = AgentWatch("h", tmp_path / "s")
-    found = host_pb2.CloudWhite(
-        behaviour=agent_pb2.BEHAVIOUR_VICTIM,
-        degradation=agent_pb2.Degradation(ratio=1.4, low=1.3, high=1.6),
+    found = host_pb2.VmSummary(
+        name="web",
+        decision=host_pb2.VmDecision(verdict=agent_pb2.BEHAVIOUR_VICTIM),
+        cloud_white=host_pb2.CloudWhite(degradation=agent_pb2.Degradation(ratio=1.4, low=1.3, high=1.6)),
     )
-    watch._take_latency("web", found)
-    found.degradation.CopyFrom(agent_pb2.Degradation(ratio=math.nan, cannot_tell="no_model"))
-    watch._take_latency("web", found)
-    watch._take_latency("web", host_pb2.CloudWhite(behaviour=agent_pb2.BEHAVIOUR_INFLICTING))
+    watch._take_latency(found)
+    found.cloud_white.degradation.CopyFrom(agent_pb2.Degradation(ratio=math.nan, cannot_tell="no_model"))
+    watch._take_latency(found)
+    found.decision.verdict = agent_pb2.BEHAVIOUR_INFLICTING
+    found.cloud_white.ClearField("degradation")
+    watch._take_latency(found)
     first, second, third = watch.latencies["web"]
     assert (first.behaviour, first.ratio, first.low, first.high) == ("victim", 1.4, 1.3, 1.6)
     assert (math.isnan(second.ratio), second.cannot_tell) == (True, "no_model")
@@ -429,7 +432,7 @@ def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> No
 def test_progress_as_lines_and_as_a_screen() -> None:
     agents = [AgentWatch("host-1", Path("/x")), AgentWatch("host-2", Path("/x"))]
     agents[0].answers, agents[0].mn_cpi, agents[0].windows_acknowledged = True, 4.25, 77
-    agents[0].triggered, agents[0].victims = True, ("web-1",)
+    agents[0].victims = ("web-1",)
     lines, screen = io.StringIO(), io.StringIO()
     plain = PlainShow(Console(file=lines, width=200))
     plain.event("started [not markup]")
@@ -462,7 +465,6 @@ def test_the_screen_fits_whatever_the_terminals_width(width: int) -> None:
         windows_acknowledged=12345,
         coefficient_version=10,
         mn_cpi=12.25,
-        triggered=True,
         victims=("web1-host-1", "search-host-1"),
     )
     screen = io.StringIO()
@@ -695,11 +697,11 @@ def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Pa
 def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> None:
     running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
     other = next(agent for agent in running._agents if agent is not running._target)
-    running._target.triggered = True
+    running._target.victims = ("web-1",)
     running._injected_unix_ns = 1
     running._note_false_alarms()
     assert list(running._false_alarms) == []
-    other.triggered = True
+    other.victims = ("web-2",)
     running._note_false_alarms()
     assert list(running._false_alarms) == [other.name]
     running._injected_unix_ns = 0

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from agent.analysis import recommendations
@@ -704,6 +705,36 @@ def test_people_see_that_an_n_cpi_was_cut_and_that_times_are_utc(answered, capsy
     assert "REPORTED (UTC)" in shown
     incidents_cli.list_("h:1", **FILES)
     assert "BEGAN (UTC)" in capsys.readouterr().out
+
+
+def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(answered, capsys, monkeypatch):
+    vm = {"vm": "u1", "name": "a-victim-with-a-long-name-1", "job": "web"}
+    slow = fleet_pb2.IncidentVm(**vm, slow_down=agent_pb2.Degradation(ratio=1.9, low=1.6, high=2.2))
+    incident = fleet_pb2.Incident(
+        id=7,
+        host="node0001",
+        first_unix_ns=NOW,
+        open=True,
+        victims=[slow],
+        victims_now=1,
+        slowest_now=slow,
+        suspect=fleet_pb2.IncidentVm(vm="s", name="scan-1", job="scan"),
+    )
+    answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse(incidents=[incident])
+    answered["GetIncident"] = fleet_pb2.IncidentDetail(incident=incident)
+    monkeypatch.setattr(incidents_cli.console, "width", 20)
+    incidents_cli.list_("h:1", **FILES)
+    _, line = capsys.readouterr().out.splitlines()
+    for part in ("node0001", "2027-01-15 08:00:00", "1.90x [1.60, 2.20]", vm["name"], "scan-1 of job scan"):
+        assert part in line
+    incidents_cli.show("7", "h:1", **FILES)
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
+    assert "1.90x [1.60, 2.20]" in line
+    monkeypatch.setattr(incidents_cli, "console", Console(force_terminal=True, color_system=None, width=90))
+    incidents_cli.list_("h:1", **FILES)
+    _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)
+    for part in ("node0001", "open", "1.90x [1.60, 2.20]", "scan-1 of job scan"):
+        assert part in line
 
 
 def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, answered, capsys):

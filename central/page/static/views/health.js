@@ -54,7 +54,7 @@ export function draw({ status: s, health: d }) {
   ].sort((a, b) => b.count - a.count);
   return [
     section("Central", facts([
-      ...WORKS.map(([what, key]) => [what, s[key] ? state("failed", s[key]) : state("ok", "goes well")]),
+      ...WORKS.map(([what, key]) => [what, s[key] ? state("failed", s[key]) : state("ok", "OK")]),
       ["Version", s.central_version],
       ["Started", time(s.started_unix_ns)],
       ["Its certificate expires", expiry(s.certificate_expiry_unix_ns)],
@@ -70,7 +70,7 @@ export function draw({ status: s, health: d }) {
     ])),
     section("Agents that are late or gone", h("p", { class: "quiet" },
       `${count(d.late_hosts)} late: connected, and nothing came for eleven minutes. ${count(d.gone_hosts)} gone: not connected. ${counted(d.spooled_batches, "batch waits", "batches wait")} on hosts, ${counted(d.dropped_batches, "was", "were")} dropped there.`),
-      table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "Every host that ever connected sends.")),
+      table("health-silent", `The longest silent first${d.silent.length < d.late_hosts + d.gone_hosts ? `: ${d.silent.length} of ${count(d.late_hosts + d.gone_hosts)}` : ""}`, SILENT, d.silent, "All known hosts are reporting.")),
     h("div", { class: "columns" },
       section("Refused, by reason", table("health-rejected", "Ever, the most first", REASONS, rejected, "Nothing was refused.")),
       section("Lake", table("health-lake", `The last days with windows, the newest first; ${counted(s.lake_rows, "window")} in ${counted(s.lake_segments, "segment")} in all`, DAYS, d.days, "The lake is empty."))),

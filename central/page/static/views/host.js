@@ -27,6 +27,10 @@ const nCpi = (vm) => (isKnown(vm.mean_cpi) && isKnown(vm.job_mean_cpi) && vm.job
 
 const slowdown = (vm) => (vm.latency_sensitive && isKnown(vm.mean_cpi) && vm.job_mean_cpi > 0 ? vm.mean_cpi / vm.job_mean_cpi : null);
 
+/** Victims of open incidents, each with its rank: the slowest now first, then by the worst that each one had. */
+export const suffering = (host) => new Map([...new Set(host.incidents.filter((i) => i.open)
+  .flatMap((i) => [i.slowest_now, ...i.victims]).filter(Boolean).map((vm) => vm.vm))].map((vm, k) => [vm, k]));
+
 /** Times, [from, to] in seconds, in which any VM was measured; gaps of up to `most` steps are none. */
 export function measured(host, seconds, most) {
   const step = host.step_ns / 1e9;
@@ -53,7 +57,11 @@ export function draw(host, route) {
   const seconds = (host.vms[0]?.cpi ?? []).map((_, k) => (host.since_unix_ns + k * host.step_ns) / 1e9);
   const wanted = new Set((route.parameters.vms ?? "").split(",").filter(Boolean));
   const chosen = host.vms.filter((vm) => wanted.has(vm.vm)).slice(0, MOST_LINES);
-  const worst = [...host.vms].filter((vm) => isKnown(vm.mean_cpi)).sort((a, b) => (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity)).slice(0, LINES);
+  const rank = suffering(host);
+  const victimsFirst = (a, b) => (rank.get(a.vm) ?? rank.size) - (rank.get(b.vm) ?? rank.size);
+  const listed = [...host.vms].sort(victimsFirst);
+  const worst = host.vms.filter((vm) => isKnown(vm.mean_cpi))
+    .sort((a, b) => victimsFirst(a, b) || (nCpi(b) ?? -Infinity) - (nCpi(a) ?? -Infinity)).slice(0, LINES);
   const busiest = host.vms.slice(0, LINES);
   const byCpi = chosen.length ? chosen.filter((vm) => isKnown(vm.mean_cpi)) : worst;
   const byUsage = chosen.length ? chosen : busiest;
@@ -79,11 +87,11 @@ export function draw(host, route) {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
-    { label: "Found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
+    { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
     { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
-    { label: "Mean slow-down", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
+    { label: "CPI / job's", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
     { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },
@@ -101,13 +109,13 @@ export function draw(host, route) {
       ["Batches dropped there", count(s.dropped_batches)],
     ]) : h("p", { class: "quiet" }, "This host never connected itself; its windows were imported."),
     host.vms.length ? [
-      byCpi.length ? timeChart("CPI", `${steps}; ${which(`the ${counted(byCpi.length, "VM")} furthest above ${byCpi.length === 1 ? "its job's" : "their jobs'"} CPI`)}. Shaded: incidents.`, seconds,
+      byCpi.length ? timeChart("CPI", `${steps}; ${which(rank.size ? `${counted(byCpi.length, "VM")}, victims of the open incident first, then those furthest above their jobs' CPI` : `the ${counted(byCpi.length, "VM")} furthest above ${byCpi.length === 1 ? "its job's" : "their jobs'"} CPI`)}. Shaded: incidents.`, seconds,
         byCpi.map((vm) => line(vm, vm.cpi)), "cycles per instruction", spans, most)
         : h("p", { class: "empty" }, "No CPI is known of these VMs: the host has no hardware counters, or its agent may not read them (whitepanda doctor says which)."),
       timeChart("CPU usage", `${steps}; ${which(byUsage.length === 1 ? "the VM that uses the most" : `the ${byUsage.length} VMs that use the most`)}. Shaded: incidents.`, seconds,
         byUsage.map((vm) => line(vm, vm.cpu_usage_cores)), "cores", spans, most),
     ] : h("p", { class: "empty" }, "No windows of VMs here in this time. They are there once they are in the lake, a minute after they were measured."),
-    section("VMs", table("host-vms", `VMs in this time, the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > drawn.size ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, host.vms, "No VM ran.")),
+    section("VMs", table("host-vms", `VMs in this time, ${rank.size ? "victims of the open incident first, then " : ""}the most CPU first${host.vms_in_all > host.vms.length ? `: ${host.vms.length} of ${count(host.vms_in_all)}` : ""}${isFull && host.vms.length > drawn.size ? `; ${MOST_LINES} are drawn, no more can be: clear a box for another` : ""}`, vms, listed, "No VM ran.")),
     section("Incidents", table("host-incidents", "Incidents in this time, the last that began first",
       INCIDENT_COLUMNS.filter((column) => column.label !== "Host"), host.incidents, "No incident in this time.")),
   ];

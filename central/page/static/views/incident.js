@@ -19,7 +19,8 @@ const vmColumns = (peak, hint, at, ...more) => [
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
   { label: "Reports", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
 ];
-const WORST = { label: "Slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true, hint: "at its worst" };
+const WORST = { label: "Worst slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true };
+const NOW = (victims) => ({ label: "Slow-down now", value: (vm) => victims.get(vm.vm)?.ratio, cell: (vm) => slowDown(victims.get(vm.vm)), numeric: true, hint: "in the last report" });
 
 /** Who is suspected first in a report: found by the host's own analysis, or scored above 0. */
 const first = ({ suspects: [vm] }) => (vm && (vm.inflicts || vm.score > 0) ? vm : null);
@@ -67,7 +68,7 @@ export function effect(expected, isCut = false) {
   const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
   const after = isKnown(expected.after) ? `${plain(expected.after)}${more}${ends} then` : "not known what then";
   const bar = isKnown(expected.threshold) ? `; contention begins at ${plain(expected.threshold)}` : "";
-  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}` : "";
+  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}${isKnown(expected.after) && isCut ? "; more may be needed" : ""}` : "";
   return `${before}, ${after}${bar}${why}`;
 }
 
@@ -148,6 +149,7 @@ export function draw(detail) {
   const recommendations = i.recommendations ?? [];
   const rides = detail.recurrence;
   const hours = Math.min(24, Math.max(1, Math.ceil((i.last_unix_ns - i.first_unix_ns) / 3.6e12) + 1));
+  const now = new Map((detail.reports.at(-1)?.victims ?? []).map((vm) => [vm.vm, vm.slow_down]));
   const around = Math.ceil(i.last_unix_ns / 1e6 / 60_000 + 15) * 60_000;
   return [
     verdict(i, { at: around }),
@@ -162,7 +164,7 @@ export function draw(detail) {
       ["The suspect's job elsewhere", rides && link("/incidents", `${counted(rides.incidents, "incident")} on ${counted(rides.hosts, "host")}`, { suspect_job: rides.job })],
     ]),
     h("div", { class: "columns" },
-      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, WORST), i.victims, "None.")),
+      section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, ...(i.open ? [NOW(now)] : []), WORST), i.victims, "None.")),
       section("Suspects", table("incident-suspects", "The first suspect first, then the highest score", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
     recommendations.length > 0 && actions(recommendations),
     h("div", { class: "columns" }, charts(detail.reports)),
