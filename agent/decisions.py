@@ -28,32 +28,39 @@ if TYPE_CHECKING:
 
 __all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]
 
-#: A victim stays one down to this part of the way from no slow-down to the limit.
-_STAYS = 0.5
 #: An estimate counts so long where it cannot be told any more.
 _ESTIMATE_NS = 30 * 10**9
 _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 
 
 def decide(
-    behaviour: Held, lows: Sequence[float] | None, least: float, *, waited_for: bool, was: Held
+    behaviour: Held,
+    known: Sequence[Degradation] | None,
+    least: float,
+    *,
+    waited_for: bool,
+    was: Held,
 ) -> Held:
     """Return the verdict on a VM.
 
+    A victim stays one while it suffers and an estimate itself is above the limit: the lower end of an interval moves
+    with each second's noise, and who is paged for a slow-down that was sure is not told that it is over before it is.
+
     Args:
         behaviour: what it does where no analysis finds that it suffers.
-        lows: lower ends of its slow-down, by each analysis that finds that it suffers and can tell; None: none does.
+        known: its slow-down, by each analysis that finds that it suffers and can tell; None: none does.
         least: the slow-down above which it is a victim, at least 1.
         waited_for: whether it may be one at all.
         was: the verdict up to now.
 
     """
-    if lows is None:
+    if known is None:
         return behaviour
     if not waited_for:
         return "affected"
-    limit = 1 + (least - 1) * _STAYS if was == "victim" else least
-    return "victim" if not lows or max(lows) > limit else "affected"
+    is_sure = not known or any(one.low > least for one in known)
+    stays = was == "victim" and any(one.ratio > least for one in known)
+    return "victim" if is_sure or stays else "affected"
 
 
 def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:
@@ -178,9 +185,8 @@ class Decisions:
             known = [estimate for estimate in estimates if estimate.is_known]
             real = (estimate for estimate in known if estimate.low > self._least)
             # Else the highest one: that which keeps a victim a victim.
-            one.slow_down = next(real, max(known, key=lambda estimate: estimate.low, default=estimates[0]))
-            lows = [estimate.low for estimate in known]
-            verdict = decide(behaviour, lows, self._least, waited_for=one.vm.alert, was=one.verdict)
+            one.slow_down = next(real, max(known, key=lambda estimate: estimate.ratio, default=estimates[0]))
+            verdict = decide(behaviour, known, self._least, waited_for=one.vm.alert, was=one.verdict)
         if verdict != one.verdict:
             one.verdict, one.since_ns = verdict, mono_ns
 
