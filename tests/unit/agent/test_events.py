@@ -110,7 +110,7 @@ def test_an_affected_vm_that_becomes_a_victim_is_told_of_and_the_worst_of_all_is
     host.tick(3)
     host.vms[1] = host_vm("web", rates=rates_of(gips=1.8))
     host.tick(3)
-    host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))
+    host.vms[1] = host_vm("web", rates=rates_of(gips=1.04))
     host.tick(3)
     host.says.clear()
     host.tick()
@@ -118,7 +118,7 @@ def test_an_affected_vm_that_becomes_a_victim_is_told_of_and_the_worst_of_all_is
     assert [(e.before, e.behaviour, e.lasted_ns // S, e.degradation.ratio) for e in found] == [
         ("unknown", "affected", 0, 1.1),
         ("affected", "victim", 3, 1.8),
-        ("victim", "affected", 3, 1.1),
+        ("victim", "affected", 3, 1.04),
         ("affected", "steady", 3, 1.8),
     ]
     assert [e.found_by for e in found] == [("host",), ("host",), ("host",), ()]

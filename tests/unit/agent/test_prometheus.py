@@ -335,7 +335,7 @@ async def serving(take=snapshot, ticks=lambda: 7, tls=NO_TLS, tick_s=1.0, listen
 def get(address, path="/metrics", context=None, **headers):
     kind = http.client.HTTPConnection if context is None else http.client.HTTPSConnection
     options = {} if context is None else {"context": context}
-    connection = kind(address, timeout=10, **options)
+    connection = kind(address, timeout=60, **options)
     with contextlib.closing(connection):
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -481,12 +481,8 @@ async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
     try:
         await asyncio.to_thread(drip)
         await until(lambda: refused)
-        status = 0
-        for _ in range(20):  # all others have this short time too
-            with contextlib.suppress(OSError):
-                status = (await asyncio.to_thread(get, server.address, context=context))[0]
-                break
-        assert status == 200
+        monkeypatch.setattr(prometheus, "_REQUEST_S", 60.0)  # a busy machine may need more than that second
+        assert (await asyncio.to_thread(get, server.address, context=context))[0] == 200
     finally:
         await server.stop()
 
