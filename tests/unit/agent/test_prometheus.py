@@ -444,7 +444,7 @@ async def test_who_drips_is_cut_off_and_all_who_are_refused_are_counted(monkeypa
             return len(refused) == 1 + len(slow)
 
         await until(is_free)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while True:  # their threads end in a moment
             with contextlib.suppress(http.client.RemoteDisconnected, ConnectionError):
                 assert (await asyncio.to_thread(get, server.address))[0] == 200
@@ -598,7 +598,7 @@ async def running(config):
 
 
 async def until(true):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not (found := true()):
         assert time.monotonic() < end, "did not come true"
         await asyncio.sleep(0.02)
@@ -656,7 +656,7 @@ async def test_a_running_agent_tells_when_its_certificate_expires(config, tmp_pa
         assert await told() == [(label, describe(files.certificate).not_after.timestamp())]
         renew(tmp_path / "pki", "host1", days=90)
         expected = describe(files.certificate).not_after.timestamp()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while await told() != [(label, expected)]:
             assert time.monotonic() < end
             await asyncio.sleep(0.05)
