@@ -241,17 +241,18 @@ class HostAnalysis:
         if slot.cpi is None or statistics is None or statistics.std <= 0 or not self._covered(slot):
             return Verdict("unknown", self._why_unknown(vm, slot, statistics), degradation, reason)
         exceeds = antagonists.is_victim(slot.cpi, statistics)
+        suffers = uuid in self.suffering
+        compared = " exceeds" if suffers else ", limit" if exceeds else " is within"
         text = (
-            f"CPI {slot.cpi:.4g} {'exceeds' if exceeds else 'is within'}"
-            f" {antagonists.victim_threshold(statistics):.4g}"
+            f"CPI {slot.cpi:.4g}{compared} {antagonists.victim_threshold(statistics):.4g}"
             f" = mean {statistics.mean:.4g} + 2 std {statistics.std:.4g} of job {vm.job} on this platform"
         )
-        if uuid in self.suffering:
+        if suffers:
             return Verdict("victim", text, degradation, reason)
         if exceeds and not vm.latency_sensitive:
-            text += "; that counts for latency-sensitive jobs only"
+            text += "; a higher CPI counts for latency-sensitive jobs only"
         elif exceeds:
-            text += "; that counts only while mnCPI shows contention on the host"
+            text += "; a higher CPI counts only while mnCPI shows contention on the host"
         return Verdict("normal", text, degradation, reason)
 
     def slot(self, uuid: str) -> JudgedSlot | None:

@@ -77,14 +77,14 @@ def decided(answer, verdict, *found_by, **known):
 def test_each_of_the_two_analyses_says_what_it_finds_and_the_verdict_is_one():
     answer = decided(explained(), "victim", agent_pb2.ANALYSIS_HOST, reason="ipc 0.61 is below 0.95")
     answer.vm.verdict = "normal"
-    answer.vm.verdict_reason = "CPI 3.1 exceeds 1.9"
+    answer.vm.verdict_reason = "CPI 3.1, limit 1.9"
     own = answer.vm.cloud_white
     own.behaviour, own.since_ns, own.reason = agent_pb2.BEHAVIOUR_VICTIM, 95 * 10**9, "ipc 0.61 is below 0.95"
     said = lines((*head(answer), *found_here(answer), *arithmetic(answer)))
     assert [line for line in said if "victim" in line] == ["victim: ipc 0.61 is below 0.95"]
     assert "found by the host's own analysis" in said
     assert "the host's own analysis: suffers for 95 s: ipc 0.61 is below 0.95" in said
-    assert "the fleet's statistics: nothing found: CPI 3.1 exceeds 1.9" in said
+    assert "the fleet's statistics: nothing found: CPI 3.1, limit 1.9" in said
 
 
 HOST, FLEET = "the host's own analysis", "the fleet's statistics"

@@ -148,8 +148,8 @@ def test_nobody_suffers_without_contention(host):
     verdict = host.verdict("web-1")
     assert (verdict.verdict, host.analysis.suffering) == ("normal", {})
     assert verdict.reason == (
-        "CPI 3.1 exceeds 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform;"
-        " that counts only while mnCPI shows contention on the host"
+        "CPI 3.1, limit 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform;"
+        " a higher CPI counts only while mnCPI shows contention on the host"
     )
     host.run(6, VICTIM, CALM, SCAN)
     assert (host.verdict("web-1").verdict, set(host.analysis.suffering)) == ("victim", {"uuid-web-1"})
@@ -195,7 +195,7 @@ def test_what_is_not_latency_sensitive_is_no_victim(host):
     verdict = host.verdict("scan-1")
     assert verdict.verdict == "normal"
     assert verdict.reason.endswith(
-        "of job scan on this platform; that counts for latency-sensitive jobs only"
+        "of job scan on this platform; a higher CPI counts for latency-sensitive jobs only"
     )
     assert verdict.degradation == 4.5
 
@@ -279,7 +279,7 @@ def test_windows_without_cpi_do_not_count_but_their_usage_does(host):
     host.run(2, {"vm": "web-1", "cpi": None, "reason": Reason.IDLE, "usage": 0.0})
     host.run(1, {"vm": "web-1", "cpi": 2.5, "usage": 3.0}, SCAN)
     assert host.explain("web-1").cpi == pytest.approx(2.5)
-    assert host.verdict("web-1").reason.startswith("CPI 2.5 exceeds 1.9 = ")
+    assert host.verdict("web-1").reason.startswith("CPI 2.5, limit 1.9 = ")
     host.run(1, {"vm": "scan-2", "job": "scan", "ls": False, "usage": 3.0})
     host.run(1, {"vm": "scan-2", "job": "scan", "ls": False, "usage": 0.0, "cpi": None})
     assert host.explain("web-1").suspects[1].cpu_usage_cores == pytest.approx(1.5)
@@ -366,7 +366,7 @@ def test_a_slot_that_was_hardly_watched_is_not_compared_with_whole_ones(host):
     assert (why.cpi, why.n_cpi) == (pytest.approx(3.1), None)
     assert host.analysis.mn_cpi is None
     host.run(12, VICTIM)
-    assert host.verdict("web-1").reason.startswith("CPI 3.1 exceeds 1.9 = ")
+    assert host.verdict("web-1").reason.startswith("CPI 3.1, limit 1.9 = ")
     assert host.verdict("web-1").degradation == pytest.approx(3.1 / 1.2)
     assert host.explain("web-1").n_cpi == pytest.approx((3.1 - 1.2) / 0.35)
 
@@ -560,7 +560,7 @@ def test_a_new_version_of_the_statistics_is_no_rise_since_the_start(own_noise):
     for _ in range(12):
         own_noise.run(1, {**VICTIM, "cpi": 1.6}, SCAN)
         assert not own_noise.analysis.triggered
-    assert own_noise.verdict("web-1").reason.startswith("CPI 1.6 exceeds 1.5 = ")
+    assert own_noise.verdict("web-1").reason.startswith("CPI 1.6, limit 1.5 = ")
     assert own_noise.analysis.mn_cpi_threshold == pytest.approx(1 + 0.5 / 0.35)
 
 
