@@ -104,7 +104,7 @@ async def test_every_view_of_a_thousand_hosts(thousand, browser):
 async def test_a_view_follows_what_happens_and_the_focus_stays(one, browser):
     async with watched(browser, one.url) as seen:
         await seen.open("#/incidents?suspect_job=live")
-        assert "No incident is like that" in await seen.page.inner_text("main")
+        assert "no job 'live' is known here" in await seen.page.inner_text("main")
         await seen.page.locator("#field-host").focus()
         report(one, "live", 1)
         await seen.page.wait_for_selector("tbody tr")
