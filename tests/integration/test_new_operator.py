@@ -117,7 +117,7 @@ async def test_from_the_packages_to_an_incident_that_is_seen_everywhere(operator
     machine.start("prometheus")
     operator.shell(FIRST_HOUR_FILES)
     listed = operator.shell(FIRST_INCIDENT, timeout_s=240)
-    assert re.search(r"^ *1 +node1 .* store-1\s*$", listed, re.MULTILINE), listed
+    assert re.search(r"^ *1 +node1 +open .* store-1 +scan-1 of job scan ", listed, re.MULTILINE), listed
 
     terminal = Terminal(Path("/run"), width=120, height=30, inside=machine.inside)
     terminal.type(f"cd {FOLDER}; whitepanda top", "Enter")
