@@ -281,20 +281,19 @@ class Daemon:
         if windows and self.state.analysis is not None:
             end_unix_ns = max(self.state.pipeline.windows.end_unix_ns(window) for window in windows)
             self._guard("analysis", self.state.analysis.observe, windows, end_unix_ns, self._places())
-        events: tuple[Report, ...] = ()
+        events: list[Report] = []
         if decisions is not None:
             self._guard("verdicts", self._decide)
-            events = decisions.events.take()
-            try:
-                report = decisions.report(self._clock.unix_ns())
-            except Exception as error:  # noqa: BLE001 - as in _guard
-                self.state.counters.sink_errors += 1
-                self._note_failure("reports", error)
-            else:
-                self._note_success("reports")
-                events += () if report is None else (self._advised(report),)
+            events += decisions.events.take()
+            self._guard("reports", self._add_report, decisions, events)
         if self._uplink is not None:
             self._guard("queueing for central", self._uplink.submit, windows, events)
+
+    def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
+        """Add what central is to be told of victims now, if anything."""
+        report = decisions.report(self._clock.unix_ns())
+        if report is not None:
+            events.append(self._advised(report))
 
     def _advised(self, trigger: Trigger) -> Trigger:
         """Add what could be done; a report without that is better than none."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]
 
-#: An estimate counts so long where it cannot be told any more.
+#: The last estimate counts for so long after the model cannot estimate any more.
 _ESTIMATE_NS = 30 * 10**9
 _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 
@@ -44,7 +44,7 @@ def decide(
     """Return the verdict on a VM.
 
     A victim stays one while it suffers and an estimate itself is above the limit: the lower end of an interval moves
-    with each second's noise, and who is paged for a slow-down that was sure is not told that it is over before it is.
+    with each second's noise, and an alert must not end before the slow-down does.
 
     Args:
         behaviour: what it does where no analysis finds that it suffers.
@@ -113,9 +113,7 @@ class _Held:
     verdict: Held = "unknown"
     slow_down: Degradation | None = None
     found_by: tuple[Analysis, ...] = ()
-    known: Degradation | None = (
-        None  # the last estimate of the host's own that could be told, while it suffers
-    )
+    known: Degradation | None = None  # the last estimate of the host's own model, while it suffers
     known_ns: int = 0
 
 
@@ -159,8 +157,8 @@ class Decisions:
             held[identity.uuid] = one
             self._decide(one, mono_ns)
         self._held = held
-        told = ((one.vm, one.verdict, one.slow_down) for one in held.values())
-        self.events.note(told, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
+        verdicts = ((one.vm, one.verdict, one.slow_down) for one in held.values())
+        self.events.note(verdicts, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
 
     def _decide(self, one: _Held, mono_ns: int) -> None:
         uuid, is_running = one.vm.identity.uuid, runs(one.vm.identity.state)
@@ -180,8 +178,8 @@ class Decisions:
                 estimates.append(self._estimate(one, mono_ns))
             if by_cpi is not None:
                 estimates.append(by_cpi)
-            found = ("host", behaviour == "victim"), ("fleet", by_cpi is not None)
-            one.found_by = tuple(analysis for analysis, is_so in found if is_so)  # type: ignore[misc]
+            by_host: tuple[Analysis, ...] = ("host",) if behaviour == "victim" else ()
+            one.found_by = (*by_host, "fleet") if by_cpi is not None else by_host
             known = [estimate for estimate in estimates if estimate.is_known]
             real = (estimate for estimate in known if estimate.low > self._least)
             # Else the highest one: that which keeps a victim a victim.

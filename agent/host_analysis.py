@@ -36,6 +36,7 @@ _DEFAULT_SLOT_NS = 300 * 10**9  # until central says otherwise: the paper's
 _SAME_SLOT = 0.1  # windows as long as slots last a little longer now and then; those slots vary alike
 _POINTS = 12  # slots shown by `explain`: an hour of 5-minute slots
 _ANYWHERE = frozenset[int]()
+_FIRST = 2  # suspects that are kept at hand of each domain: one of them may be the VM that is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ class HostAnalysis:
         self._first = {number: [] for number in self._domains}
         for suspect in self._suspects:
             for number in self._vms[suspect.uuid].domains or self._domains:
-                if len(self._first[number]) < 2:  # noqa: PLR2004 - one of them may be the VM that is asked for
+                if len(self._first[number]) < _FIRST:
                     self._first[number].append(suspect)
         self.suffering = {
             uuid: self._slow_down(uuid)

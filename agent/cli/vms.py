@@ -109,8 +109,8 @@ def _footer(answer: host_pb2.ListVmsResponse, status: host_pb2.HostStatus) -> li
             if s.state in ("unavailable", "failed", "stuck")
         ]
         return lines
-    if told := host_line(answer):
-        lines.append(Text(f"{told}; `whitepanda explain VM` shows the evidence", style=BAD))
+    if line := host_line(answer):
+        lines.append(Text(f"{line}; `whitepanda explain VM` shows the evidence", style=BAD))
     lacking = not_shown(missing(_COLUMNS, answer.vms), answer.vms, status)
     lines += [Text(line, style=DIM) for line in lacking]
     unknown = Counter(vm.decision.reason for vm in answer.vms if word_of(vm) is words.UNKNOWN)
