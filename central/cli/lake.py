@@ -47,8 +47,9 @@ _COLUMNS = ("day", "segments", "rows", "bytes", "bytes/row", "duplicates", "slot
 @app.command()
 def verify(
     lake: _Lake,
-    quick: Annotated[bool, typer.Option("--quick", help="Footers and manifests only, not the rows.")] = False,  # noqa: FBT002
-    json: _Json = False,  # noqa: FBT002 - a flag of typer's
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="Footers and manifests only, not the rows.")] = False,
+    json: _Json = False,
 ) -> None:
     """Read everything, and say one line per problem; exit code 1 if there is any."""
     found = []
