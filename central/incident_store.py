@@ -27,7 +27,7 @@ from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQuery", "IncidentStore", "Place", "StoreError"]
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 _SHOWN_REPORTS = 100
 _MANY = 2000
 _MAX_INT64 = 2**63 - 1
@@ -188,8 +188,9 @@ class IncidentStore:
             ).all()
             told = [agent_pb2.Trigger.FromString(payload) for payload in reversed(payloads)]
             detail = fleet_pb2.IncidentDetail(incident=incident, reports=told)
-            for job in _jobs(connection, 1, "", row.suspect_job) if row.suspect_job else ():
-                detail.recurrence.CopyFrom(job)
+            job = incident.suspect_job
+            for found in _jobs(connection, 1, "", job) if job else ():
+                detail.recurrence.CopyFrom(found)
             return detail
 
     def names(self, vms: Sequence[str]) -> dict[str, str]:
@@ -323,9 +324,9 @@ def _find(
     if query.host:
         conditions.append(i.host == query.host)
     if query.suspect_job:
-        conditions.append(i.suspect_job == query.suspect_job)
+        conditions.append(_has(connection, (v.job == query.suspect_job) & tables.was_first()))
     if query.victim_job:
-        conditions.append(_hurts(connection, query.victim_job))
+        conditions.append(_has(connection, (v.job == query.victim_job) & (v.role == tables.ROLE_VICTIM)))
     if query.vm:
         named = sa.union_all(
             sa.select(v.incident).where(v.vm == query.vm), sa.select(v.incident).where(v.name == query.vm)
@@ -353,13 +354,12 @@ def _find(
     return connection.execute(statement).all()
 
 
-def _hurts(connection: sa.Connection, job: str) -> sa.ColumnElement[bool]:
-    """Return the condition that a VM of a job is among the victims: by their list where it is short.
+def _has(connection: sa.Connection, mine: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return the condition that an incident has such a VM of a job: by the list of them where it is short.
 
-    A job that suffers often is soon found by looking at one incident after the other.
+    A job that is often in incidents is soon found by looking at one incident after the other.
     """
     v = tables.incident_vms.c
-    mine = (v.job == job) & (v.role == tables.ROLE_VICTIM)
     some = sa.select(v.incident).where(mine).limit(_MANY).subquery()
     if (connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) < _MANY:
         return tables.incidents.c.id.in_(sa.select(v.incident).where(mine))
@@ -384,24 +384,26 @@ def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fl
                 job=vm.job,
                 peak=or_nan(vm.peak),
                 reports=vm.reports,
+                first_reports=vm.first_reports,
                 slow_down=slow_down,
             )
         )
     slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
+    suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
     return [
         fleet_pb2.Incident(
             id=row.id,
             host=row.host,
-            suspect_job=row.suspect_job,
+            suspect_job=suspects[row.id][0].job if row.suspect_vm else "",
             first_unix_ns=row.first_unix_ns,
             last_unix_ns=row.last_unix_ns,
             reports=row.reports,
             peak_mn_cpi=or_nan(row.peak_mn_cpi),
             peak_threshold=or_nan(row.peak_threshold),
             victims=_victims(vms[row.id, tables.ROLE_VICTIM]),
-            suspects=_suspects(vms[row.id, tables.ROLE_SUSPECT], row.suspect_vm),
+            suspects=suspects[row.id],
             found_by=tables.analyses(row.found_by),
-            suspect=_suspect(row, vms[row.id, tables.ROLE_SUSPECT]) if row.suspect_vm else None,
+            suspect=suspects[row.id][0] if row.suspect_vm else None,
             victims_now=row.victims_now,
             slowest_now=slowest.get(row.id),
         )
@@ -424,18 +426,19 @@ def _victims(vms: Iterable[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
     return sorted(vms, key=_slowest_first)
 
 
-def _suspects(vms: Iterable[fleet_pb2.IncidentVm], first: str) -> list[fleet_pb2.IncidentVm]:
-    return sorted(vms, key=lambda vm: (vm.vm != first, *_highest_first(vm)))
+def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
+    """Return the suspects, the first one first.
 
+    While it goes on that is whom the host suspects now: the last report's. Afterwards it is whom most reports name
+    first, so that what is said at the very end does not change who it was all the time.
+    """
 
-def _suspect(row: sa.Row[Any], suspects: Iterable[fleet_pb2.IncidentVm]) -> fleet_pb2.IncidentVm:
-    """Return the first suspect as the last report that named one calls it."""
-    found = fleet_pb2.IncidentVm(peak=math.nan)
-    for vm in suspects:
-        if vm.vm == row.suspect_vm:
-            found.CopyFrom(vm)
-    found.MergeFrom(fleet_pb2.IncidentVm(vm=row.suspect_vm, name=row.suspect_name, job=row.suspect_job))
-    return found
+    def order(vm: fleet_pb2.IncidentVm) -> tuple[object, ...]:
+        is_last = vm.vm == row.suspect_vm
+        often = -vm.first_reports
+        return (*((not is_last, often) if row.victims_now else (often, not is_last)), *_highest_first(vm))
+
+    return sorted(vms, key=order)
 
 
 def _slowest_now(connection: sa.Connection, numbers: Sequence[int]) -> dict[int, fleet_pb2.IncidentVm]:

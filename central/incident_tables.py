@@ -59,6 +59,7 @@ __all__ = [
     "reports",
     "suspect_jobs",
     "take",
+    "was_first",
 ]
 
 ROLE_VICTIM = 0
@@ -99,14 +100,10 @@ incidents = Table(
     # By the last report that named somebody, at this time; "" and 0 where none did.
     Column("suspect_unix_ns", BigInteger, nullable=False),
     Column("suspect_vm", Text, nullable=False),
-    Column("suspect_name", Text, nullable=False),
-    Column("suspect_job", Text, nullable=False),
     Index("incidents_by_time", "first_unix_ns", "id"),
     Index("incidents_by_end", "last_unix_ns", "first_unix_ns"),
     Index("incidents_by_host", "host", "first_unix_ns", "id"),
-    Index("incidents_by_job", "suspect_job", "first_unix_ns", "id"),
     Index("incidents_by_host_and_end", "host", "last_unix_ns", "first_unix_ns"),
-    Index("incidents_by_host_and_job", "host", "suspect_job", "last_unix_ns", "first_unix_ns"),
     sqlite_autoincrement=True,  # a number is never used twice
 )
 incident_vms = Table(
@@ -119,6 +116,7 @@ incident_vms = Table(
     Column("job", Text, nullable=False),
     Column("peak", Double),  # a victim's nCPI, a suspect's score; null: there never was one
     Column("reports", BigInteger, nullable=False),
+    Column("first_reports", BigInteger, nullable=False),  # of a suspect: those that name it first
     # A victim's worst slow-down; null: none was known.
     Column("slow_ratio", Double),
     Column("slow_low", Double),
@@ -143,12 +141,12 @@ recommendations = Table(
     Column("unix_ns", BigInteger, nullable=False),
     Column("payload", LargeBinary, nullable=False),  # whitepanda.v1.Trigger with these alone
 )
-#: The same as can be counted in `incidents`, ready to be read.
+#: Incidents in which some report names a VM of the job first: the same as can be counted, ready to be read.
 suspect_jobs = Table(
     "suspect_jobs",
     METADATA,
     Column("job", Text, primary_key=True),
-    Column("host", Text, primary_key=True),
+    Column("host", Text, primary_key=True, index=True),
     Column("incidents", BigInteger, nullable=False),
     Column("first_unix_ns", BigInteger, nullable=False),
     Column("last_unix_ns", BigInteger, nullable=False),
@@ -163,6 +161,12 @@ _SLOW: dict[str, float | str] = {"ratio": -1.0, "low": -1.0, "high": -1.0, "mode
 def is_open(since_unix_ns: int) -> ColumnElement[bool]:
     """Return the condition that VMs suffer now: the last report is from this time or later, and it is not over."""
     return (incidents.c.last_unix_ns >= since_unix_ns) & (incidents.c.victims_now > 0)
+
+
+def was_first() -> ColumnElement[bool]:
+    """Return the condition on `incident_vms` that some report names this VM first, and its job is known."""
+    v = incident_vms.c
+    return (v.role == ROLE_SUSPECT) & (v.first_reports > 0) & (v.job != "")
 
 
 def analyses(bits: int) -> list[str]:
@@ -184,7 +188,7 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
 
     """
     _lock(connection)
-    changed: set[tuple[str, str]] = set()
+    changed: set[str] = set()
     new = 0
     for row in rows:
         if row.unix_ns < oldest_unix_ns:
@@ -213,14 +217,14 @@ def take(connection: Connection, rows: Iterable[TriggerRow], *, gap_ns: int, old
         if found.first() is None:
             continue
         new += 1
-        number, jobs = _incident(connection, row, trigger, gap_ns)
+        number = _incident(connection, row, trigger, gap_ns)
         key = (reports.c.host == row.host) & (reports.c.spool_id == row.spool_id)
         key &= (reports.c.sequence == row.sequence) & (reports.c.number == row.number)
         connection.execute(update(reports).where(key).values(incident=number))
         _note_vms(connection, number, trigger)
         if advice.recommendations:
             _note_advice(connection, number, row.unix_ns, advice.SerializeToString())
-        changed.update((row.machine, job) for job in jobs)
+        changed.add(row.machine)
     _count(connection, changed)
     return new
 
@@ -229,7 +233,7 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
     """Delete some incidents that were over before a time, within the caller's transaction. Returns how many."""
     _lock(connection)
     found = connection.execute(
-        select(incidents.c.id, incidents.c.host, incidents.c.suspect_job)
+        select(incidents.c.id, incidents.c.host)
         .where(incidents.c.last_unix_ns < oldest_unix_ns)
         .order_by(incidents.c.last_unix_ns)
         .limit(_PRUNED_AT_ONCE)
@@ -242,7 +246,7 @@ def prune(connection: Connection, oldest_unix_ns: int) -> int:
     connection.execute(delete(recommendations).where(recommendations.c.incident.in_(numbers)))
     connection.execute(delete(ends).where(ends.c.unix_ns < oldest_unix_ns))
     connection.execute(delete(incidents).where(incidents.c.id.in_(numbers)))
-    _count(connection, {(row.host, row.suspect_job) for row in found})
+    _count(connection, {row.host for row in found})
     return len(numbers)
 
 
@@ -271,16 +275,10 @@ def _end(connection: Connection, host: str, unix_ns: int) -> bool:
     return True
 
 
-def _incident(
-    connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int
-) -> tuple[int, set[str]]:
-    """Put a report into a new incident, into one that it extends, or into two that it makes one.
+def _incident(connection: Connection, row: TriggerRow, trigger: agent_pb2.Trigger, gap_ns: int) -> int:
+    """Put a report into a new incident, into one that it extends, or into two that it makes one; return its number.
 
     Every column is a sum, or the largest of something, of the reports: so their order does not matter.
-
-    Returns:
-        The incident's number, and the jobs that are, or were, suspected first in it.
-
     """
     i = incidents.c
     near = connection.execute(
@@ -304,7 +302,7 @@ def _incident(
         (-math.inf if part["peak_mn_cpi"] is None else part["peak_mn_cpi"], part["peak_threshold"] or 0.0)
         for part in parts
     )
-    suspect = ("suspect_unix_ns", "suspect_vm", "suspect_name", "suspect_job")
+    suspect = ("suspect_unix_ns", "suspect_vm")
     values = {
         "host": row.machine,
         "first_unix_ns": first,
@@ -319,12 +317,12 @@ def _incident(
     }
     if not near:
         made = connection.execute(incidents.insert().values(values).returning(i.id))
-        return int(made.scalar_one()), {values["suspect_job"]}
+        return int(made.scalar_one())
     kept = near[0].id
     for other in near[1:]:
         _merge(connection, kept, other.id)
     connection.execute(update(incidents).where(i.id == kept).values(values))
-    return int(kept), {values["suspect_job"], *(each.suspect_job for each in near)}
+    return int(kept)
 
 
 def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
@@ -343,8 +341,6 @@ def _of_report(row: TriggerRow, trigger: agent_pb2.Trigger) -> dict[str, Any]:
         "found_by": functools.reduce(operator.or_, (1 << each for each in trigger.found_by), 0),
         "suspect_unix_ns": row.unix_ns if suspect else 0,
         "suspect_vm": suspect.vm if suspect else "",
-        "suspect_name": suspect.name if suspect else "",
-        "suspect_job": suspect.job if suspect else "",
     }
 
 
@@ -367,6 +363,7 @@ def _merge(connection: Connection, kept: int, other: int) -> None:
 
 
 def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
+    first = first_suspect(trigger)
     seen: set[tuple[int, str]] = set()
     named: list[tuple[int, agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect, float]] = [
         (ROLE_VICTIM, v, v.n_cpi) for v in trigger.victims
@@ -376,7 +373,7 @@ def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger)
         if (role, vm.vm) not in seen:
             seen.add((role, vm.vm))
             values = {"incident": incident, "role": role, "vm": vm.vm, "name": vm.name, "job": vm.job}
-            values |= {"peak": _or_none(peak), "reports": 1}
+            values |= {"peak": _or_none(peak), "reports": 1, "first_reports": int(vm is first)}
             slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) else None
             is_known = slow is not None and slow.ratio > 0
             for part in _SLOW:
@@ -399,6 +396,7 @@ def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
             set_={
                 "peak": larger(func.coalesce(old.peak, new.peak), func.coalesce(new.peak, old.peak)),
                 "reports": old.reports + new.reports,
+                "first_reports": old.first_reports + new.first_reports,
                 "name": new.name,
                 "job": new.job,
                 **slow,
@@ -422,21 +420,22 @@ def _note_advice(connection: Connection, incident: int, unix_ns: int, payload: b
     )
 
 
-def _count(connection: Connection, changed: Iterable[tuple[str, str]]) -> None:
-    """Count a suspected job's incidents on a host anew."""
-    for host, job in sorted(changed):
-        if not job:
-            continue
-        connection.execute(delete(suspect_jobs).where(suspect_jobs.c.job == job, suspect_jobs.c.host == host))
-        mine = (incidents.c.host == host) & (incidents.c.suspect_job == job)
-        count, first, last = connection.execute(
+def _count(connection: Connection, hosts: Iterable[str]) -> None:
+    """Count the incidents of each suspected job on some hosts anew."""
+    i, v = incidents.c, incident_vms.c
+    for host in sorted(hosts):
+        connection.execute(delete(suspect_jobs).where(suspect_jobs.c.host == host))
+        counted = (
             select(
-                func.count(), func.min(incidents.c.first_unix_ns), func.max(incidents.c.last_unix_ns)
-            ).where(mine)
-        ).one()
-        if count:
-            connection.execute(
-                suspect_jobs.insert().values(
-                    job=job, host=host, incidents=count, first_unix_ns=first, last_unix_ns=last
-                )
+                v.job,
+                i.host,
+                func.count(i.id.distinct()),
+                func.min(i.first_unix_ns),
+                func.max(i.last_unix_ns),
             )
+            .select_from(incidents)
+            .join(incident_vms, i.id == v.incident)
+            .where(i.host == host, was_first())
+            .group_by(v.job, i.host)
+        )
+        connection.execute(suspect_jobs.insert().from_select(list(suspect_jobs.c.keys()), counted))

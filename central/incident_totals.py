@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from central.incident_tables import incidents, is_open
+from central.incident_tables import incident_vms, incidents, is_open, was_first
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import fleet_pb2
 
@@ -46,7 +46,7 @@ def read_totals(
         top: rows of each list.
 
     """
-    i = incidents.c
+    i, v = incidents.c, incident_vms.c
     recent = i.last_unix_ns >= since_unix_ns
     open_ones = sa.case((is_open(open_since_unix_ns), 1), else_=0)
     number, still_open = sa.func.count(), sa.func.coalesce(sa.func.sum(open_ones), 0)
@@ -68,16 +68,19 @@ def read_totals(
         .order_by(reports.desc(), i.host)
         .limit(top)
     )
+    in_all = sa.func.count(sa.distinct(i.id))
     by_job = (
         sa.select(
-            i.suspect_job.label("job"),
-            number.label("incidents"),
+            v.job,
+            in_all.label("incidents"),
             sa.func.count(sa.distinct(i.host)).label("hosts"),
             sa.func.max(i.last_unix_ns).label("last_unix_ns"),
         )
-        .where(recent, i.suspect_job != "")
-        .group_by(i.suspect_job)
-        .order_by(number.desc(), i.suspect_job)
+        .select_from(incidents)
+        .join(incident_vms, v.incident == i.id)
+        .where(recent, was_first())
+        .group_by(v.job)
+        .order_by(in_all.desc(), v.job)
         .limit(top)
     )
     return IncidentTotals(

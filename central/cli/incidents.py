@@ -61,7 +61,7 @@ def list_(
     name: OperatorOption = "",
     server_name: ServerNameOption = "",
     host: Annotated[str, typer.Option(help="Only on this host.")] = "",
-    suspect_job: Annotated[str, typer.Option(help="Only where this job is suspected first.")] = "",
+    suspect_job: Annotated[str, typer.Option(help="Only where some report suspects this job first.")] = "",
     victim_job: Annotated[str, typer.Option(help="Only where a VM of this job suffers.")] = "",
     vm: Annotated[str, typer.Option(help="Only with this VM (UUID or name), victim or suspect.")] = "",
     hours: Annotated[
@@ -208,12 +208,14 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             str(vm.reports),
         )
     _print(table)
-    table = _table("SUSPECT", "JOB", "INFLICTS", ">WORST SCORE", ">COEFFICIENT", ">CORES", ">REPORTS")
+    columns = (">WORST SCORE", ">COEFFICIENT", ">CORES", ">REPORTS", ">FIRST IN")
+    table = _table("SUSPECT", "JOB", "INFLICTS", *columns)
     for vm in one.suspects:
         then = suspects.get(vm.vm)
         shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
         inflicts = "yes" if then is not None and then.inflicts else "-"
-        table.add_row(vm.name or vm.vm, vm.job, inflicts, _number(vm.peak), *shown, str(vm.reports))
+        counts = (str(vm.reports), str(vm.first_reports))
+        table.add_row(vm.name or vm.vm, vm.job, inflicts, _number(vm.peak), *shown, *counts)
     _print(table)
     table = _table(
         "REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD"

@@ -288,20 +288,22 @@ class Incident(_message.Message):
     def __init__(self, id: _Optional[int] = ..., host: _Optional[str] = ..., suspect_job: _Optional[str] = ..., first_unix_ns: _Optional[int] = ..., last_unix_ns: _Optional[int] = ..., reports: _Optional[int] = ..., peak_mn_cpi: _Optional[float] = ..., peak_threshold: _Optional[float] = ..., victims: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., suspects: _Optional[_Iterable[_Union[IncidentVm, _Mapping]]] = ..., recommendations: _Optional[_Iterable[_Union[_agent_pb2.Recommendation, _Mapping]]] = ..., open: _Optional[bool] = ..., found_by: _Optional[_Iterable[_Union[_agent_pb2.Analysis, str]]] = ..., suspect: _Optional[_Union[IncidentVm, _Mapping]] = ..., victims_now: _Optional[int] = ..., slowest_now: _Optional[_Union[IncidentVm, _Mapping]] = ...) -> None: ...
 
 class IncidentVm(_message.Message):
-    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down")
+    __slots__ = ("vm", "name", "job", "peak", "reports", "slow_down", "first_reports")
     VM_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEAK_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
     SLOW_DOWN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_REPORTS_FIELD_NUMBER: _ClassVar[int]
     vm: str
     name: str
     job: str
     peak: float
     reports: int
     slow_down: _agent_pb2.Degradation
-    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ...) -> None: ...
+    first_reports: int
+    def __init__(self, vm: _Optional[str] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., peak: _Optional[float] = ..., reports: _Optional[int] = ..., slow_down: _Optional[_Union[_agent_pb2.Degradation, _Mapping]] = ..., first_reports: _Optional[int] = ...) -> None: ...
 
 class ListIncidentsResponse(_message.Message):
     __slots__ = ("incidents", "next_page_token")

@@ -93,7 +93,7 @@ def test_the_document_is_valid_and_has_every_method():
     assert set(found["paths"]) == {route.path for route in ROUTES}
     parameters = found["paths"]["/v1/incidents"]["get"]["parameters"]
     described = {p["name"]: p.get("description") for p in parameters}
-    assert described["suspect_job"] == "only those that this job is suspected of first"
+    assert described["suspect_job"] == "only those in which some report suspects this job first"
     (number,) = found["paths"]["/v1/incidents/{id}"]["get"]["parameters"]
     assert (number["in"], number["required"], number["schema"]["type"]) == ("path", True, "integer")
     evidence = found["components"]["schemas"]["TriggerSuspect"]["properties"]

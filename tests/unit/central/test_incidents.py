@@ -172,7 +172,7 @@ def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp
             for each in rows:
                 take(store, each)
             (found,) = listed(store)
-            (job,) = store.suspect_jobs(limit=9)
+            jobs = store.suspect_jobs(limit=9)
         assert (found.suspect.vm, found.suspect.name, found.suspect.job) == (
             "uuid-encode",
             "encode-1",
@@ -180,7 +180,31 @@ def test_whoever_is_suspected_it_is_one_incident_which_the_last_report_names(tmp
         )
         assert (found.suspect_job, found.reports) == ("encode", 5)
         assert found.suspects[0] == found.suspect
-        assert (job.job, job.hosts, job.incidents) == ("encode", 1, 1)
+        assert [(s.job, s.first_reports) for s in found.suspects[:3]] == [
+            ("encode", 1),
+            ("scan", 2),
+            ("dedup", 1),
+        ]
+        assert [(j.job, j.hosts, j.incidents) for j in jobs] == [
+            (n, 1, 1) for n in ("dedup", "encode", "scan")
+        ]
+
+
+def test_what_the_last_report_says_does_not_change_who_it_was_all_the_time(store):
+    """A bystander that is named at the very end is one of those suspected; it does not replace the others."""
+    rows = [row(n, NOW + n * 300 * S, suspect="scan" if n < 3 else "dedup") for n in range(4)]
+    take(store, *rows)
+    (found,) = listed(store)
+    assert (found.suspect_job, found.suspect.job) == ("dedup", "dedup"), "now"
+    take(store, told(9, over(NOW + 1000 * S)))
+    (found,) = listed(store)
+    assert (found.suspect_job, found.suspect, found.suspect.first_reports) == ("scan", found.suspects[0], 3)
+    assert store.get(found.id).recurrence.job == "scan"
+    assert [len(listed(store, suspect_job=job)) for job in ("scan", "dedup", "odd")] == [1, 1, 0]
+    top = store.totals(since_unix_ns=0, open_since_unix_ns=0, top=9).antagonists
+    assert [(a.job, a.incidents, a.hosts) for a in top] == [("dedup", 1, 1), ("scan", 1, 1)]
+    assert store.prune(NOW + DAY) == 1
+    assert store.suspect_jobs(limit=9) == []
 
 
 def test_a_finding_of_the_hosts_own_analysis_is_an_incident(store):
@@ -441,7 +465,7 @@ def test_history_of_another_schema_is_left_alone(tmp_path):
     connection.execute("UPDATE incident_meta SET value = '1'")
     connection.commit()
     connection.close()
-    with pytest.raises(UnavailableError, match="has schema 1, this central knows 2"):
+    with pytest.raises(UnavailableError, match="has schema 1, this central knows 3"):
         IncidentStore("", tmp_path)
 
 

@@ -19,6 +19,7 @@ const vmColumns = (peak, hint, at, ...more) => [
   { label: peak, value: (vm) => vm.peak, cell: (vm) => number(vm.peak), numeric: true, hint },
   { label: "Reports", value: (vm) => vm.reports, cell: (vm) => count(vm.reports), numeric: true },
 ];
+const FIRST = { label: "First in", value: (vm) => vm.first_reports, cell: (vm) => count(vm.first_reports), numeric: true, hint: "reports that suspect it first" };
 const WORST = { label: "Worst slow-down", value: (vm) => vm.slow_down?.ratio, cell: (vm) => slowDown(vm.slow_down), numeric: true };
 const NOW = (victims) => ({ label: "Slow-down now", value: (vm) => victims.get(vm.vm)?.ratio, cell: (vm) => slowDown(victims.get(vm.vm)), numeric: true, hint: "in the last report" });
 
@@ -165,7 +166,7 @@ export function draw(detail) {
     ]),
     h("div", { class: "columns" },
       section("Victims", table("incident-victims", "The slowest first, at its worst", vmColumns("Peak nCPI", "standard deviations above its job's mean; cut at 3", around, ...(i.open ? [NOW(now)] : []), WORST), i.victims, "None.")),
-      section("Suspects", table("incident-suspects", "The first suspect first, then the highest score", vmColumns("Peak score", "coefficient * CPU usage", around), i.suspects, "No VM that may be blamed."))),
+      section("Suspects", table("incident-suspects", i.open ? "The first suspect now first" : "Whom most reports suspect first is first", vmColumns("Peak score", "coefficient * CPU usage", around, FIRST), i.suspects, "No VM that may be blamed."))),
     recommendations.length > 0 && actions(recommendations),
     h("div", { class: "columns" }, charts(detail.reports)),
     section("Evidence", table("incident-evidence", "What the host reported, the last 100 times, the oldest first", EVIDENCE, detail.reports, "Its reports are no longer kept.")),

@@ -26,7 +26,7 @@ const HOSTS = [
 ];
 const ANTAGONISTS = [
   { label: "Job", value: (a) => a.job, cell: (a) => jobLink(a.job) },
-  { label: "Incidents", value: (a) => a.incidents, cell: (a) => count(a.incidents), numeric: true, hint: "in which it was suspected first" },
+  { label: "Incidents", value: (a) => a.incidents, cell: (a) => count(a.incidents), numeric: true, hint: "in which some report suspects it first; two jobs may share one" },
   { label: "Hosts", value: (a) => a.hosts, cell: (a) => count(a.hosts), numeric: true },
   { label: "Coefficient, 95 %", value: (a) => a.coefficient, cell: (a) => interval(a.coefficient, a.standard_error), numeric: true, hint: "mnCPI per core of its CPU usage" },
   { label: "Last", value: (a) => a.last_unix_ns, cell: (a) => time(a.last_unix_ns), numeric: true },
