@@ -148,6 +148,13 @@ class Decisions:
         """Decide anew, once both analyses have had the tick."""
         self._now_ns, self._host = mono_ns, None
         held: dict[str, _Held] = {}
+        vms = list(vms)
+        own = self._behaviours(vms)
+        by_fleet = self.analysis.suffering if self.analysis is not None else {}
+        if (
+            not by_fleet and "victim" not in own.values()
+        ):  # who does more than usual hurts nobody that is seen
+            own = {uuid: "steady" if word == "inflicting" else word for uuid, word in own.items()}
         for vm in vms:
             identity = vm.identity
             one = self._held.get(identity.uuid)
@@ -155,18 +162,22 @@ class Decisions:
                 one = _Held(vm, mono_ns)
             one.vm = vm
             held[identity.uuid] = one
-            self._decide(one, mono_ns)
+            self._decide(one, own.get(identity.uuid, "unknown"), mono_ns)
         self._held = held
         verdicts = ((one.vm, one.verdict, one.slow_down) for one in held.values())
         self.events.note(verdicts, lambda uuid: (self.vm(uuid), self._own(uuid).evidence), mono_ns, unix_ns)
 
-    def _decide(self, one: _Held, mono_ns: int) -> None:
+    def _behaviours(self, vms: Iterable[Vm]) -> dict[str, Held]:
+        """Return what the host's own analysis holds of the VMs that run."""
+        if self.cloud_white is None:
+            return {}
+        running = (vm.identity.uuid for vm in vms if runs(vm.identity.state))
+        return {uuid: self.cloud_white.behaviour(uuid) for uuid in running}
+
+    def _decide(self, one: _Held, behaviour: Held, mono_ns: int) -> None:
         uuid, is_running = one.vm.identity.uuid, runs(one.vm.identity.state)
-        behaviour: Held = "unknown"
         verdict: Held
         by_cpi: Degradation | None = None
-        if self.cloud_white is not None and is_running:
-            behaviour = self.cloud_white.behaviour(uuid)
         if self.analysis is not None and is_running:
             by_cpi = self.analysis.suffering.get(uuid)
         if behaviour != "victim" and by_cpi is None:

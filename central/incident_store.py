@@ -178,7 +178,9 @@ class IncidentStore:
             advice = connection.scalar(
                 sa.select(t.recommendations.c.payload).where(t.recommendations.c.incident == number)
             )
-            if advice is not None:
+            if (
+                advice is not None and row.victims_now
+            ):  # what could be done then is not what is to be done now
                 incident.recommendations.extend(agent_pb2.Trigger.FromString(advice).recommendations)
             payloads = connection.scalars(
                 sa.select(t.reports.c.payload)
@@ -389,6 +391,9 @@ def _messages(connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> list[fl
             )
         )
     slowest = _slowest_now(connection, [row.id for row in rows if row.victims_now])
+    for number, last in slowest.items():
+        known = (one.reports for one in vms[number, tables.ROLE_VICTIM] if one.vm == last.vm)
+        last.reports = next(known, 0)
     suspects = {row.id: _suspects(row, vms[row.id, tables.ROLE_SUSPECT]) for row in rows}
     return [
         fleet_pb2.Incident(

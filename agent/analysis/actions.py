@@ -333,8 +333,9 @@ def _suffering(victim: Victim) -> tuple[str, ...]:
     lines = []
     if victim.cpi is not None and victim.threshold_cpi is not None:
         mean = f", mean {victim.mean_cpi:.3g}" if victim.mean_cpi is not None else ""
+        place = "above" if victim.cpi > victim.threshold_cpi else "within"
         lines.append(
-            f"CPI {victim.cpi:.3g} of {victim.name} is above {victim.threshold_cpi:.3g} of job {victim.job}{mean}"
+            f"CPI {victim.cpi:.3g} of {victim.name} is {place} {victim.threshold_cpi:.3g} of job {victim.job}{mean}"
         )
     if victim.degradation is not None:
         lines.append(f"{victim.name} is {victim.degradation:.3g} times as slow as it would be")

@@ -57,6 +57,9 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
         return unknown_effect(victim, situation, "central's statistics do not say that there is contention")
     if a is None:
         return unknown_effect(victim, situation, f"central knows no coefficient of job {suspect.job}")
+    if suspect.inflicts and is_small_part(suspect, situation):
+        why = f"this host finds that it inflicts, the fleet's coefficient of job {suspect.job} that it hardly matters"
+        return unknown_effect(victim, situation, why)
     after = before - a * less_cores
     if situation.is_cut:
         why = f"at least: nCPI is cut at {ROBUST_CLIP:g}"

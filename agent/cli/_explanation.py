@@ -77,13 +77,8 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         below = f", {more} more below" if more > 0 else ""
         yield _say(f"first suspect {blamed[0].name}{below}" if blamed else "nobody is suspected")
         yield _say(f"found by {found_by(vm)}")
-    elif answer.victims or word is INFLICTING:
-        whom = (
-            f"these suffer from it: {', '.join(answer.victims)}"
-            if answer.victims
-            else "nobody is seen to suffer"
-        )
-        yield _say(whom, INFLICTING.style)
+    elif answer.victims:
+        yield _say(f"these suffer from it: {', '.join(answer.victims)}", INFLICTING.style)
 
 
 def found_here(answer: host_pb2.VmExplanation) -> Iterator[Piece]:

@@ -168,7 +168,8 @@ def _print_list(found: Sequence[fleet_pb2.Incident]) -> None:
 def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
     one = detail.incident
     lasted = _span(one.last_unix_ns - one.first_unix_ns)
-    now = f"{_count(one.victims_now, 'VM')} {'suffers' if one.victims_now == 1 else 'suffer'} now"
+    suffer = "suffers" if one.victims_now == 1 else "suffer"
+    now = f"{_count(one.victims_now, 'VM')} {suffer}, last reported {_time(one.last_unix_ns)} UTC"
     console.print(
         f"incident {one.id} on {one.host}: began {_time(one.first_unix_ns)} UTC, lasted {lasted}, "
         f"{now if one.open else 'over'}",
@@ -189,34 +190,8 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             f"{_time(again.first_unix_ns)} UTC",
             soft_wrap=True,
         )
-    last = detail.reports[-1] if detail.reports else agent_pb2.Trigger()
-    suspects = {vm.vm: vm for vm in last.suspects}
-    victims = {vm.vm: vm for vm in last.victims}
-    table = _table("VICTIM", "JOB", "SLOW-DOWN", "WORST", ">WORST nCPI", ">CPI", ">THRESHOLD", ">REPORTS")
-    for vm in one.victims:
-        last_seen = victims.get(vm.vm)
-        numbers = (
-            ("-", "-") if last_seen is None else (_number(last_seen.cpi), _number(last_seen.threshold_cpi))
-        )
-        table.add_row(
-            vm.name or vm.vm,
-            vm.job,
-            "-" if last_seen is None else slow_down_or_why(last_seen.slow_down),
-            slow_down_or_why(vm.slow_down),
-            _n_cpi(vm.peak),
-            *numbers,
-            str(vm.reports),
-        )
-    _print(table)
-    columns = (">WORST SCORE", ">COEFFICIENT", ">CORES", ">REPORTS", ">FIRST IN")
-    table = _table("SUSPECT", "JOB", "INFLICTS", *columns)
-    for vm in one.suspects:
-        then = suspects.get(vm.vm)
-        shown = ("-", "-") if then is None else (_number(then.coefficient), _number(then.cpu_usage_cores))
-        inflicts = "yes" if then is not None and then.inflicts else "-"
-        counts = (str(vm.reports), str(vm.first_reports))
-        table.add_row(vm.name or vm.vm, vm.job, inflicts, _number(vm.peak), *shown, *counts)
-    _print(table)
+    _print(_victims(detail))
+    _print(_suspects(detail))
     table = _table(
         "REPORTED (UTC)", "SLOWEST", ">VICTIMS", "FIRST SUSPECT", "FOUND BY", ">mnCPI", ">THRESHOLD"
     )
@@ -233,11 +208,43 @@ def _print_detail(detail: fleet_pb2.IncidentDetail) -> None:
             _number(report.mn_cpi_threshold),
         )
     _print(table)
-    console.print("SLOW-DOWN, CPI, INFLICTS and CORES are of the last report.")
+    if one.open:
+        console.print("NOW, CPI, INFLICTS and CORES are of the last report; victims are ordered by WORST.")
     if one.recommendations:
         console.print("what could be done, the best first:")
         for line in recommendation_lines(one.recommendations):
             console.print(Text(line), soft_wrap=True)
+
+
+def _victims(detail: fleet_pb2.IncidentDetail) -> Table:
+    """Return the victims, the slowest at its worst first; of an open incident with what the last report says."""
+    one = detail.incident
+    now = {vm.vm: vm for vm in detail.reports[-1].victims} if one.open and detail.reports else {}
+    more = ("NOW", ">CPI", ">THRESHOLD") if one.open else ()
+    table = _table("VICTIM", "JOB", "WORST", ">WORST nCPI", ">REPORTS", *more)
+    for vm in one.victims:
+        shown: tuple[str, ...] = ("-",) * len(more)
+        if (last := now.get(vm.vm)) is not None:
+            shown = (slow_down_or_why(last.slow_down), _number(last.cpi), _number(last.threshold_cpi))
+        name, worst = vm.name or vm.vm, slow_down_or_why(vm.slow_down)
+        table.add_row(name, vm.job, worst, _n_cpi(vm.peak), str(vm.reports), *shown)
+    return table
+
+
+def _suspects(detail: fleet_pb2.IncidentDetail) -> Table:
+    """Return the suspects, the first one first; of an open incident with what the last report says."""
+    one = detail.incident
+    now = {vm.vm: vm for vm in detail.reports[-1].suspects} if one.open and detail.reports else {}
+    more = ("INFLICTS", ">COEFFICIENT", ">CORES") if one.open else ()
+    table = _table("SUSPECT", "JOB", ">FIRST IN", ">REPORTS", ">WORST SCORE", *more)
+    for vm in one.suspects:
+        shown: tuple[str, ...] = ("-",) * len(more)
+        if (last := now.get(vm.vm)) is not None:
+            inflicts = "yes" if last.inflicts else "-"
+            shown = (inflicts, _number(last.coefficient), _number(last.cpu_usage_cores))
+        counts = (str(vm.first_reports), str(vm.reports))
+        table.add_row(vm.name or vm.vm, vm.job, *counts, _number(vm.peak), *shown)
+    return table
 
 
 def _analyses(found: Sequence[int]) -> str:

@@ -454,6 +454,26 @@ def test_doing_nothing_says_what_happens_then():
     assert nothing.effect.after == nothing.effect.before == 2.0
 
 
+def test_a_cpi_that_is_not_above_its_threshold_is_not_said_to_be():
+    victim = replace(VICTIM, cpi=1.4, threshold_cpi=1.55)
+    (*_, nothing) = recommend(situation(SCAN, victims=(victim,)))
+    assert any(line.startswith("CPI 1.4 of web-1 is within 1.55 of job web") for line in nothing.evidence)
+    assert "above" not in " ".join(nothing.evidence)
+
+
+def test_a_coefficient_of_little_data_does_not_speak_for_a_vm_that_the_host_finds_to_inflict():
+    """It was: migrate the victim, as without the one that inflicts mnCPI would be as high."""
+    scan = replace(SCAN, coefficient=0.0002, standard_error=0.0001, score=0.001, inflicts=True)
+    for is_cut in (False, True):
+        found = recommend(situation(scan, is_cut=is_cut))
+        assert actions(found) == ["cap_cpu", "migrate_suspect", "migrate_victim", "nothing"]
+        effect = by_action(found, "cap_cpu").effect
+        assert effect.after is None
+        assert effect.unknown_because == (
+            "this host finds that it inflicts, the fleet's coefficient of job scan that it hardly matters"
+        )
+
+
 def test_the_guides_example_is_what_is_said():
     guide = (Path(__file__).resolve().parents[3] / "docs" / "act.md").read_text(encoding="utf-8")
     said = recommendation_lines(map(recommendation_message, recommend(situation())))

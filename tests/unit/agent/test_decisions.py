@@ -279,7 +279,7 @@ def test_where_neither_finds_anything_the_hosts_word_counts_else_the_fleets():
     fleet = Fleet(normal=("web",))
     for own, analysis, verdict, reason in (
         (Own(web=("steady", None, ())), fleet, "steady", "by the host: steady"),
-        (Own(web=("inflicting", None, ())), fleet, "inflicting", "by the host: inflicting"),
+        (Own(web=("inflicting", None, ())), fleet, "steady", "by the host: inflicting"),
         (Own(), fleet, "steady", "CPI 1.2 is within 1.9"),
         (Own(), Fleet(), "unknown", "by the host: unknown"),
         (None, fleet, "steady", "CPI 1.2 is within 1.9"),
@@ -290,6 +290,25 @@ def test_where_neither_finds_anything_the_hosts_word_counts_else_the_fleets():
         held = Host(own, analysis).tick()
         assert (held.verdict, held.reason, held.found_by) == (verdict, reason, ())
     assert Host().it.vm("nobody").reason == "not looked at yet: it has had no tick"
+
+
+@pytest.mark.parametrize(
+    ("own", "fleet", "verdict"),
+    [
+        (
+            Own(scan=("inflicting", None, ())),
+            Fleet(),
+            "steady",
+        ),  # it does more than usual, and nobody suffers
+        (Own(scan=("inflicting", None, ()), web=("victim", SURE, ())), Fleet(), "inflicting"),
+        (Own(scan=("inflicting", None, ())), Fleet({"web": BY_CPI}), "inflicting"),
+    ],
+)
+def test_a_vm_inflicts_only_where_somebody_suffers(own, fleet, verdict):
+    host = Host(own, fleet)
+    host.tick()
+    assert host.it.vm("scan").verdict == verdict
+    assert host.it.host.inflicting == (verdict == "inflicting")
 
 
 # --- its slow-down

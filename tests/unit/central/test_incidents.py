@@ -435,12 +435,14 @@ def test_what_could_be_done_is_kept_as_it_was_said_last(store):
     assert (advised(store, first), advised(store, second)) == ([2.0], [1.0])
     # What fills the pause makes them one; it is older than what was said last, and the last has nothing to say.
     for number, minutes in ((3, 15), (4, 30), (5, 40), (6, 60)):
-        told = [] if number == 6 else [advice(9.0)]
-        take(store, row(number, NOW + minutes * 60 * S, recommendations=told))
+        said = [] if number == 6 else [advice(9.0)]
+        take(store, row(number, NOW + minutes * 60 * S, recommendations=said))
     (one,) = listed(store)
     assert list(one.recommendations) == []
     assert advised(store, one.id) == [1.0]
     assert {len(report.recommendations) for report in store.get(one.id).reports} == {0}
+    take(store, told(9, over(NOW + 3700 * S)))
+    assert advised(store, one.id) == [], "once it is over nothing is to be done"
     store.prune(NOW + DAY)
     with store._engine.connect() as connection:
         assert connection.execute(sa.select(tables.recommendations)).all() == []
@@ -796,7 +798,7 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     answered["GetIncident"] = detail
     incidents_cli.show("1", "h:1", **FILES)
     shown = capsys.readouterr().out
-    assert "lasted 1 min, 1 VM suffers now" in shown
+    assert "lasted 1 min, 1 VM suffers, last reported 2027-01-15 08:01:00 UTC" in shown
     assert (
         "first suspect dedup-1 of job dedup; found by the host's own baseline and by the fleet's statistics"
         in shown
@@ -804,8 +806,15 @@ def test_people_see_by_how_much_who_does_it_and_which_analysis_found_it(store, a
     victim, suspect = (
         next(line for line in shown.splitlines() if line.startswith(name)) for name in ("web", "ded")
     )
-    assert victim.split()[2:8] == ["1.50x", "[1.25,", "1.75]", "1.90x", "[1.60,", "2.20]"]
-    assert suspect.split()[:4] == ["dedup-1", "dedup", "yes", "-"]
+    assert victim.split()[2:10] == ["1.90x", "[1.60,", "2.20]", "4", "2", "1.50x", "[1.25,", "1.75]"]
+    assert suspect.split() == ["dedup-1", "dedup", "1", "1", "-", "yes", "-", "0"]
+    assert "are of the last report" in shown
+    take(store, told(9, over(NOW + 90 * S)))
+    answered["GetIncident"] = store.get(1)
+    incidents_cli.show("1", "h:1", **FILES)
+    shown = capsys.readouterr().out
+    assert "over" in shown and "are of the last report" not in shown, "nothing of it is so any more"
+    assert not {"INFLICTS", "NOW", "CORES"} & set(shown.split())
     answered["ListIncidents"] = fleet_pb2.ListIncidentsResponse()
     incidents_cli.list_("h:1", **FILES, open_only=True)
     assert capsys.readouterr().out == "no open incidents\n"
