@@ -230,7 +230,7 @@ class AnalysisSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mn_cpi_percentile: float = 99.0  # of paper: of this host's own history
     mn_cpi_floor: float = 1.0  # of paper, the least threshold; in noise_scaled's first hour, the least rise
     history_slots: int = 2016  # kept per host for the percentile: a week of 5-minute slots
-    least_slow_down: float = 1.05  # a VM is a victim where the lower end of its slow-down is above this
+    least_slow_down: float = 1.05  # a VM becomes a victim where the lower end of its slow-down is above this
     max_host_suspects: int = 8  # this many control groups beside the VMs are suspects too; 0 = none
 
 

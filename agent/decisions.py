@@ -1,8 +1,9 @@
 """The one decision on each VM, and on the host, from both analyses: what every view, event and report says.
 
 A VM that suffers by either analysis is a *victim* where its slow-down is known to be real: the lower end of an estimate
-is above `analysis.least_slow_down`. Where none can be estimated, the evidence of the analysis decides. Else it is
-*affected*, as is any VM that nobody waits for: it is shown, and nobody is alerted.
+is above `analysis.least_slow_down`. It stays one while it suffers and the estimate itself is above that. Where none can
+be estimated, the evidence of the analysis decides. Else it is *affected*, as is any VM that nobody waits for: it is
+shown, and nobody is alerted.
 
 Pure of loop and disk: the daemon calls `tick`, and sends what `events.take` and `report` give.
 """

@@ -140,7 +140,11 @@ def _of_vms(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 _SLOW_DOWN = (
-    ("slow_down_ratio", "ratio", "How many times slower a VM that suffers is than undisturbed."),
+    (
+        "slow_down_ratio",
+        "ratio",
+        "The slow-down that the views show: how many times slower a VM that suffers is; alert on this one.",
+    ),
     ("slow_down_low_ratio", "low", "Lower end of that estimate's interval."),
     ("slow_down_high_ratio", "high", "Upper end of that estimate's interval."),
 )
@@ -177,7 +181,7 @@ def _verdicts(labelled: Iterable[tuple[dict[str, str], VmSnapshot]]) -> Iterator
     )
     degradation = GaugeMetricFamily(
         "whitepanda_vm_degradation_ratio",
-        "How many times slower the VM is than its job's norm (1: not slower).",
+        "CPI of the last slot / the job's mean CPI, at least 1; of any VM, also one that suffers nothing.",
     )
     suspect = GaugeMetricFamily("whitepanda_vm_suspect", "1 for the first suspect of each victim.")
     estimates = [

@@ -25,6 +25,7 @@ __all__ = [
     "cannot_tell",
     "cell",
     "cloud_white_json",
+    "counted",
     "cut",
     "degradation",
     "degradation_json",
@@ -155,6 +156,11 @@ def behaviour_word(number_on_the_wire: int) -> str:
     except ValueError:
         return "unknown"
     return name.removeprefix("BEHAVIOUR_").lower().replace("unspecified", "unknown")
+
+
+def counted(number: int, what: str) -> str:
+    """Return how many of what: 1 tick, 2 ticks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def degradation(found: agent_pb2.Degradation) -> str:
@@ -399,8 +405,8 @@ def event_line(event: agent_pb2.VmEvent) -> str:
     before, now = behaviour_word(event.before), behaviour_word(event.behaviour)
     when = datetime.fromtimestamp(event.unix_ns / 1e9, tz=UTC).astimezone()
     estimate = degradation(event.degradation) if event.HasField("degradation") else UNKNOWN
-    at_worst = "" if now in ("victim", "affected") else "at worst "
-    worst = "" if estimate == UNKNOWN else f", {at_worst}{estimate}"
+    told = estimate if now in ("victim", "affected") else f"was {estimate} at worst"
+    worst = "" if estimate == UNKNOWN else f", {told}"
     lasted = f" after {age(event.lasted_ns)}" if event.lasted_ns else ""
     return f"{when:%Y-%m-%d %H:%M:%S}  {event.name}: {before} -> {now}{lasted}{worst}"
 

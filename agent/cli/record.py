@@ -148,7 +148,8 @@ def _show(file: Path, size_bytes: int, result: Recorded) -> None:
     missed = f" ({result.missed_ticks} missed)" if result.missed_ticks else ""
     console.print(
         f"{escape(str(file))}: {end}{samples:,} samples of {vms:,} {'VM' if vms == 1 else 'VMs'}, "
-        f"{result.ticks:,} ticks{missed} in {result.seconds:.1f} s, {-(-size_bytes // 1000):,} kB",
+        f"{result.ticks:,} {'tick' if result.ticks == 1 else 'ticks'}{missed} in {result.seconds:.1f} s, "
+        f"{-(-size_bytes // 1000):,} kB",
         soft_wrap=True,
     )
     for source in _wanted(result.sources):

@@ -42,11 +42,13 @@ def vms(
     """Show the VMs of this host: rates of the last tick, who suffers, how much, and from whom.
 
     GUEST% is per vCPU; DISK and NET are bytes per second, both directions. VERDICT: a victim suffers, by the host's own
-    analysis or by the fleet's statistics of its job, and its slow-down is known to be real; an affected VM may suffer,
-    or nobody waits for it. SLOW-DOWN is how many times slower a VM is, with its interval, BY the first suspect and how
-    many more there are. A dash is a value that is not known.
+    analysis or by the fleet's statistics of its job, and its slow-down was known to be real when it became one; it
+    stays one while it suffers and the estimate is above `analysis.least_slow_down`, so its interval may include 1. An
+    affected VM may suffer, or nobody waits for it. SLOW-DOWN is how many times slower a VM is, with its interval, BY
+    the first suspect and how many more there are. A dash is a value that is not known.
     A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
-    In `--json` what each analysis says by itself is apart: `fleet` and `cloud_white`, the host's own.
+    In `--json` `verdict` is the decision; `fleet` and `cloud_white` are the evidence of the two analyses, the fleet's
+    and the host's own, and may say otherwise.
     """
     with connect(find_socket(socket, config)) as client:
         answer, status = client.vms(), client.status()

@@ -89,7 +89,7 @@ def _trends(model: Model, row: Row, width: int) -> Iterator[Text]:
             continue
         show = column.numbers.show if column.numbers else render.number
         line = sparkline(_joined(values, width), width)
-        reach = f"  ({show(min(known))} to {show(max(known))} in {len(values)} ticks)"
+        reach = f"  ({show(min(known))} to {show(max(known))} in {render.counted(len(values), 'tick')})"
         yield Text.assemble(
             f"{column.title:<9} ",
             (f"{line:<{width}}", TREND),

@@ -83,7 +83,9 @@ async def test_a_vm_has_its_colour_and_its_box_in_both_charts(central, browser):
             for head in await seen.page.locator("#host-vms-scroll thead button").all()
         }
         assert heads["CPI / job's"].startswith("mean CPI over the time shown / its job's")
-        assert heads["When found"].endswith("with the host's estimate of the slow-down at that moment")
+        assert heads["When found"].endswith(
+            "estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did"
+        )
         assert await serious(seen.page) == []
 
 
@@ -197,6 +199,72 @@ async def test_effects_do_not_contradict_themselves(central, browser):
             r"do nothing\s+Expected: mnCPI 2\.90 or more now, 2\.90 or more then; contention begins at 2\.00",
             last,
         )
+
+
+FOUND = """async (behaviours) => {
+    const { found } = await import("/page/words.js");
+    const degradation = { ratio: 1.57, low: 1.23, high: 2 };
+    const events = [...behaviours.map((behaviour) => ({ behaviour, degradation })), { behaviour: "steady" }];
+    return events.map((event) => found(event).textContent);
+}"""
+
+
+async def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_worst(central, browser):
+    async with watched(browser, central.url) as seen:
+        await seen.open("#/hosts")
+        words = ["victim", "affected", "steady", "inflicting", "unknown"]
+        assert await seen.page.evaluate(FOUND, words) == [
+            "victim 1.57x [1.23, 2.00]",
+            "affected 1.57x [1.23, 2.00]",
+            "steady; was 1.57x [1.23, 2.00] at worst",
+            "inflicting; was 1.57x [1.23, 2.00] at worst",
+            "unknown; was 1.57x [1.23, 2.00] at worst",
+            "steady",
+        ]
+
+
+async def test_what_the_columns_of_hosts_and_of_their_vms_hold(central, browser):
+    async with watched(browser, central.url) as seen:
+        await seen.open("#/hosts")
+        head = seen.page.locator("#hosts-scroll thead button", has_text="24 h")
+        assert await head.inner_text() == "Reports, 24 h"
+        assert await head.get_attribute("title") == "slots in which VMs suffered, in the last 24 hours"
+        await seen.open("#/host/node0001?hours=1")
+        heads = await seen.page.locator("#host-vms-scroll thead button").all_inner_texts()
+        ratio, sensitive = heads.index("CPI / job's"), heads.index("Latency-sensitive")
+        for row in await seen.page.locator("#host-vms-scroll tbody tr").all():
+            cells = row.locator("th, td")
+            if await cells.nth(sensitive).inner_text() == "yes":
+                assert re.fullmatch(r"\d\.\d\dx", await cells.nth(ratio).inner_text())
+                continue
+            why = cells.nth(ratio).locator("span[title]")
+            assert (
+                await why.get_attribute("title")
+                == "not latency-sensitive: its CPI says nothing of a slow-down"
+            )
+            assert "not known" not in await cells.nth(ratio).text_content()
+
+
+async def test_on_a_telephone_the_overview_names_host_victim_and_suspect(tmp_path, browser):
+    async with (
+        PageCentral(tmp_path, Size(slots=0)) as central,
+        watched(browser, central.url, viewport={"width": 400, "height": 800}) as seen,
+    ):
+        await seen.open("")
+        report(central, "node0001", 60, 1)
+        report(central, "rack12-node07.example.com", 30, 1)
+        await seen.page.wait_for_selector("#overview-open-scroll tbody tr >> nth=1")
+        table = seen.page.locator("#overview-open-scroll")
+        assert await table.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
+        shown = [each for each in await table.locator("thead button").all() if await each.is_visible()]
+        assert [await each.inner_text() for each in shown] == [
+            "Incident",
+            "Host",
+            "Slow-down",
+            "Victims",
+            "First suspect",
+        ]
+        assert await serious(seen.page) == []
 
 
 RANKED = """async () => {

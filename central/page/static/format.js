@@ -1,7 +1,9 @@
 // Numbers and times for people. What is not known is a dash with a word for those who hear the page.
 import { h } from "./dom.js";
 
-const NONE = () => h("span", { class: "none" }, h("span", { "aria-hidden": "true" }, "–"), h("span", { class: "hidden" }, "not known"));
+/** A dash, with the word for those who hear the page. */
+export const none = (word) => h("span", { class: "none" }, h("span", { "aria-hidden": "true" }, "–"), h("span", { class: "hidden" }, word));
+const NONE = () => none("not known");
 
 export const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 

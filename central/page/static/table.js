@@ -33,7 +33,7 @@ function sorted(rows, column, descending) {
  * @param {string} id of the table in the whole page.
  * @param {string} caption what its rows are.
  * @param {Array} columns each {label, value: row => what it is sorted by, cell: row => what is shown (or the value),
- *   numeric}; the first one heads the row.
+ *   numeric, isLeast: a narrow page goes without it}; the first one heads the row.
  * @param {Array} rows in the order in which they come where nobody sorts.
  * @param {string} empty what is said without rows.
  */
@@ -42,6 +42,7 @@ export function table(id, caption, columns, rows, empty) {
   const state = states.get(id) ?? { column: -1, descending: false, filter: "", all: false };
   states.set(id, state);
   const body = h("tbody");
+  const kind = (column) => [column.numeric && "number", column.isLeast && "least"].filter(Boolean).join(" ") || null;
   const note = h("p", { class: "quiet", id: `${id}-note`, "aria-live": "polite" });
   const headers = columns.map((column, k) => {
     const sort = () => {
@@ -49,7 +50,7 @@ export function table(id, caption, columns, rows, empty) {
       else Object.assign(state, { column: k, descending: Boolean(column.numeric) });
       fill();
     };
-    return h("th", { scope: "col", class: column.numeric ? "number" : null },
+    return h("th", { scope: "col", class: kind(column) },
       h("button", { type: "button", id: `${id}-sort-${k}`, onclick: sort, title: column.hint }, column.label));
   });
 
@@ -66,7 +67,7 @@ export function table(id, caption, columns, rows, empty) {
     });
     body.replaceChildren(...shown.map((row) =>
       h("tr", null, columns.map((column, k) =>
-        h(k ? "td" : "th", { scope: k ? null : "row", class: column.numeric ? "number" : null }, (column.cell ?? column.value)(row))))));
+        h(k ? "td" : "th", { scope: k ? null : "row", class: kind(column) }, (column.cell ?? column.value)(row))))));
     const rest = inOrder.length - shown.length;
     note.replaceChildren();
     if (wanted) note.append(`${count(inOrder.length)} of ${count(rows.length)} match. `);

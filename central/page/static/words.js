@@ -31,9 +31,12 @@ export function state(word, text = word) {
   return h("span", { class: `state ${word}` }, h("span", { "aria-hidden": "true" }, `${SIGNS[word] ?? "●"} `), text);
 }
 
-/** What a host found of a VM: victim 1.42x [1.30, 1.58]. */
+const SUFFERS = ["victim", "affected"];
+
+/** What a host found of a VM: victim 1.42x [1.30, 1.58]; of one that suffers no more: steady; was 1.42x [1.30, 1.58] at worst. */
 export function found(event) {
-  return h("span", { title: event.reason }, event.behaviour, isKnown(event.degradation?.ratio) && [" ", slowDown(event.degradation)]);
+  const [before, after] = SUFFERS.includes(event.behaviour) ? [" ", ""] : ["; was ", " at worst"];
+  return h("span", { title: event.reason }, event.behaviour, isKnown(event.degradation?.ratio) && [before, slowDown(event.degradation), after]);
 }
 
 const ANALYSES = { host: "the host's own baseline", fleet: "the fleet's statistics" };

@@ -214,3 +214,28 @@ def test_signals_and_metrics_are_told_apart_and_what_is_left_out_is_told():
         "no room for AGE, JOB: widen the terminal"
     ]
     assert render.no_room([]) == []
+
+
+@pytest.mark.parametrize(("one", "s"), [(1, ""), (2, "s")])
+def test_one_of_a_thing_is_no_plural(one, s):
+    answer = explained(victim_slots=one)
+    answer.statistics.samples = one
+    answer.vm.vcpus = one
+    answer.vm.cloud_white.baseline_ticks = one
+    answer.signals.add(name="workers_looks", value=one)
+    said = "\n".join(lines([*head(answer), *found_here(answer), *arithmetic(answer)]))
+    for what in (f"{one} vCPU{s}, ", f"baseline of {one} tick{s} (", f"({one} look{s})"):
+        assert what in said
+    for what in (f", {one} sample{s}:", f"for {one} slot{s} in a row"):
+        assert what in said
+
+
+def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_worst():
+    degradation = agent_pb2.Degradation(ratio=1.57, low=1.23, high=2.0)
+    told = {
+        now: render.event_line(agent_pb2.VmEvent(name="web-1", behaviour=now, degradation=degradation))
+        for now in (agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY, agent_pb2.BEHAVIOUR_UNKNOWN)
+    }
+    assert told[agent_pb2.BEHAVIOUR_VICTIM].endswith("-> victim, 1.57x [1.23, 2.00]")
+    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith("-> steady, was 1.57x [1.23, 2.00] at worst")
+    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith("-> unknown, was 1.57x [1.23, 2.00] at worst")

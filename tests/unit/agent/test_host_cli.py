@@ -469,6 +469,14 @@ def test_every_command_has_help(run, name):
     assert len(help_lines[0].strip()) > 15
 
 
+def test_the_help_of_vms_says_what_a_victim_is_and_what_decides_in_json(run):
+    _, out, _ = run("vms", "--help")
+    said = " ".join(out.split())
+    assert "it stays one while it suffers and the estimate is above" in said
+    assert "its interval may include 1" in said
+    assert "verdict` is the decision" in said
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -754,3 +754,12 @@ def test_how_slow_those_are_that_suffer_or_why_that_is_not_known() -> None:
     assert values("whitepanda_vm_slow_down_absent", "reason") == [("u3", "no_model", 1)]
     assert values("whitepanda_vm_baseline_ticks") == [("u1", 60), ("u2", 3), ("u3", 60), ("u4", 60)]
     assert values("whitepanda_vm_baseline_ready") == [("u1", 1), ("u2", 0), ("u3", 1), ("u4", 1)]
+
+
+def test_the_two_ratios_are_told_apart_and_one_is_to_be_alerted_on():
+    told = VmDecision("u1", "victim", "", slow_down=Degradation(1.4, 1.3, 1.6))
+    vm = VmSnapshot("u1", "u1", "job", RATES, verdict=Verdict("victim", "", 1.7), decision=told)
+    text = render(snapshot(vm))[0].decode()
+    helps = dict(re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    assert helps["whitepanda_vm_degradation_ratio"].endswith("of any VM, also one that suffers nothing.")
+    assert helps["whitepanda_vm_slow_down_ratio"].endswith("alert on this one.")

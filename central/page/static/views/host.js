@@ -1,7 +1,7 @@
 // One host: what its VMs did over time, and when they suffered.
 import { COLOURS, spark, timeChart } from "../charts.js";
 import { facts, h, section } from "../dom.js";
-import { count, counted, isKnown, nanoseconds, number, plain, time } from "../format.js";
+import { count, counted, isKnown, nanoseconds, none, number, plain, time } from "../format.js";
 import { span, spanForm } from "../span.js";
 import { table } from "../table.js";
 import { found, hostState, INCIDENT_COLUMNS, jobLink, link, state, verdict, vmLink } from "../words.js";
@@ -26,6 +26,11 @@ export { times as form };
 const nCpi = (vm) => (isKnown(vm.mean_cpi) && isKnown(vm.job_mean_cpi) && vm.job_std_cpi > 0 ? (vm.mean_cpi - vm.job_mean_cpi) / vm.job_std_cpi : null);
 
 const slowdown = (vm) => (vm.latency_sensitive && isKnown(vm.mean_cpi) && vm.job_mean_cpi > 0 ? vm.mean_cpi / vm.job_mean_cpi : null);
+
+const besideJob = (vm) => {
+  if (!vm.latency_sensitive) return h("span", { title: "not latency-sensitive: its CPI says nothing of a slow-down" }, none("not latency-sensitive"));
+  return isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null);
+};
 
 /** Victims of open incidents, each with its rank: the slowest now first, then by the worst that each one had. */
 export const suffering = (host) => new Map([...new Set(host.incidents.filter((i) => i.open)
@@ -87,11 +92,11 @@ export function draw(host, route) {
       type: "checkbox", id: `draw-${vm.vm}`, "aria-label": `Draw ${name(vm)}`, checked: drawn.has(vm.vm), disabled: isFull && !drawn.has(vm.vm),
       onchange: (event) => choose(vm, event.target.checked) }) },
     { label: "Job", value: (vm) => vm.job, cell: (vm) => jobLink(vm.job) },
-    { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment" },
+    { label: "When found", value: (vm) => vm.last_event?.behaviour ?? "", cell: (vm) => (vm.last_event ? found(vm.last_event) : ""), hint: "the last change of behaviour in this time, with the host's estimate of the slow-down at that moment; of a VM that suffers no more, the worst while it did" },
     { label: "CPI over time", value: (vm) => vm.mean_cpi, cell: (vm) => (isKnown(vm.mean_cpi) ? spark(vm.cpi, `CPI between ${plain(Math.min(...vm.cpi.filter(isKnown)))} and ${plain(Math.max(...vm.cpi.filter(isKnown)))}`, most) : number(null)) },
     { label: "CPI", value: (vm) => vm.mean_cpi, cell: (vm) => number(vm.mean_cpi), numeric: true },
     { label: "Job's CPI", value: (vm) => vm.job_mean_cpi, cell: (vm) => number(vm.job_mean_cpi), numeric: true },
-    { label: "CPI / job's", value: slowdown, cell: (vm) => (isKnown(slowdown(vm)) ? `${plain(slowdown(vm))}x` : number(null)), numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
+    { label: "CPI / job's", value: slowdown, cell: besideJob, numeric: true, hint: "mean CPI over the time shown / its job's, of latency-sensitive VMs; a short slow-down hardly shows in it" },
     { label: "nCPI", value: nCpi, cell: (vm) => number(nCpi(vm)), numeric: true, hint: "standard deviations above the job's mean" },
     { label: "CPU, cores", value: (vm) => vm.mean_cpu_usage_cores, cell: (vm) => number(vm.mean_cpu_usage_cores), numeric: true },
     { label: "Latency-sensitive", value: (vm) => (vm.latency_sensitive ? "yes" : "no") },

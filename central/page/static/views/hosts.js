@@ -20,7 +20,7 @@ export function draw({ page, contended }) {
   const columns = [
     { label: "Host", value: (x) => x.host, cell: (x) => hostLink(x.host) },
     { label: "State", value: how, cell: (x) => state(how(x)) },
-    { label: "Contention, 24 h", value: (x) => slots.get(x.host) ?? 0, cell: (x) => count(slots.get(x.host) ?? 0), numeric: true, hint: "slots in contention" },
+    { label: "Reports, 24 h", value: (x) => slots.get(x.host) ?? 0, cell: (x) => count(slots.get(x.host) ?? 0), numeric: true, hint: "slots in which VMs suffered, in the last 24 hours" },
     { label: "Jobs", value: (x) => x.jobs.length, cell: (x) => count(x.jobs.length), numeric: true },
     { label: "Platform", value: (x) => x.platform },
     { label: "Agent", value: (x) => x.agent_version },

@@ -11,7 +11,8 @@ export const load = (ask) => ask("v1/overview", { top: 1000 }); // every host wi
 
 const ROWS = 20; // of the lists of the last day
 const LABELS = ["Incident", "Host", "Slow-down", "Victims", "First suspect", "Found by", "Began"];
-const NOW = INCIDENT_COLUMNS.filter((column) => LABELS.includes(column.label));
+const LEAST = ["Found by", "Began"]; // the incident has them
+const NOW = INCIDENT_COLUMNS.filter((column) => LABELS.includes(column.label)).map((column) => ({ ...column, isLeast: LEAST.includes(column.label) }));
 
 const tile = (label, value, href, kind) =>
   h("li", { class: kind }, h("a", { href }, h("strong", null, value), label));
