@@ -22,6 +22,7 @@ from agent.local_messages import explanation_message, status_message, vms_messag
 from agent.state import AgentState, VmView
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
+from whitepanda.common.texts import several_named
 from whitepanda.v1 import host_pb2, host_pb2_grpc
 
 __all__ = ["MAX_MESSAGE_BYTES", "LocalApi"]
@@ -141,8 +142,12 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         self, request: host_pb2.ExplainVmRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> host_pb2.VmExplanation:
         vms = self._state.vms(())
-        vm = next((v for v in vms if request.vm in (v.uuid, v.name)), None)
-        answer = explanation_message(self._state, vm.uuid, vms) if vm else None
+        # A UUID is taken as it is, also where another VM has it as its name.
+        found = [v for v in vms if v.uuid == request.vm] or [v for v in vms if v.name == request.vm]
+        if len(found) > 1:
+            told = several_named(request.vm, [f"{v.uuid} ({v.manager})" for v in found])
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
+        answer = explanation_message(self._state, found[0].uuid, vms) if found else None
         if answer is None:
             await _not_found(request.vm, vms, context)
         return answer

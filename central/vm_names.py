@@ -41,6 +41,10 @@ class VmNames:
         """Whether a VM has this UUID or name."""
         return vm in self._names or vm in self._names.values()
 
+    def uuids(self, name: str) -> list[str]:
+        """Return the VMs that have this name."""
+        return [vm for vm, known in self._names.items() if known == name]
+
     def get(self, vm: str) -> str:
         """Return the VM's name, "" where it is not known."""
         return self._names.get(vm, "")

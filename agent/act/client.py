@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from agent.act.records import MAX_BYTES, ActError, Answer, RefusedError, Request
+from agent.config import ActSection
 from whitepanda.common.errors import UnavailableError
 
 __all__ = ["ask"]
@@ -30,7 +31,8 @@ def ask(path: Path, request: Request) -> Answer:
             connection.settimeout(_DEADLINE_S)
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            answer = msgspec.json.decode(_line(connection), type=Answer)
+            line = _line(connection)
+            answer = msgspec.json.decode(line, type=Answer)
     except TimeoutError as error:
         raise UnavailableError(
             f"the service at {path} gave no answer in {_DEADLINE_S:g} s; see its log"
@@ -46,8 +48,15 @@ def ask(path: Path, request: Request) -> Answer:
             ) from error
         remedy = "start it with `systemctl start whitepanda-act`, or give --socket"
         raise UnavailableError(f"no service answers at {path}: {remedy}") from error
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
         raise UnavailableError(f"the service at {path} is of another version: {error}") from error
+    except msgspec.DecodeError as error:
+        if not line:
+            raise UnavailableError(f"the service at {path} ended without an answer; see its log") from error
+        raise UnavailableError(
+            f"what answers at {path} is not the service of `whitepanda act`: give its socket with --socket, by default "
+            f"{ActSection().socket}"
+        ) from error
     if answer.error:
         raise (RefusedError if answer.exit_code == RefusedError.exit_code else ActError)(answer.error)
     return answer

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from agent.act.records import AMOUNTS, Apply, Limits, Record, RefusedError
+from whitepanda.common.texts import several_named
 
-__all__ = ["Named", "refusal", "uuid_of"]
+__all__ = ["Named", "is_uuid", "refusal", "uuid_of"]
 
 _MAX_WHY = 300
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_MAX_NAMED = 5  # that a message lists
 _MAX = {"cap-cpu": 4096.0, "limit-bandwidth": 100.0, "limit-cache": 64.0}
 
 
@@ -51,6 +51,11 @@ class Named(NamedTuple):
     where: str
 
 
+def is_uuid(value: str) -> bool:
+    """Whether a VM is given by its UUID, not by its name."""
+    return _UUID.fullmatch(value) is not None
+
+
 def uuid_of(value: str, named: Callable[[str], Iterable[Named]]) -> str:
     """Return the UUID of a VM that is given by UUID or name.
 
@@ -62,17 +67,13 @@ def uuid_of(value: str, named: Callable[[str], Iterable[Named]]) -> str:
         RefusedError: no VM has this name, or several have.
 
     """
-    if _UUID.fullmatch(value):
+    if is_uuid(value):
         return value
     found = {one.uuid: one for one in named(value) if one.name == value}
     if not found:
         raise RefusedError(f"no VM named {value[:80]!r} runs here; `whitepanda vms` lists those that do")
     if len(found) > 1:
-        listed = [f"{one.uuid} ({one.where})" for one in found.values()]
-        more = ", ..." if len(listed) > _MAX_NAMED else ""
-        raise RefusedError(
-            f"{len(found)} VMs are named {value[:80]!r}: {', '.join(listed[:_MAX_NAMED])}{more}; give the UUID"
-        )
+        raise RefusedError(several_named(value, [f"{one.uuid} ({one.where})" for one in found.values()]))
     return next(iter(found))
 
 

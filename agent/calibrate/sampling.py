@@ -22,6 +22,7 @@ from agent.ticks import TickSchedule, first_due_ns
 from agent.vm_table import Vm
 from collector.base import Reason
 from whitepanda.common.errors import UnavailableError
+from whitepanda.common.texts import several_named
 
 __all__ = ["Sampler", "Second"]
 
@@ -131,6 +132,11 @@ class Sampler:
                     f"VM '{name}' of the plan does not run here; those that run: {have}"
                     f"{troubles_of(self.sources) if have == 'none' else ''}"
                 )
+            if (
+                name not in found
+                and len(same := [u for u, vm in found.items() if vm.identity.name == name]) > 1
+            ):
+                raise UnavailableError(f"the plan's VM is not clear: {several_named(name, same)} in the plan")
         for uuid, vm in found.items():
             if vm.identity.epoch != self._epochs.get(uuid):
                 raise UnavailableError(f"VM '{vm.identity.name}' was started anew during the campaign")

@@ -7,6 +7,7 @@ colour there is also its word or symbol, so that nothing is said by colour alone
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.cli import _render as render
@@ -30,6 +31,7 @@ __all__ = [
     "found_by",
     "host_line",
     "need_of",
+    "shown_names",
     "slow_down_of",
     "style_of",
     "word_of",
@@ -41,6 +43,7 @@ WARNING = "#e69f00"
 GOOD = "#009e73"
 TREND = "#56b4e9"
 DIM = "dim"
+_UUID_SHOWN = 8  # characters of a UUID beside a name that several have
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,26 @@ def slow_down_of(vm: host_pb2.VmSummary) -> agent_pb2.Degradation:
     return vm.decision.slow_down if known else agent_pb2.Degradation(ratio=math.nan)
 
 
-def by_of(vm: host_pb2.VmSummary) -> str:
-    """Return who may be blamed for what a VM suffers, the likeliest first; "" where nobody is."""
-    names = [one.name or one.uuid for one in vm.decision.suspects]
+def shown_names(vms: Sequence[host_pb2.VmSummary]) -> dict[str, str]:
+    """Return what VMs are called in a list, by UUID: a name that several have comes with the beginning of the UUID."""
+    alike: dict[str, list[str]] = {}
+    for vm in vms:
+        alike.setdefault(vm.name, []).append(vm.uuid)
+    shown: dict[str, str] = {}
+    for name, uuids in alike.items():
+        size = _UUID_SHOWN
+        while len({uuid[:size] for uuid in uuids}) < len(set(uuids)):
+            size += 1
+        shown.update((uuid, f"{name} ({uuid[:size]})" if len(uuids) > 1 else name) for uuid in uuids)
+    return shown
+
+
+def by_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> str:
+    """Return who may be blamed for what a VM suffers, the likeliest first; "" where nobody is.
+
+    `shown` is of `shown_names`.
+    """
+    names = [shown.get(one.uuid) or one.name or one.uuid for one in vm.decision.suspects]
     more = len(names) - 1 + vm.decision.suspects_left_out
     return f"{names[0]} +{more}" if names and more else "".join(names)
 
@@ -98,7 +118,8 @@ def host_line(answer: host_pb2.ListVmsResponse) -> str:
     found = answer.decision
     if not found.victims:
         return ""
-    whom = f"first suspect {found.suspect.name}" if found.HasField("suspect") else "nobody is suspected"
+    first = shown_names(answer.vms).get(found.suspect.uuid, found.suspect.name)
+    whom = f"first suspect {first}" if found.HasField("suspect") else "nobody is suspected"
     return f"{found.victims} {'victim' if found.victims == 1 else 'victims'} on this host now; {whom}"
 
 

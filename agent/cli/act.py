@@ -13,12 +13,13 @@ from rich.text import Text
 from agent import config as agent_config
 from agent.act.client import ask
 from agent.act.journal import is_empty
+from agent.act.limits import is_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
 from agent.cli._options import JsonOption
 from agent.cli._render import Column, cell, print_table
 from agent.local_client import DEFAULT_CONFIG, find_config
 from whitepanda.common import log
-from whitepanda.common.cli import console, print_json
+from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
 
 __all__ = ["app"]
@@ -144,7 +145,8 @@ def undo(
 ) -> None:
     """Undo an action now. What somebody else has changed meanwhile is left alone, and said.
 
-    `--vm` before a VM is migrated or saved: nothing to undo is no error, also where the service never ran.
+    `--vm` before a VM is migrated or saved: nothing to undo is no error, also where the service never ran
+    and no `--socket` is given.
     """
     _show(answer := _undone(_undo(number, vm), socket, config), json=json)
     if any(done.result == "failed" for done in answer.done):
@@ -198,7 +200,12 @@ def _undone(asked: Undo, socket: Path | None, config: Path | None) -> Answer:
         # configuration is not for us to read, nobody knows where it would have left it.
         known, file = find_config(config)
         is_sure = file is not None or not DEFAULT_CONFIG.exists()
-        if asked.vm and is_sure and is_empty(Path(known.act.state_dir)):
+        if asked.vm and socket is None and is_sure and is_empty(Path(known.act.state_dir)):
+            if not is_uuid(asked.vm):
+                errors.print(
+                    Text(f"no service runs, so nobody has looked whether a VM is named {asked.vm[:80]!r}"),
+                    soft_wrap=True,
+                )
             return Answer()
         raise
 

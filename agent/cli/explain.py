@@ -18,7 +18,7 @@ __all__ = ["explain"]
 
 
 def explain(
-    vm: Annotated[str, typer.Argument(help="Name or UUID of a VM on this host.")],
+    vm: Annotated[str, typer.Argument(help="UUID of a VM on this host, or a name that only one has.")],
     socket: SocketOption = None,
     config: ConfigOption = None,
     *,

@@ -13,7 +13,18 @@ from agent.cli import _words as words
 from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
 from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import BAD, DIM, INFLICTING, VICTIM, by_of, host_line, need_of, slow_down_of, word_of
+from agent.cli._words import (
+    BAD,
+    DIM,
+    INFLICTING,
+    VICTIM,
+    by_of,
+    host_line,
+    need_of,
+    shown_names,
+    slow_down_of,
+    word_of,
+)
 from agent.local_client import connect, find_socket
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
@@ -46,6 +57,7 @@ def vms(
     stays one while it suffers and the estimate is above `analysis.least_slow_down`, so its interval may include 1. An
     affected VM may suffer, or nobody waits for it. SLOW-DOWN is how many times slower a VM is, with its interval, BY
     the first suspect and how many more there are. A dash is a value that is not known.
+    Of two VMs of one name NAME has the beginning of the UUID too.
     A narrow terminal goes without the columns that matter least, and says which; no two names are cut to the same.
     In `--json` `verdict` is the decision; `fleet` and `cloud_white` are the evidence of the two analyses, the fleet's
     and the host's own, and may say otherwise.
@@ -78,14 +90,15 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
     has_slow_down = any(math.isfinite(slow_down_of(vm).ratio) for vm in listed)
     if has_slow_down:
         columns.append(_column("SLOW-DOWN"))
-    has_by = any(by_of(vm) for vm in listed)
+    shown = shown_names(listed)
+    has_by = any(by_of(vm, shown) for vm in listed)
     if has_by:
         columns.append(_column("BY", text=True))
     rows = []
     for vm in listed:
         word, found = word_of(vm), values_of(vm)
         style = word.style if word in (VICTIM, INFLICTING) else ""
-        row = [cell(vm.name, style), cell(vm.job), cell(str(vm.vcpus) if vm.vcpus else UNKNOWN)]
+        row = [cell(shown[vm.uuid], style), cell(vm.job), cell(str(vm.vcpus) if vm.vcpus else UNKNOWN)]
         for column in measured:
             value = sum_of(found, column.metrics)
             row.append(cell(UNKNOWN if value is None else column.show(value)))
@@ -96,7 +109,7 @@ def _table(listed: Sequence[host_pb2.VmSummary]) -> tuple[list[Column], list[lis
         if has_slow_down:
             row.append(cell(render.degradation(slow_down_of(vm)), style))
         if has_by:
-            row.append(cell(by_of(vm) or UNKNOWN))
+            row.append(cell(by_of(vm, shown) or UNKNOWN))
         rows.append(row)
     return columns, rows
 

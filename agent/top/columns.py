@@ -103,9 +103,10 @@ METRICS = frozenset(name for column in COLUMNS if column.numbers for name in col
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One VM at one moment. `numbers` by column title; what is not known is not in it."""
+    """One VM at one moment. `name` is as it is shown; `numbers` by column title; what is not known is not in it."""
 
     vm: host_pb2.VmSummary
+    name: str
     word: Word
     by: str
     numbers: Mapping[str, float]
@@ -120,7 +121,7 @@ class Row:
         if column.is_text:
             word = f"{self.word.symbol} {self.word.text}"
             texts = {
-                NAME.title: self.vm.name,
+                NAME.title: self.name,
                 VERDICT.title: word,
                 BY.title: self.by,
                 JOB.title: self.vm.job,
@@ -135,7 +136,7 @@ class Row:
 
     def order(self, column: Column) -> tuple[bool, float, str]:
         """Return what rows are sorted by: the first says that it is not known, which is always last."""
-        name = self.vm.name.casefold()
+        name = self.name.casefold()
         if column is VERDICT:
             return (False, *need_of(self.word, self.numbers.get(SLOW_DOWN.title, math.nan), name))
         if column.is_text:
@@ -145,8 +146,8 @@ class Row:
         return (value is None, -(value or 0.0), name)
 
 
-def row_of(vm: host_pb2.VmSummary) -> Row:
-    """Make a VM's row."""
+def row_of(vm: host_pb2.VmSummary, shown: Mapping[str, str]) -> Row:
+    """Make a VM's row; `shown` is of `shown_names`."""
     found = values_of(vm)
     numbers: dict[str, float] = {}
     for column in COLUMNS:
@@ -158,7 +159,7 @@ def row_of(vm: host_pb2.VmSummary) -> Row:
     ratio = slow_down_of(vm).ratio
     if math.isfinite(ratio):
         numbers[SLOW_DOWN.title] = ratio
-    return Row(vm, word_of(vm), by_of(vm), numbers)
+    return Row(vm, shown.get(vm.uuid, vm.name), word_of(vm), by_of(vm, shown), numbers)
 
 
 @dataclass(frozen=True, slots=True)

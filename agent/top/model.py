@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.cli._numbers import Numbers, not_shown
+from agent.cli._words import shown_names
 from agent.top import columns
 from agent.top.columns import COLUMNS, NO_STATISTICS, NO_STATISTICS_RECORDED, Column, Row, row_of
 from whitepanda.v1 import host_pb2
@@ -68,7 +69,8 @@ class Model:
     def _take(self, frame: Frame) -> None:
         self.frame = frame
         self._number += 1
-        self._all = [row_of(vm) for vm in frame.vms.vms]
+        shown = shown_names(frame.vms.vms)
+        self._all = [row_of(vm, shown) for vm in frame.vms.vms]
         kept: dict[tuple[str, str], dict[str, deque[float | None]]] = {}
         for row in self._all:
             history = self._history.get(row.key)
@@ -183,7 +185,7 @@ class Model:
 
     def _passes(self, row: Row) -> bool:
         found = self._pattern
-        return found is None or bool(found.search(row.vm.name) or found.search(row.vm.job))
+        return found is None or bool(found.search(row.name) or found.search(row.vm.job))
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:

@@ -17,6 +17,7 @@ from central.incident_store import IncidentQuery, IncidentStore, Place, StoreErr
 from central.journal import Journal
 from central.lake import LakeError
 from central.streams import StreamRegistry
+from whitepanda.common.texts import several_named
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
 __all__ = ["IncidentQueries", "ask_store", "mark_open"]
@@ -99,6 +100,8 @@ class IncidentQueries(NameChecks):
             after=page.token.after,
             job=request.job,
         )
+        if not found and request.job and not page.token.after:
+            await self.check_names(context, jobs=[request.job])
         shown = found[: page.size]
         token = ""
         if len(found) > page.size:
@@ -115,7 +118,7 @@ class IncidentQueries(NameChecks):
         limit = request.max_windows or _WINDOWS
         problem = ""
         if not request.vm:
-            problem = "vm is missing: name the VM's UUID"
+            problem = "vm is missing: give the VM's UUID or name"
         elif limit > _MAX_WINDOWS:
             problem = f"max_windows must be at most {_MAX_WINDOWS} (value {limit})"
         elif not 0 <= until - since <= _DAY_NS:
@@ -125,28 +128,35 @@ class IncidentQueries(NameChecks):
             )
         if problem:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
-        query = IncidentQuery(vm=request.vm, since_unix_ns=since, until_unix_ns=until)
+        names = self._registry.vm_names
+        found = [request.vm] if names.get(request.vm) else names.uuids(request.vm)
+        if len(found) > 1:
+            await abort(context, grpc.StatusCode.INVALID_ARGUMENT, several_named(request.vm, found))
+        vm = found[0] if found else request.vm
+        query = IncidentQuery(vm=vm, since_unix_ns=since, until_unix_ns=until)
         incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
         events = await asyncio.to_thread(
             self._journal.read_events,
             before_id=_MAX_INT64,
             limit=_MAX_LISTED,
-            vm=request.vm,
+            vm=vm,
             since_unix_ns=since,
             until_unix_ns=until,
         )
-        windows = await self._windows(context, request.vm, since, until, limit + 1)
+        windows = await self._windows(context, vm, since, until, limit + 1)
         if not windows and not events and not incidents:
             message = (
                 f"no window, event or incident of VM {request.vm[:80]!r} in this time; windows are there once they "
                 "are in the lake, after ingest.roll_interval_s"
             )
+            if not found:
+                message += "; of a VM that sends none now they are found by its UUID only"
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
-        name = self._registry.vm_names.get(request.vm)
+        name = names.get(vm)
         if not name:
-            name = (await ask_store(context, self._incidents.names, [request.vm])).get(request.vm, "")
+            name = (await ask_store(context, self._incidents.names, [vm])).get(vm, "")
         return fleet_pb2.VmHistory(
-            vm=request.vm,
+            vm=vm,
             name=name,
             windows=windows[-limit:],
             windows_left_out=len(windows) > limit,

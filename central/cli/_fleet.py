@@ -10,7 +10,13 @@ import grpc
 
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.common.fleets import Asked
-from whitepanda.common.tls import TlsFiles, channel_credentials, is_of_another_ca, not_grpc, warnings
+from whitepanda.common.tls import (
+    certificate_names,
+    channel_credentials,
+    is_of_another_ca,
+    not_grpc,
+    warnings,
+)
 from whitepanda.v1 import fleet_pb2_grpc
 
 __all__ = ["Asks", "asking", "explained"]
@@ -40,17 +46,15 @@ def asking(asked: Asked, deadline_s: float) -> Iterator[Asks]:
             try:
                 return getattr(stub, method)(request, timeout=deadline_s)
             except grpc.RpcError as error:
-                raise explained(error, central, files, method, deadline_s) from error
+                raise explained(error, asked, method, deadline_s) from error
 
         yield ask
 
 
-def explained(
-    error: grpc.RpcError, central: str, files: TlsFiles, method: str, deadline_s: float
-) -> WhitepandaError:
+def explained(error: grpc.RpcError, asked: Asked, method: str, deadline_s: float) -> WhitepandaError:
     """Say what ended the call, where, and the remedy."""
     code, details = error.code(), " ".join((error.details() or "no details").split())
-    where = f"central at {central}"
+    where, files = f"central at {asked.central}", asked.files
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return InputError(f"{where}: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -60,24 +64,36 @@ def explained(
         return UnavailableError(f"{where} refuses the certificate {files.certificate}: {details}")
     if code is not grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"{where}: {code.name}: {details}; see its log")
-    return _unavailable(where, details, files)
+    return _unavailable(asked, where, details)
 
 
-def _unavailable(where: str, details: str, files: TlsFiles) -> WhitepandaError:
+def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
     """Say whether it is away, or which certificate does not pass."""
-    lower = details.lower()
+    lower, files = details.lower(), asked.files
     if "incident history" in lower:
         return UnavailableError(f"{where}: {details}")
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
-    if is_of_another_ca(details):
-        remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"
-        return TlsError(f"the certificate of {where} is not of the CA in {files.ca}; {remedy}")
-    if "verif" in lower or "peer name" in lower:
-        remedy = "see --ca and --server-name"
-        return TlsError(f"the certificate of {where} does not pass: {details}; {remedy}")
+    if why := _unfit(asked, where, details):
+        return TlsError(why)
     if "socket closed" in lower or "handshake" in lower:
         doubts = warnings(files, server=False, prefix="--")
         why = doubts[0] if doubts else f"it may not accept the certificate {files.certificate}"
         return TlsError(f"{where} breaks the connection off: {details}; {why}")
     return UnavailableError(f"{where} is away: {details}; see --central, and whether it runs")
+
+
+def _unfit(asked: Asked, where: str, details: str) -> str:
+    """Say why central's certificate does not pass; "" where it is not that."""
+    lower = details.lower()
+    if is_of_another_ca(details):
+        remedy = "is it of another fleet? Give the CA that issued it (--tls or --ca), or see --central"
+        return f"the certificate of {where} is not of the CA in {asked.files.ca}; {remedy}"
+    if "hostname" in lower or "peer name" in lower:
+        name = asked.server_name or asked.central.rpartition(":")[0].strip("[]")
+        has = ", ".join(certificate_names(asked.central, asked.files))
+        remedy = f"give --server-name with {'one of its names: ' + has if has else 'a name in it'}"
+        return f"the certificate of {where} is not for the name {name!r}; {remedy}"
+    if "verif" in lower:
+        return f"the certificate of {where} does not pass: {details}; see --ca and --server-name"
+    return ""

@@ -63,7 +63,8 @@ def place(
     loading: Annotated[
         str,
         typer.Option(
-            metavar="NAME=P,...", help="Of it: the VM's loadings, each within 0..1, as cpu=0.5,disk=0.2."
+            metavar="NAME=P,...",
+            help="Of it: the VM's loadings, as cpu=0.5,disk=0.2: the share of its time at each, 0 to 1.",
         ),
     ] = "",
     fleet: FleetOption = "",

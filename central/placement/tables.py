@@ -186,7 +186,8 @@ def numbers_by_name(words: Sequence[str], option: str, *, is_share: bool = False
     for word in (part.strip() for each in words for part in each.split(",")):
         name, equals, value = (part.strip() for part in word.partition("="))
         if not name or not equals:
-            raise InputError(f"{option} {word}: must be NAME=NUMBER, as in cpu=8")
+            example = "cpu=0.5" if is_share else "cpu=8"
+            raise InputError(f"{option} {word}: must be NAME=NUMBER, as in {example}")
         try:
             number = float(value)
         except ValueError:

@@ -42,7 +42,7 @@ def by_top(sockets: list[Path]) -> Said:
     for socket in sockets:
         with connect(socket) as client:
             answer = client.vms()
-        victims = [row for row in map(row_of, answer.vms) if row.word is VICTIM]
+        victims = [row for row in (row_of(vm, {}) for vm in answer.vms) if row.word is VICTIM]
         assert bool(victims) == bool(host_line(answer)) == (answer.decision.victims > 0)
         if victims:
             said[answer.host] = answer.decision.suspect.name

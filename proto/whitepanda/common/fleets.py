@@ -29,7 +29,8 @@ CENTRAL, TLS, FLEET = "WHITEPANDA_CENTRAL", "WHITEPANDA_TLS", "WHITEPANDA_FLEET"
 ETC = Path("/etc/whitepanda/config.toml")
 _OPERATOR = "operator"
 _MAX_PORT = 65_535
-_PATHS = ("tls", "ca", "cert", "key")
+_FILES = ("ca", "cert", "key")
+_PATHS = ("tls", *_FILES)
 
 
 class Fleet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,12 +73,14 @@ def resolve(flags: Fleet, fleet: str = "") -> Asked:
 
     """
     environment = Fleet(central=os.environ.get(CENTRAL, ""), tls=os.environ.get(TLS, ""))
-    sources = [flags, environment]
+    sources, profile = [flags, environment], (Fleet(), "")
     if fleet:
-        sources.insert(1, _profile(fleet))
+        sources.insert(1, (profile := _profile(fleet))[0])
     elif not _is_enough(sources):  # a file that is not needed cannot be in the way
-        sources.append(_profile(os.environ.get(FLEET, "")))
+        sources.append((profile := _profile(os.environ.get(FLEET, "")))[0])
     found = next((source for source in sources if source.central), None)
+    if found is None and profile[1]:
+        raise InputError(f'{profile[1]} has no central: write central = "HOST:PORT" there, or give --central')
     if found is None:
         ways = f"give --central HOST:PORT or --fleet NAME, set {CENTRAL}, or write {_user_file()} or {ETC}"
         raise InputError(f"no central is named: {ways}")
@@ -124,10 +127,23 @@ def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:
         if source.tls:
             name = "ca" if field == "ca" else sources[0].name or source.name or _OPERATOR
             return _in_folder(Path(source.tls), name + ending, _said_by(source, sources[0]))
+    given = [_name_of(other, sources) for other in _FILES if other != field]
+    if beside := " and ".join(filter(None, given)):
+        raise TlsError(
+            f"--{field} is missing beside {beside}: give it too, or --tls DIR (of `whitepanda pki`)"
+        )
     raise TlsError(
         f"no TLS files are named: give --tls DIR (of `whitepanda pki`), set {TLS}, write {_user_file()}, "
         "or give --ca, --cert and --key"
     )
+
+
+def _name_of(field: str, sources: Sequence[Fleet]) -> str:
+    """Return what a file is called where it is given; "" where no source has it."""
+    source = next((one for one in sources if getattr(one, field)), None)
+    if source is None:
+        return ""
+    return f"--{field}" if source is sources[0] else f"{field} of the fleet"
 
 
 def _said_by(source: Fleet, flags: Fleet) -> str:
@@ -145,8 +161,8 @@ def _in_folder(folder: Path, name: str, said_by: str) -> str:
     return str(folder / name)
 
 
-def _profile(name: str) -> Fleet:
-    """Return the fleet of that name, else the default one: of the user's file, else of the host's."""
+def _profile(name: str) -> tuple[Fleet, str]:
+    """Return the fleet of that name, else the default one: of the user's file, else of the host's; and where it is."""
     files = [file for file in (_user_file(), ETC) if os.path.lexists(file)]
     known: list[str] = []
     undecided = ""
@@ -155,7 +171,7 @@ def _profile(name: str) -> Fleet:
         known += read.fleets
         wanted = name or read.default or (next(iter(read.fleets)) if len(read.fleets) == 1 else "")
         if wanted in read.fleets:
-            return _absolute(read.fleets[wanted], file.parent)
+            return _absolute(read.fleets[wanted], file.parent), f"fleet {wanted} of {file}"
         if read.fleets and not undecided:
             first = next(iter(read.fleets))
             undecided = (
@@ -165,7 +181,7 @@ def _profile(name: str) -> Fleet:
     if not name and undecided:
         raise InputError(undecided)
     if not name:
-        return Fleet()
+        return Fleet(), ""
     where = " and ".join(map(str, files)) or f"{_user_file()}, which is not there"
     raise InputError(f"no fleet {name!r} in {where}" + (f"; there are {', '.join(known)}" if known else ""))
 

@@ -6,10 +6,13 @@ a terminal; marks that turn the reading direction; any length. The standard libr
 
 from __future__ import annotations
 
-__all__ = ["MAX_NAME", "clean_name", "printable"]
+from collections.abc import Sequence
+
+__all__ = ["MAX_NAME", "clean_name", "printable", "several_named"]
 
 #: Characters of a name.
 MAX_NAME = 256
+_MAX_LISTED = 5  # VMs in a message
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -33,6 +36,14 @@ def clean_name(text: str) -> str:
         return text
     text = printable(text[: MAX_NAME + 1])
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+
+
+def several_named(name: str, listed: Sequence[str]) -> str:
+    """Say that a name is that of several VMs, and what to give instead; `listed` has their UUIDs."""
+    more = ", ..." if len(listed) > _MAX_LISTED else ""
+    return (
+        f"{len(listed)} VMs are named {name[:80]!r}: {', '.join(listed[:_MAX_LISTED])}{more}; give the UUID"
+    )
 
 
 def _escaped(char: str) -> str:

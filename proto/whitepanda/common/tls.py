@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ __all__ = [
     "CERTIFICATE_WARN_DAYS",
     "OwnCertificate",
     "TlsFiles",
+    "certificate_names",
     "channel_credentials",
     "is_of_another_ca",
     "not_grpc",
@@ -44,6 +46,7 @@ CERTIFICATE_WARN_DAYS, CERTIFICATE_CRITICAL_DAYS = 30, 7
 _FILES = ("ca", "certificate", "key")
 # OpenSSL's X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _WRONG_PURPOSE = 9, 10, 26
+_ASK_S = 5.0
 _HANDSHAKE_TURNS = 8  # a handshake in memory takes three
 
 
@@ -182,6 +185,25 @@ def is_of_another_ca(details: str) -> bool:
     """Whether the handshake failed because the other side's certificate is not of our CA, by OpenSSL's words."""
     details = details.lower().replace("-", " ")
     return "unable to get local issuer certificate" in details or "self signed certificate" in details
+
+
+def certificate_names(address: str, files: TlsFiles) -> list[str]:
+    """Return the names in the certificate of who answers at host:port; none where it is not of our CA or is away."""
+    host, _, port = address.rpartition(":")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # what it is called is what we ask
+        context.set_alpn_protocols(["h2"])
+        context.load_verify_locations(files.ca)
+        context.load_cert_chain(files.certificate, files.key, password="")
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), _ASK_S) as plain,
+            context.wrap_socket(plain) as stream,
+        ):
+            found: Any = stream.getpeercert() or {}
+    except (OSError, ValueError):
+        return []
+    return [name for kind, name in found.get("subjectAltName", ()) if kind in {"DNS", "IP Address"}]
 
 
 def _configuration(material: tuple[bytes, bytes, bytes]) -> grpc.ServerCertificateConfiguration:

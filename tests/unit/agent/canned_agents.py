@@ -236,6 +236,12 @@ def suffering(*, model=True):
     )
 
 
+def twins():
+    """Two VMs have the name batch-0001."""
+    again = replace(FULL[0], uuid="uuid-batcX-2", manager="proxmox")
+    return (*FULL, again)
+
+
 def looks_elsewhere():
     """Of the VM that suffers by the fleet's statistics the host itself finds nothing; the rest is too young."""
     return _Told(
@@ -296,6 +302,7 @@ def states(folder):
         "no_uplink": State(replace(HOST, uplink=UplinkView()), (), None),
         "crippled": State(HOST, FULL, None),
         "empty": State(HOST, (), None),
+        "twins": State(HOST, twins(), analysis(f"{folder}/twins")),
         "suffering": State(HOST, FULL, analysis(f"{folder}/suffering", coefficients=False), suffering()),
         "disagreeing": State(HOST, FULL, analysis(f"{folder}/disagreeing"), looks_elsewhere()),
         "no_model": State(HOST, FULL, None, suffering(model=False)),

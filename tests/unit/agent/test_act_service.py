@@ -24,6 +24,7 @@ from agent.act.victims import degradation_of
 from agent.cli import act as command
 from agent.config import ActSection, AgentConfig, AgentSection, load
 from agent.local_api import LocalApi
+from agent.local_client import connect
 from collector.base import SourceError, VmIdentity
 from tests.unit.agent import canned_agents
 from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make
@@ -203,6 +204,18 @@ def test_where_nobody_answers_it_is_said_what_to_do(short):
         client.ask(short / "none.sock", Ask())
 
 
+async def test_who_takes_it_for_the_agent_is_told(short):
+    def vms(path):
+        with connect(path) as agent:
+            agent.vms()
+
+    async with served(short) as path:
+        with pytest.raises(UnavailableError) as refused:
+            await asyncio.to_thread(vms, path)
+    told = "is not the agent: give the agent's socket with --socket, by default /run/whitepanda/agent.sock"
+    assert str(refused.value) == f"what answers at {path} {told}"
+
+
 # --- the commands ---
 
 
@@ -318,6 +331,12 @@ def test_before_a_migration_a_service_need_not_be_there_unless_it_may_have_left_
 
     nothing, away = (0, "nothing was in force\n", ""), f"no service answers at {short}/none.sock"
     assert run("--vm", VM) == nothing  # it never ran here
+    code, out, err = run("--vm", "nosuch")
+    assert (code, out) == nothing[:2]
+    assert err == "no service runs, so nobody has looked whether a VM is named 'nosuch'\n"
+    for vm in (VM, "nosuch"):  # a service that was named has to be there
+        code, _, err = run("--vm", vm, "--socket", f"{short}/none.sock")
+        assert (code, away in err) == (4, True)
     assert away in run("all")[2]  # who asks for more than a VM wants to hear of the service
     log.configure("error")
     actor = make(state, FakeBackend(), journal=(journal := Journal(state)))

@@ -7,12 +7,16 @@ import re
 import socket
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import typer
 
 from agent.calibrate import preflight
+from agent.calibrate.sampling import Sampler
 from agent.cli.calibrate import calibrate
+from agent.config import load
+from tests.unit.agent.agent_fakes import identity
 from whitepanda.common.errors import InputError, UnavailableError
 
 LEAST = "s at least to hold a whole sample"
@@ -170,6 +174,19 @@ def test_what_would_end_it_is_told(check, host, server, changes, exit_code, line
     changes = {key.replace("SERVER", server[0]): value for key, value in changes.items()}
     code, lines, out = check(changes)
     assert (code, lines[0], out) == (exit_code, f"error: {line}", "")
+
+
+def test_a_name_that_several_vms_have_is_refused(host):
+    sampler = Sampler(load(host), ["web-1"])
+    vms = [SimpleNamespace(identity=identity(uuid, name="web-1")) for uuid in ("u1", "u2")]
+    sampler._pipeline.table = vms
+    sampler._epochs = {"u1": "e1", "u2": "e1"}
+    with pytest.raises(UnavailableError) as refused:
+        sampler.check()
+    assert (
+        str(refused.value)
+        == "the plan's VM is not clear: 2 VMs are named 'web-1': u1, u2; give the UUID in the plan"
+    )
 
 
 def test_a_server_and_a_control_port_that_do_not_answer(check, server):

@@ -604,7 +604,7 @@ class Views:
     def said(self, uuid):
         """The verdict, and the first suspect's name ("" nobody), as each view has them."""
         vm, name, text = self.vms[uuid], f"name-{uuid}", self.explained[uuid]
-        row, in_table = row_of(vm), self.table[name]
+        row, in_table = row_of(vm, {}), self.table[name]
         verdict = text.splitlines()[2].partition(":")[0].partition(" for ")[0]
         blamed = re.search(r"^first suspect (\S+?)(?:,|$)", text, re.MULTILINE)
         shown = in_table.get("BY", "-").partition(" +")[0]

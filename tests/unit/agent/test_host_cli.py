@@ -224,6 +224,26 @@ def test_vms_for_programs(run, agents):
     assert by_name["paused-1"]["metrics"]["gips"]["value"] == 0.0
 
 
+def test_two_vms_of_one_name_are_told_apart_by_the_beginning_of_their_uuids(run, agents):
+    code, out, _ = run("vms", "--socket", str(agents / "twins.sock"), width=200)
+    assert code == 0
+    names = [" ".join(line.split("  ")[0].split()[:2]) for line in out.splitlines()]
+    assert "batch-0001 (uuid-batc)" not in out, "two that begin alike"
+    assert {"batch-0001 (uuid-batch)", "batch-0001 (uuid-batcX)"} <= set(names)
+    assert "instance-0000a1f3 (" not in out
+    assert "first suspect batch-0001 (uuid-batch);" in out
+    (victim,) = [line for line in out.splitlines() if "victim " in line and line.startswith("instance")]
+    assert victim.endswith("batch-0001 (uuid-batch)") or "batch-0001 (uuid-batch) +" in victim
+
+
+def test_explain_refuses_a_name_that_several_vms_have(run, agents):
+    code, out, err = run("explain", "batch-0001", "--socket", str(agents / "twins.sock"))
+    listed = "uuid-batch-0001 (libvirt), uuid-batcX-2 (proxmox)"
+    assert (code, out, err) == (3, "", f"error: 2 VMs are named 'batch-0001': {listed}; give the UUID\n")
+    code, out, _ = run("explain", "uuid-batcX-2", "--socket", str(agents / "twins.sock"))
+    assert (code, out.splitlines()[0]) == (0, "batch-0001  uuid-batcX-2")
+
+
 def test_explain_at_80_columns(run, agents):
     assert run("explain", "instance-0000a1f3", "--socket", str(agents / "full.sock")) == (0, EXPLAIN, "")
 
@@ -414,6 +434,15 @@ def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch)
         code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
     assert code == 4
     assert err == f"error: the agent at {tmp_path}/a.sock did not answer in 0 s; see its log\n"
+
+
+def test_act_is_told_that_a_socket_is_not_its_services(run, agents):
+    code, _, err = run("act", "list", "--socket", str(agents / "full.sock"))
+    told = "is not the service of `whitepanda act`: give its socket with --socket, by default "
+    assert (code, err) == (
+        4,
+        f"error: what answers at {agents}/full.sock {told}/run/whitepanda-act/act.sock\n",
+    )
 
 
 def test_a_server_that_hangs_up_is_no_traceback(run, tmp_path):
@@ -637,7 +666,9 @@ def suffering_vms(*names):
     slow_down = agent_pb2.Degradation(ratio=1.42, low=1.3, high=1.58)
     decision = found("batch-0001", slow_down=slow_down)
     return [
-        host_pb2.VmSummary(name=name, job="web", state="running", vcpus=4, decision=decision)
+        host_pb2.VmSummary(
+            uuid=f"uuid-{name}", name=name, job="web", state="running", vcpus=4, decision=decision
+        )
         for name in names
     ]
 
@@ -722,7 +753,7 @@ def test_a_verdict_of_a_newer_agent_is_unknown():
 
 def test_by_whom_is_the_first_suspect_and_how_many_more_there_are():
     def by(*suspects, more=0):
-        return words.by_of(host_pb2.VmSummary(decision=found(*suspects, more=more)))
+        return words.by_of(host_pb2.VmSummary(decision=found(*suspects, more=more)), {})
 
     assert [by(), by("one"), by("one", "two", "three"), by("one", "two", more=4)] == [
         "",

@@ -57,6 +57,16 @@ async def test_affected_vms_have_their_own_word_and_nobody_is_blamed_in_the_bar(
         assert top.lines()[2] == " 1 victim on this host now; first suspect scan-1"
 
 
+async def test_two_vms_of_one_name_are_told_apart():
+    twins = frame([*FEW, FEW[2]])
+    twins.vms.vms[-1].uuid = "uuid-other"
+    async with Shown(size=(160, 24)) as top:
+        await top.tell(twins)
+        assert {"scan-1 (uuid-sca)", "scan-1 (uuid-oth)"} <= {line[1:18] for line in top.lines()}
+        assert " web-2 " in top.text()
+        assert "first suspect scan-1 (uuid-sca)" in top.text()
+
+
 async def test_sorted_by_any_column_and_the_other_way_round_what_is_not_known_stays_last():
     async with Shown() as top:
         await top.tell(frame())

@@ -19,6 +19,7 @@ from central import pki
 from central.api.fleet import Fleet
 from central.builds import Builder, LeftOut
 from central.cli import antagonists
+from central.cli._fleet import asking
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
@@ -29,6 +30,8 @@ from central.streams import HostStream, StreamRegistry
 from central.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
+from whitepanda.common.errors import TlsError
+from whitepanda.common.fleets import Asked
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -125,6 +128,22 @@ async def served(tmp_path, certificates):
     await made.start()
     yield made
     await made.stop()
+
+
+async def test_a_certificate_that_is_not_for_the_name_is_told_with_its_names(served):
+    def ask(**changes):
+        with asking(
+            Asked(f"127.0.0.1:{served.port}", served.certificates["operator"], **changes), 10
+        ) as asks:
+            return asks("ListHosts", fleet_pb2.ListHostsRequest())
+
+    await asyncio.to_thread(ask)
+    with pytest.raises(TlsError) as refused:
+        await asyncio.to_thread(ask, server_name="elsewhere")
+    where = f"the certificate of central at 127.0.0.1:{served.port} is not for the name 'elsewhere'"
+    assert str(refused.value).startswith(f"{where}; give --server-name with one of its names: ")
+    assert "127.0.0.1" in str(refused.value).partition("names: ")[2]
+    assert "\n" not in str(refused.value)
 
 
 METHODS = {

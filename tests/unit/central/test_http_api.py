@@ -207,6 +207,7 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
             404,
             "no window, event or incident of VM 'u' in this time; windows are there once",
         ),
+        ("/v1/suspect-jobs?job=nosuch", 404, "no job 'nosuch' is known here: no host runs it"),
         ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
     ],
 )
@@ -215,6 +216,22 @@ async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
     assert found == status
     assert answer["error"].startswith(said)
     assert "\n" not in answer["error"]
+
+
+async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
+    served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
+    times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
+    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-web", name="shop")])
+    status, history = await get(local, f"/v1/vms/shop/history?{times}")
+    assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
+    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-2", name="shop")])
+    status, answer = await get(local, f"/v1/vms/shop/history?{times}")
+    told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
+    assert (status, answer) == (400, {"error": told})
+    assert (await get(local, f"/v1/vms/uuid-web/history?{times}"))[0] == 200
+    status, answer = await get(local, f"/v1/vms/nosuch/history?{times}")
+    assert status == 404
+    assert answer["error"].endswith("; of a VM that sends none now they are found by its UUID only")
 
 
 async def test_all_routes_answer_on_loopback(local):

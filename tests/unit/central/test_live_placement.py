@@ -276,7 +276,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
         ),
         ("/v1/placement?loading=cpu%3D-0.1", 400, "loading cpu=-0.1: must be within 0..1"),
         ("/v1/placement?loading=cpu%3Dnan", 400, "loading cpu=nan: must be within 0..1"),
-        ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=8"),
+        ("/v1/placement?loading=cpu", 400, "loading cpu: must be NAME=NUMBER, as in cpu=0.5"),
         (
             "/v1/placement?loading=gpu%3D1",
             400,

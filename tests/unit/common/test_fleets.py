@@ -89,6 +89,34 @@ def test_the_only_fleet_is_the_default_and_of_several_none_is_guessed(places):
     assert resolve(Fleet()).central == "c:1"
 
 
+@pytest.mark.parametrize("fleet", ["prod", ""])
+def test_a_fleet_without_central_is_named_with_its_file(places, fleet):
+    (places / "config.toml").write_text("[fleets.prod]\ntls = '/p'\n")
+    with pytest.raises(InputError) as refused:
+        resolve(Fleet(), fleet)
+    where = f"fleet prod of {places}/config.toml"
+    assert (
+        str(refused.value) == f'{where} has no central: write central = "HOST:PORT" there, or give --central'
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ca": "/c", "cert": "/x"}, "--key is missing beside --ca and --cert"),
+        ({"ca": "/c", "key": "/x"}, "--cert is missing beside --ca and --key"),
+        ({"key": "/x"}, "--ca is missing beside --key"),
+    ],
+)
+def test_the_tls_file_that_is_missing_is_named(places, given, said):
+    with pytest.raises(TlsError) as refused:
+        resolve(Fleet(central="a:1", **given))
+    assert str(refused.value) == f"{said}: give it too, or --tls DIR (of `whitepanda pki`)"
+    (places / "config.toml").write_text("[fleets.prod]\ncentral = 'a:1'\nca = '/c'\n")
+    with pytest.raises(TlsError, match="--key is missing beside ca of the fleet and --cert"):
+        resolve(Fleet(cert="/x"), "prod")
+
+
 def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
     with pytest.raises(
         InputError, match=rf"no central is named: .* or write .*config\.toml or {fleets.ETC}$"

@@ -42,6 +42,13 @@ def wrong(helps, words):
     return ""
 
 
+def test_no_command_waits_for_ever():
+    """What a reader copies ends, also where it waits for a program that could not start."""
+    waiting = [f"{one.place}: {text}" for one in all_scripts() for text in one.commands if "sleep" in text]
+    assert waiting
+    assert [text for text in waiting if re.search(r": (until|while)\b", text)] == []
+
+
 def test_each_command_and_option_exists(helps):
     found = [
         f"{script.place}: {text}: {problem}"
