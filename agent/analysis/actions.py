@@ -17,6 +17,7 @@ from itertools import islice
 from agent.analysis.commands import act_command, cap_commands, cap_notes, migration, migration_notes
 from agent.analysis.effects import (
     Z95,
+    cut_words,
     effect_of_less,
     effect_without,
     is_left_alone,
@@ -292,6 +293,7 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
     elif not alone:
         lines.append("no VM here is known to hurt others: whoever is limited may be the wrong one")
     signal, before, threshold = signal_of(victim, situation)
+    is_cut = signal == "mn_cpi" and situation.is_cut
     return Recommendation(
         action="nothing",
         vm="",
@@ -304,7 +306,8 @@ def _nothing(victim: Victim, situation: Situation, blamed: Sequence[Suspect]) ->
             before,
             before,
             threshold=threshold,
-            unknown_because="as it is now; nobody knows what the VMs will do next",
+            unknown_because=f"{cut_words() if is_cut else 'as it is now'}; nobody knows what the VMs will do next",
+            is_at_least=is_cut,
         ),
         evidence=tuple(lines),
     )

@@ -11,6 +11,7 @@ __all__ = [
     "MATERIAL_SHARE",
     "NEAR_SHARE",
     "Z95",
+    "cut_words",
     "effect_of_less",
     "effect_without",
     "is_left_alone",
@@ -40,6 +41,11 @@ def signal_of(
     return "degradation", victim.degradation, None
 
 
+def cut_words() -> str:
+    """Say that mnCPI may be more than it says; who shows it looks at how this begins."""
+    return f"at least: nCPI is cut at {ROBUST_CLIP:g}"
+
+
 def unknown_effect(victim: Victim, situation: Situation, why: str) -> Effect:
     """Return an effect of which nobody knows how large it is."""
     signal, before, threshold = signal_of(victim, situation)
@@ -62,9 +68,13 @@ def effect_of_less(suspect: Suspect, victim: Victim, situation: Situation, less_
         return unknown_effect(victim, situation, why)
     after = before - a * less_cores
     if situation.is_cut:
-        why = f"at least: nCPI is cut at {ROBUST_CLIP:g}"
         return Effect(
-            signal, before, max(0.0, after), threshold=threshold, unknown_because=why, is_at_least=True
+            signal,
+            before,
+            max(0.0, after),
+            threshold=threshold,
+            unknown_because=cut_words(),
+            is_at_least=True,
         )
     if error is None:
         return Effect(

@@ -13,7 +13,7 @@ from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
 from agent.analysis.effects import MATERIAL_SHARE, NEAR_SHARE
 from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
 from agent.recommendation_messages import recommendation_message
-from whitepanda.common.recommendations import recommendation_lines
+from whitepanda.common.recommendations import effect_text, recommendation_lines
 
 UUID = "00000000-0000-4000-8000-000000000007"
 VICTIM = Victim("uuid-web", "web-1", "web", cpi=3.0, mean_cpi=1.2, threshold_cpi=1.9, degradation=2.5)
@@ -452,6 +452,15 @@ def test_doing_nothing_says_what_happens_then():
     assert "CPI 3 of web-1 is above 1.9 of job web, mean 1.2" in nothing.evidence
     assert "it has gone on for 600 s" in nothing.evidence
     assert nothing.effect.after == nothing.effect.before == 2.0
+
+
+def test_what_is_cut_is_at_least_so_much_in_every_line():
+    found = recommend(situation(is_cut=True))
+    known = [one.effect for one in found if one.effect.after is not None]
+    assert len(known) >= 2 and all(effect.is_at_least for effect in known)
+    said = [effect_text(recommendation_message(one).effect) for one in found if one.effect in known]
+    assert all("at least" in text for text in said)
+    assert not any(one.effect.is_at_least for one in recommend(situation()))
 
 
 def test_a_cpi_that_is_not_above_its_threshold_is_not_said_to_be():
