@@ -290,7 +290,7 @@ class Daemon:
             self._guard("queueing for central", self._uplink.submit, windows, events)
 
     def _add_report(self, decisions: Decisions, events: list[Report]) -> None:
-        """Add what central is to be told of victims now, if anything."""
+        """Add what central has to know of victims now, if anything."""
         report = decisions.report(self._clock.unix_ns())
         if report is not None:
             events.append(self._advised(report))

@@ -152,9 +152,8 @@ class Decisions:
         vms = list(vms)
         own = self._behaviours(vms)
         by_fleet = self.analysis.suffering if self.analysis is not None else {}
-        if (
-            not by_fleet and "victim" not in own.values()
-        ):  # who does more than usual hurts nobody that is seen
+        # Where nobody suffers, a VM that does more than usual hurts nobody.
+        if not by_fleet and "victim" not in own.values():
             own = {uuid: "steady" if word == "inflicting" else word for uuid, word in own.items()}
         for vm in vms:
             identity = vm.identity

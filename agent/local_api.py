@@ -145,8 +145,8 @@ class _Servicer(host_pb2_grpc.LocalHostServicer):  # type: ignore[misc] # genera
         # A UUID is taken as it is, also where another VM has it as its name.
         found = [v for v in vms if v.uuid == request.vm] or [v for v in vms if v.name == request.vm]
         if len(found) > 1:
-            told = several_named(request.vm, [f"{v.uuid} ({v.manager})" for v in found])
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, told)
+            detail = several_named(request.vm, [f"{v.uuid} ({v.manager})" for v in found])
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, detail)
         answer = explanation_message(self._state, found[0].uuid, vms) if found else None
         if answer is None:
             await _not_found(request.vm, vms, context)

@@ -155,7 +155,7 @@ def _fail(error: grpc.RpcError, path: Path) -> NoReturn:
         raise UnavailableError(
             f"the agent at {path} is of another version and does not know this question"
         ) from error
-    if "http/2" in detail.lower():  # as gRPC tells of whoever answers with something else
+    if "http/2" in detail.lower():  # gRPC's words where the answer is something else
         raise UnavailableError(
             f"what answers at {path} is not the agent: give the agent's socket with --socket, by default "
             f"{AgentSection().socket}"

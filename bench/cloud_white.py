@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cloud_white_figures as figures  # noqa: E402
 import cloud_white_floor as floor  # noqa: E402 - found once this folder is on the path
-import cloud_white_readings as readings  # noqa: E402 - after the path
+import cloud_white_readings as readings  # noqa: E402 - numpy must find the threads set above
 import cloud_white_tables as tables  # noqa: E402
-from cloud_white_runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - after the path
+from cloud_white_runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
 
 from agent.analysis.degradation import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402

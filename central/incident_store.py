@@ -178,9 +178,8 @@ class IncidentStore:
             advice = connection.scalar(
                 sa.select(t.recommendations.c.payload).where(t.recommendations.c.incident == number)
             )
-            if (
-                advice is not None and row.victims_now
-            ):  # what could be done then is not what is to be done now
+            # Once it is over, what could be done then is not what is to be done now.
+            if advice is not None and row.victims_now:
                 incident.recommendations.extend(agent_pb2.Trigger.FromString(advice).recommendations)
             payloads = connection.scalars(
                 sa.select(t.reports.c.payload)
@@ -434,8 +433,8 @@ def _victims(vms: Iterable[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
 def _suspects(row: sa.Row[Any], vms: list[fleet_pb2.IncidentVm]) -> list[fleet_pb2.IncidentVm]:
     """Return the suspects, the first one first.
 
-    While it goes on that is whom the host suspects now: the last report's. Afterwards it is whom most reports name
-    first, so that what is said at the very end does not change who it was all the time.
+    While it goes on, that is the first suspect of the last report. Once it is over, it is the VM that most reports name
+    first, so that a late change does not rewrite the history.
     """
 
     def order(vm: fleet_pb2.IncidentVm) -> tuple[object, ...]:

@@ -364,6 +364,7 @@ def _merge(connection: Connection, kept: int, other: int) -> None:
 
 def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
     first = first_suspect(trigger)
+    first_vm = (ROLE_SUSPECT, first.vm) if first is not None else None
     seen: set[tuple[int, str]] = set()
     named: list[tuple[int, agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect, float]] = [
         (ROLE_VICTIM, v, v.n_cpi) for v in trigger.victims
@@ -373,7 +374,7 @@ def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger)
         if (role, vm.vm) not in seen:
             seen.add((role, vm.vm))
             values = {"incident": incident, "role": role, "vm": vm.vm, "name": vm.name, "job": vm.job}
-            values |= {"peak": _or_none(peak), "reports": 1, "first_reports": int(vm is first)}
+            values |= {"peak": _or_none(peak), "reports": 1, "first_reports": int((role, vm.vm) == first_vm)}
             slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) else None
             is_known = slow is not None and slow.ratio > 0
             for part in _SLOW:
