@@ -192,12 +192,25 @@ class Decisions:
             by_host: tuple[Analysis, ...] = ("host",) if behaviour == "victim" else ()
             one.found_by = (*by_host, "fleet") if by_cpi is not None else by_host
             known = [estimate for estimate in estimates if estimate.is_known]
-            real = (estimate for estimate in known if estimate.low > self._least)
-            # Else the highest one: that which keeps a victim a victim.
-            one.slow_down = next(real, max(known, key=lambda estimate: estimate.ratio, default=estimates[0]))
             verdict = decide(behaviour, known, self._least, waited_for=one.vm.alert, was=one.verdict)
+            one.slow_down = self._shown(one, verdict, known) or estimates[0]
         if verdict != one.verdict:
             one.verdict, one.since_ns = verdict, mono_ns
+
+    def _shown(self, one: _Held, verdict: Held, known: Sequence[Degradation]) -> Degradation | None:
+        """Return the slow-down that views show; None where none is known.
+
+        Latency and CPI are not slowed down alike. So it stays of the same one, unless that does not speak for the
+        verdict: a VM that becomes a victim is one by an estimate that is sure, and stays one by its ratio.
+        """
+        shown, least = one.slow_down, self._least
+        same = (now for now in known if shown is not None and now.is_of_cpi == shown.is_of_cpi)
+        for now in same:
+            speaks = now.low > least or (one.verdict == "victim" and now.ratio > least)
+            if speaks or verdict != "victim":
+                return now
+        real = (now for now in known if now.low > least)
+        return next(real, max(known, key=lambda now: now.ratio, default=None))
 
     def _estimate(self, one: _Held, mono_ns: int) -> Degradation:
         """Return the host's own estimate: that of a moment ago where it cannot be told just now."""

@@ -143,7 +143,7 @@ _SLOW_DOWN = (
     (
         "slow_down_ratio",
         "ratio",
-        "The slow-down that the views show: how many times slower a VM that suffers is; alert on this one.",
+        "The slow-down that the views show of a VM that suffers: of its latency, else of CPI; alert on this one.",
     ),
     ("slow_down_low_ratio", "low", "Lower end of that estimate's interval."),
     ("slow_down_high_ratio", "high", "Upper end of that estimate's interval."),

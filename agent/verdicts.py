@@ -60,6 +60,11 @@ class Degradation:
         """Whether there is an estimate."""
         return math.isfinite(self.ratio) and math.isfinite(self.low)
 
+    @property
+    def is_of_cpi(self) -> bool:
+        """Whether it is of the CPI, and not of latency."""
+        return self.model == "cpi"
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:

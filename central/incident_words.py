@@ -16,11 +16,11 @@ _ANALYSES = {
 
 
 def slow_down(one: agent_pb2.Degradation) -> str:
-    """Return a slow-down with its interval, "1.52x [1.31, 1.78]"; "" where it is not known."""
+    """Return a slow-down with its interval: "1.52x [1.31, 1.78]", of CPI "1.52x CPI [1.31, 1.78]"; "": not known."""
     if not one.ratio > 0:
         return ""
     interval = "" if math.isnan(one.low) or math.isnan(one.high) else f" [{one.low:.2f}, {one.high:.2f}]"
-    return f"{one.ratio:.2f}x{interval}"
+    return f"{one.ratio:.2f}x{' CPI' if one.model == 'cpi' else ''}{interval}"
 
 
 def slow_down_or_why(one: agent_pb2.Degradation) -> str:

@@ -164,11 +164,12 @@ def counted(number: int, what: str) -> str:
 
 
 def degradation(found: agent_pb2.Degradation) -> str:
-    """Return an estimate with its interval, such as 1.42x [1.30, 1.58]; a dash where it cannot be told."""
+    """Return an estimate with its interval: 1.42x [1.30, 1.58], of CPI 1.42x CPI [1.30, 1.58]; a dash: not known."""
     if not math.isfinite(found.ratio):
         return UNKNOWN
     low, high = number(found.low), number(found.high)
-    return number(found.ratio, "x") + (f" [{low}, {high}]" if UNKNOWN not in (low, high) else "")
+    of = "x CPI" if found.model == "cpi" else "x"
+    return number(found.ratio, of) + (f" [{low}, {high}]" if UNKNOWN not in (low, high) else "")
 
 
 def cannot_tell(reason: str) -> str:

@@ -64,7 +64,12 @@ NAME = Column("NAME", 12, 0, "the VM", most=32)
 VERDICT = Column(
     "VERDICT", 12, 1, "who suffers (▼, ▽: perhaps), who inflicts (▲): most in need first", most=12
 )
-SLOW_DOWN = Column("SLOW-DOWN", 18, 3, "how many times slower it is than undisturbed, with its interval")
+SLOW_DOWN = Column(
+    "SLOW-DOWN",
+    18,
+    3,
+    "how many times its latency, or CPI where it says so, is that of undisturbed, with its interval",
+)
 BY = Column("BY", 8, 5, "the first suspect, and how many more there are", most=20)
 CPI_JOB = Column("CPI/JOB", 7, 7, "CPI against the mean of its job on this platform, from central")
 JOB = Column("JOB", 8, 9, "what VMs of one kind share", most=20)
@@ -183,6 +188,7 @@ def fit(
     longest = {c.title: max((len(row.text(c)) for row in rows), default=0) for c in columns if c.is_text}
     widths = {c.title: c.width for c in columns}
     widths[NAME.title] = max(NAME.width, min(longest.get(NAME.title, 0), _NAME_FIRST))
+    widths[SLOW_DOWN.title] = max((SLOW_DOWN.width, *(len(row.text(SLOW_DOWN)) for row in rows)))
     kept: list[Column] = []
     room = width
     for column in sorted(columns, key=lambda c: c.rank):

@@ -73,7 +73,8 @@ def list_(
 ) -> None:
     """List incidents, the last that began first. Times are UTC.
 
-    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval: of an open incident now, else at
+    SLOW-DOWN is that of the victim that is named, the slowest one, with its interval, and "CPI" where it is of CPI
+    rather than of latency: of an open incident now, else at
     its worst. FOUND BY says which analysis found a victim: the host's own baselines, or the fleet's statistics.
     """
     asked = asked_of(central, fleet, tls, name, server_name, ca=ca, cert=cert, key=key)

@@ -33,11 +33,11 @@ export function interval(value, standardError, digits = 3) {
   return h("span", null, plain(value, digits), h("span", { class: "quiet" }, ` ${plain(value - half, digits)} … ${plain(value + half, digits)}`));
 }
 
-/** A slow-down with its interval: 1.52x [1.31, 1.78]. */
+/** A slow-down with its interval: 1.52x [1.31, 1.78]; of CPI 1.52x CPI [1.31, 1.78]. */
 export function slowDown(found) {
-  const { ratio, low, high, cannot_tell: why } = found ?? {};
+  const { ratio, low, high, model, cannot_tell: why } = found ?? {};
   if (!isKnown(ratio)) return h("span", { title: why }, NONE());
-  return h("span", null, `${plain(ratio)}x`, isKnown(low) && isKnown(high) && h("span", { class: "quiet" }, ` [${plain(low)}, ${plain(high)}]`));
+  return h("span", null, `${plain(ratio)}x`, model === "cpi" && " CPI", isKnown(low) && isKnown(high) && h("span", { class: "quiet" }, ` [${plain(low)}, ${plain(high)}]`));
 }
 
 export function percent(ratio, digits = 1) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -105,19 +106,22 @@ def build() -> typer.Typer:
 
 
 def command() -> Any:
-    """Make the command that runs. Its help shows a flag without a type: it takes no value."""
+    """Make the command that runs. Its help shows a flag without a type, as it takes no value, and fills its lines."""
     made = typer.main.get_command(build())
-    _show_flags(made)
+    _tidy_help(made)
     return made
 
 
-def _show_flags(command: Any) -> None:
+def _tidy_help(command: Any) -> None:
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(one if "\b" in one else one.replace("\n", " ") for one in paragraphs)
     options = [*command.params, command.get_help_option(typer.Context(command, help_option_names=_HELP))]
     for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for each in getattr(command, "commands", {}).values():
-        _show_flags(each)
+        _tidy_help(each)
 
 
 def _wanted(argv: list[str]) -> str | None:

@@ -361,8 +361,60 @@ def test_a_victim_that_stays_one_shows_the_slow_down_that_keeps_it_one():
     host = Host(Own(web=("victim", SURE, ())))
     host.tick()
     keeps = Degradation(1.3, 1.04, 1.8, model="cpi")
-    held = host.tick(own=Own(web=("victim", PERHAPS, ())), fleet=Fleet({"web": keeps}))
+    below = Degradation(1.05, 0.9, 1.6, model="m")
+    held = host.tick(own=Own(web=("victim", below, ())), fleet=Fleet({"web": keeps}))
     assert (held.verdict, held.slow_down) == ("victim", keeps)
+
+
+def test_the_slow_down_stays_of_the_same_one_while_that_speaks_for_the_verdict():
+    by_cpi, by_cpi_below = Fleet({"web": BY_CPI}), Fleet({"web": Degradation(1.04, 1.0, 1.4, model="cpi")})
+    host = Host()
+    for own, fleet, verdict, shown in (
+        (SURE, None, "victim", SURE),
+        (PERHAPS, by_cpi, "victim", PERHAPS),  # the noise of the interval
+        (SURE, by_cpi, "victim", SURE),
+        (Degradation(1.04, 0.9, 1.4, model="m"), by_cpi, "victim", BY_CPI),  # it would not be one by that
+        (SURE, by_cpi, "victim", BY_CPI),
+        (SURE, by_cpi_below, "victim", SURE),
+        (PERHAPS, None, "victim", PERHAPS),
+        (UNTOLD, None, "victim", PERHAPS),  # that of a moment ago
+    ):
+        held = host.tick(own=Own(web=("victim", own, ())), fleet=fleet or Fleet())
+        assert (held.verdict, held.slow_down) == (verdict, shown)
+
+
+def test_who_becomes_a_victim_shows_the_slow_down_that_made_it_one():
+    host = Host(Own(web=("victim", PERHAPS, ())))
+    assert (host.tick().verdict, host.tick().slow_down) == ("affected", PERHAPS)
+    held = host.tick(fleet=Fleet({"web": BY_CPI}))
+    assert (held.verdict, held.slow_down) == ("victim", BY_CPI)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((SURE, PERHAPS, UNTOLD, Degradation(1.04, 0.9, 1.4, model="m"))),
+            st.sampled_from((None, BY_CPI, Degradation(1.2, 0.9, 1.4, model="cpi"))),
+        ),
+        min_size=2,
+        max_size=12,
+    ),
+    st.booleans(),
+)
+def test_another_slow_down_is_shown_only_where_the_one_before_does_not_speak_for_the_verdict(seconds, alert):
+    host, before, was, last_own = Host(), None, "unknown", None
+    host.vms["web"].alert = alert
+    for own, by_cpi in seconds:
+        held = host.tick(own=Own(web=("victim", own, ())), fleet=Fleet({"web": by_cpi} if by_cpi else {}))
+        shown, last_own = held.slow_down, own if own.is_known else last_own
+        if held.verdict == "victim" and shown.is_known:
+            assert shown.low > 1.05 or (was == "victim" and shown.ratio > 1.05)
+        if before is not None and before.is_known and shown.is_of_cpi != before.is_of_cpi:
+            same = by_cpi if before.is_of_cpi else last_own
+            speaks = same is not None and (same.low > 1.05 or (was == "victim" and same.ratio > 1.05))
+            assert not speaks
+            assert same is None or held.verdict == "victim"
+        before, was = shown, held.verdict
 
 
 # --- suspects

@@ -116,7 +116,7 @@ def test_of_a_vm_that_suffers_it_is_said_how_much_by_whom_and_who_found_it(verdi
     [
         (
             {"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "cpi"},
-            "1.62x [1.20, 2.00]: CPI / mean CPI of the job",
+            "1.62x CPI [1.20, 2.00]: CPI / mean CPI of the job",
         ),
         ({"ratio": 1.62, "low": 1.2, "high": 2.0, "model": "m"}, "1.62x [1.20, 2.00]: latency (p95)"),
         (

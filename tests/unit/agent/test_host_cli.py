@@ -27,15 +27,15 @@ ROOT = HERE.parents[2]
 PROGRAM = "from whitepanda.common.cli import main; main()"
 
 VMS_80 = """\
-NAME              JOB       GUEST%  CPI VERDICT            SLOW-DOWN BY
-instance-0000a1f3 web         78.5 3.10 ▼ victim  2.58x [1.63, 6.20] batch-0001
-instance-0000a1f4 web         50.0 1.30 = steady                   - -
-batch-0001        scan        99.0 2.00 ? unknown                  - -
-new-1             brand-new   10.0    - ? unknown                  - -
-paused-1          web            0    - - paused                   - -
+NAME              GUEST%  CPI RUNQ% VERDICT                SLOW-DOWN BY
+instance-0000a1f3   78.5 3.10  5.20 ▼ victim  2.58x CPI [1.63, 6.20] batch-0001
+instance-0000a1f4   50.0 1.30  0.10 = steady                       - -
+batch-0001          99.0 2.00     0 ? unknown                      - -
+new-1               10.0    -     - ? unknown                      - -
+paused-1               0    -     0 - paused                       - -
 1 victim on this host now; first suspect batch-0001; `whitepanda explain VM` shows the evidence
 no verdict on 2 of 5 VMs; most often: no statistics for job scan on this platform yet: version 7 has none
-no room for NET, DISK, GIPS, vCPU, RUNQ%: widen the terminal
+no room for NET, DISK, GIPS, vCPU, JOB: widen the terminal
 """
 
 VMS_NO_PMU = """\
@@ -50,7 +50,7 @@ EXPLAIN = """\
 instance-0000a1f3  uuid-instance-0000a1f3
 job web (latency-sensitive), 4 vCPUs, running
 victim for 12 min: CPI 3.1 exceeds 1.9 = mean 1.2 + 2 std 0.35 of job web on this platform
-slow-down 2.58x [1.63, 6.20]: CPI / mean CPI of the job
+slow-down 2.58x CPI [1.63, 6.20]: CPI / mean CPI of the job
 first suspect batch-0001
 found by the fleet's statistics
 
