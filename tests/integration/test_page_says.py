@@ -204,7 +204,8 @@ async def test_effects_do_not_contradict_themselves(central, browser):
 FOUND = """async (behaviours) => {
     const { found } = await import("/page/words.js");
     const degradation = { ratio: 1.57, low: 1.23, high: 2 };
-    const events = [...behaviours.map((behaviour) => ({ behaviour, degradation })), { behaviour: "steady" }];
+    const events = [...behaviours.map((behaviour) => ({ behaviour, degradation })), { behaviour: "steady" },
+        { behaviour: "victim", degradation: { ...degradation, model: "cpi" } }];
     return events.map((event) => found(event).textContent);
 }"""
 
@@ -220,6 +221,7 @@ async def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_
             "inflicting; was 1.57x [1.23, 2.00] at worst",
             "unknown; was 1.57x [1.23, 2.00] at worst",
             "steady",
+            "victim 1.57x CPI [1.23, 2.00]",
         ]
 
 

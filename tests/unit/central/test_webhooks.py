@@ -89,6 +89,13 @@ def test_an_incident_is_an_alert_of_alertmanagers_format():
     }  # fmt: skip
 
 
+def test_a_slow_down_of_the_cpi_says_so():
+    found = incident()
+    found.victims[0].slow_down.model = "cpi"
+    (alert,) = json.loads(messages.firing(found, ""))["alerts"]
+    assert alert["annotations"]["slow_down"] == "1.52x CPI [1.31, 1.78]"
+
+
 def test_its_end_has_the_labels_and_the_beginning_that_were_told():
     first = messages.firing(incident(), "")
     later = incident()
