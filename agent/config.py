@@ -243,7 +243,7 @@ class CloudWhiteSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     baseline_quiet_s: float = 300.0  # time constant: quiet times of so long ago count a third
     baseline_disturbed_s: float = 3600.0  # likewise while others inflict: what never ends becomes normal
     models: tuple[str, ...] = ()  # files of `degradation fit`; the first that can tell counts, ours come last
-    event_interval_s: float = 10.0  # a VM's next change is told to central no sooner than this after its last
+    event_interval_s: float = 10.0  # a VM's next change is sent so long after its last; a new victim at once
     recent_events: int = 500  # changes of all VMs that are kept in memory for `whitepanda explain`
     save_interval_s: float = 60.0  # how often the baselines are written to state_dir; and at the end
 

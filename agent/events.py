@@ -23,7 +23,7 @@ _MAX_PENDING = 512  # events that wait for a batch
 
 @dataclass(frozen=True, slots=True)
 class VmEvent:
-    """A VM began or ceased to suffer or to inflict. `lasted_ns`: how long it had been as `before`.
+    """A VM began or ceased to suffer or to inflict, at `unix_ns`. `lasted_ns`: how long it had been as `before`.
 
     `degradation` is that of the moment, or, where a VM suffers no more, the worst while it did. `culprits`: UUIDs.
     """
@@ -122,7 +122,8 @@ class Events:
             if told.verdict != verdict:
                 if verdict not in _ACTIVE and told.verdict not in _ACTIVE:
                     told.verdict, told.since_ns = verdict, mono_ns
-                elif mono_ns >= told.next_ns:
+                # Who becomes a victim is said at once: with what made it one, and no more often than the end of it.
+                elif verdict == "victim" or mono_ns >= told.next_ns:
                     self._change(told, *decision(uuid), mono_ns, unix_ns)
             if told.verdict in _SUFFERS and verdict in _SUFFERS:
                 told.worst = _worse(told.worst, slow_down)
@@ -133,6 +134,7 @@ class Events:
         self, told: _Told, now: VmDecision, evidence: tuple[Shown, ...], mono_ns: int, unix_ns: int
     ) -> None:
         suffers = now.verdict in _SUFFERS
+        since_ns = max(told.since_ns, now.since_ns or mono_ns)
         self._tell(
             VmEvent(
                 vm=now.uuid,
@@ -140,10 +142,10 @@ class Events:
                 name=told.name,
                 job=told.job,
                 latency_sensitive=told.latency_sensitive,
-                unix_ns=unix_ns,
+                unix_ns=unix_ns - (mono_ns - since_ns),
                 behaviour=now.verdict,
                 before=told.verdict,
-                lasted_ns=mono_ns - told.since_ns,
+                lasted_ns=since_ns - told.since_ns,
                 reason=now.reason,
                 evidence=evidence,
                 degradation=now.slow_down if suffers else told.worst,
@@ -155,7 +157,7 @@ class Events:
             told.worst = None
         elif told.verdict not in _SUFFERS:
             told.worst = now.slow_down
-        told.verdict, told.since_ns = now.verdict, mono_ns
+        told.verdict, told.since_ns = now.verdict, since_ns
         told.next_ns = mono_ns + self._interval_ns
 
     def _end(self, uuid: str, told: _Told, mono_ns: int, unix_ns: int, why: str) -> None:

@@ -39,7 +39,7 @@ MIN_QUOTA_US = 1000
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who suffers. `cpi` and its job's `mean_cpi` and `threshold_cpi`, and `degradation` (>= 1): None is not known.
+    """Who suffers. `cpi`, its job's `mean_cpi` and `threshold_cpi`, `degradation` of latency (>= 1); None: not known.
 
     `manager` runs the VM, as in `collector.base.VmIdentity`; "" is not known. `vmid` is its number in Proxmox.
     """

@@ -277,6 +277,8 @@ class Fleet(
         found = await asyncio.to_thread(
             self._journal.read_events, before_id=before, limit=page.size + 1, **wanted
         )
+        if not found:
+            await self.check_names(context, host=request.host, vm=request.vm)
         shown = found[: page.size]
         token = ""
         if len(found) > page.size:

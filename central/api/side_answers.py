@@ -78,6 +78,8 @@ def compare_sides(
 
 
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
+    if request.margin_percent == 0:
+        raise InputError("margin_percent is missing: half the width of the interval, in % of the mean")
     if not (math.isfinite(request.margin_percent) and request.margin_percent > 0):
         raise InputError(f"margin_percent must be above 0 (value {request.margin_percent:g})")
     return PlanOptions(

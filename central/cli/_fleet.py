@@ -74,6 +74,8 @@ def _unavailable(asked: Asked, where: str, details: str) -> WhitepandaError:
         return UnavailableError(f"{where}: {details}")
     if why := not_grpc(details):
         return UnavailableError(f"{where} {why}; see --central")
+    if "errors resolving" in lower or "dns resolution" in lower:
+        return UnavailableError(f"{where}: no address is known of that name: {details}; see --central")
     if why := _unfit(asked, where, details):
         return TlsError(why)
     if "socket closed" in lower or "handshake" in lower:

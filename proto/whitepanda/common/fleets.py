@@ -117,7 +117,8 @@ def _check_address(central: str, name: str) -> None:
         )
     host, _, port = central.rpartition(":")
     if not host or not (port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT):
-        raise InputError(f"{name} must be host:port (value {central!r})")  # gRPC would take another port
+        # gRPC would take another port.
+        raise InputError(f"{name} must be host:port, the port from 1 to {_MAX_PORT} (value {central!r})")
 
 
 def _file(sources: Sequence[Fleet], field: str, ending: str) -> str:

@@ -41,10 +41,11 @@ def effect_text(effect: agent_pb2.ExpectedEffect) -> str:
     threshold = "" if math.isnan(effect.threshold) else f", threshold {effect.threshold:.3g}"
     if effect.unknown_because.startswith(_AT_LEAST):
         why = effect.unknown_because.removeprefix(_AT_LEAST)
-        return (
+        expected = (
             f"expected {signal} at least {effect.after:.3g} instead of at least {effect.before:.3g} ({why})"
-            f"{threshold}; more may be needed"
         )
+        more = "; more may be needed" if effect.after < effect.before else ""
+        return f"{expected}{threshold}{more}"
     why = f"; {effect.unknown_because}" if effect.unknown_because else ""
     return f"expected {signal} {effect.after:.3g}{interval} instead of {effect.before:.3g}{threshold}{why}"
 

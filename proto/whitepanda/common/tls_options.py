@@ -50,7 +50,7 @@ FleetOption = Annotated[
     typer.Option(
         "--fleet",
         metavar="NAME",
-        help=f"A fleet of ~/.config/whitepanda/config.toml; or {FLEET}, or its default.",
+        help=f"A fleet of your config.toml in ~/.config/whitepanda; or {FLEET}, or its default.",
     ),
 ]
 OperatorOption = Annotated[

@@ -460,6 +460,9 @@ def test_what_is_cut_is_at_least_so_much_in_every_line():
     assert len(known) >= 2 and all(effect.is_at_least for effect in known)
     said = [effect_text(recommendation_message(one).effect) for one in found if one.effect in known]
     assert all("at least" in text for text in said)
+    assert [text.endswith("more may be needed") for text in said] == [True] * (len(said) - 1) + [
+        False
+    ]  # nothing
     assert not any(one.effect.is_at_least for one in recommend(situation()))
 
 

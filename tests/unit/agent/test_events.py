@@ -55,7 +55,7 @@ def test_events_tell_begin_and_end_with_the_worst_of_it():
     assert host.events.of("web") == (web, ended[1])
 
 
-def test_a_vm_that_flickers_is_told_of_once_per_interval_and_its_last_word_counts():
+def test_a_vm_that_flickers_is_told_of_twice_per_interval_and_its_last_word_counts():
     host = Host(event_interval_s=10.0)
     host.tick()
     told = []
@@ -63,10 +63,29 @@ def test_a_vm_that_flickers_is_told_of_once_per_interval_and_its_last_word_count
         host.says["web"] = SUFFERS if second % 2 == 0 else QUIET
         host.tick()
         told += [(host.second, event.behaviour) for event in host.events.take()]
-    assert told == [(102, "victim"), (113, "steady"), (124, "victim"), (135, "steady")]
-    host.says["web"] = SUFFERS
+    ends = [(113, "steady"), (125, "steady"), (137, "steady")]
+    begins = [(102, "victim"), (114, "victim"), (126, "victim"), (138, "victim")]
+    assert told == sorted(begins + ends)
     host.tick(30)
-    assert [event.behaviour for event in host.events.take()] == ["victim"]
+    assert [event.behaviour for event in host.events.take()] == ["steady"]
+
+
+def test_an_event_says_when_it_was_and_a_victim_what_made_it_one():
+    """Not when it was noted: an end waits for the interval, a victim for nothing."""
+    host = Host(ToldModel("gips"), event_interval_s=10.0)
+    host.vms[1] = host_vm("web", rates=rates_of(gips=1.1))
+    host.says["web"] = SUFFERS
+    host.tick(2)
+    host.vms[1] = host_vm("web", rates=rates_of(gips=1.8))
+    host.tick()
+    host.vms[1] = host_vm("web", rates=rates_of(gips=1.3))
+    host.tick(2)
+    host.says["web"] = QUIET
+    host.tick(20)
+    assert [
+        (event.behaviour, (event.unix_ns - UNIX0) // S, event.lasted_ns // S, event.degradation.ratio)
+        for event in host.events.take()
+    ] == [("affected", 101, 0, 1.1), ("victim", 103, 2, 1.8), ("steady", 106, 3, 1.8)]
 
 
 def test_a_victim_that_goes_or_starts_anew_ends():

@@ -19,7 +19,7 @@ from central import pki
 from central.api.fleet import Fleet
 from central.builds import Builder, LeftOut
 from central.cli import antagonists
-from central.cli._fleet import asking
+from central.cli._fleet import asking, explained
 from central.config import BuildSection
 from central.incident_store import IncidentStore
 from central.journal import HostRecord, Journal
@@ -30,7 +30,7 @@ from central.streams import HostStream, StreamRegistry
 from central.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli
-from whitepanda.common.errors import TlsError
+from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.fleets import Asked
 from whitepanda.common.tls import TlsFiles, channel_credentials, server_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
@@ -144,6 +144,23 @@ async def test_a_certificate_that_is_not_for_the_name_is_told_with_its_names(ser
     assert str(refused.value).startswith(f"{where}; give --server-name with one of its names: ")
     assert "127.0.0.1" in str(refused.value).partition("names: ")[2]
     assert "\n" not in str(refused.value)
+
+
+def test_a_name_without_an_address_is_no_matter_of_certificates():
+    class Unresolved(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):  # as gRPC 1.7x has it
+            return (
+                "errors resolving nohost.invalid:7443: [field:hostname lookup error:address lookup failed for "
+                "nohost.invalid:7443: Domain name not found]"
+            )
+
+    asked = Asked("nohost.invalid:7443", TlsFiles("ca", "certificate", "key"))
+    found = explained(Unresolved(), asked, "ListIncidents", 10)
+    assert isinstance(found, UnavailableError)
+    assert str(found).startswith("central at nohost.invalid:7443: no address is known of that name: ")
 
 
 METHODS = {
@@ -381,7 +398,10 @@ async def test_the_command_line_shows_coefficients(served, capsys, monkeypatch):
 @pytest.mark.parametrize("central", ["central", "h:", ":7443", ":", "h:99999", "h:0", "h:-1", "h:x"])
 async def test_what_is_no_address_is_refused_before_anything_is_asked(served, capsys, monkeypatch, central):
     code, shown = await run_show(served, capsys, monkeypatch, "--central", central)
-    assert (code, shown.err) == (3, f"error: --central must be host:port (value {central!r})\n")
+    assert (code, shown.err) == (
+        3,
+        f"error: --central must be host:port, the port from 1 to 65535 (value {central!r})\n",
+    )
 
 
 async def test_the_command_line_says_why_central_does_not_answer(served, capsys, monkeypatch, tmp_path):

@@ -207,6 +207,8 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
             404,
             "no window, event or incident of VM 'u' in this time; windows are there once",
         ),
+        ("/v1/events?host=nohost", 404, "no host 'nohost' ever connected to this central"),
+        ("/v1/events?vm=nope", 404, "no VM 'nope' is known here"),
         ("/v1/suspect-jobs?job=nosuch", 404, "no job 'nosuch' is known here: no host runs it"),
         ("/v1/nothing", 404, "nothing is here; /openapi.json lists what there is"),
     ],

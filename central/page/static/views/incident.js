@@ -69,7 +69,7 @@ export function effect(expected, isCut = false) {
   const ends = isKnown(expected.low) && isKnown(expected.high) ? ` (${plain(expected.low)} to ${plain(expected.high)})` : "";
   const after = isKnown(expected.after) ? `${plain(expected.after)}${more}${ends} then` : "not known what then";
   const bar = isKnown(expected.threshold) ? `; contention begins at ${plain(expected.threshold)}` : "";
-  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}${isKnown(expected.after) && isCut ? "; more may be needed" : ""}` : "";
+  const why = expected.unknown_because ? `. ${expected.unknown_because.replace(AT_LEAST, "")}${isKnown(expected.after) && expected.after < expected.before && isCut ? "; more may be needed" : ""}` : "";
   return `${before}, ${after}${bar}${why}`;
 }
 
@@ -132,10 +132,11 @@ function charts(kept) {
     }
   }
   const highest = [...best].sort(([, a], [, b]) => b.score - a.score).slice(0, LINES);
-  const ratios = reports.map((r) => r.victims[0]?.slow_down?.ratio ?? null);
+  const slowest = reports.map((r) => r.victims[0]?.slow_down);
+  const ratios = (isOfCpi) => slowest.map((found) => (found && (found.model === "cpi") === isOfCpi ? found.ratio : null));
+  const lines = [{ label: "latency", values: ratios(false), points: true }, { label: "CPI", values: ratios(true), points: true }].filter((line) => line.values.some(isKnown));
   return [
-    ratios.some(isKnown) && timeChart("Slow-down", `Of the slowest victim in ${counted(kept.length, "report")}.`, seconds,
-      [{ label: "slow-down", values: ratios, points: true }], "times as slow"),
+    lines.length > 0 && timeChart("Slow-down", `Of the slowest victim in ${counted(kept.length, "report")}.`, seconds, lines, "times undisturbed"),
     reports.some((r) => isKnown(r.mn_cpi)) && timeChart("Contention", `mnCPI of the victims in ${counted(kept.length, "report")}, against the threshold.`, seconds, [
       { label: "mnCPI", values: reports.map((r) => r.mn_cpi), points: true },
       { label: "threshold", values: reports.map((r) => r.mn_cpi_threshold), dash: true },
