@@ -129,7 +129,11 @@ TOO_FEW = (
     "longer time or more hosts, or lower min_coverage or min_instances (parameters of the API, options of `whitepanda"
 )
 WRONG_QUESTIONS = [
-    ("/v1/observation-plan", 400, "margin_percent is missing: half the width of the interval, in % of the mean"),
+    (
+        "/v1/observation-plan",
+        400,
+        "margin_percent is missing: half the width of the interval, in % of the mean",
+    ),
     ("/v1/observation-plan?margin_percent=x", 400, "margin_percent must be a number (value 'x')"),
     ("/v1/observation-plan?margin_percent=nan", 400, "margin_percent must be a number"),
     ("/v1/observation-plan?margin_percent=1&t=-1", 400, "t must be 0.01 to 100, or 0 for 2 (value -1)"),
