@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]
 
-#: The last estimate counts for so long after the model cannot estimate any more.
+#: The last estimate counts for the verdict so long after the model cannot estimate any more, and is shown so long.
 _ESTIMATE_NS = 30 * 10**9
+_SHOWN_NS = 5 * 10**9
 _NOBODY = Verdict("unknown", "the host's own analysis is off", 0)
 
 
@@ -184,42 +185,56 @@ class Decisions:
             one.slow_down, one.found_by, one.known = None, (), None
             verdict = behaviour
         else:
-            estimates = []
+            # For the verdict, and to be shown: an estimate of before does not say how it is.
+            counted: list[Degradation] = []
+            shown: list[Degradation] = []
             if behaviour == "victim":
-                estimates.append(self._estimate(one, mono_ns))
+                last, now = self._estimates(one, mono_ns)
+                counted.append(last)
+                shown.append(now)
             if by_cpi is not None:
-                estimates.append(by_cpi)
+                counted.append(by_cpi)
+                shown.append(by_cpi)
             by_host: tuple[Analysis, ...] = ("host",) if behaviour == "victim" else ()
             one.found_by = (*by_host, "fleet") if by_cpi is not None else by_host
-            known = [estimate for estimate in estimates if estimate.is_known]
+            known = [estimate for estimate in counted if estimate.is_known]
             verdict = decide(behaviour, known, self._least, waited_for=one.vm.alert, was=one.verdict)
-            one.slow_down = self._shown(one, verdict, known) or estimates[0]
+            one.slow_down = self._shown(one, verdict, shown)
         if verdict != one.verdict:
             one.verdict, one.since_ns = verdict, mono_ns
 
-    def _shown(self, one: _Held, verdict: Held, known: Sequence[Degradation]) -> Degradation | None:
-        """Return the slow-down that views show; None where none is known.
+    def _shown(self, one: _Held, verdict: Held, estimates: Sequence[Degradation]) -> Degradation:
+        """Return the slow-down that views show.
 
         Latency and CPI are not slowed down alike. So it stays of the same one, unless that does not speak for the
         verdict: a VM that becomes a victim is one by an estimate that is sure, and stays one by its ratio.
         """
-        shown, least = one.slow_down, self._least
-        same = (now for now in known if shown is not None and now.is_of_cpi == shown.is_of_cpi)
-        for now in same:
-            speaks = now.low > least or (one.verdict == "victim" and now.ratio > least)
-            if speaks or verdict != "victim":
-                return now
-        real = (now for now in known if now.low > least)
-        return next(real, max(known, key=lambda now: now.ratio, default=None))
+        before, is_victim = one.slow_down, verdict == "victim"
+        known = [now for now in estimates if now.is_known]
+        speaking = [
+            now
+            for now in known
+            if not is_victim or now.low > self._least or (one.verdict == "victim" and now.ratio > self._least)
+        ]
+        same = (now for now in speaking if before is not None and now.is_of_cpi == before.is_of_cpi)
+        sure = (now for now in speaking if now.low > self._least)
+        highest = max(speaking, key=lambda now: now.ratio, default=None)
+        unknown = next((now for now in estimates if not now.is_known), estimates[0])
+        return next(same, None) or next(sure, None) or highest or unknown
 
-    def _estimate(self, one: _Held, mono_ns: int) -> Degradation:
-        """Return the host's own estimate: that of a moment ago where it cannot be told just now."""
+    def _estimates(self, one: _Held, mono_ns: int) -> tuple[Degradation, Degradation]:
+        """Return the host's own estimate for the verdict, and to be shown.
+
+        Where it cannot be told just now, they are those of a moment ago.
+        """
         now = self.cloud_white.estimate(one.vm.identity.uuid) if self.cloud_white is not None else None
         if now is not None and now.is_known:
             one.known, one.known_ns = now, mono_ns
         elif one.known is not None and mono_ns - one.known_ns > _ESTIMATE_NS:
             one.known = None
-        return one.known or now or Degradation(cannot_tell="no_model")
+        unknown = now or Degradation(cannot_tell="no_model")
+        last = one.known or unknown
+        return last, last if mono_ns - one.known_ns <= _SHOWN_NS else unknown
 
     # --- what is asked ---
 

@@ -406,8 +406,8 @@ def event_line(event: agent_pb2.VmEvent) -> str:
     before, now = behaviour_word(event.before), behaviour_word(event.behaviour)
     when = datetime.fromtimestamp(event.unix_ns / 1e9, tz=UTC).astimezone()
     estimate = degradation(event.degradation) if event.HasField("degradation") else UNKNOWN
-    ratio = estimate if now in ("victim", "affected") else f"was {estimate} at worst"
-    worst = "" if estimate == UNKNOWN else f", {ratio}"
+    ratio = f", {estimate}" if now in ("victim", "affected") else f"; {estimate} at worst while it suffered"
+    worst = "" if estimate == UNKNOWN else ratio
     lasted = f" after {age(event.lasted_ns)}" if event.lasted_ns else ""
     return f"{when:%Y-%m-%d %H:%M:%S}  {event.name}: {before} -> {now}{lasted}{worst}"
 

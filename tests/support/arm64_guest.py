@@ -44,9 +44,9 @@ def run_in_guest(folder: Path, main: Path) -> list[Any]:
         [LAB / "arm64_run.sh", folder],
         capture_output=True,
         text=True,
-        timeout=330,
+        timeout=630,
         check=False,
-        env={**os.environ, "TIMEOUT_S": "300"},
+        env={**os.environ, "TIMEOUT_S": "600"},
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     assert "GUEST EXIT 0" in run.stdout, run.stdout[-4000:]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.arm64_guest import run_in_guest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(700)]
 
 HERE = Path(__file__).resolve().parent
 BITS_OFF = ("inherit", "pinned", "exclude_kernel", "exclude_hv", "exclude_host", "exclude_guest")

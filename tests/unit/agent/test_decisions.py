@@ -314,16 +314,31 @@ def test_a_vm_inflicts_only_where_somebody_suffers(own, fleet, verdict):
 # --- its slow-down
 
 
-def test_an_estimate_counts_for_30_s_where_it_cannot_be_told_any_more():
+def test_an_estimate_counts_for_30_s_where_it_cannot_be_told_any_more_and_is_shown_for_5():
     host = Host()
     assert host.tick(own=Own(web=("victim", PERHAPS, ()))).verdict == "affected"
-    held = host.tick(30, own=Own(web=("victim", UNTOLD, ())))
+    held = host.tick(5, own=Own(web=("victim", UNTOLD, ())))
     assert (held.verdict, held.slow_down) == ("affected", PERHAPS)
+    held = host.tick(25)
+    assert (held.verdict, held.slow_down) == ("affected", UNTOLD)
     held = host.tick()
     assert (held.verdict, held.slow_down) == ("victim", UNTOLD)  # by the evidence
     held = host.tick(own=Own(web=("victim", SURE, ())))
-    assert host.tick(30, own=Own(web=("victim", None, ()))).slow_down == SURE
+    assert host.tick(5, own=Own(web=("victim", None, ()))).slow_down == SURE
     assert host.tick().slow_down.cannot_tell == "no_model"
+    # The CPI of now, rather than a latency of before.
+    host.tick(own=Own(web=("victim", SURE, ())))
+    held = host.tick(6, own=Own(web=("victim", UNTOLD, ())), fleet=Fleet({"web": BY_CPI}))
+    assert (held.verdict, held.slow_down) == ("victim", BY_CPI)
+
+
+def test_an_estimate_that_was_not_shown_is_not_shown_once_it_is_of_before():
+    host = Host(Own(web=("victim", UNTOLD, ())), Fleet({"web": BY_CPI}))
+    host.tick()
+    assert host.tick(own=Own(web=("victim", SURE, ()))).slow_down == BY_CPI
+    host.tick(6, own=Own(web=("victim", UNTOLD, ())))
+    held = host.tick(fleet=Fleet())
+    assert (held.verdict, held.slow_down) == ("victim", UNTOLD)
 
 
 @pytest.mark.parametrize("between", ["recovered", "started anew", "gone"])

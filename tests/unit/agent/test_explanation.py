@@ -237,5 +237,9 @@ def test_the_slow_down_of_an_event_that_ends_an_episode_is_what_it_was_at_worst(
         for now in (agent_pb2.BEHAVIOUR_VICTIM, agent_pb2.BEHAVIOUR_STEADY, agent_pb2.BEHAVIOUR_UNKNOWN)
     }
     assert told[agent_pb2.BEHAVIOUR_VICTIM].endswith("-> victim, 1.57x [1.23, 2.00]")
-    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith("-> steady, was 1.57x [1.23, 2.00] at worst")
-    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith("-> unknown, was 1.57x [1.23, 2.00] at worst")
+    assert told[agent_pb2.BEHAVIOUR_STEADY].endswith(
+        "-> steady; 1.57x [1.23, 2.00] at worst while it suffered"
+    )
+    assert told[agent_pb2.BEHAVIOUR_UNKNOWN].endswith(
+        "-> unknown; 1.57x [1.23, 2.00] at worst while it suffered"
+    )
