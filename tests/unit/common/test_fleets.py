@@ -131,7 +131,9 @@ def test_what_is_missing_or_wrong_is_one_line(places, monkeypatch):
     with pytest.raises(InputError, match=r"no fleet 'x' in .*config\.toml, which is not there$"):
         resolve(Fleet(), "x")
     monkeypatch.setenv(fleets.CENTRAL, "here")
-    with pytest.raises(InputError, match=r"^WHITEPANDA_CENTRAL must be host:port \(value 'here'\)$"):
+    with pytest.raises(
+        InputError, match=r"^WHITEPANDA_CENTRAL must be host:port, the port from 1 to 65535 \(value 'here'\)$"
+    ):
         resolve(Fleet(tls="/t"))
 
 
@@ -157,7 +159,10 @@ def test_a_folder_without_the_files_is_blamed_on_whoever_named_it(tmp_path, monk
         ),
         ("fleet = 'a'\n", "unknown key 'fleet' (value 'a'); known here: default, fleets"),
         ("default = 'b'\n[fleets.a]\n", "default must be one of the fleets (value 'b'); there are a"),
-        ("[fleets.a]\ncentral = 'a'\n", "fleets.a.central must be host:port (value 'a')"),
+        (
+            "[fleets.a]\ncentral = 'a'\n",
+            "fleets.a.central must be host:port, the port from 1 to 65535 (value 'a')",
+        ),
         ("[fleets]\na = 3\n", "fleets.a must be a table, got 3"),
         ("fleets = 3\n", "fleets must be a table, got 3"),
         ("[fleets.a]\ntls = 3\n", "fleets.a.tls must be text in quotes, got 3"),
