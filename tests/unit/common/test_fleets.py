@@ -159,10 +159,7 @@ def test_a_folder_without_the_files_is_blamed_on_whoever_named_it(tmp_path, monk
         ),
         ("fleet = 'a'\n", "unknown key 'fleet' (value 'a'); known here: default, fleets"),
         ("default = 'b'\n[fleets.a]\n", "default must be one of the fleets (value 'b'); there are a"),
-        (
-            "[fleets.a]\ncentral = 'a'\n",
-            "fleets.a.central must be host:port, the port from 1 to 65535 (value 'a')",
-        ),
+        ("[fleets.a]\ncentral = 'a'\n", "fleets.a.central must be host:port (value 'a')"),
         ("[fleets]\na = 3\n", "fleets.a must be a table, got 3"),
         ("fleets = 3\n", "fleets must be a table, got 3"),
         ("[fleets.a]\ntls = 3\n", "fleets.a.tls must be text in quotes, got 3"),
