@@ -164,8 +164,9 @@ def _known(value: float) -> float | None:
 
 def _ratio(slow_down: Degradation | None) -> float | None:
     """Return the slow-down of latency; that of the CPI is in the CPI beside its mean."""
-    is_known = slow_down is not None and not slow_down.is_of_cpi and math.isfinite(slow_down.ratio)
-    return slow_down.ratio if slow_down is not None and is_known else None
+    if slow_down is None or slow_down.is_of_cpi or not math.isfinite(slow_down.ratio):
+        return None
+    return slow_down.ratio
 
 
 def _with_facts(situation: Situation, vms: Mapping[str, VmView]) -> Situation:

@@ -225,7 +225,7 @@ class Decisions:
     def _estimates(self, one: _Held, mono_ns: int) -> tuple[Degradation, Degradation]:
         """Return the host's own estimate for the verdict, and to be shown.
 
-        Where it cannot be told just now, they are those of a moment ago.
+        Where the model cannot make one just now, they are those of a moment ago.
         """
         now = self.cloud_white.estimate(one.vm.identity.uuid) if self.cloud_white is not None else None
         if now is not None and now.is_known:
