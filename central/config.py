@@ -32,6 +32,12 @@ RANGES: tuple[Range, ...] = (
     ("ingest.max_events", 1, 100_000_000),
     ("ingest.roll_interval_s", 0.05, 86_400),
     ("ingest.roll_rows", 1, 100_000_000),
+    ("quotas.max_rows_per_minute", 1, 1_000_000_000),
+    ("quotas.max_gib_per_day", 0.001, 1_000_000),
+    ("quotas.max_vms_per_hour", 1, 10_000_000),
+    ("quotas.max_ranges_per_day", 1, 1_000_000_000),
+    ("quotas.max_report_mib_per_day", 0.001, 1_000_000),
+    ("quotas.max_events_per_host", 1, 100_000_000),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
     ("webhooks.timeout_s", 0.1, 300),
@@ -93,6 +99,17 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
+
+
+class QuotaSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one host may send to one central (docs/security.md has the arithmetic). Importers have no quota."""
+
+    max_rows_per_minute: int = 600_000  # windows, events and reports; a batch counts as 10 at least
+    max_gib_per_day: float = 32.0  # of batches
+    max_vms_per_hour: int = 5_000  # a VM counts once with each of its jobs
+    max_ranges_per_day: int = 2_000  # new spools and gaps in their numbers: central remembers each
+    max_report_mib_per_day: float = 16.0  # of contention; further reports are dropped
+    max_events_per_host: int = 5_000  # of ingest.max_events; then its own oldest go first
 
 
 class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +181,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     central: CentralSection
     ingest: IngestSection = IngestSection()
+    quotas: QuotaSection = QuotaSection()
     build: BuildSection = BuildSection()
     incidents: IncidentsSection = IncidentsSection()
     webhooks: WebhooksSection = WebhooksSection()

@@ -92,6 +92,7 @@ class Central:
             replica=config.central.replica,
             commit_interval_s=config.ingest.commit_interval_ms / 1e3,
             max_events=config.ingest.max_events,
+            max_events_per_host=config.quotas.max_events_per_host,
         )
         self.journal.start()
         try:
@@ -241,6 +242,7 @@ class Central:
             gap_ns=self.recorder.gap_ns,
             certificate=OwnCertificate(config.central.tls),
             revoked=self.revoked,
+            over_quota=lambda: self.ingest.quotas.over,
         )
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
         self._health = health.HealthServicer()

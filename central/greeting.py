@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from central.config import CentralConfig
 from central.journal import HostRecord, Journal
+from central.log_limit import LogLimit
 from central.revoked import Revoked, revoked_text
 from central.streams import HostStream
 from central.validate import is_name
@@ -30,8 +30,7 @@ Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only 
 
 SHOWN = 60  # characters of somebody else's text in a message
 _HELLO_TIMEOUT_S = 10.0
-_TOLD_EVERY_S = 60.0  # the same refusal of the same host
-_TOLD_HOSTS = 20  # of one refusal meanwhile
+_CONNECTIONS = 10  # of a host in a minute are logged
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
 #: The longest that agents accept.
 HEARTBEAT_MS = 600_000
@@ -70,10 +69,9 @@ class Greeter:
         self._refused = refused
         self._revoked = revoked
         self._clock = clock
-        self._monotonic_s = time.monotonic
-        self._told: dict[str, set[str]] = {}  # by reason, the hosts that the log has told of
-        self._told_since_s = self._monotonic_s()
-        self._log = log.get("ingest")
+        logger = log.get("ingest")
+        self._warn = LogLimit(logger.warning)
+        self._inform = LogLimit(logger.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
     async def greet(self, context: Context, names: frozenset[str]) -> tuple[HostStream, HostRecord]:
         """Read the Hello, agree on a version, and answer.
@@ -97,7 +95,9 @@ class Greeter:
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
                 f"({', '.join(sorted(names)) or 'none'}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
-                host=hello.host[:SHOWN],
+                host=someone(
+                    names
+                ),  # not what it claims: one certificate could use up all lines of that reason
             )
         for what in ("platform", "agent_version", "boot_id"):
             value = getattr(hello, what)
@@ -143,9 +143,10 @@ class Greeter:
         self._journal.note_host(record)
         if version >= 2:  # noqa: PLR2004 - the version that brought Welcome
             await context.write(self._welcome(version, now).SerializeToString())
-        self._log.info(
+        self._inform(
             "host connected",
             host=hello.host,
+            reason="connected",
             protocol=version,
             agent=hello.agent_version,
             certificate_serial=serial,
@@ -206,21 +207,8 @@ class Greeter:
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
         """Count and tell a refusal, and return what is to be raised."""
         self._refused[reason] += 1
-        if self._is_told(reason, host):
-            self._log.warning("stream refused", host=host, reason=reason, detail=detail)
+        self._warn("stream refused", host=host, reason=reason, detail=detail)
         return RefusedError(code, detail)
-
-    def _is_told(self, reason: str, host: str) -> bool:
-        """Whether the log tells of it: who comes again and again is told of once in a while, and of so many hosts."""
-        now = self._monotonic_s()
-        if now - self._told_since_s >= _TOLD_EVERY_S:
-            self._told_since_s = now
-            self._told.clear()
-        told = self._told.setdefault(reason, set())
-        if host in told or len(told) >= _TOLD_HOSTS:
-            return False
-        told.add(host)
-        return True
 
 
 @cache

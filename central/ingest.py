@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from central.config import CentralConfig
 from central.greeting import Context, Greeter, RefusedError, someone
 from central.intake import Intake
 from central.journal import Journal
+from central.log_limit import LogLimit
+from central.quotas import OverQuotaError, Quotas
 from central.revoked import Revoked
 from central.room import Flow, Room
 from central.streams import HostStream, StreamRegistry
@@ -57,15 +59,16 @@ class Ingest:
     ) -> None:
         self.refused_streams = registry.refused
         self.room = Room(config.ingest, journal)
+        self.quotas = Quotas(config.quotas)
         self._config = config
         self._journal = journal
         self._registry = registry
         self._clock = clock
         self._greeter = Greeter(config, journal, registry.refused, revoked or Revoked(), clock)
-        self._intake = Intake(config, journal, registry, self.room, clock)
+        self._intake = Intake(config, journal, registry, self.room, self.quotas, clock)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
-        self._log = log.get("ingest")
+        self._warn = LogLimit(log.get("ingest").warning)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a grpc.aio server registers: raw bytes in and out."""
@@ -109,9 +112,9 @@ class Ingest:
         flow = Flow(stream, record)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
-            self._log.warning("a newer stream of the host replaces an open one", host=stream.host)
+            self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(stream, context))
-        receiver = asyncio.create_task(self._receive(flow, context))
+        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
         try:
             await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
             if receiver.done() and not sender.done():
@@ -150,6 +153,14 @@ class Ingest:
             if is_last:
                 return
 
+    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
+        try:
+            await self._receive(flow, context)
+        except OverQuotaError as error:
+            await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
+
     async def _receive(self, flow: Flow, context: Context) -> None:
         while True:
             await self.room.wait(flow)
@@ -160,12 +171,16 @@ class Ingest:
                 # Revoked. A client that does not read what was queued keeps the sender from ending the stream.
                 raise RefusedError(flow.stream.close_code, flow.stream.close_reason)
             if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
+                self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
             message = self._greeter.parse(raw, flow.stream.host)
             body = message.WhichOneof("body")
             if body == "batch":
-                self._intake.take_batch(flow, message.batch, raw)
+                batch = message.batch
+                rows = len(batch.task_index) + len(batch.events) + len(batch.triggers)
+                self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, batch.tasks)
+                self._intake.take_batch(flow, batch, raw)
             elif body == "heartbeat":
                 self._take_heartbeat(flow, message.heartbeat)
             elif body == "hello":
@@ -174,6 +189,22 @@ class Ingest:
                     grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
                 )
             # Anything else is a message of a newer protocol version that this one need not understand.
+
+    def _charge(
+        self,
+        flow: Flow,
+        rows: int,
+        size: int,
+        spool_id: str,
+        sequence: int,
+        tasks: Collection[agent_pb2.Task] = (),
+    ) -> None:
+        """Charge the host's quota for a batch; raises OverQuotaError where it is used up."""
+        stream = flow.stream
+        if not stream.is_importer:
+            flow.pace_ms = self.quotas.take(
+                stream.host, rows=rows, size=size, spool_id=spool_id, sequence=sequence, tasks=tasks
+            )
 
     def _take_heartbeat(self, flow: Flow, heartbeat: agent_pb2.Heartbeat) -> None:
         stream, now = flow.stream, self._clock()

@@ -19,6 +19,8 @@ from central.events import check_events
 from central.greeting import SHOWN
 from central.journal import Journal, Submission
 from central.journal_tables import EventRow
+from central.log_limit import LogLimit
+from central.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.room import Flow, Room
 from central.streams import StreamRegistry
 from central.triggers import TriggerRow, check_triggers
@@ -29,6 +31,8 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Intake"]
 
 _NO_REJECTIONS: dict[str, int] = {}
+_WARN_EVERY_S = 600.0  # of the same host and reason; all are counted
+_WARN_HOSTS = 100  # of one reason meanwhile
 _NAMELESS = ("no_spool", "bad_spool", "no_sequence")  # nothing to remember such a batch by, or to acknowledge
 
 
@@ -40,6 +44,7 @@ class Intake:
         journal: what is acknowledged is in it.
         registry: is told of jobs that batches name.
         room: counts what is under way.
+        quotas: of all hosts.
         clock: nanoseconds since 1970.
 
     """
@@ -50,11 +55,13 @@ class Intake:
         journal: Journal,
         registry: StreamRegistry,
         room: Room,
+        quotas: Quotas,
         clock: Callable[[], int],
     ) -> None:
         self._journal = journal
         self._registry = registry
         self._room = room
+        self._quotas = quotas
         self._clock = clock
         self._limits = Limits(
             max_batch_rows=config.ingest.max_batch_rows,
@@ -64,7 +71,7 @@ class Intake:
             max_past_days=config.ingest.max_past_days,
         )
         self._quick: list[tuple[Flow, Layout, int, bytes]] = []  # batches whose numbers are yet to be checked
-        self._log = log.get("ingest")
+        self._warn = LogLimit(log.get("ingest").warning, every_s=_WARN_EVERY_S, most_hosts=_WARN_HOSTS)
 
     def take_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes) -> None:
         """Take a batch like the stream's last one: only its numbers are left to be checked, with all that came now."""
@@ -136,7 +143,7 @@ class Intake:
             stream.acknowledge(spool_id, 0, rejected_batch=_rejected(sequence, refusal))
             return
         for reason, count in checked.rejected_rows.items():
-            self._tell_once(flow, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
+            self._refused(stream.host, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
         if not stream.is_importer and not checked.jobs <= stream.jobs:
             self._registry.update(stream, jobs=stream.jobs | checked.jobs)
         if refusal is None:  # batches of the same tasks as before are quick ones: their names are known
@@ -202,7 +209,7 @@ class Intake:
             ), None
         except BatchError as error:
             told = f"batch {batch.sequence} of spool {batch.spool_id[:SHOWN]!r} refused: {error}"
-            self._tell_once(flow, error.reason, told)
+            self._refused(stream.host, error.reason, told)
             return Checked(0, 0, {}, None, frozenset()), error
 
     def _check_reports(
@@ -220,16 +227,18 @@ class Intake:
         events, rejected = check_events(batch, **known)
         triggers, rejected_triggers = check_triggers(batch, **known)
         rejected |= rejected_triggers
+        if triggers and not stream.is_importer:
+            triggers, dropped = self._quotas.take_reports(stream.host, triggers)
+            if dropped:
+                rejected[OVER_QUOTA_REPORTS] = dropped
         of = len(batch.events) + len(batch.triggers)
         for reason, count in rejected.items():
-            self._tell_once(flow, reason, f"{count} of {of} reports of batch {batch.sequence} refused")
+            self._refused(stream.host, reason, f"{count} of {of} reports of batch {batch.sequence} refused")
         return events, triggers, rejected
 
-    def _tell_once(self, flow: Flow, reason: str, detail: str) -> None:
-        """Log the first of its kind on a stream; all are counted in the journal and told to the agent."""
-        if reason not in flow.told_reasons:
-            flow.told_reasons.add(reason)
-            self._log.warning("input refused", host=flow.stream.host, reason=reason, detail=detail)
+    def _refused(self, host: str, reason: str, detail: str) -> None:
+        """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
+        self._warn("input refused", host=host, reason=reason, detail=detail)
 
 
 def _rejected(sequence: int, error: BatchError) -> agent_pb2.RejectedBatch:

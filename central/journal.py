@@ -88,9 +88,15 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, *, replica: str, commit_interval_s: float, max_events: int = 100_000
+        self,
+        folder: Path,
+        *,
+        replica: str,
+        commit_interval_s: float,
+        max_events: int = 100_000,
+        max_events_per_host: int = 5_000,
     ) -> None:
-        """Open or make the journal in `folder`; of events it keeps the last `max_events`.
+        """Open or make the journal in `folder`; of events it keeps the last `max_events`, and so many of each host.
 
         Raises:
             UnavailableError: not writable, held by another process, or damaged; says which and the remedy.
@@ -108,6 +114,7 @@ class Journal:
         self.on_failure: list[Callable[[str], None]] = []  # called on the loop when `failure` comes or goes
         self._commit_interval_s = commit_interval_s
         self._max_events = max_events
+        self._max_events_per_host = max_events_per_host
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._ranges: dict[tuple[str, str], SequenceRanges] = {}
@@ -357,7 +364,7 @@ class Journal:
                 group.hosts[item.host] = item
             else:
                 group.rejections[item.host, "batch", item.reason] += 1
-        write_group(connection, group, self._max_events)
+        write_group(connection, group, self._max_events, self._max_events_per_host)
         return group
 
     def _take(self, connection: sqlite3.Connection, item: Submission, group: Group) -> None:

@@ -86,6 +86,7 @@ CREATE TABLE IF NOT EXISTS events (
     vm TEXT NOT NULL, name TEXT NOT NULL, behaviour INTEGER NOT NULL, before INTEGER NOT NULL,
     payload BLOB NOT NULL   -- the agent's VmEvent as it came
 );
+CREATE INDEX IF NOT EXISTS events_of_host ON events (host);
 """
 #: Reports of contention on their way into incident history, which may be on another machine. Made where missing.
 TRIGGERS_SCHEMA = """
@@ -224,15 +225,21 @@ class Group:
     counters: Counter[str] = field(default_factory=Counter)
 
 
-def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -> None:
-    """Write what a group changes, within the transaction that the caller began; keep the last `max_events` events."""
+def write_group(
+    connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int = 5_000
+) -> None:
+    """Write what a group changes, within the transaction that the caller began.
+
+    Of events the last `max_events` are kept (with about a hundredth more until the next look), and of them
+    `max_events_per_host` of each host.
+    """
     if group.events:
         connection.executemany(
             "INSERT INTO events (host, received_unix_ns, unix_ns, vm, name, behaviour, before, payload)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [astuple(event) for event in group.events],
         )
-        connection.execute("DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (max_events,))
+        _forget_events(connection, group, max_events, max_events_per_host)
     _write_triggers(connection, group, max_events)
     _insert_many(connection, "packs (batches, accepted_rows, contents, payload)", 4, _packs(group.new))
     connection.executemany(
@@ -250,6 +257,29 @@ def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -
     seen = [(host, rows, seen) for host, (rows, seen) in group.seen.items()]
     change = "accepted_rows = accepted_rows + excluded.accepted_rows, last_seen_unix_ns = excluded.last_seen_unix_ns"
     _insert_many(connection, "seen", 3, seen, f"UPDATE SET {change}")
+
+
+def _forget_events(
+    connection: sqlite3.Connection, group: Group, max_events: int, max_events_per_host: int
+) -> None:
+    """Delete the oldest events: of hosts that have too many, counted, then of all."""
+    for host in {event.host for event in group.events}:
+        count = connection.execute("SELECT count(*) FROM events WHERE host = ?", (host,)).fetchone()[0]
+        if count > max_events_per_host:
+            connection.execute(
+                "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE host = ? ORDER BY id LIMIT ?)",
+                (host, count - max_events_per_host),
+            )
+            group.rejections[host, "event", "over_quota_events"] += count - max_events_per_host
+    # Not by id: a host whose own oldest went would still use up the ids. To count takes a millisecond, so seldom.
+    step = max(1, min(1000, max_events // 100))
+    last = connection.execute("SELECT max(id) FROM events").fetchone()[0]
+    if last // step != (last - len(group.events)) // step:
+        count = connection.execute("SELECT count(*) FROM events").fetchone()[0]
+        connection.execute(
+            "DELETE FROM events WHERE id IN (SELECT id FROM events ORDER BY id LIMIT ?)",
+            (max(0, count - max_events),),
+        )
 
 
 def _write_triggers(connection: sqlite3.Connection, group: Group, max_waiting: int) -> None:

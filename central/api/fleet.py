@@ -86,6 +86,7 @@ class Fleet(
         gap_ns: an incident without a report for so long is over.
         certificate: central's own.
         revoked: certificates that no longer count.
+        over_quota: counts hosts that are over their quota.
 
     """
 
@@ -107,6 +108,7 @@ class Fleet(
         gap_ns: int = 900 * 10**9,
         certificate: OwnCertificate | None = None,
         revoked: Revoked | None = None,
+        over_quota: Callable[[], int] = int,
         clock_unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         placement = placement or PlacementSection()
@@ -143,6 +145,7 @@ class Fleet(
         self._gap_ns = gap_ns
         self._certificate = certificate or OwnCertificate(TlsFiles())
         self._revoked = revoked or Revoked()
+        self._over_quota = over_quota
         self._operators = frozenset(operators)
         self._importers = frozenset(importers)
         self._started_unix_ns = clock_unix_ns()
@@ -192,6 +195,7 @@ class Fleet(
             certificate_expiry_unix_ns=round((self._certificate.expiry_unix_s() or 0) * 1e9),
             revoked_certificates=len(self._revoked.serials),
             last_revocation_error=self._revoked.problem,
+            over_quota=self._over_quota(),
         )
 
     def _count_open(self) -> int | None:

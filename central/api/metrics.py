@@ -58,6 +58,11 @@ GAUGES = (
     ("coefficient_version", "coefficient_version", "version in force, 0 for none"),
     ("rows_left_out", "rows_left_out", "rows of days too old to count in that version"),
     ("revoked_certificates", "revoked_certificates", "serials of central.revoked_serials that are in force"),
+    (
+        "hosts_over_quota",
+        "over_quota",
+        "hosts that had something refused or dropped by [quotas] within 5 minutes",
+    ),
     ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
 #: 1 where the field says why, else 0.

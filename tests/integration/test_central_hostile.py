@@ -156,7 +156,9 @@ async def send_slowly(central: CentralProcess, name: str, files: TlsFiles) -> No
 
 async def attack(folder: Path, messages: int) -> None:
     settings = f"max_message_bytes = {MAX_MESSAGE_BYTES}\nmax_batch_rows = {MAX_ROWS}"
-    central = CentralProcess(folder, ingest=settings)
+    # Each message is answered by what is wrong with it, not by how many there are.
+    quotas = "max_ranges_per_day = 1000000\nmax_report_mib_per_day = 1000\nmax_events_per_host = 100000"
+    central = CentralProcess(folder, ingest=settings, quotas=quotas)
     central.start()
     try:
         server = psutil.Process(central.process.pid)

@@ -25,11 +25,12 @@ class CentralProcess:
         folder: Path,
         *,
         ingest: str = "",
+        quotas: str = "",
         central: str = "",
         build: str = "",
         state_dir: Path | None = None,
     ) -> None:
-        """`ingest`, `central` and `build` are TOML lines of these sections."""
+        """`ingest`, `quotas`, `central` and `build` are TOML lines of these sections."""
         self.folder = folder
         self.pki = folder / "pki"
         self.state_dir = state_dir or folder / "state"
@@ -40,6 +41,7 @@ class CentralProcess:
         self.http_listen = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = (ingest, central)
+        self._quotas = quotas
         self.build = build  # of the next start
         if not (self.pki / "ca.crt").exists():
             make_ca(self.pki)
@@ -66,6 +68,8 @@ certificate = "{self.pki}/central.crt"
 key = "{self.pki}/central.key"
 [ingest]
 {ingest}
+[quotas]
+{self._quotas}
 [build]
 {self.build}
 """

@@ -43,8 +43,8 @@ def batch_of(*events: VmEvent) -> agent_pb2.CpiBatch:
     return encode([], spool_id="s", sequence=1, events=events)
 
 
-def checked(batch: agent_pb2.CpiBatch, *, is_importer: bool = False):
-    return check_events(batch, host="h1", is_importer=is_importer, limits=Limits(), now_unix_ns=NOW)
+def checked(batch: agent_pb2.CpiBatch, *, host: str = "h1", is_importer: bool = False):
+    return check_events(batch, host=host, is_importer=is_importer, limits=Limits(), now_unix_ns=NOW)
 
 
 def test_an_event_arrives_as_it_was_found() -> None:
@@ -110,11 +110,14 @@ class Kept:
         self.journal.start()
 
     async def take(self, sequence: int, *events: VmEvent, **rejected: int) -> bool:
-        rows, _ = checked(batch_of(*events))
+        return await self.take_of("h1", sequence, *events, **rejected)
+
+    async def take_of(self, host: str, sequence: int, *events: VmEvent, **rejected: int) -> bool:
+        rows, _ = checked(batch_of(*events), host=host)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.journal.submit(
             Submission(
-                "h1", "P", "s", sequence, NOW, b"", 0, 0, {}, None, done.set_result, "", tuple(rows), rejected
+                host, "P", "s", sequence, NOW, b"", 0, 0, {}, None, done.set_result, "", tuple(rows), rejected
             )
         )
         return await asyncio.wait_for(done, 10)
@@ -193,3 +196,31 @@ def test_nan_travels() -> None:
     (row,), _ = checked(batch_of(event(degradation=Degradation(cannot_tell="no_model"))))
     found = agent_pb2.VmEvent.FromString(row.payload).degradation
     assert (math.isnan(found.ratio), found.cannot_tell) == (True, "no_model")
+
+
+async def test_a_host_cannot_push_out_the_events_of_others(tmp_path) -> None:
+    kept = Kept(tmp_path, max_events=100, max_events_per_host=10)
+    await kept.take_of("quiet", 1, *[event(vm=f"q{number}") for number in range(10)])
+    for sequence in range(1, 41):
+        await kept.take_of("loud", sequence, *[event(vm=f"{sequence}.{number}") for number in range(5)])
+    assert kept.vms(host="quiet") == [f"q{number}" for number in reversed(range(10))]
+    last = [f"{sequence}.{number}" for sequence in (40, 39) for number in reversed(range(5))]
+    assert kept.vms(host="loud") == last
+    assert kept.journal.stats.rejected_events == {"over_quota_events": 190}
+    assert kept.journal.stats.accepted_events == 210
+    for sequence in range(2, 11):  # of many hosts together the oldest go, as before
+        await kept.take_of(f"host-{sequence}", 1, *[event(vm=f"{sequence}")] * 9)
+    assert len(kept.vms(limit=1000)) == 100
+    assert kept.vms(host="quiet") == [f"q{number}" for number in reversed(range(1, 10))]
+    await kept.journal.close()
+
+
+async def test_with_a_large_cap_the_oldest_go_a_hundredth_at_a_time(tmp_path) -> None:
+    kept = Kept(tmp_path, max_events=1000, max_events_per_host=2000)
+    counts = []
+    for sequence in range(1, 240):
+        await kept.take(sequence, *[event()] * 7)
+        counts.append(len(kept.vms(limit=5000)))
+    assert max(counts) <= 1000 + 10 + 7
+    assert min(counts[150:]) >= 1000
+    await kept.journal.close()

@@ -59,6 +59,7 @@ export function draw({ status: s, health: d }) {
       ["Started", time(s.started_unix_ns)],
       ["Its certificate expires", expiry(s.certificate_expiry_unix_ns)],
       ["Revoked certificates", s.last_revocation_error ? state("failed", s.last_revocation_error) : count(s.revoked_certificates)],
+      ["Hosts over quota", s.over_quota ? state("failed", count(s.over_quota)) : state("ok", "none")],
       ["Statistics and coefficients", s.coefficient_version ? h("span", null, `version ${s.coefficient_version}, `, time(s.coefficient_created_unix_ns)) : "none built yet"],
       ["Windows taken, ever", count(s.accepted_rows)],
       ["Batches taken, ever", count(s.accepted_batches)],

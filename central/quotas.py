@@ -1,0 +1,225 @@
+"""What one host may send: a budget each of rows, bytes, VMs, ranges of numbers and reports of contention.
+
+A budget is a token bucket: it holds what its setting allows in its time, and refills evenly over that time. A host that
+was quiet for so long has a full one. A batch is taken while something is left, so a budget is exceeded by one batch at
+most. Beyond it a batch is refused for now: it is not acknowledged, so the agent keeps it and sends it again later.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import numpy as np
+
+from central.config import QuotaSection
+from central.triggers import TriggerRow
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["OVER_QUOTA_REPORTS", "OverQuotaError", "Quotas"]
+
+#: Why reports are dropped.
+OVER_QUOTA_REPORTS = "over_quota_reports"
+
+_DAY_S = 86_400.0
+_HOUR_S = 3600.0
+_OVER_S = 300.0  # an agent that was refused comes again within its reconnect_max_s, 30 s by default
+_SWEEP_S = 3600.0
+_BATCH_ROWS = 10  # a batch costs about as much as so many rows, even an empty one
+_REPORT_BYTES = 1024  # a small report costs about as much on the disk
+_SPOOLS = 8  # remembered per host; an agent has two, on its disk and in its memory
+_SLOW_BELOW, _FAST_ABOVE = 0.6, 0.8  # shares of the rows' budget that are left
+_PACE = 0.8  # of the rate at which that budget refills
+_GIB, _MIB = 2**30, 2**20
+_NONE = np.empty(0, np.int64)
+
+
+class OverQuotaError(Exception):
+    """A host has used up a budget; `reason` is the word in metrics, the text says how much it is and the remedy."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class _Host:
+    """What is left of a host's budgets, in rows, bytes and ranges, at `at_s`."""
+
+    __slots__ = (
+        "at_s",
+        "bytes",
+        "pace_ms",
+        "pace_rows",
+        "ranges",
+        "refused_s",
+        "report_bytes",
+        "rows",
+        "spools",
+        "tasks",
+        "tasks_since_s",
+    )
+
+    def __init__(self, now_s: float, rows: float, size: float, ranges: float, report_bytes: float) -> None:
+        self.at_s = now_s
+        self.rows = rows
+        self.bytes = size
+        self.ranges = ranges
+        self.report_bytes = report_bytes
+        self.tasks = _NONE  # hashes of the (VM, job) seen in this hour, ascending
+        self.tasks_since_s = now_s
+        self.spools: dict[int, int] = {}  # hash of the spool id -> its last number, the oldest spool first
+        self.pace_ms = self.pace_rows = 0
+        self.refused_s = -math.inf
+
+
+class Quotas:
+    """Holds each host's budgets, in memory: a restart fills them. Belongs to the loop.
+
+    Only hosts that a certificate names get here, and who was quiet for a day is forgotten: its budgets would be full.
+
+    Args:
+        section: how large they are.
+        clock_s: monotonic seconds.
+
+    """
+
+    def __init__(
+        self, section: QuotaSection | None = None, *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._section = section = section or QuotaSection()
+        self._clock_s = clock_s
+        self._rows = float(section.max_rows_per_minute)
+        self._bytes = section.max_gib_per_day * _GIB
+        self._ranges = float(section.max_ranges_per_day)
+        self._report_bytes = section.max_report_mib_per_day * _MIB
+        self._hosts: dict[str, _Host] = {}
+        self._swept_s = clock_s()
+
+    def __len__(self) -> int:
+        """Return how many hosts have a budget in memory."""
+        return len(self._hosts)
+
+    @property
+    def over(self) -> int:
+        """How many hosts had something refused or dropped within the last five minutes."""
+        since_s = self._clock_s() - _OVER_S
+        return sum(host.refused_s >= since_s for host in self._hosts.values())
+
+    def take(
+        self,
+        name: str,
+        *,
+        rows: int,
+        size: int,
+        spool_id: str,
+        sequence: int,
+        tasks: Collection[agent_pb2.Task] = (),
+    ) -> int:
+        """Charge a host for a batch.
+
+        Args:
+            name: of the host.
+            rows: of the batch, with its events and reports.
+            size: of the message, in bytes.
+            spool_id: where its number comes from.
+            sequence: its number.
+            tasks: of the batch; may be left out where they are those of the host's last batch.
+
+        Returns:
+            The least time between batches that the host is to be asked for, in milliseconds; 0: none. A host that keeps
+            to it never uses up its rows.
+
+        Raises:
+            OverQuotaError: a budget is used up; nothing is charged.
+
+        """
+        host = self._refilled(name)
+        if host.rows <= 0:
+            raise self._over(
+                host,
+                "over_quota_rows",
+                f"max_rows_per_minute allows {self._section.max_rows_per_minute} rows",
+            )
+        if host.bytes <= 0:
+            raise self._over(
+                host, "over_quota_bytes", f"max_gib_per_day allows {self._section.max_gib_per_day:g} GiB"
+            )
+        spool = hash(spool_id)
+        begins = host.spools.get(spool) != sequence - 1
+        if begins and host.ranges < 1:
+            detail = (
+                f"max_ranges_per_day allows {self._section.max_ranges_per_day} new spools and gaps in numbers"
+            )
+            raise self._over(host, "over_quota_ranges", detail)
+        if tasks:
+            self._take_tasks(host, tasks)
+        if begins:
+            host.ranges -= 1
+            if spool not in host.spools and len(host.spools) >= _SPOOLS:
+                del host.spools[next(iter(host.spools))]
+        host.spools[spool] = sequence
+        host.bytes -= size
+        cost = max(rows, _BATCH_ROWS)
+        host.rows -= cost
+        if host.rows < _SLOW_BELOW * self._rows:
+            if cost > host.pace_rows:
+                host.pace_rows = cost
+                host.pace_ms = math.ceil(cost / (_PACE * self._rows) * 60_000)
+        elif host.pace_ms and host.rows > _FAST_ABOVE * self._rows:
+            host.pace_ms = host.pace_rows = 0
+        return host.pace_ms
+
+    def take_reports(self, name: str, reports: Sequence[TriggerRow]) -> tuple[list[TriggerRow], int]:
+        """Charge a host for its reports of contention; returns those to be kept, and how many are dropped."""
+        host = self._refilled(name)
+        kept = []
+        for report in reports:
+            cost = max(len(report.payload), _REPORT_BYTES)
+            if cost <= host.report_bytes:
+                host.report_bytes -= cost
+                kept.append(report)
+        if len(kept) < len(reports):
+            host.refused_s = host.at_s
+        return kept, len(reports) - len(kept)
+
+    def _refilled(self, name: str) -> _Host:
+        """Return a host with what its budgets hold now."""
+        now_s = self._clock_s()
+        host = self._hosts.get(name)
+        if host is None:
+            if now_s - self._swept_s >= _SWEEP_S:
+                self._forget_quiet(now_s)
+            host = _Host(now_s, self._rows, self._bytes, self._ranges, self._report_bytes)
+            self._hosts[name] = host
+            return host
+        passed_s = now_s - host.at_s
+        host.at_s = now_s
+        host.rows = min(self._rows, host.rows + self._rows * passed_s / 60.0)
+        days = passed_s / _DAY_S
+        host.bytes = min(self._bytes, host.bytes + self._bytes * days)
+        host.ranges = min(self._ranges, host.ranges + self._ranges * days)
+        host.report_bytes = min(self._report_bytes, host.report_bytes + self._report_bytes * days)
+        return host
+
+    def _take_tasks(self, host: _Host, tasks: Iterable[agent_pb2.Task]) -> None:
+        """Note the VMs of a batch; one that changes its job counts twice."""
+        if host.at_s - host.tasks_since_s >= _HOUR_S:
+            host.tasks, host.tasks_since_s = _NONE, host.at_s
+        known = np.union1d(host.tasks, [hash((task.vm, task.job)) for task in tasks])
+        if len(known) > self._section.max_vms_per_hour:
+            detail = f"max_vms_per_hour allows {self._section.max_vms_per_hour} VMs, with each job of a VM"
+            raise self._over(host, "over_quota_vms", detail)
+        host.tasks = known
+
+    def _forget_quiet(self, now_s: float) -> None:
+        self._swept_s = now_s
+        self._hosts = {name: host for name, host in self._hosts.items() if now_s - host.at_s < _DAY_S}
+
+    @staticmethod
+    def _over(host: _Host, reason: str, detail: str) -> OverQuotaError:
+        host.refused_s = host.at_s
+        return OverQuotaError(
+            reason,
+            f"over quota: quotas.{detail} of one host; it may send again later. Raise it where that is too few",
+        )

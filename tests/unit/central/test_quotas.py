@@ -1,0 +1,274 @@
+"""What one host may send: each budget at its edge and just below, and that an honest host never meets one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agent.batches import encode
+from agent.config import UplinkSection
+from agent.windows import CpiWindow
+from central.config import IngestSection, QuotaSection
+from central.quotas import OverQuotaError, Quotas
+from central.triggers import TriggerRow
+from whitepanda.v1 import agent_pb2
+
+DAY_S = 86_400
+MIB, GIB = 2**20, 2**30
+
+
+class Door:
+    """Quotas by a clock that is set by hand."""
+
+    def __init__(self, **settings) -> None:
+        self.now_s = 5000.0
+        self.section = QuotaSection(**settings)
+        self.quotas = Quotas(self.section, clock_s=lambda: self.now_s)
+        self.sequence = 0
+
+    def take(self, host: str = "h1", rows: int = 100, size: int = 1000, **fields) -> int:
+        self.sequence += 1
+        said = {"spool_id": "s", "sequence": self.sequence} | fields
+        return self.quotas.take(host, rows=rows, size=size, **said)
+
+    def refusal(self, host: str = "h1", **fields) -> str:
+        with pytest.raises(OverQuotaError) as refused:
+            self.take(host, **fields)
+        assert "quotas.max_" in str(refused.value)
+        self.sequence -= 1  # the agent keeps it and sends it again
+        return refused.value.reason
+
+    def report(self, size: int, count: int = 1, host: str = "h1") -> tuple[int, int]:
+        """Return how many reports are kept, and how many are dropped."""
+        rows = [TriggerRow(host, "s", 1, number, host, 1, b"x" * size) for number in range(count)]
+        kept, dropped = self.quotas.take_reports(host, rows)
+        return len(kept), dropped
+
+
+def tasks(*vms: str, job: str = "j") -> list[agent_pb2.Task]:
+    return [agent_pb2.Task(vm=vm, job=job) for vm in vms]
+
+
+def test_rows_of_a_minute() -> None:
+    door = Door(max_rows_per_minute=6000)
+    for _ in range(59):
+        door.take(rows=100)
+    door.take(rows=99)
+    door.take(rows=100)  # something was left
+    assert door.refusal(rows=1) == "over_quota_rows"
+    assert door.quotas.over == 1
+    door.take("h2", rows=100)
+    assert door.quotas.over == 1, "another host has a budget of its own"
+    door.now_s += 0.98
+    assert door.refusal() == "over_quota_rows", "99 rows were too many, 100 come back in a second"
+    door.now_s += 0.03
+    door.take()
+    door.now_s += 299
+    assert door.quotas.over == 1
+    door.now_s += 2
+    assert door.quotas.over == 0
+
+
+def test_an_empty_batch_counts_as_ten_rows() -> None:
+    door = Door(max_rows_per_minute=1000)
+    for _ in range(100):
+        door.take(rows=0)
+    assert door.refusal(rows=0) == "over_quota_rows"
+
+
+def test_bytes_of_a_day() -> None:
+    door = Door(max_gib_per_day=1)
+    door.take(size=GIB - 1)
+    door.take(size=4 * MIB)
+    assert door.refusal(size=1) == "over_quota_bytes"
+    door.now_s += DAY_S * (4 * MIB / GIB) - 1
+    assert door.refusal(size=1) == "over_quota_bytes"
+    door.now_s += 2
+    door.take(size=1)
+
+
+def test_vms_of_an_hour() -> None:
+    door = Door(max_vms_per_hour=4)
+    door.take(tasks=tasks("a", "b"))
+    door.take(tasks=tasks("b", "a", "c"))
+    door.take(tasks=tasks("a", job="other"))
+    assert door.refusal(tasks=tasks("d")) == "over_quota_vms"
+    door.take(tasks=tasks("c", "b"))
+    door.take()
+    door.now_s += 3599
+    assert door.refusal(tasks=tasks("d")) == "over_quota_vms"
+    door.now_s += 1
+    door.take(tasks=tasks("d", "e"))
+
+
+def test_a_hundred_thousand_spool_ids_leave_as_many_ranges_as_the_budget_has() -> None:
+    door = Door()
+    taken = 0
+    for number in range(100_000):
+        door.now_s += 0.001
+        try:
+            door.take(rows=1, size=100, spool_id=f"spool-{number}", sequence=1)
+            taken += 1
+        except OverQuotaError as error:
+            assert error.reason == "over_quota_ranges"  # noqa: PT017 - whether it comes is not known
+    assert 2000 <= taken <= 2002
+    (host,) = door.quotas._hosts.values()
+    assert len(host.spools) <= 8, "in memory"
+    assert door.refusal(spool_id="one more", sequence=1) == "over_quota_ranges"
+    door.now_s += DAY_S / 2000
+    door.take(spool_id="one more", sequence=1)
+
+
+def test_what_goes_on_in_a_known_spool_is_no_new_range() -> None:
+    door = Door(max_ranges_per_day=3)
+    for number in range(1, 50):
+        door.take(spool_id="disk", sequence=number)
+        door.take(spool_id="memory", sequence=number)
+    door.take(spool_id="disk", sequence=60)
+    door.take(spool_id="disk", sequence=61)
+    assert door.refusal(spool_id="disk", sequence=63) == "over_quota_ranges"
+    door.take(spool_id="disk", sequence=62)
+
+
+def test_54_mb_of_reports_in_a_moment_leave_the_budget() -> None:
+    door = Door()
+    kept = 0
+    for number in range(900):
+        door.now_s += 1.4 / 900
+        taken, dropped = door.report(60_000)
+        kept += taken * 60_000
+        assert taken + dropped == 1, number
+    assert 16 * MIB - 60_000 < kept <= 16 * MIB + 60_000
+    assert door.quotas.over == 1
+    assert door.report(60_000, host="h2") == (1, 0)
+    door.take()
+    door.now_s += 400
+    assert door.quotas.over == 0
+
+
+def test_small_reports_cost_a_kibibyte_each() -> None:
+    door = Door(max_report_mib_per_day=1)
+    assert door.report(10, 1030) == (1024, 6)
+    door.now_s += DAY_S / 1024 + 0.01
+    assert door.report(10, 2) == (1, 1)
+
+
+def test_hosts_that_are_quiet_for_a_day_are_forgotten() -> None:
+    door = Door()
+    for number in range(1000):
+        door.take(f"h{number}")
+    door.now_s += DAY_S - 1
+    door.take("h7")
+    door.take("new")
+    assert len(door.quotas) == 1001
+    door.now_s += 3601
+    door.take("newer")
+    assert len(door.quotas) == 3
+
+
+def test_memory_of_a_usual_host_is_small() -> None:
+    door = Door()
+    door.take(tasks=tasks(*(f"{number:036d}" for number in range(300))))
+    (host,) = door.quotas._hosts.values()
+    assert host.tasks.nbytes == 2400
+
+
+# Honest hosts. docs/security.md has the same arithmetic.
+
+VMS, WINDOW_S, TIMES = (
+    300,
+    5,
+    10,
+)  # a large host, and the factor between its load and what must still be in quota
+
+
+def windows(count: int) -> list[CpiWindow]:
+    """Of as many VMs, with every metric known."""
+    rng = random.Random(7)
+    return [
+        CpiWindow(
+            vm=f"5f1c{number:08d}-7a2b-4c3d-8e9f-0123456789ab",
+            epoch=f"{1_800_000_000 + number}",
+            job=f"flavour-{number % 20}",
+            latency_sensitive=number % 2 == 0,
+            name=f"instance-{number:08x}",
+            start_unix_ns=1_800_000_000 * 10**9,
+            duration_ns=WINDOW_S * 10**9,
+            cpi=rng.random(),
+            cpu_usage_cores=rng.random(),
+            cycles=rng.randrange(2**40),
+            instructions=rng.randrange(2**40),
+            running_ratio=1.0,
+            run_queue_wait_ratio=rng.random(),
+            disk_bytes_per_s=rng.random(),
+            network_bytes_per_s=rng.random(),
+            llc_occupancy_bytes=rng.random(),
+            memory_bandwidth_bytes_per_s=rng.random(),
+            memory_stall_ratio=rng.random(),
+            io_wait_ratio=rng.random(),
+        )
+        for number in range(count)
+    ]
+
+
+def test_ten_times_the_load_of_a_large_host_is_in_quota_all_day() -> None:
+    door = Door()
+    batch = encode(windows(VMS * TIMES), spool_id="s", sequence=1)
+    size = batch.ByteSize()
+    for number in range(DAY_S // WINDOW_S):
+        door.now_s += WINDOW_S
+        known = batch.tasks if number % 300 == 0 else ()
+        assert door.take(rows=VMS * TIMES, size=size, tasks=known) == 0, "nor is it slowed down"
+    assert door.quotas.over == 0
+    (host,) = door.quotas._hosts.values()
+    rows = VMS * TIMES * 60 / WINDOW_S / door.section.max_rows_per_minute
+    stored = size * DAY_S / WINDOW_S / (door.section.max_gib_per_day * GIB)
+    print(f"{size / VMS / TIMES:.0f} bytes a row; {rows:.0%} of the rows, {stored:.0%} of the bytes")
+    assert rows <= 0.1
+    assert stored <= 0.5
+    assert len(host.tasks) == VMS * TIMES
+
+
+@pytest.mark.parametrize("batch_rows", [3, UplinkSection().batch_rows, IngestSection().max_batch_rows])
+def test_an_agent_that_comes_back_with_a_full_spool_is_slowed_down_and_never_over(batch_rows: int) -> None:
+    door, section = Door(), UplinkSection()
+    few = windows(min(batch_rows, 1000))
+    per_row = encode(few, spool_id="s", sequence=1).ByteSize() / len(few)
+    rows = int(section.spool_max_mib * MIB / per_row)
+    batches = min(rows // batch_rows, 60_000)
+    began_s, pace_ms, unknown = door.now_s, 0, 0
+    slowest_ms, live, live_s = 0, 10**9, began_s
+    for number in range(batches):
+        if door.now_s - live_s >= WINDOW_S:  # what is measured meanwhile goes first
+            live_s += WINDOW_S
+            live += 1
+            door.take(rows=VMS, size=round(per_row * VMS), spool_id="s", sequence=live)
+        asked_ms = door.take(
+            rows=batch_rows, size=round(per_row * batch_rows), spool_id="s", sequence=number + 1
+        )
+        # It sends as fast as it can, and learns of another pace when all that is in flight has been sent.
+        unknown = unknown + 1 if asked_ms != pace_ms else 0
+        if unknown >= section.in_flight_batches:
+            pace_ms, unknown = asked_ms, 0
+        door.now_s += max(pace_ms / 1000, 0.0001)
+        slowest_ms = max(slowest_ms, pace_ms)
+    assert door.quotas.over == 0
+    took_s = door.now_s - began_s
+    print(f"{batches * batch_rows} rows in {took_s:.0f} s, {batches * batch_rows / took_s * 60:.0f} a minute")
+    assert took_s <= 600
+    if batch_rows > 3:
+        assert slowest_ms > 0
+
+
+def test_once_it_has_caught_up_it_may_send_as_it_likes() -> None:
+    door = Door(max_rows_per_minute=6000)
+    for _ in range(24):
+        assert door.take(rows=100) == 0
+    assert door.take(rows=100) == 1250, "less than 60 % are left: 100 rows at 80 % of 100 a second"
+    assert door.take(rows=50) == 1250
+    assert door.take(rows=200) == 2500
+    door.now_s += 10
+    assert door.take(rows=100) == 2500
+    door.now_s += 60
+    assert door.take(rows=100) == 0
