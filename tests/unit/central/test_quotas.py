@@ -6,8 +6,11 @@ import random
 
 import pytest
 
+from agent.analysis import recommendations
+from agent.analysis.actions import recommend
 from agent.batches import encode
 from agent.config import UplinkSection
+from agent.recommendation_messages import recommendation_message
 from agent.windows import CpiWindow
 from central.config import IngestSection, QuotaSection
 from central.quotas import OverQuotaError, Quotas
@@ -259,6 +262,53 @@ def test_an_agent_that_comes_back_with_a_full_spool_is_slowed_down_and_never_ove
     assert took_s <= 600
     if batch_rows > 3:
         assert slowest_ms > 0
+
+
+def test_twelve_days_of_uninterrupted_contention_in_a_spool_are_in_quota() -> None:
+    name = "instance-0123abcd"
+    worst = recommendations.Victim("v" * 36, name, "flavour-7", 3.0, 1.0, 2.0, 1.5)
+    first = recommendations.Suspect(
+        "s" * 36, name, "flavour-8", 2.0, 4, 0.5, 0.1, 1.0, 2.0**24, memory_bytes_per_s=1e9, inflicts=True
+    )
+    advice = recommend(
+        recommendations.Situation(
+            victims=(worst,),
+            suspects=(first,),
+            mn_cpi=3.0,
+            mn_cpi_threshold=2.0,
+            lasted_s=900.0,
+            host=recommendations.HostLimits(cache_ways=11, min_bandwidth_percent=10, central="central:7480"),
+        )
+    )
+    known = {"epoch": "1800000000", "name": name, "job": "flavour-7", "cpu_usage_cores": 1.5}
+    report = agent_pb2.Trigger(
+        unix_ns=1,
+        slot_ns=1,
+        mn_cpi=3.0,
+        mn_cpi_threshold=2.0,
+        victims=[
+            agent_pb2.TriggerVictim(
+                vm="v" * 36,
+                cpi=2.0,
+                n_cpi=3.0,
+                threshold_cpi=2.0,
+                slow_down=agent_pb2.Degradation(ratio=2.0, low=1.5, high=2.5, model="cpi"),
+                suspect="s" * 36,
+                **known,
+            )
+        ]
+        * 5,
+        suspects=[agent_pb2.TriggerSuspect(vm="s" * 36, coefficient=1.0, score=1.5, **known)] * 5,
+        recommendations=[recommendation_message(one) for one in advice],
+    )
+    size = report.ByteSize()
+    print(f"{size} bytes with {len(advice)} recommendations")
+    assert size <= 4608
+    door = Door()
+    assert door.report(4608, 12 * 288) == (12 * 288, 0)
+    door.now_s += DAY_S
+    assert door.report(4608, 1440) == (1440, 0), "one a minute, all day"
+    assert door.quotas.over == 0
 
 
 def test_once_it_has_caught_up_it_may_send_as_it_likes() -> None:

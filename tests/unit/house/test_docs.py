@@ -15,6 +15,7 @@ from agent.metrics import METRICS
 from central import refusals
 from central.config import CentralConfig
 from central.events import EVENT_REASONS
+from central.quotas import OVER_QUOTA_REPORTS
 from central.triggers import TRIGGER_REASONS
 from central.validate import BATCH_REASONS, ROW_REASONS
 from collector.base import Reason
@@ -149,7 +150,7 @@ def codes_in(path: Path, called: tuple[str, ...]) -> set[str]:
 def reason_codes() -> dict[str, set[str]]:
     """Every reason code that people meet, by where it comes from."""
     central = {
-        path.stem: codes_in(path, ("refuse", "reject", "BatchError"))
+        path.stem: codes_in(path, ("refuse", "reject", "BatchError", "_over"))
         for path in (ROOT / "central").glob("*.py")
     }
     trace_rows = re.findall(r'^ +"(\w+)": [~a-z]', inspect.getsource(TraceReader._accept), re.MULTILINE)
@@ -157,7 +158,11 @@ def reason_codes() -> dict[str, set[str]]:
         "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
         "slow-downs": set(_render._CANNOT_TELL),
         "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
-        "reports": {*EVENT_REASONS, *TRIGGER_REASONS, "trigger_backlog_full"},
+        "reports": {
+            *EVENT_REASONS,
+            *TRIGGER_REASONS,
+            *("trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
+        },
         "handshakes": {name for name, _, _ in refusals.REASONS},
         "streams": set().union(*central.values()),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
@@ -178,8 +183,9 @@ def test_every_reason_code_has_a_row_with_a_meaning_in_the_guide() -> None:
     ] == []
 
 
-def test_trigger_backlog_is_what_it_is_called_in_the_code() -> None:
-    assert '"trigger_backlog_full"' in (ROOT / "central" / "journal_tables.py").read_text(encoding="utf-8")
+def test_what_leaves_the_journals_lists_is_called_so_in_the_code() -> None:
+    tables = (ROOT / "central" / "journal_tables.py").read_text(encoding="utf-8")
+    assert all(f'"{reason}"' in tables for reason in ("trigger_backlog_full", "over_quota_events"))
 
 
 def test_every_line_of_the_units_is_explained() -> None:
