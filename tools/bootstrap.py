@@ -7,8 +7,8 @@ top, train
 $WHITEPANDA_VENV names another place for it.
 
 pip comes from the wheel beside this file (pip's own release, MIT licence), because a fresh Debian has none. Which index
-is used is the machine's own pip configuration. pip refuses each file whose hash is not in requirements/*.lock, also of what
-builds (build.lock). All of base, central and dev installs from binary wheels only; `host`
+is used is the machine's own pip configuration. pip refuses a file whose hash is not in requirements/*.lock, also of
+what builds (build.lock). All of base, central and dev installs from binary wheels only; `host`
 (libvirt-python is source only) needs gcc, pkg-config and libvirt-dev; `spark` (pyspark is source only too, but nothing
 is compiled) needs a Java to run.
 """

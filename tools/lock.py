@@ -178,8 +178,8 @@ def renewed(pin: Pin, hashes: tuple[str, ...]) -> Pin:
     gone = sorted(set(pin.hashes) - set(hashes))
     if gone:
         raise SystemExit(
-            f"whitepanda: {pin.requirement}: no index has a file with the locked {gone[0]}. If you changed the version, delete "
-            "its hashes; if not, its files were replaced or removed: find out why before you take others"
+            f"whitepanda: {pin.requirement}: no index has the locked {gone[0]}. If you changed the version, "
+            "delete its hashes; if not, its files were replaced or removed: find out why before you take others"
         )
     return replace(pin, hashes=hashes)
 

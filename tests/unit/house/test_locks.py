@@ -108,7 +108,7 @@ def test_a_lock_without_a_hash_or_with_others_than_its_neighbour_is_a_problem():
 def test_new_files_of_a_version_are_taken_and_vanished_ones_are_an_error():
     pin = lock.Pin("a==1.0", "", (ONE,))
     assert lock.renewed(pin, (ONE, TWO)).hashes == (ONE, TWO)
-    with pytest.raises(SystemExit, match=rf"a==1\.0: no index has a file with the locked {ONE}"):
+    with pytest.raises(SystemExit, match=rf"a==1\.0: no index has the locked {ONE}"):
         lock.renewed(pin, (TWO,))
 
 
