@@ -19,6 +19,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from central import garbage
+from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.build_worker import BuildProcess
@@ -242,7 +243,7 @@ class Central:
             certificate=OwnCertificate(config.central.tls),
             revoked=self.revoked,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (

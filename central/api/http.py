@@ -112,7 +112,7 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
         ],
         exception_handlers={
             404: _not_found,
-            405: lambda _request, _error: _json({"error": "only GET is known here"}, 405),
+            405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
         },
     )
@@ -177,6 +177,15 @@ def _tagged(request: Request, value: Any) -> Response:
 
 def _not_found(_request: Request, _error: Exception) -> Response:
     return _json({"error": "nothing is here; /openapi.json lists what there is"}, 404)
+
+
+def _not_known(request: Request, _error: Exception) -> Response:
+    """Answer a method that no path has; every path has the same ones. OPTIONS asks which."""
+    allow = {"Allow": "GET, HEAD, OPTIONS"}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=allow)
+    error = f"{request.method[:20]} is not known here; known: {allow['Allow']}"
+    return Response(json.dumps({"error": error}), 405, allow, media_type="application/json")
 
 
 class HttpApi:
