@@ -60,10 +60,10 @@ class UplinkView:
     acknowledged_windows: int = 0
     dropped_batches: int = 0
     rejected_rows: int = 0
+    last_error: str = ""
     refused_updates: int = 0
     refused_update_rows: int = 0
     last_refusal: str = ""
-    last_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -488,7 +488,6 @@ class UplinkStream:
         try:
             self._taking = self._on_coefficients(update)
         except Exception as error:  # noqa: BLE001 - whatever the analysis makes of it, samples must still flow
-            self._lacks_an_update = True
             _LOG.error("coefficients cannot be used", version=update.version, error=repr(error))
 
     async def _taken(self) -> None:
