@@ -374,7 +374,11 @@ class Daemon:
         text = repr(error)
         if self._failing.get(what) != text:
             self._failing[what] = text
-            _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
+            if isinstance(error, OSError | WhitepandaError):  # a full disk is no defect: one line says it
+                text = str(error)
+                _log.error(what + " failed; the agent goes on without", error=text)
+            else:
+                _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
 
     def _note_success(self, what: str) -> None:
         if self._failing and self._failing.pop(what, ""):

@@ -27,6 +27,7 @@ _log = logging.getLogger("whitepanda.qemu")
 _S = 1_000_000_000
 # vCPUs of which the threads' names do not tell, and kinds of disks, are asked for this often: they change by hot-plug.
 _SLOW_NS = 60 * _S
+_MAX_WHY = 200
 _MAX_BACKOFF_NS = 300 * _S
 _MAX_PAUSE_NS = _S // 2
 _IDLE_NS = 60 * _S  # without VMs; one that comes wakes the thread
@@ -179,6 +180,9 @@ class Poller:
             self._ask_disks(vm, launch, now)
         except QmpError as error:
             self._fail(vm, launch, error, now)
+        except Exception as error:  # noqa: BLE001 - whatever a VM answers costs that VM alone, in one line
+            why = f"its answer cannot be used: {error!r}"[:_MAX_WHY]
+            self._fail(vm, launch, QmpError(f"{why}; please report this", Reason.INVALID_VALUE), now)
         else:
             if vm.said:
                 _log.info("VM %s: QMP answers again", vm.name)
