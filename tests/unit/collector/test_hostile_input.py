@@ -1,5 +1,6 @@
 """What a VM, or somebody with its rights, can write where the agent reads: it costs that VM at most."""
 
+import contextlib
 import json
 import os
 
@@ -59,10 +60,8 @@ def test_a_status_file_that_is_absurd_or_none_costs_no_other_vm(host, inventory)
     | st.text(max_size=300).map(lambda text: f"<domstatus>{text}</domstatus>".encode())
 )
 def test_any_bytes_are_a_status_or_a_clear_error(content):
-    try:
+    with contextlib.suppress(StatusError):
         parse_status(content)
-    except StatusError:
-        pass
 
 
 @pytest.mark.parametrize("encoding", ["x-none", "utf-7", "utf-32", "cp037", "shift_jis"])
@@ -86,10 +85,8 @@ def test_any_answer_of_qmp_is_used_or_a_clear_error(answer):
     parse_state(answer)
     parse_devices(answer)
     assert all(0 < tid <= MAX_PID for tid in parse_tids(answer))
-    try:
+    with contextlib.suppress(ValueError):
         parse_blockstats(answer)
-    except ValueError:
-        pass
 
 
 def test_a_thread_of_qmp_that_no_thread_can_be_is_left_out():
