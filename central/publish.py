@@ -13,7 +13,6 @@ Rows of few samples are not sent: a coefficient of two task slots, or the spread
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from central.lake import LakeError
 from central.streams import HostStream, StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common import log
+from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Publisher"]
@@ -186,7 +186,6 @@ class Publisher:
 
 def _tagged(job: str, rows: agent_pb2.CoefficientUpdate) -> _Rows:
     """Tag rows by all that they say, and by the slots that they are of: values of other slots do not mix with them."""
-    digest = hashlib.blake2b(rows.SerializeToString(deterministic=True), digest_size=8).digest()
-    tag = int.from_bytes(digest, "big")
+    tag = tag_of(rows)
     rows.tags.add(job=job, tag=tag)
     return _Rows(job, tag, rows.SerializeToString())
