@@ -159,6 +159,8 @@ class Fleet:
                     if host.spool.counts().batches + len(host.uplink._pending) < 2000:
                         host.produce()
                 await asyncio.sleep(0.02)
+                while host.uplink._pending:  # it keeps few for a slow disk
+                    await asyncio.sleep(0.005)
         fill(self.disk)
 
 
@@ -186,8 +188,11 @@ async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_di
                 central.kill()
                 await fleet.start()
             await asyncio.wait_for(_drained([host]), 90)
+        acknowledged = host.uplink.totals.acknowledged_batches
         host.produce()
-        await asyncio.wait_for(_drained([host]), 30)
+        async with asyncio.timeout(30):
+            while host.uplink.totals.acknowledged_batches == acknowledged:
+                await asyncio.sleep(0.01)
     finally:
         uplink.cancel()
         await asyncio.gather(uplink, return_exceptions=True)
@@ -196,7 +201,7 @@ async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_di
         if central.process is not None and central.process.poll() is None:
             central.stop()
         central.end()
-    found = await _rolled(central)
+    found = await _rolled(central, reserve_bytes=MIB)
     assert found == collections.Counter({("host-0", number): 1 for number in range(host.produced)})
     log = central.log.read_text()
     assert "Traceback" not in log
