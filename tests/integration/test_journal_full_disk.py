@@ -163,6 +163,12 @@ class Fleet:
                     await asyncio.sleep(0.005)
         fill(self.disk)
 
+    async def until_rolled(self, rows: int) -> None:
+        """Wait until the lake has so many rows."""
+        lake = Lake(self.central.lake_dir)
+        while sum(segment.rows for segment in lake.segments()) < rows:
+            await asyncio.sleep(0.1)
+
 
 @pytest.mark.parametrize("end", ["runs on", "stopped", "killed"])
 async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_disk: Path, end: str) -> None:
@@ -188,6 +194,7 @@ async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_di
                 central.kill()
                 await fleet.start()
             await asyncio.wait_for(_drained([host]), 90)
+            await asyncio.wait_for(fleet.until_rolled(host.produced), 60)
         acknowledged = host.uplink.totals.acknowledged_batches
         host.produce()
         async with asyncio.timeout(30):
@@ -206,7 +213,7 @@ async def test_central_drains_a_full_journal(tmp_path: Path, disk: Path, lake_di
     log = central.log.read_text()
     assert "Traceback" not in log
     assert "the journal's reserve is held again" in log
-    assert host.produced > 200_000, "the disk was full twice"
+    assert log.count("commit failed") >= 2, "the disk was full twice"
 
 
 async def test_central_without_the_reserve_does_not(tmp_path: Path, disk: Path, lake_disk: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 
 @contextlib.contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
@@ -24,8 +26,8 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 
 
 def remount(folder: Path, mode: str) -> None:
-    """Make it writable ("rw") or not ("ro")."""
-    subprocess.run(["mount", "-o", f"remount,{mode}", folder], check=True)
+    """Make it writable ("rw") or not ("ro"), once nobody has a file open for writing there."""
+    wait_until(lambda: not subprocess.run(["mount", "-o", f"remount,{mode}", folder], check=False).returncode)
 
 
 def fill(folder: Path) -> Path:
