@@ -32,6 +32,7 @@ RANGES: tuple[Range, ...] = (
     ("ingest.max_events", 1, 100_000_000),
     ("ingest.roll_interval_s", 0.05, 86_400),
     ("ingest.roll_rows", 1, 100_000_000),
+    ("ingest.journal_reserve_mib", 0, 65_536),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
     ("webhooks.timeout_s", 0.1, 300),
@@ -93,6 +94,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
+    journal_reserve_mib: int = 32  # disk space held to drain the journal on a full disk; 0 = none
 
 
 class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

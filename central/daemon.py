@@ -28,6 +28,7 @@ from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder
 from central.ingest import Ingest
 from central.journal import Journal
+from central.journal_reserve import reserve_bytes
 from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
@@ -93,6 +94,7 @@ class Central:
             replica=config.central.replica,
             commit_interval_s=config.ingest.commit_interval_ms / 1e3,
             max_events=config.ingest.max_events,
+            reserve_bytes=reserve_bytes(config.ingest.journal_reserve_mib, config.ingest.max_message_bytes),
         )
         self.journal.start()
         try:

@@ -21,7 +21,7 @@ from central.streams import HostStream
 from central.validate import is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
-from whitepanda.common.tls import peer_serial
+from whitepanda.common.tls import peer_serial, shown_names
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
@@ -95,7 +95,7 @@ class Greeter:
                 grpc.StatusCode.PERMISSION_DENIED,
                 "wrong_host",
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
-                f"({', '.join(sorted(names)) or 'none'}); issue a certificate for that name, or set agent.host "
+                f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
                 host=hello.host[:SHOWN],
             )

@@ -46,7 +46,7 @@ from central.revoked import Revoked, revoked_text
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
-from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial
+from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial, shown_names
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
@@ -304,11 +304,11 @@ class Fleet(
             await abort(context, grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial))
         names = peer_names(context)
         if not names & self._operators:
-            shown = ", ".join(sorted(names)) or "none"
             await abort(
                 context,
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"only operators may ask; none of this certificate's names ({shown}) is in central.operators",
+                f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
+                "central.operators",
             )
 
     async def _version(self, page: Page, context: Context) -> BuiltVersion | None:

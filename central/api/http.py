@@ -40,7 +40,7 @@ from central.revoked import Revoked, revoked_text
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles, serial_text
+from whitepanda.common.tls import TlsFiles, serial_text, shown_names
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -299,9 +299,9 @@ def _protocol(operators: frozenset[str], revoked: Revoked) -> type[H11Protocol]:
             certificate: Any = transport.get_extra_info("ssl_object").getpeercert() or {}
             names = _names(certificate)
             if not names & operators:
-                shown = ", ".join(sorted(names)) or "none"
                 self.app = _forbidden(
-                    f"only operators may ask; none of this certificate's names ({shown}) is in central.operators"
+                    f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
+                    "central.operators"
                 )
                 return
             serial, answer = serial_text(certificate["serialNumber"]), self.app
@@ -318,9 +318,7 @@ def _protocol(operators: frozenset[str], revoked: Revoked) -> type[H11Protocol]:
 
 def _names(certificate: Any) -> frozenset[str]:
     """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
-    alternative = [value for _, value in certificate.get("subjectAltName", ())]
-    subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return frozenset(alternative or subject)
+    return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
 
 
 def _forbidden(text: str) -> Any:
