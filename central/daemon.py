@@ -123,6 +123,7 @@ class Central:
             await self._stop_server(0.0)
             await self.journal.close()
             raise
+        self._spawn(self.ingest.watch(), "ingest")
         self._spawn(self.roller.run(), "rolls")
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
@@ -165,6 +166,7 @@ class Central:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""
         await self.ingest.drain()
         await self._stop_server(_STOP_GRACE_S)
+        self.ingest.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
