@@ -50,6 +50,7 @@ class ReadBatch:
     reason: str = ""
     detail: str = ""
     reports: int = 0
+    report_bytes: int = 0
     events: tuple[EventRow, ...] = ()
     triggers: tuple[TriggerRow, ...] = ()
     rejected_reports: dict[str, int] = field(default_factory=dict)
@@ -61,11 +62,12 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
     batch.DiscardUnknownFields()  # of a newer protocol: nobody here would read them
     spool_id = batch.spool_id.encode()[:_SHOWN_ID].decode(errors="ignore")
     reports = len(batch.events) + len(batch.triggers)
+    size = batch.ByteSize() if reports else 0
     payload = b"" if reports else batch.SerializeToString()
     try:
         checked = _checked(batch, payload, sender)
     except BatchError as error:
-        return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error))
+        return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error), report_bytes=size)
     events, triggers, rejected = _reports(batch, sender) if reports else ([], [], {})
     if reports:
         for name in ("events", "triggers"):  # they have tables of their own
@@ -85,6 +87,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         jobs=frozenset() if sender.is_importer else checked.jobs,
         names=tuple(named(batch.tasks)),
         reports=reports,
+        report_bytes=size - batch.ByteSize() if reports else 0,  # they are gone from it
         events=tuple(events),
         triggers=tuple(triggers),
         rejected_reports=rejected,

@@ -81,15 +81,16 @@ class Greeter:
         self._told_since_s = self._monotonic_s()
         self._log = log.get("ingest")
 
-    async def greet(self, context: Context, names: frozenset[str]) -> tuple[HostStream, HostRecord]:
-        """Read the Hello, agree on a version, and answer.
+    def admit(
+        self, context: Context, names: frozenset[str], hello: agent_pb2.Hello
+    ) -> tuple[HostStream, HostRecord]:
+        """Agree on a version.
 
         Raises:
-            RefusedError: it is none, too late, for a host that is not in `names`, or of another protocol; or the
+            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
                 certificate is revoked.
 
         """
-        hello = await self._read_hello(context, names)
         now = self._clock()
         serial = peer_serial(context)
         if serial in self._revoked:
@@ -148,8 +149,6 @@ class Greeter:
             jobs=tuple(sorted(stream.jobs)),
         )
         self._journal.note_host(record)
-        if version >= 2:  # noqa: PLR2004 - the version that brought Welcome
-            await context.write(self._welcome(version, now).SerializeToString())
         self._log.info(
             "host connected",
             host=hello.host,
@@ -158,6 +157,12 @@ class Greeter:
             certificate_serial=serial,
         )
         return stream, record
+
+    async def welcome(self, context: Context, stream: HostStream) -> None:
+        """Answer a Hello."""
+        if stream.protocol_version >= 2:  # noqa: PLR2004 - the version that brought Welcome
+            said = self._welcome(stream.protocol_version, self._clock())
+            await context.write(said.SerializeToString())
 
     def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
         return agent_pb2.CentralMessage(
@@ -171,7 +176,13 @@ class Greeter:
             )
         )
 
-    async def _read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+    async def read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+        """Read a stream's first message.
+
+        Raises:
+            RefusedError: it is no Hello, comes too late, or is too large.
+
+        """
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
         except TimeoutError:

@@ -22,7 +22,7 @@ from central.greeting import Context, Greeter, RefusedError, someone
 from central.intake import Intake
 from central.journal import Journal
 from central.large_messages import LARGE, LargeMessages
-from central.peers import Peers
+from central.peers import Peer, Peers
 from central.revoked import Revoked
 from central.room import Flow, Room
 from central.streams import HostStream, StreamRegistry
@@ -35,8 +35,6 @@ __all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _LOOK_S = 1.0  # how often it is seen whether hosts read
-_LONG_S = 0.002  # that a message may hold the loop; a host that takes more waits
-_WAITS = 3  # times as long: so it has a quarter of the loop at most
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
 
@@ -116,23 +114,22 @@ class Ingest:
         """Serve one stream from its Hello to its end."""
         self._open += 1
         names = peer_names(context)
-        has_room = self._peers.enter(names)
+        peer = self._peers.enter(names)
         try:
-            if not has_room:
-                detail = (
-                    f"a certificate of {len(names)} names may have {self._peers.allowed(names)} streams open"
-                )
+            if peer.open > peer.allowed:
+                detail = f"a certificate of {len(names)} names may have {peer.allowed} streams open"
                 raise self._greeter.refuse(
                     grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(names)
                 )
-            await self._serve(context, names)
+            await self._serve(context, peer)
         except RefusedError as refusal:
             await context.abort(refusal.code, str(refusal))
         finally:
-            self._peers.leave(names)
+            self._peers.leave(peer)
             self._open -= 1
 
-    async def _serve(self, context: Context, names: frozenset[str]) -> None:
+    async def _serve(self, context: Context, peer: Peer) -> None:
+        names = peer.names
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
         allowed = self._config.ingest.max_streams
@@ -143,15 +140,19 @@ class Ingest:
             raise self._greeter.refuse(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "max_streams", detail, host=someone(names)
             )
-        if wait_s := self._peers.hello_wait_s(names):
-            await asyncio.sleep(wait_s)
-        stream, record = await self._greeter.greet(context, names)
+        peer.owe_for_hello()
+        await peer.wait()
+        hello = await self._greeter.read_hello(context, names)
+        began_s = time.perf_counter()
+        stream, record = self._greeter.admit(context, names, hello)
+        peer.owe_for(time.perf_counter() - began_s)
+        await self._greeter.welcome(context, stream)
         flow = Flow(stream, record)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._log.warning("a newer stream of the host replaces an open one", host=stream.host)
         sender = asyncio.create_task(self._send(flow, context))
-        receiver = asyncio.create_task(self._receive(flow, context))
+        receiver = asyncio.create_task(self._receive(flow, context, peer))
         try:
             await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
             if flow.unread.done():
@@ -202,8 +203,10 @@ class Ingest:
             if is_last:
                 return
 
-    async def _receive(self, flow: Flow, context: Context) -> None:
+    async def _receive(self, flow: Flow, context: Context, peer: Peer) -> None:
         while True:
+            if peer.until_s:
+                await peer.wait()
             await self.room.wait(flow)
             raw = await context.read()
             if raw is grpc.aio.EOF:
@@ -216,12 +219,11 @@ class Ingest:
                 continue
             read = await self._read_large(flow, raw) if len(raw) > LARGE else None
             began_s = time.perf_counter()
-            if read is not None:
-                self._intake.take_read(flow, read, len(raw))
+            if read is None:
+                read = self._take(flow, raw)
             else:
-                self._take(flow, raw)
-            if (took_s := time.perf_counter() - began_s) > _LONG_S:
-                await asyncio.sleep(_WAITS * took_s)
+                self._intake.take_read(flow, read, len(raw))
+            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
     async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
@@ -232,13 +234,13 @@ class Ingest:
         finally:
             self.room.end(flow, len(raw))
 
-    def _take(self, flow: Flow, raw: bytes) -> None:
-        """Take a message that the loop itself reads."""
+    def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
+        """Take a message that the loop itself reads; return it where it is a batch."""
         message = self._greeter.parse(raw, flow.stream.host)
         body = message.WhichOneof("body")
         if body == "batch":
-            self._intake.take_batch(flow, message.batch, raw)
-        elif body == "heartbeat":
+            return self._intake.take_batch(flow, message.batch, raw)
+        if body == "heartbeat":
             self._greeter.check_jobs(len(message.heartbeat.jobs), flow.stream.host)
             self._take_heartbeat(flow, message.heartbeat)
         elif body == "hello":
@@ -247,6 +249,7 @@ class Ingest:
                 grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
             )
         # Anything else is a message of a newer protocol version that this one need not understand.
+        return None
 
     def _take_heartbeat(self, flow: Flow, heartbeat: agent_pb2.Heartbeat) -> None:
         stream, now = flow.stream, self._clock()

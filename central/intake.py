@@ -143,9 +143,11 @@ class Intake:
             more_follow=flow.pending > 0,
         )
 
-    def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> None:
-        """Take any batch; `raw` is the message that it came in."""
-        self.take_read(flow, read_batch(batch, raw, self.sender_of(flow)), len(raw))
+    def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
+        """Take any batch; `raw` is the message that it came in. Return what it says."""
+        read = read_batch(batch, raw, self.sender_of(flow))
+        self.take_read(flow, read, len(raw))
+        return read
 
     def sender_of(self, flow: Flow) -> Sender:
         """Return what is to be known of a stream to read a batch that comes now."""

@@ -18,7 +18,7 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Flow", "Room"]
 
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
-_PENDING_BYTES_PER_STREAM = 4 << 20  # or one larger message: so much of one host is in a commit at most
+_PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: so much of one host is in a commit at most
 _OWED_PER_STREAM = 1024  # batches whose acknowledgement the host has not read
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
