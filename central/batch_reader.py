@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from central.events import check_events
 from central.journal_tables import EventRow
 from central.triggers import TriggerRow, check_triggers
 from central.validate import BatchError, Checked, Limits, check
-from central.vm_names import named
+from central.vm_names import MAX_NAMES, named
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["ReadBatch", "Sender", "read_batch"]
@@ -85,7 +86,7 @@ def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBat
         rejected_rows=checked.rejected_rows,
         kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
         jobs=frozenset() if sender.is_importer else checked.jobs,
-        names=tuple(named(batch.tasks)),
+        names=tuple(islice(named(batch.tasks), MAX_NAMES)),
         reports=reports,
         report_bytes=size - batch.ByteSize() if reports else 0,  # they are gone from it
         events=tuple(events),

@@ -123,7 +123,12 @@ class Ingest:
                 )
             await self._serve(context, peer)
         except RefusedError as refusal:
-            await context.abort(refusal.code, str(refusal))
+            try:
+                await context.abort(
+                    refusal.code, str(refusal)
+                )  # a client that does not read may keep it waiting here
+            except grpc.aio.InternalError:  # until its connection ends
+                raise asyncio.CancelledError from None  # gRPC would log a traceback
         finally:
             self._peers.leave(peer)
             self._open -= 1
@@ -217,8 +222,10 @@ class Ingest:
             if flow.layout is not None and (sequence := flow.layout.sequence_of(raw)):
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
-            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
             began_s = time.perf_counter()
+            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
+            if flow.stream.is_importer:  # it may keep that process busy
+                began_s = time.perf_counter()
             if read is None:
                 read = self._take(flow, raw)
             else:

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from central.validate import is_name
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["VmNames", "named"]
+__all__ = ["MAX_NAMES", "VmNames", "named"]
 
 _KEPT = 100_000  # twice the VMs of the largest fleet that is reckoned with
-_KEPT_OF_HOST = 2_000  # so that no host pushes out the names of others
+#: Kept of one host, so that it does not push out the names of others.
+MAX_NAMES = 2_000
 _MAX_VM_BYTES = 64  # a UUID has 36
 _MAX_NAME = 256  # characters, as agents cut them
 
@@ -38,7 +39,7 @@ class VmNames:
 
     """
 
-    def __init__(self, kept: int = _KEPT, kept_of_host: int = _KEPT_OF_HOST) -> None:
+    def __init__(self, kept: int = _KEPT, kept_of_host: int = MAX_NAMES) -> None:
         self._kept = kept
         self._kept_of_host = kept_of_host
         self._names: OrderedDict[str, tuple[str, str]] = (
