@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from whitepanda.v1 import fleet_pb2_grpc
 __all__ = ["Central", "run"]
 
 _STOP_GRACE_S = 3.0
+_SWITCH_S = 0.001  # that a busy thread keeps Python's lock from the loop; 5 ms by default
 _SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
 
 
@@ -303,6 +305,7 @@ async def run(config: CentralConfig) -> None:
 async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
     garbage.be_patient()
+    sys.setswitchinterval(_SWITCH_S)
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())

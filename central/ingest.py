@@ -148,6 +148,7 @@ class Ingest:
         peer.owe_for_hello()
         await peer.wait()
         hello = await self._greeter.read_hello(context, names)
+        peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
         stream, record = self._greeter.admit(context, names, hello)
         peer.owe_for(time.perf_counter() - began_s)

@@ -17,6 +17,7 @@ _FREE_S = 0.1  # that may be owed without waiting
 _LONG_S = 0.002  # that a message may hold the loop for nothing
 _TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
 _HELLO_S = 0.02  # owed for a Hello, beside the time that it took
+_JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
 _REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents send some hundred a second
 _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
@@ -44,6 +45,10 @@ class Peer:
     def owe_for_hello(self) -> None:
         """Add what a Hello costs before it is read."""
         self.owe(_HELLO_S)
+
+    def owe_for_jobs(self, jobs: int) -> None:
+        """Add what it costs to look up the jobs of a Hello."""
+        self.owe(jobs * _JOB_S)
 
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
         """Add what a message costs that held the loop for `took_s` and brought so many bytes of reports."""
