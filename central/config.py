@@ -21,8 +21,10 @@ __all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "loa
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (
     ("ingest.max_batch_rows", 1, 1_000_000),
+    ("ingest.max_host_jobs", 1, 100_000),
     ("ingest.max_message_bytes", 1 << 16, 1 << 28),
     ("ingest.max_streams", 1, 1_000_000),
+    ("ingest.unread_s", 1, 86_400),
     ("ingest.commit_interval_ms", 1, 10_000),
     ("ingest.max_pending_batches", 1, 1_000_000),
     ("ingest.max_future_s", 1, 10 * 366 * 86_400),
@@ -83,8 +85,10 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
     max_batch_rows: int = 10_000  # larger batches are refused whole
+    max_host_jobs: int = 4_000  # a batch, heartbeat or Hello that names more is refused; not of importers
     max_message_bytes: int = 4 << 20  # larger messages end the stream
     max_streams: int = 12_000  # further hosts are refused until others leave
+    unread_s: float = 60.0  # a host that reads none of its acknowledgements for so long is disconnected
     commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
     max_pending_batches: int = 24_000  # or 128 MiB of them: nothing is read; at half, agents slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused

@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from whitepanda.v1 import fleet_pb2_grpc
 __all__ = ["Central", "run"]
 
 _STOP_GRACE_S = 3.0
+_SWITCH_S = 0.001  # that a busy thread keeps Python's lock from the loop; 5 ms by default
 _SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
 
 
@@ -126,6 +128,7 @@ class Central:
             await self._stop_server(0.0)
             await self.journal.close()
             raise
+        self._spawn(self.ingest.watch(), "ingest")
         self._spawn(self.roller.run(), "rolls")
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
@@ -168,6 +171,7 @@ class Central:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""
         await self.ingest.drain()
         await self._stop_server(_STOP_GRACE_S)
+        self.ingest.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -304,6 +308,7 @@ async def run(config: CentralConfig) -> None:
 async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
     garbage.be_patient()
+    sys.setswitchinterval(_SWITCH_S)
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())

@@ -213,9 +213,12 @@ class Journal:
         """Hand over a batch; its `done` is called when it is on disk. While the disk is full it waits here."""
         self._queue.put(submission)
 
-    def reject(self, host: str, reason: str) -> None:
-        """Count a batch that was refused before it had a sequence number (malformed, oversized and the like)."""
-        self._queue.put(Rejection(host, reason))
+    def reject(self, host: str, reason: str, done: Callable[[], None] | None = None) -> None:
+        """Count a batch that was refused before it had a sequence number (malformed, oversized and the like).
+
+        `done` is called on the loop once that is on disk.
+        """
+        self._queue.put(Rejection(host, reason, done))
 
     def note_host(self, record: HostRecord) -> None:
         """Remember what a host said of itself. `accepted_rows` is ours to count and ignored."""
@@ -462,6 +465,8 @@ class Journal:
                 group.hosts[item.host] = item
             else:
                 group.rejections[item.host, "batch", item.reason] += 1
+                if item.done is not None:
+                    group.counted.append(item.done)
         write_group(connection, group, self._max_events)
         return group
 
@@ -606,6 +611,8 @@ class Journal:
             self.ack_times.take([item.received_unix_ns for item, _ in group.outcomes], time.time_ns())
         for item, is_new in group.outcomes:
             item.done(is_new)
+        for done in group.counted:
+            done()
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -205,6 +205,7 @@ class Rejection:
 
     host: str
     reason: str
+    done: Callable[[], None] | None = None  # called on the loop once it is on disk
 
 
 @dataclass(slots=True)
@@ -223,6 +224,7 @@ class Group:
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
+    counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
 
 def write_group(connection: sqlite3.Connection, group: Group, max_events: int) -> None:

@@ -42,6 +42,8 @@ BATCH_REASONS = (
     "bad_spool",
     "no_sequence",
     "too_many_rows",
+    "too_many_tasks",
+    "too_many_jobs",
     "column_length",
     "task_index",
     "foreign_machine",
@@ -63,7 +65,7 @@ ROW_REASONS = (
 _MAX_INT64 = 2**63 - 1
 _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer than a day
 _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name
-_MAX_SPOOL_ID = 64  # characters; it is remembered for ever
+_MAX_SPOOL_ID = 64  # bytes; it is remembered for ever
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
 _ROUNDING = 1e-9
 _SMALL = 0x80  # numbers below it take one byte in protobuf
@@ -102,6 +104,7 @@ class Limits:
     """What central's configuration allows; see `central.config.IngestSection`."""
 
     max_batch_rows: int = 10_000
+    max_host_jobs: int = 4_000
     max_cpi: float = 100.0
     max_cpu_usage_cores: float = 4096.0
     max_future_s: float = 3600.0
@@ -163,6 +166,11 @@ def check(
     """
     rows = _check_structure(batch, limits)
     bad_task, bad_machine, jobs = _check_tasks(batch, host, platform, is_importer=is_importer)
+    if len(jobs) > limits.max_host_jobs and not is_importer:
+        raise BatchError(
+            "too_many_jobs",
+            f"{len(jobs)} jobs; ingest.max_host_jobs allows {limits.max_host_jobs} of a host",
+        )
     if rows == 0:
         return Checked(0, 0, {}, None, jobs)
     rejected: dict[str, int] = {}
@@ -249,10 +257,10 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
     rows = len(batch.task_index)
     if not batch.spool_id:
         raise BatchError("no_spool", "spool_id is empty")
-    if not is_name(batch.spool_id, _MAX_SPOOL_ID):
+    if not is_name(batch.spool_id, _MAX_SPOOL_ID) or len(batch.spool_id.encode()) > _MAX_SPOOL_ID:
         raise BatchError(
             "bad_spool",
-            f"spool_id must be at most {_MAX_SPOOL_ID} characters without control characters "
+            f"spool_id must be at most {_MAX_SPOOL_ID} bytes without control characters "
             f"({len(batch.spool_id)} characters, {batch.spool_id[:20]!r}...)",
         )
     if not 0 < batch.sequence <= _MAX_INT64:
@@ -261,6 +269,8 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
         raise BatchError(
             "too_many_rows", f"{rows} rows; at most {limits.max_batch_rows} are allowed in a batch"
         )
+    if len(batch.tasks) > rows:
+        raise BatchError("too_many_tasks", f"{len(batch.tasks)} tasks of {rows} rows; each task has a row")
     for name in (*_REQUIRED, *_OPTIONAL, *_GAUGES, "cpi_reason"):
         length = len(getattr(batch, name))
         if length != rows and (length or name in _REQUIRED):

@@ -16,6 +16,7 @@ import contextlib
 import io
 import secrets
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,11 @@ class BuiltVersion:
     def coefficients_count(self) -> int:
         """Number of coefficients, one per job."""
         return int(self._coefficients.num_rows)
+
+    @cached_property
+    def jobs(self) -> frozenset[str]:
+        """All jobs that have a statistic or a coefficient."""
+        return frozenset(self._statistic_jobs.to_pylist()) | frozenset(self._coefficient_jobs.to_pylist())
 
     def statistics(self, job: str) -> list[agent_pb2.JobStatistics]:
         """CPI statistics of a job, one per platform; none where the job is not known."""

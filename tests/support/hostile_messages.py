@@ -57,7 +57,7 @@ class Fuzzer:
         return agent_pb2.CpiBatch(
             spool_id=self.spool,
             sequence=self.sequence,
-            tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(ROWS)],
+            tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(min(ROWS, rows))],
             task_index=[row % ROWS for row in range(rows)],
             start_unix_ns=[time.time_ns()] * rows,
             duration_ns=[10**10] * rows,

@@ -451,7 +451,7 @@ async def test_the_command_line_names_centrals_http_port(served, capsys, monkeyp
 async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monkeypatch):
     publish(served.builder, 2)
     served.journal.note_host(HostRecord("node1", jobs=("web",)))
-    served.registry.vm_names.note([agent_pb2.Task(vm="uuid-1", name="vm-1")])
+    served.registry.vm_names.note("h", [("uuid-1", "vm-1")])
     row = EventRow("node1", 9, 9, "uuid-2", "vm-2", 0, 0, agent_pb2.VmEvent(vm="uuid-2").SerializeToString())
     done = asyncio.get_running_loop().create_future()
     served.journal.submit(

@@ -232,10 +232,10 @@ async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
 async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
     served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
     times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
-    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-web", name="shop")])
+    served.fleet._registry.vm_names.note("h", [("uuid-web", "shop")])
     status, history = await get(local, f"/v1/vms/shop/history?{times}")
     assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
-    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-2", name="shop")])
+    served.fleet._registry.vm_names.note("h", [("uuid-2", "shop")])
     status, answer = await get(local, f"/v1/vms/shop/history?{times}")
     told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
     assert (status, answer) == (400, {"error": told})

@@ -244,7 +244,7 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     fleet.store.take([row(1, NOW - DAY_NS, host="h9", suspect="scan")], gap_ns=GAP, oldest_unix_ns=0)
     (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
     write(fleet.fleet._lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
-    fleet.fleet._registry.vm_names.note([agent_pb2.Task(vm="w1", name="web-one")])
+    fleet.fleet._registry.vm_names.note("h", [("w1", "web-one")])
     fleet.journal.start()
 
     def event(vm, ago_s, behaviour, before, ratio):
