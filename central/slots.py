@@ -28,7 +28,7 @@ from central import seals
 from central.lake import Lake, LakeError, Segment, day_in
 from central.lake_errors import DamagedError
 from central.objects import NotRegularError
-from central.roll_up import KEYS, SLOTS, SUMS, write_part
+from central.roll_up import KEYS, MOST, SLOTS, SUMS, write_part
 
 if TYPE_CHECKING:
     import duckdb
@@ -195,7 +195,7 @@ class SlotStore:
             integers = {name for name in SUMS if SLOTS.field(name).type == pa.int64()}
             sums = {name: rows[name].sum() for name in SUMS}
             rows = rows.group_by(KEYS).aggregate(
-                **{name: each.cast("int64") if name in integers else each for name, each in sums.items()}
+                **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
             )
         return rows.mutate(
             usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0),

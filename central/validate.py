@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from central.columns import Bounds, Located, column, locate
+from central.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
 from central.schema import SAMPLES
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
@@ -60,6 +61,7 @@ ROW_REASONS = (
     "bad_cpi",
     "absurd_cpi",
     "bad_counter",
+    "absurd_counter",
 )
 
 _MAX_INT64 = 2**63 - 1
@@ -67,25 +69,12 @@ _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer tha
 _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name
 _MAX_SPOOL_ID = 64  # bytes; it is remembered for ever
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
-_ROUNDING = 1e-9
 _SMALL = 0x80  # numbers below it take one byte in protobuf
 _INDEX_TAG = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["task_index"].number << 3 | 2
 
 _REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
 _OPTIONAL = ("cpi", "cycles", "instructions")
 _COUNTERS = ("cycles", "instructions")
-
-#: Columns whose values are nice to have: a value that cannot be is stored as not known. The largest one allowed.
-_GAUGES = {
-    "running_ratio": 1.0 + _ROUNDING,
-    "run_queue_wait_ratio": 1e6,
-    "disk_bytes_per_s": 1e15,
-    "network_bytes_per_s": 1e15,
-    "llc_occupancy_bytes": 1e15,
-    "memory_bandwidth_bytes_per_s": 1e15,
-    "memory_stall_ratio": 1.0 + _ROUNDING,
-    "io_wait_ratio": 1.0 + _ROUNDING,
-}
 
 _Floats = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
@@ -198,8 +187,9 @@ def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
     return Bounds(
         earliest_unix_ns=_earliest(limits, now_unix_ns),
         latest_unix_ns=_latest(limits, now_unix_ns),
-        max_duration_ns=_MAX_DURATION_NS,
+        max_duration_ns=MAX_HOST_WINDOW_NS,
         max_cpu_usage_cores=limits.max_cpu_usage_cores,
+        min_cpi=MIN_CPI,
         max_cpi=limits.max_cpi,
     )
 
@@ -271,7 +261,7 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
         )
     if len(batch.tasks) > rows:
         raise BatchError("too_many_tasks", f"{len(batch.tasks)} tasks of {rows} rows; each task has a row")
-    for name in (*_REQUIRED, *_OPTIONAL, *_GAUGES, "cpi_reason"):
+    for name in (*_REQUIRED, *_OPTIONAL, *LARGEST_GAUGES, "cpi_reason"):
         length = len(getattr(batch, name))
         if length != rows and (length or name in _REQUIRED):
             raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
@@ -326,8 +316,9 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
     start = columns.required("start_unix_ns", np.uint64)
     duration = columns.required("duration_ns", np.uint64)
     usage = columns.required("cpu_usage_cores", np.float64)
+    longest = _MAX_DURATION_NS if is_importer else MAX_HOST_WINDOW_NS
     masks = {
-        "bad_time": (duration == 0) | (duration > _MAX_DURATION_NS) | (start > _MAX_INT64 - _MAX_DURATION_NS),
+        "bad_time": (duration == 0) | (duration > longest) | (start > _MAX_INT64 - _MAX_DURATION_NS),
         "future_time": start > _latest(limits, now_unix_ns),
         # A comparison with NaN is False: so are values that are not a number.
         "bad_cpu_usage": ~((usage >= 0) & (usage <= limits.max_cpu_usage_cores)),
@@ -338,9 +329,18 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
     if cpi is not None:
         masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is no fault
         masks["absurd_cpi"] = cpi > limits.max_cpi
-    counters = [found for name in _COUNTERS if (found := columns.get(name, np.uint64)) is not None]
+        if not is_importer:  # a trace's may be normalised, as its usage
+            masks["absurd_cpi"] |= cpi < MIN_CPI
+    cycles, instructions = (columns.get(name, np.uint64) for name in _COUNTERS)
+    counters = [each for each in (cycles, instructions) if each is not None]
     if counters:
         masks["bad_counter"] = np.any([(c > _MAX_INT64) & (c != UNKNOWN_COUNT) for c in counters], axis=0)
+        masks["absurd_counter"] = absurd_counters(
+            duration,
+            limits.max_cpu_usage_cores if is_importer else usage,
+            None if cycles is None else cycles.astype(np.int64),
+            None if instructions is None else instructions.astype(np.int64),
+        )
     return masks
 
 
@@ -367,7 +367,7 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
     for name in _COUNTERS:
         values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
         columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
-    for name, largest in _GAUGES.items():
+    for name, largest in LARGEST_GAUGES.items():
         if not any(each.columns.has(name) for each in read):  # as of what only some agents measure
             columns[name] = pa.nulls(int(counts.sum()), pa.float64())
             continue

@@ -143,6 +143,10 @@ def test_an_importer_may_name_more_jobs() -> None:
         ({"start_unix_ns": [NOW, NOW - 400 * DAY - 1, NOW - 400 * DAY]}, "old_time"),
         ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
         ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
+        ({"cycles": [10**11, 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [1, 2**63 - 1, UNKNOWN]}, "absurd_counter"),
+        ({"instructions": [8 * 10**11, 8 * 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [10**9] * 3, "instructions": [8 * 10**9, 9 * 10**9, 8 * 10**9]}, "absurd_counter"),
         ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
@@ -173,6 +177,29 @@ def test_a_bad_row_is_counted_under_its_reason_and_the_rest_goes_through(columns
     assert found.kept.tolist() == [True, False, True]
     table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
     assert table["vm"].to_pylist() == [batch.tasks[0].vm, batch.tasks[2].vm]
+
+
+HOUR = 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (
+            {"cycles": [15 * 10**10, 15 * 10**10 + 1, UNKNOWN]},
+            "absurd_counter",
+        ),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
+        ({"cpu_usage_cores": [9.0] * 3, "cycles": [10**12, 10**12 + 1, 1]}, "absurd_counter"),
+        ({"instructions": [12 * 10**11, 12 * 10**11 + 1, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [UNKNOWN] * 3, "instructions": [1, 12 * 10**11 + 1, 1]}, "absurd_counter"),
+        ({"duration_ns": [2 * HOUR, 2 * HOUR + 1, 1]}, "bad_time"),
+        ({"cpi": [0.125, 0.124, 1.0]}, "absurd_cpi"),
+    ],
+)
+def test_a_host_measures_what_can_be(columns, reason) -> None:
+    found = checked(a_batch(**columns))
+    assert (found.rejected_rows, found.kept.tolist()) == ({reason: 1}, [True, False, True])
+    assert checked(a_batch(**columns), is_importer=True).rejected_rows == {}  # in units of its own
 
 
 def test_importers_send_windows_of_any_age() -> None:
