@@ -24,8 +24,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from central.config import HttpSection
 from whitepanda.common import log
 
-__all__ = ["RESERVE", "ClientProtocol", "Connections", "Entry"]
+__all__ = ["REASONS", "RESERVE", "ClientProtocol", "Connections", "Entry"]
 
+#: Why a connection is ended, as counted.
+REASONS = (NO_PLACE, SLOW_REQUEST, UNREAD_ANSWER) = (
+    "http_connections",
+    "http_slow_request",
+    "http_unread_answer",
+)
 #: Places on which only `_ALWAYS` is answered.
 RESERVE = 16
 _ALWAYS = frozenset({"/healthz", "/metrics"})
@@ -93,7 +99,7 @@ class Connections:
         if is_reserve:
             reserve = [entry for entry in self._entries if entry.is_reserve]
             if len(reserve) >= RESERVE and not self._push_out(reserve, now_s):
-                self._note("http_connections", peer)
+                self._note(NO_PLACE, peer)
                 return None
         found = Entry(peer, now_s, is_reserve=is_reserve)
         self._entries[found] = None
@@ -119,7 +125,7 @@ class Connections:
             return False
         entry = min(waiting, key=lambda each: each[0])[1]
         if entry.protocol is None or not entry.protocol.is_idle:
-            self._note("http_connections", entry.peer)
+            self._note(NO_PLACE, entry.peer)
         self.remove(entry)
         entry.end()
         return True
@@ -258,13 +264,13 @@ class ClientProtocol(H11Protocol):
             self._unread_since_s = now_s
         elif now_s - self._unread_since_s >= section.answer_timeout_s:
             self.transport.abort()
-            return "http_unread_answer"
+            return UNREAD_ANSWER
         since_s = self._request_since_s
         if since_s is None or now_s - since_s < section.request_timeout_s:
             return ""
         self._request_since_s = None
         self._refuse(408, f"the request did not come whole in {section.request_timeout_s:g} s")
-        return "http_slow_request"
+        return SLOW_REQUEST
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or too much of it, in the form of all errors."""
