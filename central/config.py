@@ -16,7 +16,7 @@ from whitepanda.common.config import Range, address_problem, is_loopback, load_t
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings
 
-__all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "load"]
+__all__ = ["RANGES", "CentralConfig", "HttpSection", "PlacementSection", "RuntimeSection", "load"]
 
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (
@@ -35,6 +35,10 @@ RANGES: tuple[Range, ...] = (
     ("ingest.roll_interval_s", 0.05, 86_400),
     ("ingest.roll_rows", 1, 100_000_000),
     ("ingest.journal_reserve_mib", 0, 65_536),
+    ("http.max_connections", 1, 100_000),
+    ("http.max_connections_per_address", 1, 100_000),
+    ("http.request_timeout_s", 0.1, 3600),
+    ("http.answer_timeout_s", 1, 86_400),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
     ("webhooks.timeout_s", 0.1, 300),
@@ -99,6 +103,15 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
     journal_reserve_mib: int = 32  # disk space held to drain the journal on a full disk; 0 = none
+
+
+class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Clients of central.http_listen."""
+
+    max_connections: int = 256  # open at once; one that waits for its client goes when a new one comes
+    max_connections_per_address: int = 64  # the same of one address, or of one IPv6 network of 64 bits
+    request_timeout_s: float = 10.0  # for a TLS handshake, and for a whole request
+    answer_timeout_s: float = 60.0  # for the client to read an answer
 
 
 class IncidentsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,6 +183,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     central: CentralSection
     ingest: IngestSection = IngestSection()
+    http: HttpSection = HttpSection()
     build: BuildSection = BuildSection()
     incidents: IncidentsSection = IncidentsSection()
     webhooks: WebhooksSection = WebhooksSection()

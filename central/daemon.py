@@ -274,7 +274,15 @@ class Central:
         central = self.config.central
         if not central.http_listen:
             return
-        http = HttpApi(self.fleet, central.http_listen, central.tls, central.operators, self.revoked)
+        http = HttpApi(
+            self.fleet,
+            central.http_listen,
+            central.tls,
+            central.operators,
+            self.revoked,
+            self.config.http,
+            self.registry.refused,
+        )
         await http.start()
         self._http = http
         _write_port(Path(central.state_dir) / "http_port", http.port)

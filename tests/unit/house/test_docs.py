@@ -13,6 +13,7 @@ from agent.config import AgentConfig
 from agent.config import load as load_agent
 from agent.metrics import METRICS
 from central import refusals
+from central.api import connections
 from central.config import CentralConfig
 from central.events import EVENT_REASONS
 from central.triggers import TRIGGER_REASONS
@@ -159,6 +160,7 @@ def reason_codes() -> dict[str, set[str]]:
         "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
         "reports": {*EVENT_REASONS, *TRIGGER_REASONS, "trigger_backlog_full"},
         "handshakes": {name for name, _, _ in refusals.REASONS},
+        "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
     }
