@@ -61,6 +61,7 @@ RANGES: tuple[Range, ...] = (
     ("build.memory_limit_mib", 64, 1 << 24),
     ("build.threads", 1, 1024),
     ("build.lease_s", 1, 86_400),
+    ("build.max_machine_jobs", 1, 5000),
     ("lake.raw_days", 0, 36_500),
     ("lake.slot_days", 0, 36_500),
 )
@@ -156,6 +157,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
+    max_machine_jobs: int = 500  # of a machine day; of more the most common ones count for coefficients
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,11 @@ def write_part(
     merged: list[str],
     slot_ns: int,
     files: tuple[Path, Path],
+    without: Sequence[str] = (),
 ) -> tuple[int, int]:
     """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
+
+    Rows of the machines in `without` are left out.
 
     Where journals share a batch, or an older part has it, the windows of the one first in name count. Rows of one
     batch and day are in one segment, so a segment is a batch's place.
@@ -66,6 +70,7 @@ def write_part(
         chosen = ", ".join(f"NULL AS {name}" if name in lacking else name for name in values)
         by_origin[segment.origin].append(
             f"SELECT {_text(segment.origin)} AS origin, {columns}, {chosen} FROM read_parquet([{_text(segment.path)}])"
+            + (f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else "")
         )
     rows = " UNION ALL ".join(query for queries in by_origin.values() for query in queries)
     connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")

@@ -84,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # of the segments
     days_left_out: int = 0  # days of the lake older than build.days
     rows_left_out: int = 0  # their rows
+    machines_left_out: tuple[str, ...] = ()  # whose rows of some day made the build fail
+    jobs_left_out: dict[str, int] = {}  # by machine: jobs of a day beyond build.max_machine_jobs
     job_statistics: int  # rows of the file
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution

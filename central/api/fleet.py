@@ -176,6 +176,7 @@ class Fleet(
             last_build_error=self._builder.last_error,
             days_left_out=self._builder.left_out.days,
             rows_left_out=self._builder.left_out.rows,
+            machines_left_out=built.manifest.machines_left_out if built else (),
             damaged_files=self._builder.damaged_files,
             accepted_events=stats.accepted_events,
             rejected_events=_counts(stats.rejected_events),

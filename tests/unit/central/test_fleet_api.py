@@ -241,6 +241,7 @@ async def test_status_numbers(served):
     assert (status.journal_batches, status.connected_hosts) == (5, 1)
     assert (status.coefficient_version, status.coefficient_created_unix_ns) == (1, 99)
     assert status.last_build_error == "OSError: no space"
+    assert list(status.machines_left_out) == []
     assert (status.days_left_out, status.rows_left_out, status.damaged_files) == (31, 310, 2)
 
 
