@@ -93,9 +93,9 @@ def every_lock() -> dict[str, list[Pin]]:
 
 
 def _find_pip() -> None:
-    """Let the bundled pip be imported, which brings its own copy of `packaging`."""
+    """Let the bundled pip be imported, before any other; it brings its own copy of `packaging`."""
     if str(PIP) not in sys.path:
-        sys.path.append(str(PIP))
+        sys.path.insert(0, str(PIP))
 
 
 # -- the index ---------------------------------------------------------------------------------------------------------
