@@ -41,6 +41,7 @@ check: setup-dev
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 	@$(PY) tools/generate_protos.py --check
+	@$(PY) tools/lock.py --check
 
 ## make docs        the site of docs/ in build/site, checked: no dead links, nothing asked of other hosts
 docs: setup-docs

@@ -1,25 +1,47 @@
 """What central has learnt and this host holds: job statistics and coefficients, versioned, on disk.
 
 Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole
-or not at all. After the time to live nothing of it is used any more: a host must not accuse anybody by stale
-knowledge.
+or not at all, and the file before it is kept beside it. After the time to live nothing of it is used any more: a host
+must not accuse anybody by stale knowledge.
+
+Central is not trusted with more than its numbers: what it sends is checked against the limits of `[uplink]` and against
+what a CPI can be, only rows of jobs that this host asked for are taken, and a version whose creation time is in the
+future is not used, so that no update can shut out later ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import time
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from agent.analysis.antagonists import CpiStatistics, RobustLogCpi
+from agent.config import UplinkSection
+from agent.update_limits import Refusals
 from whitepanda.common import durable, log
+from whitepanda.common.bounded_files import read_bounded
+from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Coefficient", "CoefficientStore"]
 
 _FORMAT = 1
-_MAX_COUNT = 2**64 - 1  # what the protocol can carry
+_MAX_TIME = 2**64 - 1  # what the protocol can carry
+_MAX_COUNT = 2**63 - 1
+_MIN_SLOT_NS, _MAX_SLOT_NS = 10**8, 86_400 * 10**9
+# What is plausible, with room to spare: CPUs retire at most 8 instructions in a cycle, and a mean of 100 is a broken
+# counter or a VM that hardly runs. docs/security.md names these.
+_MIN_CPI, _MAX_CPI = 0.01, 10_000.0
+_MAX_LOG_CPI = 10.0
+_MAX_COEFFICIENT = 10_000.0
+_MAX_ERROR = 1e6
+_MAX_METHOD = 64
+_FILE_BYTES_PER_JOB = 2048
 
 
 def _require(**conditions: bool) -> None:
@@ -48,14 +70,15 @@ class Coefficient(msgspec.Struct, frozen=True):
         """Refuse what cannot be.
 
         Raises:
-            ValueError: a value that is not finite, or a count that is none.
+            ValueError: a value that is not finite or not plausible, or a count that is none.
 
         """
         error = self.standard_error
         _require(
-            value=math.isfinite(self.value),
+            value=abs(self.value) <= _MAX_COEFFICIENT,
             samples=_is_count(self.samples),
-            standard_error=error is None or math.isfinite(error),
+            standard_error=error is None or 0 <= error <= _MAX_ERROR,
+            method=len(self.method) <= _MAX_METHOD and self.method.isprintable(),
         )
 
 
@@ -71,10 +94,10 @@ class _Statistics(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _require(
             samples=_is_count(self.samples),
-            mean_cpi=math.isfinite(self.mean_cpi) and self.mean_cpi > 0,
-            std_cpi=math.isfinite(self.std_cpi) and self.std_cpi >= 0,
-            location_log_cpi=math.isfinite(self.location_log_cpi),
-            scale_log_cpi=math.isfinite(self.scale_log_cpi) and self.scale_log_cpi >= 0,
+            mean_cpi=_MIN_CPI <= self.mean_cpi <= _MAX_CPI,
+            std_cpi=0 <= self.std_cpi <= _MAX_CPI,
+            location_log_cpi=abs(self.location_log_cpi) <= _MAX_LOG_CPI,
+            scale_log_cpi=0 <= self.scale_log_cpi <= _MAX_LOG_CPI,
         )
 
     @property
@@ -99,37 +122,64 @@ class _Held(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _require(
             version=_is_count(self.version),
-            created_unix_ns=_is_count(self.created_unix_ns),
-            ttl_ns=_is_count(self.ttl_ns),
-            slot_ns=_is_count(self.slot_ns) and (self.slot_ns > 0 or self.version == 0),
+            created_unix_ns=0 <= self.created_unix_ns <= _MAX_TIME,
+            ttl_ns=0 <= self.ttl_ns <= _MAX_TIME,
+            slot_ns=self.version == 0 or _MIN_SLOT_NS <= self.slot_ns <= _MAX_SLOT_NS,
         )
 
 
 class CoefficientStore:
     """The newest coefficients that central sent, kept at `path`.
 
-    Which update is taken: a version never goes backwards. A delta is merged if its version is at least the
-    held one; a full update replaces everything if its version is at least the held one, or if it was created
-    later: then central lost its lake and counts from the beginning.
+    Which update is taken: a delta is merged if its version is at least the held one; a full update replaces everything
+    if its version is at least the held one, or if it was created later: then central's lake was lost or restored, and
+    it counts from a lower number. What was created later
+    than this host's clock allows is refused; held, it is not used.
 
     Args:
-        path: JSON file; its folder is made. A file that cannot be read or is damaged is warned of, and
-            central sends everything again because the agent then says that it holds version 0. None: in memory only.
+        path: JSON file; its folder is made. The file before the last write is kept beside it as NAME.previous, and read
+            where this one is damaged or too large; where both are, central sends everything again because the agent
+            then says that it holds version 0. None: in memory only.
+        limits: how much is taken, and how long it is used.
+        asked: the jobs whose rows are taken; None: of all.
+        platform: rows of others are left out; None: none are.
+        refusals: counts what is refused.
+        now_unix_ns: this host's wall clock.
 
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        limits: UplinkSection | None = None,
+        *,
+        asked: Container[str] | None = None,
+        platform: str | None = None,
+        refusals: Refusals | None = None,
+        now_unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        limits = limits or UplinkSection()
         self._path = path
+        self._previous = path.with_name(path.name + ".previous") if path else None
+        self._max_jobs = limits.max_jobs
+        self._max_file_bytes = limits.max_jobs * _FILE_BYTES_PER_JOB
+        self._max_ttl_ns = round(limits.max_ttl_s * 1e9)
+        self._max_skew_ns = round(limits.max_clock_skew_s * 1e9)
+        self._asked = asked
+        self._platform = platform
+        self._refusals = refusals or Refusals()
+        self._now_unix_ns = now_unix_ns
         self._log = log.get("coefficients")
         self._held = _Held()
         self._by_job: dict[tuple[str, str], CpiStatistics] = {}
         self._held_tags: tuple[agent_pb2.JobTag, ...] = ()
+        self._file_is_good = False
         self._take(self._read())
 
     @property
     def version(self) -> int:
-        """Version held; 0 means nothing."""
-        return self._held.version
+        """Version held; 0 means nothing that can be used."""
+        return 0 if self._is_of_the_future(self._now_unix_ns()) else self._held.version
 
     @property
     def created_unix_ns(self) -> int:
@@ -138,8 +188,8 @@ class CoefficientStore:
 
     @property
     def ttl_ns(self) -> int:
-        """How long after its making a version may be used; 0 means without limit."""
-        return self._held.ttl_ns
+        """How long after its making the version may be used; 0 where nothing is held."""
+        return min(self._held.ttl_ns or self._max_ttl_ns, self._max_ttl_ns) if self._held.version else 0
 
     @property
     def slot_ns(self) -> int:
@@ -153,16 +203,18 @@ class CoefficientStore:
 
     @property
     def held_tags(self) -> tuple[agent_pb2.JobTag, ...]:
-        """What central is told in a Hello, so that it sends only what differs."""
-        return self._held_tags
+        """What a Hello says to central, so that it sends only what differs."""
+        return self._held_tags if self.version else ()
 
     def age_ns(self, now_unix_ns: int) -> int:
         """Nanoseconds since central made this version; 0 where nothing is held or its clock is ahead."""
-        return max(0, now_unix_ns - self.created_unix_ns) if self.version else 0
+        return max(0, now_unix_ns - self.created_unix_ns) if self._held.version else 0
 
     def expired(self, now_unix_ns: int) -> bool:
-        """Whether the time to live is over: nothing held may be used."""
-        return bool(self.version and self.ttl_ns and self.age_ns(now_unix_ns) > self.ttl_ns)
+        """Whether nothing held may be used: the time to live is over, or it was created in the future."""
+        if not self._held.version:
+            return False
+        return self._is_of_the_future(now_unix_ns) or self.age_ns(now_unix_ns) > self.ttl_ns
 
     def statistics(self, job: str, platform: str, now_unix_ns: int) -> CpiStatistics | None:
         """CPI of a job on a platform. None: central has not sent any, or they have expired."""
@@ -184,14 +236,15 @@ class CoefficientStore:
 
         """
         refusal = self._refusal(update)
+        if not refusal:
+            held = self._merged(update)
+            data = msgspec.json.encode(held)
+            refusal = self._excess(held, len(data))
         if refusal:
-            self._log.warning(
-                "coefficient update refused", why=refusal, version=update.version, held=self.version
-            )
+            self._refusals.update(*refusal, version=update.version, held=self.version)
             return False
-        held = self._merged(update)
         try:
-            self._write(held)
+            self._write(data)
         except OSError as error:
             self._log.warning(
                 "coefficients are not kept over a restart", path=str(self._path), error=error.strerror
@@ -199,37 +252,55 @@ class CoefficientStore:
         self._take(held)
         return True
 
-    def _refusal(self, update: agent_pb2.CoefficientUpdate) -> str:
-        if update.version == 0:
-            return "version 0 is no version"
-        if update.slot_ns == 0:
-            return "no slot length"
-        if update.version < self.version:
-            if not update.full:
-                return "older than what is held"
-            if update.created_unix_ns <= self.created_unix_ns:
-                return "older than what is held, and not made later"
+    def _refusal(self, update: agent_pb2.CoefficientUpdate) -> tuple[str, str] | None:
+        """Return a word for the log's limit and why an update is not taken; None: it is."""
+        if not 0 < update.version <= _MAX_COUNT:
+            return "version", f"version {update.version} is none"
+        if not _MIN_SLOT_NS <= update.slot_ns <= _MAX_SLOT_NS:
+            return "slots", f"slots of {update.slot_ns} ns; they last 0.1 s to a day"
+        ahead_ns = update.created_unix_ns - self._now_unix_ns()
+        if ahead_ns > self._max_skew_ns:
+            return "future", (
+                f"created {ahead_ns / 1e9:.0f} s in the future by this host's clock; check both clocks "
+                f"(uplink.max_clock_skew_s {self._max_skew_ns / 1e9:g})"
+            )
+        is_later = update.created_unix_ns > self.created_unix_ns
+        if update.version < self.version and not (update.full and is_later):
+            return "older", "older than what is held" + (", and not made later" if update.full else "")
         if not update.full and self.version and update.slot_ns != self.slot_ns:
-            return f"of {update.slot_ns} ns slots, beside statistics of {self.slot_ns} ns slots"
-        return ""
+            return "slots", f"of {update.slot_ns} ns slots, beside statistics of {self.slot_ns} ns slots"
+        return None
+
+    def _excess(self, held: _Held, size: int) -> tuple[str, str] | None:
+        """Return what would be too much to hold, as `_refusal` does."""
+        jobs = len({s.job for s in held.statistics} | held.coefficients.keys())
+        remedy = "raise uplink.max_jobs where this host has so many"
+        if jobs > self._max_jobs:
+            return "jobs", f"{jobs} jobs would be held; at most {self._max_jobs} (uplink.max_jobs); {remedy}"
+        if size > self._max_file_bytes:
+            return (
+                "size",
+                f"{size} bytes would be kept; at most {self._max_file_bytes}, 2 KiB a job; {remedy}",
+            )
+        return None
 
     def _merged(self, update: agent_pb2.CoefficientUpdate) -> _Held:
-        statistics = {} if update.full else {(s.job, s.platform): s for s in self._held.statistics}
-        coefficients = {} if update.full else dict(self._held.coefficients)
-        removed = set(update.removed_jobs)
-        statistics = {key: value for key, value in statistics.items() if key[0] not in removed}
-        coefficients = {job: value for job, value in coefficients.items() if job not in removed}
+        replaces = update.full or not self.version
+        statistics = {} if replaces else {(s.job, s.platform): s for s in self._held.statistics}
+        coefficients = {} if replaces else dict(self._held.coefficients)
         # A central without tags may have changed any row: what it sends in full has none, what it merges keeps those
-        # of other jobs.
-        changed = removed | {row.job for row in update.statistics} | {row.job for row in update.coefficients}
-        tags = {} if update.full else {job: tag for job, tag in self._held.tags.items() if job not in changed}
-        tags.update((row.job, row.tag) for row in update.tags)
-        # Rows of a job with a new tag replace all that were held of it, also those that it has no more.
-        replaced = {row.job for row in update.tags}
+        # of other jobs. Rows of a job with a new tag replace all that were held of it, also those that it has no more.
+        replaced = set(update.removed_jobs) | {row.job for row in update.tags}
         statistics = {key: value for key, value in statistics.items() if key[0] not in replaced}
         coefficients = {job: value for job, value in coefficients.items() if job not in replaced}
-        absurd = 0
+        changed = replaced | {row.job for row in update.statistics} | {row.job for row in update.coefficients}
+        tags = {} if replaces else {job: tag for job, tag in self._held.tags.items() if job not in changed}
+        tags.update(_true_tags(update, {row.job: row.tag for row in update.tags if self._is_wanted(row.job)}))
+        strange = absurd = 0
         for row in update.statistics:
+            if not self._is_wanted(row.job) or self._platform not in (None, row.platform):
+                strange += 1
+                continue
             try:
                 new = _Statistics(
                     row.job,
@@ -245,6 +316,9 @@ class CoefficientStore:
                 continue
             statistics[row.job, row.platform] = new
         for coefficient in update.coefficients:
+            if not self._is_wanted(coefficient.job):
+                strange += 1
+                continue
             error = coefficient.standard_error if math.isfinite(coefficient.standard_error) else None
             try:
                 coefficients[coefficient.job] = Coefficient(
@@ -252,10 +326,12 @@ class CoefficientStore:
                 )
             except ValueError:
                 absurd += 1
-        if absurd:
-            self._log.warning(
-                "values of a coefficient update left out: not finite", rows=absurd, version=update.version
-            )
+        for kind, rows, why in (
+            ("strange", strange, "of jobs or a platform that this host did not ask for"),
+            ("absurd", absurd, "not finite, or not plausible"),
+        ):
+            if rows:
+                self._refusals.leave_out(kind, why, rows, version=update.version)
         return _Held(
             version=update.version,
             created_unix_ns=update.created_unix_ns,
@@ -266,38 +342,78 @@ class CoefficientStore:
             tags=tags,
         )
 
+    def _is_wanted(self, job: str) -> bool:
+        return self._asked is None or job in self._asked
+
+    def _is_of_the_future(self, now_unix_ns: int) -> bool:
+        return self._held.created_unix_ns - now_unix_ns > self._max_skew_ns
+
     def _take(self, held: _Held) -> None:
         self._held = held
         self._by_job = {(s.job, s.platform): s.plain for s in held.statistics}
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _Held:
-        if self._path is None:
+        """Return what the file has, or else the one before it, or else nothing; whatever is wrong is said."""
+        if self._path is None or self._previous is None:
             return _Held()
-        try:
-            held = msgspec.json.decode(self._path.read_bytes(), type=_Held)
-        except FileNotFoundError:
-            return _Held()
-        except OSError as error:
-            self._log.warning(
-                "cannot read coefficients, starting without", path=str(self._path), error=error.strerror
-            )
-            return _Held()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._log.warning(
-                "damaged coefficients, starting without", path=str(self._path), error=str(error)
-            )
-            return _Held()
+        problem = ""
+        for path in (self._path, self._previous):
+            try:
+                held = self._read_one(path)
+            except FileNotFoundError:
+                if not problem:  # nothing was ever kept, or not over a crash while the first file was written
+                    continue
+                break
+            except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
+                problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
+                self._log.warning("damaged coefficients", path=str(path), error=problem)
+                continue
+            self._file_is_good = path == self._path
+            if problem:
+                self._log.warning("going on with the coefficients before these", path=str(path))
+            return held
+        if problem:
+            self._log.warning("starting without coefficients: central sends them", path=str(self._path))
+        return _Held()
+
+    def _read_one(self, path: Path) -> _Held:
+        """Read a file.
+
+        Raises:
+            OSError: it cannot be read, or is larger than any that is written.
+            ValueError, msgspec.DecodeError, RecursionError: it is damaged.
+
+        """
+        held = msgspec.json.decode(read_bounded(path, self._max_file_bytes), type=_Held)
         if held.format != _FORMAT:
-            self._log.warning(
-                "coefficients of another format, starting without", path=str(self._path), format=held.format
-            )
-            return _Held()
+            raise ValueError(f"format {held.format}, this agent knows {_FORMAT}")
         return held
 
-    def _write(self, held: _Held) -> None:
-        if self._path is None:
+    def _write(self, data: bytes) -> None:
+        if self._path is None or self._previous is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._file_is_good:  # what is damaged must not take the good one's place
+            with contextlib.suppress(OSError):  # a file system without links: there is no previous file
+                self._previous.unlink(missing_ok=True)
+                os.link(self._path, self._previous)
         with durable.replacing(self._path, mode=0o600) as file:  # it names the jobs of this host
-            file.write(msgspec.json.encode(held))
+            file.write(data)
+        self._file_is_good = True
+
+
+def _true_tags(update: agent_pb2.CoefficientUpdate, tags: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the jobs whose tag is that of the rows sent with it, and the tag.
+
+    Any other is not held, so that central sends the job's rows again: false rows under the right tag would be taken for
+    the right ones by every central after the one that sent them.
+    """
+    rows = {job: agent_pb2.CoefficientUpdate(slot_ns=update.slot_ns) for job in tags}
+    for one in update.statistics:
+        if one.job in rows:
+            rows[one.job].statistics.append(one)
+    for other in update.coefficients:
+        if other.job in rows:
+            rows[other.job].coefficients.append(other)
+    return ((job, tag) for job, tag in tags.items() if tag_of(rows[job]) == tag)

@@ -44,6 +44,10 @@ RANGES: tuple[Range, ...] = (
     ("uplink.in_flight_batches", 1, 1000),
     ("uplink.reconnect_min_s", 0.05, 3600),
     ("uplink.reconnect_max_s", 0.05, 86_400),
+    ("uplink.max_message_mib", 1, 64),
+    ("uplink.max_jobs", 1, 65_536),
+    ("uplink.max_clock_skew_s", 1, 86_400),
+    ("uplink.max_ttl_s", 60, 3660 * 86_400),
     ("analysis.victim_slots", 1, 100),
     ("analysis.mn_cpi_percentile", 50, 100),
     ("analysis.mn_cpi_floor", 0, CERTAIN_MN_CPI),
@@ -213,6 +217,10 @@ class UplinkSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_batches: int = 32  # most batches not yet acknowledged; 4 at first, then one more with each
     reconnect_min_s: float = 0.5  # first pause after a lost stream; doubles, with jitter
     reconnect_max_s: float = 30.0  # longest pause
+    max_message_mib: int = 4  # central's messages; a larger one is refused, and the stream ends
+    max_jobs: int = 4096  # coefficients are held of at most so many jobs, and 2 KiB of them a job on disk
+    max_clock_skew_s: float = 300.0  # coefficients made so much later than this host's clock says are refused
+    max_ttl_s: float = 31 * 86400.0  # longest time that coefficients are used, whatever central says
 
 
 class MetricsSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,7 @@ from agent.host_info import platform_name
 from agent.pipeline import Pipeline, timely_sources
 from agent.slots import STOP_WAIT_S, Slots, SourcePlan
 from agent.ticks import TickSchedule, first_due_ns
+from agent.update_limits import AskedJobs, Refusals
 from agent.view import Counters, Names, StateView
 from agent.windows import CpiWindow
 from collector.base import NumaPlacement, Reason, SourceError
@@ -54,6 +55,7 @@ _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
 _CLOUD_WHITE = "Cloud White"
+_MAX_UPDATES = 3  # of coefficients that wait for the disk
 _DEADLINE_S = 2.0  # of a source whose section has no setting for it
 
 
@@ -133,7 +135,9 @@ class Daemon:
         self._saving: asyncio.Task[None] | None = None
         self._save_due_ns = 0
         self._events_due_ns = 0
-        self._updates: set[asyncio.Task[None]] = set()
+        self._asked_jobs = AskedJobs(self._clock.mono_ns)
+        self._refusals = Refusals()
+        self._updates: set[asyncio.Task[bool]] = set()
         self._update_lock = asyncio.Lock()
 
     def stop(self) -> None:
@@ -370,7 +374,11 @@ class Daemon:
         text = repr(error)
         if self._failing.get(what) != text:
             self._failing[what] = text
-            _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
+            if isinstance(error, OSError | WhitepandaError):  # a full disk is no defect: one line says it
+                text = str(error)
+                _log.error(what + " failed; the agent goes on without", error=text)
+            else:
+                _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
 
     def _note_success(self, what: str) -> None:
         if self._failing and self._failing.pop(what, ""):
@@ -402,7 +410,14 @@ class Daemon:
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:
-            self._store = CoefficientStore(path)
+            self._store = CoefficientStore(
+                path,
+                self._config.uplink,
+                asked=self._asked_jobs,
+                platform=self.state.names.platform,
+                refusals=self._refusals,
+                now_unix_ns=self._clock.unix_ns,
+            )
             self.state.analysis = HostAnalysis(
                 self._config.analysis, self.state.names.platform, self._store, llc_domains()
             )
@@ -452,29 +467,42 @@ class Daemon:
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes it stumble over
             file.set_aside(repr(error))
 
-    def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+    def _on_coefficients(self, update: agent_pb2.CoefficientUpdate) -> asyncio.Future[bool]:
         # Writing them waits for the disk, which is not the loop's business. Updates are taken one after
-        # another.
+        # another; a stream waits for its last one, so that more than a few are of streams that ended.
+        if len(self._updates) >= _MAX_UPDATES:
+            self._refusals.update("waiting", "the disk has not taken the updates before it")
+            refused: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            refused.set_result(False)
+            return refused
         task = asyncio.create_task(self._take_coefficients(update))
         self._updates.add(task)
         task.add_done_callback(self._updates.discard)
+        return task
 
-    async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+    async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> bool:
+        """Return whether it was taken."""
         async with self._update_lock:
             if self._store is None:
-                return
+                return True
             try:
-                await asyncio.to_thread(self._store.apply, update)
+                taken = await asyncio.to_thread(self._store.apply, update)
             except Exception as error:  # noqa: BLE001 - as in _guard
                 self.state.counters.sink_errors += 1
                 self._note_failure("coefficients", error)
-            else:
-                self._note_success("coefficients")
+                return False
+            self._note_success("coefficients")
+            return taken
 
     def _hello(self) -> agent_pb2.Hello:
         from whitepanda.v1 import agent_pb2  # noqa: PLC0415 - only with an uplink
 
         names = self.state.names
+        jobs = sorted(
+            self.state.pipeline.table.jobs()
+            | (self._host_suspects.jobs if self._host_suspects else frozenset())
+        )
+        self._asked_jobs.note(jobs)
         return agent_pb2.Hello(
             host=names.host,
             boot_id=self._boot_id,
@@ -484,10 +512,7 @@ class Daemon:
             protocol_version=PROTOCOL_VERSION,
             min_protocol_version=MIN_PROTOCOL_VERSION,
             coefficient_version=self._store.version if self._store else 0,
-            jobs=sorted(
-                self.state.pipeline.table.jobs()
-                | (self._host_suspects.jobs if self._host_suspects else frozenset())
-            ),
+            jobs=jobs,
             window_ms=names.window_ms,
             held=self._store.held_tags if self._store else (),
         )
@@ -507,7 +532,9 @@ class Daemon:
             boot_id=self._boot_id,
         )
         self.state.certificates["uplink.tls"] = OwnCertificate(section.tls)
-        uplink = self._uplink = Uplink(section, self._hello, spool, self._on_coefficients)
+        uplink = self._uplink = Uplink(
+            section, self._hello, spool, self._on_coefficients, refusals=self._refusals
+        )
         self.state.uplink = uplink.view
         task = asyncio.create_task(self._keep_running("uplink", uplink.run))
         try:

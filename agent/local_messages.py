@@ -145,6 +145,9 @@ def _uplink(uplink: UplinkView) -> host_pb2.UplinkStatus:
         dropped_batches=uplink.dropped_batches,
         rejected_rows=uplink.rejected_rows,
         last_error=uplink.last_error,
+        refused_updates=uplink.refused_updates,
+        refused_update_rows=uplink.refused_update_rows,
+        last_refusal=uplink.last_refusal,
     )
 
 

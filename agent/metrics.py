@@ -322,4 +322,18 @@ METRICS: tuple[Metric, ...] = (
         "1",
         "Windows refused by central or unfit to be sent.",
     ),
+    _own(
+        "uplink",
+        "uplink_refused_updates_total",
+        "counter",
+        "1",
+        "Updates of coefficients that the agent refused: too large, created in the future, older, of no known form.",
+    ),
+    _own(
+        "uplink",
+        "uplink_refused_update_rows_total",
+        "counter",
+        "1",
+        "Rows left out of updates of coefficients: of jobs not asked for, or not plausible.",
+    ),
 )

@@ -61,6 +61,9 @@ class UplinkView:
     dropped_batches: int = 0
     rejected_rows: int = 0
     last_error: str = ""
+    refused_updates: int = 0
+    refused_update_rows: int = 0
+    last_refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from agent.batches import Report, encodable
 from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.state import UplinkView
-from agent.uplink_stream import AckTotals, Outage, StreamError, Timing, UplinkStream, explain
+from agent.update_limits import Refusals
+from agent.uplink_stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
 from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
@@ -45,8 +46,9 @@ class Uplink:
         section: UplinkSection,
         hello: Callable[[], agent_pb2.Hello],
         queue: BatchQueue,
-        on_coefficients: Callable[[agent_pb2.CoefficientUpdate], None] | None = None,
+        on_coefficients: Taker | None = None,
         *,
+        refusals: Refusals | None = None,
         give_up_after_s: float | None = None,
         tls_prefix: str = "uplink.tls",
         timing: Timing | None = None,
@@ -60,6 +62,7 @@ class Uplink:
                 coefficient_version, window_ms. Called often, must be quick. The uplink adds the rest.
             queue: the spool, or what a tool sends instead.
             on_coefficients: takes what central pushes, on the loop; its exceptions are logged.
+            refusals: counts what is refused of that; the store's, so that there is one count.
             give_up_after_s: `run` raises where central refuses us or is away for so long; None: never.
             tls_prefix: what the TLS files' settings are called in errors; "--": the options of a tool.
             timing: patience; tests shorten it.
@@ -70,6 +73,7 @@ class Uplink:
         self._hello = hello
         self._queue = queue
         self._on_coefficients = on_coefficients
+        self._refusals = refusals or Refusals()
         self._give_up_after_s = give_up_after_s
         self._tls_prefix = tls_prefix
         self._timing = timing or Timing()
@@ -111,6 +115,9 @@ class Uplink:
             acknowledged_windows=self.totals.acknowledged_rows,
             dropped_batches=counts.dropped_batches + self._overflows,
             rejected_rows=sum(self.totals.rejected_rows.values()) + self._unsendable,
+            refused_updates=self._refusals.updates,
+            refused_update_rows=self._refusals.rows,
+            last_refusal=self._refusals.last,
             last_error=self._last_error,
         )
 
@@ -236,7 +243,11 @@ class Uplink:
             credentials = channel_credentials(self._section.tls, self._tls_prefix)
         except TlsError as error:
             return Outage(str(error), refused=True, is_tls=True), False, False
-        options: list[tuple[str, Any]] = [*CLIENT_CHANNEL_OPTIONS]
+        largest = self._section.max_message_mib << 20
+        options: list[tuple[str, Any]] = [
+            *CLIENT_CHANNEL_OPTIONS,
+            ("grpc.max_receive_message_length", largest),
+        ]
         if self._section.server_name:
             options.append(("grpc.ssl_target_name_override", self._section.server_name))
         channel = grpc.aio.secure_channel(address, credentials, options=options)
@@ -252,6 +263,8 @@ class Uplink:
                 self._hello,
                 self._on_coefficients,
                 self.totals,
+                self._refusals,
+                max_jobs=self._section.max_jobs,
                 in_flight_batches=self._section.in_flight_batches,
                 timing=self._timing,
                 in_thread=self._in_thread,
@@ -281,6 +294,8 @@ class Uplink:
             ca=tls.ca,
             is_tool=prefix == "--",
         )
+        if outage.too_large:
+            self._refusals.update("message", "a message larger than uplink.max_message_mib allows")
         if outage.broke_off and (doubts := warnings(tls, server=False, prefix=prefix)):
             return Outage(
                 f"{doubts[0]} (central {self._section.address}: {details})", refused=True, is_tls=True

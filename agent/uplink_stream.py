@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from agent.batch_queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
+from agent.update_limits import Refusals, has_more_parts
 from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,
@@ -21,15 +22,24 @@ from whitepanda.common.protocol import (
     MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
 )
+from whitepanda.common.texts import printable
 from whitepanda.common.tls import is_of_another_ca, not_grpc
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Timing", "UplinkStream", "explain"]
+__all__ = ["FIRST_WINDOW", "AckTotals", "Outage", "StreamError", "Taker", "Timing", "UplinkStream", "explain"]
+
+#: Takes an update of coefficients. What it returns says later whether it was taken; None: it was.
+Taker = Callable[[agent_pb2.CoefficientUpdate], asyncio.Future[bool] | None]
 
 #: Batches in flight until central has acknowledged some.
 FIRST_WINDOW = 4
 _FETCH = 4  # batches read from the queue at a time: live ones wait for at most so many of the backlog
 _MAX_SLOW_DOWN_S = 600.0
+# Of an acknowledgement: ranges, reasons that are counted apart, characters of a reason and of what explains it.
+_MAX_RANGES, _MAX_REASONS, _MAX_REASON, _MAX_DETAIL = 1000, 32, 64, 200
+_MAX_PARTS_PER_JOB = 4  # of a message: statistics, coefficient, tag, removed
+_MAX_DETAILS = 1000  # of gRPC's text of a stream's end
+_OTHER_PARTS = 8 + 2 * _MAX_RANGES
 _LOG = log.get("uplink")
 
 
@@ -59,6 +69,7 @@ class AckTotals:
     rejected_batch_rows: int = 0
     counted: bool = False  # whether central says what it did with the rows (protocol 2)
     ignored_acknowledgements: int = 0
+    implausible_acknowledgements: int = 0
     coefficient_updates: int = 0
 
 
@@ -69,6 +80,7 @@ class Outage:
     message: str
     refused: bool = False
     is_tls: bool = False
+    too_large: bool = False  # it sent a message larger than is taken
     broke_off: bool = False  # before central said anything, as one does that does not accept our certificate
 
 
@@ -82,6 +94,7 @@ _BY_CODE = {
     grpc.StatusCode.ABORTED: "replaced",
 }
 _BY_TEXT = (
+    ("client: received message larger than max", "large"),
     ("hostname verification", "name"),
     ("peer name", "name"),
     ("certificate_verify_failed", "signer"),
@@ -106,6 +119,10 @@ _REFUSALS = {
     "replaced": (
         "central {address} has closed the stream",
         "another agent or tool speaks under the same name; give each its own certificate and {host}",
+    ),
+    "large": (
+        "central {address} sends a message larger than uplink.max_message_mib allows",
+        "no central needs that for the jobs of one host; is it the right one?",
     ),
     "content": ("central {address} refuses what was sent", "see central's log"),
     "name": (
@@ -152,7 +169,7 @@ def explain(
         is_tool: name a tool's options, not an agent's settings.
 
     """
-    details = " ".join(details.split()) or "no details"
+    details = printable(" ".join(details.split()))[:_MAX_DETAILS] or "no details"
     if why := not_grpc(details):
         return Outage(
             f"central {address} {why}; see {'--central' if is_tool else 'uplink.address'}", refused=True
@@ -173,7 +190,13 @@ def explain(
         message = f"{what.format(**names)}: {details}; {remedy.format(**names)}"
         # What merely breaks off may be a central that is just being restarted.
         broke_off = kind == "closed" or (kind == "handshake" and "ssl" not in lower)
-        return Outage(message, refused=not broke_off, is_tls=kind in _TLS_KINDS, broke_off=broke_off)
+        return Outage(
+            message,
+            refused=not broke_off,
+            is_tls=kind in _TLS_KINDS,
+            broke_off=broke_off,
+            too_large=kind == "large",
+        )
     if code in (None, grpc.StatusCode.OK):
         return Outage(f"central {address} ended the stream")
     return Outage(f"central {address} is away: {code.name.lower()}: {details}")
@@ -196,10 +219,12 @@ class UplinkStream:
         call: Any,
         queue: BatchQueue,
         hello: Callable[[], agent_pb2.Hello],
-        on_coefficients: Callable[[agent_pb2.CoefficientUpdate], None] | None,
+        on_coefficients: Taker | None,
         totals: AckTotals,
+        refusals: Refusals,
         *,
         in_flight_batches: int,
+        max_jobs: int,
         timing: Timing,
         in_thread: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
@@ -208,6 +233,10 @@ class UplinkStream:
         self._hello = hello
         self._on_coefficients = on_coefficients
         self._totals = totals
+        self._refusals = refusals
+        self._max_parts = _MAX_PARTS_PER_JOB * max_jobs + _OTHER_PARTS
+        self._taking: asyncio.Future[bool] | None = None
+        self._lacks_an_update = False
         self._most_in_flight = in_flight_batches
         self._window = min(FIRST_WINDOW, in_flight_batches)
         self._timing = timing
@@ -341,6 +370,11 @@ class UplinkStream:
 
     async def _read(self) -> None:
         async for raw in self._call:
+            if has_more_parts(raw, self._max_parts):
+                self._lacks_an_update = True
+                why = f"a message of more than {self._max_parts} parts; for more jobs raise uplink.max_jobs"
+                self._refusals.update("parts", why, bytes=len(raw))
+                continue
             try:
                 message = agent_pb2.CentralMessage.FromString(raw)
             except DecodeError as error:
@@ -350,7 +384,7 @@ class UplinkStream:
             if kind == "ack":
                 await self._take_ack(message.ack)
             elif kind == "coefficients":
-                self._take_coefficients(message.coefficients)
+                await self._take_coefficients(message.coefficients)
             elif kind == "welcome":
                 self._take_welcome(message.welcome)
             elif kind == "slow_down":
@@ -377,22 +411,26 @@ class UplinkStream:
         What may be in flight grows by it, as a TCP sender's window does in slow start (RFC 5681, section 3.1): when a
         central is back that was away for days, ten thousand agents come with a backlog at once.
         """
+        if len(ack.ranges) > _MAX_RANGES:
+            raise StreamError(
+                f"acknowledges {len(ack.ranges)} ranges at once; {_MAX_RANGES} are more than it needs"
+            )
+        ranges = [(r.first, r.last) for r in ack.ranges]
         taken = []
         for key, rows in self._in_flight.items():
             sequence = key[1]
-            if key[0] == ack.spool_id and any(r.first <= sequence <= r.last for r in ack.ranges):
+            if key[0] == ack.spool_id and any(first <= sequence <= last for first, last in ranges):
                 taken.append((sequence, rows))
         for sequence, _ in taken:
             del self._in_flight[ack.spool_id, sequence]
         totals = self._totals
         totals.acknowledged_batches += len(taken)
-        totals.acknowledged_rows += sum(rows for _, rows in taken)
-        totals.accepted_rows += ack.accepted_rows
-        for rejected in ack.rejected_rows:
-            self._reject(totals.rejected_rows, rejected.reason, rejected.count, "rows")
         rows_of = dict(taken)
+        total = sum(rows_of.values())
+        totals.acknowledged_rows += total
+        self._count_rows(ack, total)
         for batch in ack.rejected_batches:
-            totals.rejected_batch_rows += rows_of.get(batch.sequence, 0)
+            totals.rejected_batch_rows += rows_of.pop(batch.sequence, 0)  # each batch once
             self._reject(totals.rejected_batches, batch.reason, 1, batch.detail)
 
         if taken:
@@ -400,27 +438,65 @@ class UplinkStream:
                 self._window = min(self._window + len(taken), self._most_in_flight)
             self.acknowledged = True
             self._last_ack_s = _now()
-            ranges = [(sequence, sequence) for sequence, _ in taken]
+            gone = [(sequence, sequence) for sequence, _ in taken]
             # Shielded: it is counted, so it must leave the queue even if this stream ends now.
-            await asyncio.shield(self._in_thread(self._queue.acknowledge, ack.spool_id, ranges))
-        elif ack.ranges:
+            await asyncio.shield(self._in_thread(self._queue.acknowledge, ack.spool_id, gone))
+        elif ranges:
             totals.ignored_acknowledgements += 1
+
+    def _count_rows(self, ack: agent_pb2.Ack, total: int) -> None:
+        """Count what central did with the rows of an acknowledgement, which are `total` and cannot be more."""
+        accepted = ack.accepted_rows
+        rejected = sum(rejected.count for rejected in ack.rejected_rows)
+        if accepted + rejected > total:
+            if not self._totals.implausible_acknowledgements:
+                _LOG.warning(
+                    "central counts more rows than it acknowledges; these counts are left out",
+                    rows=total,
+                    accepted=accepted,
+                    rejected=rejected,
+                )
+            self._totals.implausible_acknowledgements += 1
+            return
+        self._totals.accepted_rows += accepted
+        for rows in ack.rejected_rows:
+            self._reject(self._totals.rejected_rows, rows.reason, rows.count, "rows")
 
     @staticmethod
     def _reject(counts: dict[str, int], reason: str, count: int, detail: str) -> None:
-        """Count; the first time that a reason turns up it is logged."""
+        """Count; the first time that a reason turns up it is logged. Reasons beyond a bound are one."""
+        reason = printable(reason[:_MAX_REASON])
+        if reason not in counts and len(counts) >= _MAX_REASONS:
+            reason = "other"
         if reason not in counts:
-            _LOG.warning("central rejects data", reason=reason, count=count, detail=detail)
+            _LOG.warning("central rejects data", reason=reason, count=count, detail=detail[:_MAX_DETAIL])
         counts[reason] = counts.get(reason, 0) + count
 
-    def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+    async def _take_coefficients(self, update: agent_pb2.CoefficientUpdate) -> None:
+        """Hand an update on. While one is being taken the next waits, and central with it: memory holds two at most.
+
+        What was refused is missing from the changes that follow, as central does not know of it: then a new stream
+        begins, whose Hello says what is held.
+        """
+        await self._taken()
+        if self._lacks_an_update and not update.full:
+            raise StreamError("sends changes to coefficients that were refused; beginning anew")
+        self._lacks_an_update = False
         self._totals.coefficient_updates += 1
         if self._on_coefficients is None:
             return
         try:
-            self._on_coefficients(update)
+            self._taking = self._on_coefficients(update)
         except Exception as error:  # noqa: BLE001 - whatever the analysis makes of it, samples must still flow
             _LOG.error("coefficients cannot be used", version=update.version, error=repr(error))
+
+    async def _taken(self) -> None:
+        if self._taking is None:
+            return
+        await asyncio.wait({self._taking})
+        if self._taking.cancelled() or self._taking.exception() is not None or not self._taking.result():
+            self._lacks_an_update = True
+        self._taking = None
 
 
 def _now() -> float:

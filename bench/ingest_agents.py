@@ -92,11 +92,12 @@ def value_columns(seed: int, vms: int) -> bytes:
 def values_of(seed: int, vms: int) -> dict[str, list[Any]]:
     """Return the eight values of each VM by name."""
     rng = np.random.default_rng(seed)
+    cpi, cycles = rng.uniform(0.5, 3.0, vms), rng.integers(1, 10**11, vms)
     return {
-        "cpi": rng.uniform(0.5, 3.0, vms).tolist(),
+        "cpi": cpi.tolist(),
         "cpu_usage_cores": rng.uniform(0.0, 8.0, vms).tolist(),
-        "cycles": rng.integers(1, 10**11, vms).tolist(),
-        "instructions": rng.integers(1, 10**11, vms).tolist(),
+        "cycles": cycles.tolist(),
+        "instructions": (cycles / cpi).astype(np.int64).tolist(),
         "running_ratio": rng.uniform(0.5, 1.0, vms).tolist(),
         "run_queue_wait_ratio": rng.uniform(0.0, 0.1, vms).tolist(),
         "disk_bytes_per_s": rng.uniform(0.0, 1e8, vms).tolist(),

@@ -29,14 +29,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
+from central.failing_machines import failing, is_of_rows
 from central.lake import Lake, Segment
 from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
+from central.machine_days import CROWDED_FILE, MAX_JOBS
 from central.other_settings import OtherSettings
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
@@ -46,13 +51,14 @@ from whitepanda.common import log
 
 if TYPE_CHECKING:
     import duckdb
-    import pyarrow as pa
 
 __all__ = ["KEPT_VERSIONS", "BuildStoppedError", "Builder", "LeftOut"]
 
 AnyEngine = engine.Engine | SparkEngine
 _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+
+_LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -125,6 +131,9 @@ class Builder:
         self._slot_ns = round(section.slot_s * 1e9)
         self._states = StateFolders((state_dir or lake.root / "state") / f"slot={section.slot_s:g}")
         self._state = self._states.root
+        most = section.max_machine_jobs
+        # The default is no part of a state's name: states of older releases stay in use.
+        self._cap = () if most == MAX_JOBS else (f"max_machine_jobs {most}",)
         self._slots = SlotStore(lake, self._slot_ns)
         self._care = (
             None
@@ -333,6 +342,7 @@ class Builder:
                 found = self._solved(one, folders)
         self.last_days_computed = len(stale)
         statistics, coefficients = found
+        machines, jobs = self._left_out_by_machine(days)
         manifest = Manifest(
             version=0,
             created_unix_ns=self._clock_unix_ns(),
@@ -343,6 +353,8 @@ class Builder:
             rows=sum(day.slots.samples for day in days),
             days_left_out=self.left_out.days,
             rows_left_out=self.left_out.rows,
+            machines_left_out=machines,
+            jobs_left_out=jobs,
             job_statistics=0,
             coefficients=0,
             code_version=metadata.version("whitepanda"),
@@ -378,7 +390,10 @@ class Builder:
                 manifest = self._slots.roll_up(each, connection) if each in segments else manifests[each]
                 if manifest is not None:
                     digest = _digest(
-                        *day_states.FORMATS[self._section.method], f"{self._slot_ns}", *manifest.digest_words
+                        *day_states.FORMATS[self._section.method],
+                        f"{self._slot_ns}",
+                        *self._cap,
+                        *manifest.digest_words,
                     )
                     days.append(_Day(each, digest, manifest, self._states.folder(each, digest)))
         return days, older
@@ -412,10 +427,58 @@ class Builder:
             with self._duckdb(scratch) as (reader,):
                 engine.write_parquet(self._slots.read(reader.connection, [day.slots]), slots_file)
         folder = scratch / day.digest
-        folder.mkdir()
-        day_states.write(self._section.method, running, running.read([slots_file]), self._slot_ns, folder)
+        slots = running.read([slots_file])
+
+        def write(without: Sequence[str] = ()) -> None:
+            self._check_stopping()
+            self.lease.check()
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            kept = slots.filter(slots.machine.notin(without)) if without else slots
+            day_states.write(
+                self._section.method, running, kept, self._slot_ns, folder, self._section.max_machine_jobs
+            )
+
+        try:
+            write()
+        except Exception as error:
+            if not is_of_rows(error) or self._stopping.is_set():
+                raise
+            counts = (
+                pq.read_table(slots_file, columns=["machine"])
+                .group_by("machine")
+                .aggregate([([], "count_all")])
+            )
+            left_out = failing(counts.sort_by("count_all")["machine"].to_pylist(), error, write)
+            write(left_out)
+            pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
+            self._log.warning(
+                "rows of machines make a build fail and are left out",
+                day=day.day.isoformat(),
+                machines=left_out,
+                error=_line_of(error),
+            )
         self._states.put(folder, day.folder)
         slots_file.unlink()
+
+    def _left_out_by_machine(self, days: Sequence[_Day]) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Return the machines of which some day's rows are left out, and by machine the most jobs left out of a day."""
+        machines, jobs = set[str](), dict[str, int]()
+        for day in days:
+            machines.update(day.slots.machines_left_out)
+            if (path := day.folder / _LEFT_OUT_FILE).exists():
+                machines.update(pq.read_table(path)["machine"].to_pylist())
+            if (path := day.folder / CROWDED_FILE).exists():
+                for row in pq.read_table(path).to_pylist():
+                    jobs[row["machine"]] = max(row["jobs"], jobs.get(row["machine"], 0))
+        before = self.current.manifest.jobs_left_out if self.current else {}
+        if new := sorted(jobs.keys() - before.keys()):
+            self._log.warning(
+                "machines have more jobs a day than build.max_machine_jobs; the most common ones count",
+                machines=new[:20],
+                max_machine_jobs=self._section.max_machine_jobs,
+            )
+        return tuple(sorted(machines)), jobs
 
     def _solved(self, running: AnyEngine, folders: list[Path]) -> tuple[pa.Table, pa.Table]:
         self._check_stopping()

@@ -11,7 +11,7 @@ same layout needs to have its numbers checked only, and those of many batches ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from central.plausible import absurd_counters
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["CHECKED", "Bounds", "Layout", "Located", "column", "locate", "sound"]
@@ -219,10 +220,11 @@ class Bounds:
     latest_unix_ns: int
     max_duration_ns: int
     max_cpu_usage_cores: float
+    min_cpi: float
     max_cpi: float
 
 
-def sound(parts: Sequence[Iterable[bytes]], bounds: Bounds) -> bool:
+def sound(parts: Sequence[Sequence[bytes]], bounds: Bounds) -> bool:
     """Whether all numbers of all rows are good. `parts` are, for each column in `CHECKED`, its bytes piece by piece."""
     start, duration, usage, cpi, cycles, instructions = (b"".join(part) for part in parts)
     least, most = np.minimum.reduce, np.maximum.reduce
@@ -240,7 +242,28 @@ def sound(parts: Sequence[Iterable[bytes]], bounds: Bounds) -> bool:
         return False
     if cpi:
         cpis = np.frombuffer(cpi, "<f8")
-        if np.fmin.reduce(cpis) <= 0 or np.fmax.reduce(cpis) > bounds.max_cpi:
+        if np.fmin.reduce(cpis) < bounds.min_cpi or np.fmax.reduce(cpis) > bounds.max_cpi:
             return False
+    if not cycles and not instructions:
+        return True
+    if all(len(counts) in (0, len(duration)) for counts in (cycles, instructions)):
+        return _are_counters_sound(durations, usages, cycles, instructions)
+    # Some hosts count and others do not: those of a kind together.
+    kinds: dict[tuple[bool, bool], list[tuple[bytes, ...]]] = {}
+    for piece in zip(parts[1], parts[2], parts[4], parts[5], strict=True):
+        kinds.setdefault((bool(piece[2]), bool(piece[3])), []).append(piece)
+    for pieces in kinds.values():
+        duration, usage, cycles, instructions = (b"".join(part) for part in zip(*pieces, strict=True))
+        durations, usages = np.frombuffer(duration, "<u8"), np.frombuffer(usage, "<f8")
+        if not _are_counters_sound(durations, usages, cycles, instructions):
+            return False
+    return True
+
+
+def _are_counters_sound(durations: _Array, usages: _Array, cycles: bytes, instructions: bytes) -> bool:
+    """Whether counters are numbers that can be; each column has all rows or none."""
     # As signed numbers those above 2^63-1 are negative, and the one that means "not known" is -1.
-    return all(least(np.frombuffer(counts, "<i8")) >= -1 for counts in (cycles, instructions) if counts)
+    counts = [np.frombuffer(each, "<i8") if each else None for each in (cycles, instructions)]
+    if any(each is not None and np.minimum.reduce(each) < -1 for each in counts):
+        return False
+    return not absurd_counters(durations, usages, *counts).any()

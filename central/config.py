@@ -16,13 +16,15 @@ from whitepanda.common.config import Range, address_problem, is_loopback, load_t
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, problems, warnings
 
-__all__ = ["RANGES", "CentralConfig", "PlacementSection", "RuntimeSection", "load"]
+__all__ = ["RANGES", "CentralConfig", "HttpSection", "PlacementSection", "RuntimeSection", "load"]
 
 #: What each number may be; a test sees that none is left out.
 RANGES: tuple[Range, ...] = (
     ("ingest.max_batch_rows", 1, 1_000_000),
+    ("ingest.max_host_jobs", 1, 100_000),
     ("ingest.max_message_bytes", 1 << 16, 1 << 28),
     ("ingest.max_streams", 1, 1_000_000),
+    ("ingest.unread_s", 1, 86_400),
     ("ingest.commit_interval_ms", 1, 10_000),
     ("ingest.max_pending_batches", 1, 1_000_000),
     ("ingest.max_future_s", 1, 10 * 366 * 86_400),
@@ -38,6 +40,11 @@ RANGES: tuple[Range, ...] = (
     ("quotas.max_ranges_per_day", 1, 1_000_000_000),
     ("quotas.max_report_mib_per_day", 0.001, 1_000_000),
     ("quotas.max_events_per_host", 1, 100_000_000),
+    ("ingest.journal_reserve_mib", 0, 65_536),
+    ("http.max_connections", 1, 100_000),
+    ("http.max_connections_per_address", 1, 100_000),
+    ("http.request_timeout_s", 0.1, 3600),
+    ("http.answer_timeout_s", 1, 86_400),
     ("incidents.quiet_gap_s", 1, 7 * 86_400),
     ("incidents.retention_days", 1, 3660),
     ("webhooks.timeout_s", 0.1, 300),
@@ -60,6 +67,7 @@ RANGES: tuple[Range, ...] = (
     ("build.memory_limit_mib", 64, 1 << 24),
     ("build.threads", 1, 1024),
     ("build.lease_s", 1, 86_400),
+    ("build.max_machine_jobs", 1, 5000),
     ("lake.raw_days", 0, 36_500),
     ("lake.slot_days", 0, 36_500),
 )
@@ -88,8 +96,10 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
     max_batch_rows: int = 10_000  # larger batches are refused whole
+    max_host_jobs: int = 4_000  # a batch, heartbeat or Hello that names more is refused; not of importers
     max_message_bytes: int = 4 << 20  # larger messages end the stream
     max_streams: int = 12_000  # further hosts are refused until others leave
+    unread_s: float = 60.0  # a host that reads none of its acknowledgements for so long is disconnected
     commit_interval_ms: int = 20  # group commit: how long the journal gathers batches
     max_pending_batches: int = 24_000  # or 128 MiB of them: nothing is read; at half, agents slow down
     max_future_s: float = 3600.0  # windows that start later than this from now are refused
@@ -99,6 +109,16 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_events: int = 100_000  # kept of those that hosts report; the oldest go first
     roll_interval_s: float = 60.0  # how often the journal rolls into a segment
     roll_rows: int = 500_000  # or when it holds this many rows
+    journal_reserve_mib: int = 32  # disk space held to drain the journal on a full disk; 0 = none
+
+
+class HttpSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Clients of central.http_listen."""
+
+    max_connections: int = 256  # open at once; one that waits for its client goes when a new one comes
+    max_connections_per_address: int = 64  # the same of one address, or of one IPv6 network of 64 bits
+    request_timeout_s: float = 10.0  # for a TLS handshake, and for a whole request
+    answer_timeout_s: float = 60.0  # for the client to read an answer
 
 
 class QuotaSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -154,6 +174,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
+    max_machine_jobs: int = 500  # of a machine day; of more the most common ones count for coefficients
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +203,7 @@ class CentralConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     central: CentralSection
     ingest: IngestSection = IngestSection()
     quotas: QuotaSection = QuotaSection()
+    http: HttpSection = HttpSection()
     build: BuildSection = BuildSection()
     incidents: IncidentsSection = IncidentsSection()
     webhooks: WebhooksSection = WebhooksSection()

@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from central import garbage
+from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.build_worker import BuildProcess
@@ -27,6 +29,7 @@ from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder
 from central.ingest import Ingest
 from central.journal import Journal
+from central.journal_reserve import reserve_bytes
 from central.lake import Lake
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
@@ -45,6 +48,7 @@ from whitepanda.v1 import fleet_pb2_grpc
 __all__ = ["Central", "run"]
 
 _STOP_GRACE_S = 3.0
+_SWITCH_S = 0.001  # that a busy thread keeps Python's lock from the loop; 5 ms by default
 _SERVICES = ("whitepanda.v1.AgentStream", "whitepanda.v1.Fleet")
 
 
@@ -93,6 +97,7 @@ class Central:
             commit_interval_s=config.ingest.commit_interval_ms / 1e3,
             max_events=config.ingest.max_events,
             max_events_per_host=config.quotas.max_events_per_host,
+            reserve_bytes=reserve_bytes(config.ingest.journal_reserve_mib, config.ingest.max_message_bytes),
         )
         self.journal.start()
         try:
@@ -124,6 +129,7 @@ class Central:
             await self._stop_server(0.0)
             await self.journal.close()
             raise
+        self._spawn(self.ingest.watch(), "ingest")
         self._spawn(self.roller.run(), "rolls")
         self._spawn(self.builder.run(), "builds")
         self._spawn(self.publisher.run(), "publish")
@@ -166,6 +172,7 @@ class Central:
         """Stop taking batches, commit and acknowledge what was taken, and close everything."""
         await self.ingest.drain()
         await self._stop_server(_STOP_GRACE_S)
+        self.ingest.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -244,7 +251,7 @@ class Central:
             revoked=self.revoked,
             over_quota=lambda: self.ingest.quotas.over,
         )
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(CheckedRequests(fleet), self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (
@@ -269,7 +276,15 @@ class Central:
         central = self.config.central
         if not central.http_listen:
             return
-        http = HttpApi(self.fleet, central.http_listen, central.tls, central.operators, self.revoked)
+        http = HttpApi(
+            self.fleet,
+            central.http_listen,
+            central.tls,
+            central.operators,
+            self.revoked,
+            self.config.http,
+            self.registry.refused,
+        )
         await http.start()
         self._http = http
         _write_port(Path(central.state_dir) / "http_port", http.port)
@@ -303,6 +318,7 @@ async def run(config: CentralConfig) -> None:
 async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
     garbage.be_patient()
+    sys.setswitchinterval(_SWITCH_S)
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())
     stopper = asyncio.create_task(stopping.wait())

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from central import engine, estimator
+from central.machine_days import MAX_JOBS
 from central.models.robust_cpi import over_days
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 
 
 def write(
-    method: str, running: engine.Engine | SparkEngine, slots: ir.Table, slot_ns: int, folder: Path
+    method: str,
+    running: engine.Engine | SparkEngine,
+    slots: ir.Table,
+    slot_ns: int,
+    folder: Path,
+    max_jobs: int = MAX_JOBS,
 ) -> None:
     """Write the state of one day.
 
@@ -41,12 +47,13 @@ def write(
         slots: the day's task slots, columns as of `engine.task_slots`; better from a file: they are read several times.
         slot_ns: length of a slot.
         folder: is there, and empty.
+        max_jobs: that count of a machine day, the most common ones.
 
     """
     if method == "panda":
-        engine.write_pair_state(running, slots, slot_ns, folder)
+        engine.write_pair_state(running, slots, slot_ns, folder, max_jobs)
         return
-    estimator.write_state(running, slots, slot_ns, folder)
+    estimator.write_state(running, slots, slot_ns, folder, max_jobs)
     running.write(engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet")
 
 

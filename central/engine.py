@@ -16,6 +16,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -266,7 +267,13 @@ def fit(slots: ir.Table) -> FitTables:
     return FitTables(statistics, machine_cpi, found)
 
 
-def write_pair_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int, folder: Path) -> None:
+def write_pair_state(
+    opened: Engine | SparkEngine,
+    slots: ir.Table,
+    slot_ns: int,
+    folder: Path,
+    max_jobs: int = machine_days.MAX_JOBS,
+) -> None:
     """Write the tables `STATE`, a file each, of a part of the data whose machine slots are in no other part.
 
     Args:
@@ -274,6 +281,7 @@ def write_pair_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int
         slots: columns as of `task_slots`; better from a file: they are read five times.
         slot_ns: length of a slot.
         folder: is there, and empty.
+        max_jobs: that count of a machine day, the most common ones.
 
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
@@ -293,7 +301,9 @@ def write_pair_state(opened: Engine | SparkEngine, slots: ir.Table, slot_ns: int
         job=numbers.code,
         cpi=ibis.ifelse(numbers.latency_sensitive, numbers.cpi, None),
     )
-    opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
+    kernel = partial(machine_days.panda, max_jobs=max_jobs)
+    opened.machine_days(numbers, rows.count, kernel, slot_ns, folder / "raw.parquet")
+    machine_days.write_crowded(folder / "raw.parquet", folder)
     tables = _named(opened.read([folder / "raw.parquet"]), groups)
     tables |= {"cpi": cpi_moments(slots), "histogram": _histogram(slots)}
     for name, schema in STATE.items():

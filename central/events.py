@@ -16,6 +16,7 @@ EVENT_REASONS = ("too_many_events", "bad_event", "bad_event_time")
 
 _MAX_EVENTS = 1000  # of one batch
 _MAX_EVENT_BYTES = 16 << 10
+_MAX_LIST = 256  # culprits, evidence
 _BEHAVIOURS = frozenset(agent_pb2.Behaviour.values()) - {agent_pb2.BEHAVIOUR_UNSPECIFIED}
 
 _ANALYSES = frozenset(agent_pb2.Analysis.values()) - {agent_pb2.ANALYSIS_UNSPECIFIED}
@@ -67,6 +68,11 @@ def check_events(
 
 def _is_good(event: agent_pb2.VmEvent) -> bool:
     """Whether it says of whom it is and what began; texts are for people's terminals, so without control characters."""
+    lists = (event.culprits, event.evidence, event.found_by)
+    if (
+        max(map(len, lists)) > _MAX_LIST or event.ByteSize() > _MAX_EVENT_BYTES
+    ):  # first: the rest walks through them
+        return False
     texts = (event.epoch, event.name, event.job, *event.culprits)
     return (
         is_name(event.vm)
@@ -75,5 +81,4 @@ def _is_good(event: agent_pb2.VmEvent) -> bool:
         and event.behaviour in _BEHAVIOURS
         and event.before in _BEHAVIOURS
         and _ANALYSES.issuperset(event.found_by)
-        and event.ByteSize() <= _MAX_EVENT_BYTES
     )

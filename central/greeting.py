@@ -13,15 +13,17 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from central.batch_reader import ReadBatch, Sender
 from central.config import CentralConfig
 from central.journal import HostRecord, Journal
+from central.large_messages import LARGE, LargeMessages
 from central.log_limit import LogLimit
 from central.revoked import Revoked, revoked_text
 from central.streams import HostStream
-from central.validate import is_name
+from central.validate import Limits, is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree
-from whitepanda.common.tls import peer_serial
+from whitepanda.common.tls import peer_serial, shown_names
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["HEARTBEAT_MS", "SHOWN", "Context", "Greeter", "RefusedError", "someone"]
@@ -34,6 +36,7 @@ _CONNECTIONS = 10  # of a host in a minute are logged
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
 #: The longest that agents accept.
 HEARTBEAT_MS = 600_000
+_NO_HELLO = b""  # stands for a large batch in place of a Hello
 
 
 class RefusedError(Exception):
@@ -53,6 +56,7 @@ class Greeter:
         refused: counts refused streams by reason.
         revoked: certificates that no longer count.
         clock: nanoseconds since 1970.
+        large: reads large messages.
 
     """
 
@@ -63,25 +67,28 @@ class Greeter:
         refused: Counter[str],
         revoked: Revoked,
         clock: Callable[[], int],
+        large: LargeMessages,
     ) -> None:
         self._config = config
         self._journal = journal
         self._refused = refused
         self._revoked = revoked
         self._clock = clock
-        logger = log.get("ingest")
-        self._warn = LogLimit(logger.warning)
-        self._inform = LogLimit(logger.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
+        self._large = large
+        self._log = log.get("ingest")
+        self._warn = LogLimit(self._log.warning)
+        self._inform = LogLimit(self._log.info, most_lines=_CONNECTIONS, most_hosts=config.ingest.max_streams)
 
-    async def greet(self, context: Context, names: frozenset[str]) -> tuple[HostStream, HostRecord]:
-        """Read the Hello, agree on a version, and answer.
+    def admit(
+        self, context: Context, names: frozenset[str], hello: agent_pb2.Hello
+    ) -> tuple[HostStream, HostRecord]:
+        """Agree on a version.
 
         Raises:
-            RefusedError: it is none, too late, for a host that is not in `names`, or of another protocol; or the
+            RefusedError: the Hello is for a host that is not in `names`, or of another protocol; or the
                 certificate is revoked.
 
         """
-        hello = await self._read_hello(context, names)
         now = self._clock()
         serial = peer_serial(context)
         if serial in self._revoked:
@@ -93,7 +100,7 @@ class Greeter:
                 grpc.StatusCode.PERMISSION_DENIED,
                 "wrong_host",
                 f"host {hello.host[:SHOWN]!r} is not a name of its certificate "
-                f"({', '.join(sorted(names)) or 'none'}); issue a certificate for that name, or set agent.host "
+                f"({shown_names(names)}); issue a certificate for that name, or set agent.host "
                 "to the certificate's name",
                 host=someone(
                     names
@@ -109,6 +116,7 @@ class Greeter:
                     f"({len(value)} characters, {value[:SHOWN]!r})",
                     host=hello.host,
                 )
+        self.check_jobs(max(len(hello.jobs), len(hello.held)), hello.host)
         version = agree(hello.protocol_version, hello.min_protocol_version)
         if version is None:
             raise self.refuse(
@@ -127,7 +135,7 @@ class Greeter:
             serial=serial,
             jobs=frozenset(filter(is_name, hello.jobs)),
             coefficient_version=hello.coefficient_version,
-            held_tags={held.job: held.tag for held in hello.held},
+            held_tags={held.job: held.tag for held in hello.held if is_name(held.job)},
         )
         record = HostRecord(
             host=hello.host,
@@ -141,8 +149,6 @@ class Greeter:
             jobs=tuple(sorted(stream.jobs)),
         )
         self._journal.note_host(record)
-        if version >= 2:  # noqa: PLR2004 - the version that brought Welcome
-            await context.write(self._welcome(version, now).SerializeToString())
         self._inform(
             "host connected",
             host=hello.host,
@@ -152,6 +158,12 @@ class Greeter:
             certificate_serial=serial,
         )
         return stream, record
+
+    async def welcome(self, context: Context, stream: HostStream) -> None:
+        """Answer a Hello."""
+        if stream.protocol_version >= 2:  # noqa: PLR2004 - the version that brought Welcome
+            said = self._welcome(stream.protocol_version, self._clock())
+            await context.write(said.SerializeToString())
 
     def _welcome(self, version: int, now_unix_ns: int) -> agent_pb2.CentralMessage:
         return agent_pb2.CentralMessage(
@@ -165,7 +177,13 @@ class Greeter:
             )
         )
 
-    async def _read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+    async def read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+        """Read a stream's first message.
+
+        Raises:
+            RefusedError: it is no Hello, comes too late, or is too large.
+
+        """
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
         except TimeoutError:
@@ -180,6 +198,11 @@ class Greeter:
                 "the stream ended without a Hello",
                 host=someone(names),
             )
+        self.check_size(raw, someone(names))
+        if len(raw) > LARGE:
+            nobody = Sender(someone(names), "", is_importer=False, limits=Limits(), now_unix_ns=0)
+            if await self.read_large(raw, nobody) is not None:
+                raw = _NO_HELLO
         message = self.parse(raw, someone(names))
         if message.WhichOneof("body") != "hello":
             raise self.refuse(
@@ -190,19 +213,52 @@ class Greeter:
             )
         return message.hello
 
-    def parse(self, raw: bytes, host: str) -> agent_pb2.AgentMessage:
-        """Return the message; what is none ends the stream (RefusedError) and is counted."""
+    def check_jobs(self, jobs: int, host: str) -> None:
+        """End the stream (RefusedError) of a host that names more jobs than `ingest.max_host_jobs`."""
+        limit = self._config.ingest.max_host_jobs
+        if jobs > limit:
+            detail = f"host {host!r} names {jobs} jobs; ingest.max_host_jobs allows {limit}"
+            raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
+
+    async def read_large(self, raw: bytes, sender: Sender) -> ReadBatch | None:
+        """Return the batch that a large message is; None where it is another one, which the loop can read.
+
+        Raises:
+            RefusedError: it is none, or names too many jobs.
+
+        """
+        try:
+            answer = await self._large.read(raw, sender)
+        except OSError as error:
+            self._log.error(
+                "a large message could not be read", host=sender.host, bytes=len(raw), error=str(error)
+            )
+            raise self._malformed(raw, sender.host) from None
+        if answer.body == "malformed":
+            raise self._malformed(raw, sender.host)
+        self.check_jobs(answer.jobs, sender.host)
+        return answer.batch
+
+    def _malformed(self, raw: bytes, host: str) -> RefusedError:
+        self._journal.reject(host, "malformed")
+        detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
+        return self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host)
+
+    def check_size(self, raw: bytes, host: str) -> None:
+        """End the stream (RefusedError) of a host that sends a message above `ingest.max_message_bytes`; counted."""
         limit = self._config.ingest.max_message_bytes
         if len(raw) > limit:
             self._journal.reject(host, "oversized")
             detail = f"a message of {len(raw)} bytes; ingest.max_message_bytes allows {limit}: send smaller batches"
             raise self.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized", detail, host=host)
+
+    def parse(self, raw: bytes, host: str) -> agent_pb2.AgentMessage:
+        """Return the message; what is none ends the stream (RefusedError) and is counted."""
+        self.check_size(raw, host)
         try:
             return agent_pb2.AgentMessage.FromString(raw)
         except DecodeError:
-            self._journal.reject(host, "malformed")
-            detail = f"a message of {len(raw)} bytes is not a whitepanda.v1.AgentMessage"
-            raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "malformed", detail, host=host) from None
+            raise self._malformed(raw, host) from None
 
     def refuse(self, code: grpc.StatusCode, reason: str, detail: str, *, host: str) -> RefusedError:
         """Count and tell a refusal, and return what is to be raised."""

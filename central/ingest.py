@@ -16,11 +16,14 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from central.batch_reader import ReadBatch
 from central.config import CentralConfig
 from central.greeting import Context, Greeter, RefusedError, someone
 from central.intake import Intake
 from central.journal import Journal
+from central.large_messages import LARGE, LargeMessages
 from central.log_limit import LogLimit
+from central.peers import Peer, Peers
 from central.quotas import OverQuotaError, Quotas
 from central.revoked import Revoked
 from central.room import Flow, Room
@@ -33,6 +36,7 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
+_LOOK_S = 1.0  # how often it is seen whether hosts read
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
 
@@ -45,6 +49,7 @@ class Ingest:
         registry: gets every open stream.
         revoked: certificates that no longer count.
         clock: nanoseconds since 1970, for tests.
+        clock_s: seconds of a clock that never goes back, for tests.
 
     """
 
@@ -56,6 +61,7 @@ class Ingest:
         *,
         revoked: Revoked | None = None,
         clock: Callable[[], int] = time.time_ns,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refused_streams = registry.refused
         self.room = Room(config.ingest, journal)
@@ -64,8 +70,11 @@ class Ingest:
         self._journal = journal
         self._registry = registry
         self._clock = clock
-        self._greeter = Greeter(config, journal, registry.refused, revoked or Revoked(), clock)
-        self._intake = Intake(config, journal, registry, self.room, self.quotas, clock)
+        self._clock_s = clock_s
+        self._large = LargeMessages()
+        self._peers = Peers()
+        self._greeter = Greeter(config, journal, registry.refused, revoked or Revoked(), clock, self._large)
+        self._intake = Intake(config, journal, registry, self.room, self.quotas, clock, self._large)
         self._open = 0  # streams, also those that have not said Hello
         self._draining = False
         self._warn = LogLimit(log.get("ingest").warning)
@@ -86,20 +95,51 @@ class Ingest:
         for flow in list(self.room.flows):
             flow.stream.close("central is stopping")
 
+    def close(self) -> None:
+        """End the process that reads large messages."""
+        self._large.close()
+
+    async def watch(self) -> None:
+        """End the streams of hosts that do not read, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.drop_unread()
+
+    def drop_unread(self) -> None:
+        """End the streams of hosts that have not read for `ingest.unread_s`."""
+        allowed_s, now_s = self._config.ingest.unread_s, self._clock_s()
+        for flow in self.room.flows:
+            since_s = flow.stream.writing_since_s
+            if since_s and now_s - since_s > allowed_s and not flow.unread.done():
+                flow.unread.set_result(None)
+
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
         self._open += 1
+        names = peer_names(context)
+        peer = self._peers.enter(names)
         try:
-            await self._serve(context)
+            if peer.open > peer.allowed:
+                detail = f"a certificate of {len(names)} names may have {peer.allowed} streams open"
+                raise self._greeter.refuse(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(names)
+                )
+            await self._serve(context, peer)
         except RefusedError as refusal:
-            await context.abort(refusal.code, str(refusal))
+            try:
+                await context.abort(
+                    refusal.code, str(refusal)
+                )  # a client that does not read may keep it waiting here
+            except grpc.aio.InternalError:  # until its connection ends
+                raise asyncio.CancelledError from None  # gRPC would log a traceback
         finally:
+            self._peers.leave(peer)
             self._open -= 1
 
-    async def _serve(self, context: Context) -> None:
+    async def _serve(self, context: Context, peer: Peer) -> None:
+        names = peer.names
         if self._draining:
             raise RefusedError(grpc.StatusCode.UNAVAILABLE, "central is stopping")
-        names = peer_names(context)
         allowed = self._config.ingest.max_streams
         if self._open > allowed:
             detail = (
@@ -108,15 +148,24 @@ class Ingest:
             raise self._greeter.refuse(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "max_streams", detail, host=someone(names)
             )
-        stream, record = await self._greeter.greet(context, names)
+        peer.owe_for_hello()
+        await peer.wait()
+        hello = await self._greeter.read_hello(context, names)
+        peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
+        began_s = time.perf_counter()
+        stream, record = self._greeter.admit(context, names, hello)
+        peer.owe_for(time.perf_counter() - began_s)
+        await self._greeter.welcome(context, stream)
         flow = Flow(stream, record)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
-        sender = asyncio.create_task(self._send(stream, context))
-        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
+        sender = asyncio.create_task(self._send(flow, context))
+        receiver = asyncio.create_task(self._receive_within_quota(flow, context, peer))
         try:
-            await asyncio.wait((sender, receiver), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
+            if flow.unread.done():
+                raise self._unread(stream)
             if receiver.done() and not sender.done():
                 if is_plain := receiver.exception() is None:
                     # The agent has said its last word; it still gets its acknowledgements.
@@ -143,26 +192,38 @@ class Ingest:
             code = grpc.StatusCode.UNAVAILABLE if self._draining else stream.close_code
             raise RefusedError(code, stream.close_reason)
 
-    async def _send(self, stream: HostStream, context: Context) -> None:
+    def _unread(self, stream: HostStream) -> RefusedError:
+        allowed_s = self._config.ingest.unread_s
+        detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
+        stream.close(detail, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return self._greeter.refuse(stream.close_code, "unread", detail, host=stream.host)
+
+    async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""
+        stream = flow.stream
         while True:
             await stream.wait()
             is_last = stream.closed  # nothing is queued on a closed stream
             for message in stream.drain():
+                stream.writing_since_s = self._clock_s()
                 await context.write(message.SerializeToString())
+            stream.writing_since_s = 0.0
+            flow.relieved.set()
             if is_last:
                 return
 
-    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
+    async def _receive_within_quota(self, flow: Flow, context: Context, peer: Peer) -> None:
         try:
-            await self._receive(flow, context)
+            await self._receive(flow, context, peer)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
 
-    async def _receive(self, flow: Flow, context: Context) -> None:
+    async def _receive(self, flow: Flow, context: Context, peer: Peer) -> None:
         while True:
+            if peer.until_s:
+                await peer.wait()
             await self.room.wait(flow)
             raw = await context.read()
             if raw is grpc.aio.EOF:
@@ -174,21 +235,48 @@ class Ingest:
                 self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
-            message = self._greeter.parse(raw, flow.stream.host)
-            body = message.WhichOneof("body")
-            if body == "batch":
-                batch = message.batch
-                rows = len(batch.task_index) + len(batch.events) + len(batch.triggers)
-                self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, batch.tasks)
-                self._intake.take_batch(flow, batch, raw)
-            elif body == "heartbeat":
-                self._take_heartbeat(flow, message.heartbeat)
-            elif body == "hello":
-                detail = "a second Hello on one stream; connect anew to change what it says"
-                raise self._greeter.refuse(
-                    grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
+            began_s = time.perf_counter()
+            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
+            if flow.stream.is_importer:  # it may keep that process busy
+                began_s = time.perf_counter()
+            if read is None:
+                read = self._take(flow, raw)
+            else:
+                self._charge(
+                    flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks
                 )
-            # Anything else is a message of a newer protocol version that this one need not understand.
+                self._intake.take_read(flow, read, len(raw))
+            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
+
+    async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
+        """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
+        self._greeter.check_size(raw, flow.stream.host)
+        self.room.begin(flow, len(raw))
+        try:
+            return await self._greeter.read_large(raw, self._intake.sender_of(flow))
+        finally:
+            self.room.end(flow, len(raw))
+
+    def _take(self, flow: Flow, raw: bytes) -> ReadBatch | None:
+        """Take a message that the loop itself reads; return it where it is a batch."""
+        message = self._greeter.parse(raw, flow.stream.host)
+        body = message.WhichOneof("body")
+        if body == "batch":
+            batch = message.batch
+            rows = len(batch.task_index) + len(batch.events) + len(batch.triggers)
+            tasks = tuple((task.vm, task.job) for task in batch.tasks)
+            self._charge(flow, rows, len(raw), batch.spool_id, batch.sequence, tasks)
+            return self._intake.take_batch(flow, batch, raw)
+        if body == "heartbeat":
+            self._greeter.check_jobs(len(message.heartbeat.jobs), flow.stream.host)
+            self._take_heartbeat(flow, message.heartbeat)
+        elif body == "hello":
+            detail = "a second Hello on one stream; connect anew to change what it says"
+            raise self._greeter.refuse(
+                grpc.StatusCode.FAILED_PRECONDITION, "second_hello", detail, host=flow.stream.host
+            )
+        # Anything else is a message of a newer protocol version that this one need not understand.
+        return None
 
     def _charge(
         self,
@@ -197,7 +285,7 @@ class Ingest:
         size: int,
         spool_id: str,
         sequence: int,
-        tasks: Collection[agent_pb2.Task] = (),
+        tasks: Collection[tuple[str, str]] = (),
     ) -> None:
         """Charge the host's quota for a batch; raises OverQuotaError where it is used up."""
         stream = flow.stream

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import numpy as np
-
+from central.batch_reader import ReadBatch, Sender, read_batch
 from central.columns import CHECKED, Layout, sound
 from central.config import CentralConfig
-from central.events import check_events
 from central.greeting import SHOWN
 from central.journal import Journal, Submission
-from central.journal_tables import EventRow
+from central.large_messages import LARGE, LargeMessages
 from central.log_limit import LogLimit
 from central.quotas import OVER_QUOTA_REPORTS, Quotas
 from central.room import Flow, Room
 from central.streams import StreamRegistry
-from central.triggers import TriggerRow, check_triggers
-from central.validate import BatchError, Checked, Limits, bounds, check
+from central.validate import Limits, bounds
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2
 
@@ -46,6 +43,7 @@ class Intake:
         room: counts what is under way.
         quotas: of all hosts.
         clock: nanoseconds since 1970.
+        large: reads large messages.
 
     """
 
@@ -57,14 +55,18 @@ class Intake:
         room: Room,
         quotas: Quotas,
         clock: Callable[[], int],
+        large: LargeMessages,
     ) -> None:
         self._journal = journal
         self._registry = registry
         self._room = room
         self._quotas = quotas
         self._clock = clock
+        self._large = large
+        self._reading: set[asyncio.Task[None]] = set()
         self._limits = Limits(
             max_batch_rows=config.ingest.max_batch_rows,
+            max_host_jobs=config.ingest.max_host_jobs,
             max_cpi=config.ingest.max_cpi,
             max_cpu_usage_cores=config.ingest.max_cpu_usage_cores,
             max_future_s=config.ingest.max_future_s,
@@ -97,13 +99,32 @@ class Intake:
             if all_sound or is_sound([one]):
                 self._submit_quick(flow, layout, sequence, raw, now)
             else:  # let it be said row by row what is wrong
-                self._room.end(flow, layout.size)
-                self.take_batch(flow, agent_pb2.AgentMessage.FromString(raw).batch, raw)
+                self._read_whole(flow, raw)
+
+    def _read_whole(self, flow: Flow, raw: bytes) -> None:
+        """Have it read as if it were like no other batch."""
+        if len(raw) <= LARGE:
+            self._room.end(flow, len(raw))
+            self.take_batch(flow, agent_pb2.AgentMessage.FromString(raw).batch, raw)
+            return
+        task = asyncio.create_task(self._read_large(flow, raw))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read_large(self, flow: Flow, raw: bytes) -> None:
+        try:
+            answer = await self._large.read(raw, self.sender_of(flow))
+        except OSError as error:
+            flow.stream.close(f"a batch of {len(raw)} bytes could not be read: {error}")
+            return
+        finally:
+            self._room.end(flow, len(raw))
+        if answer.batch is not None:
+            self.take_read(flow, answer.batch, len(raw))
 
     def _submit_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes, now_unix_ns: int) -> None:
         stream = flow.stream
-        if not layout.jobs <= stream.jobs:
-            self._registry.update(stream, jobs=stream.jobs | layout.jobs)
+        self._note_jobs(flow, layout.jobs)
         self._journal.submit(
             Submission(
                 host=stream.host,
@@ -130,46 +151,46 @@ class Intake:
             more_follow=flow.pending > 0,
         )
 
-    def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> None:
-        """Take any batch; `raw` is the message that it came in."""
-        stream, now = flow.stream, self._clock()
-        spool_id, sequence = batch.spool_id, batch.sequence
-        batch.DiscardUnknownFields()  # of a newer protocol: nobody here would read them
-        has_reports = bool(batch.events or batch.triggers)
-        payload = b"" if has_reports else batch.SerializeToString()
-        checked, refusal = self._check(flow, batch, payload, now)
-        if refusal is not None and refusal.reason in _NAMELESS:
-            self._journal.reject(stream.host, refusal.reason)
-            stream.acknowledge(spool_id, 0, rejected_batch=_rejected(sequence, refusal))
+    def take_batch(self, flow: Flow, batch: agent_pb2.CpiBatch, raw: bytes) -> ReadBatch:
+        """Take any batch; `raw` is the message that it came in. Return what it says."""
+        read = read_batch(batch, raw, self.sender_of(flow))
+        self.take_read(flow, read, len(raw))
+        return read
+
+    def sender_of(self, flow: Flow) -> Sender:
+        """Return what is to be known of a stream to read a batch that comes now."""
+        stream = flow.stream
+        return Sender(stream.host, stream.platform, stream.is_importer, self._limits, self._clock())
+
+    def take_read(self, flow: Flow, read: ReadBatch, size: int) -> None:
+        """Take a batch that has been read from a message of `size` bytes."""
+        stream, refused = flow.stream, read.reason
+        if read.triggers and not stream.is_importer:
+            read = self._within_quota(stream.host, read)
+        self._tell(flow, read)
+        self._room.begin(flow, size)
+        if refused in _NAMELESS:
+
+            def answer() -> None:
+                self._room.end(flow, size)
+                stream.acknowledge(read.spool_id, 0, rejected_batch=_rejected(read))
+
+            self._journal.reject(stream.host, refused, answer)
             return
-        for reason, count in checked.rejected_rows.items():
-            self._refused(stream.host, reason, f"{count} of {checked.rows} rows of batch {sequence} refused")
-        if not stream.is_importer and not checked.jobs <= stream.jobs:
-            self._registry.update(stream, jobs=stream.jobs | checked.jobs)
-        if refusal is None:  # batches of the same tasks as before are quick ones: their names are known
-            self._registry.vm_names.note(batch.tasks)
-        events, triggers, rejected_events = (
-            self._check_reports(flow, batch, now) if refusal is None else ([], [], {})
-        )
-        if has_reports:
-            for name in ("events", "triggers"):  # they have tables of their own
-                batch.ClearField(name)
-            payload = batch.SerializeToString()
-        if not checked.accepted_rows:
-            payload = b""
-        elif checked.kept is None and not stream.is_importer:
-            flow.layout = Layout.of(raw, payload, batch, checked.jobs)
-        self._room.begin(flow, len(payload))
+        self._note_jobs(flow, read.jobs)
+        self._registry.vm_names.note(stream.host, read.names)  # of quick batches: they are known
+        if read.layout is not None:
+            flow.layout = read.layout
 
         def done(is_new: bool) -> None:  # noqa: FBT001 - the journal's callback
-            self._room.end(flow, len(payload))
+            self._room.end(flow, size)
             # What was counted already is acknowledged without counts.
             stream.acknowledge(
-                spool_id,
-                sequence,
-                accepted_rows=checked.accepted_rows if is_new else 0,
-                rejected_rows=checked.rejected_rows if is_new else None,
-                rejected_batch=_rejected(sequence, refusal) if refusal and is_new else None,
+                read.spool_id,
+                read.sequence,
+                accepted_rows=read.accepted_rows if is_new else 0,
+                rejected_rows=read.rejected_rows if is_new else None,
+                rejected_batch=_rejected(read) if refused and is_new else None,
                 more_follow=flow.pending > 0,
             )
 
@@ -177,69 +198,53 @@ class Intake:
             Submission(
                 host=stream.host,
                 platform=stream.platform,
-                spool_id=spool_id,
-                sequence=sequence,
-                received_unix_ns=now,
-                payload=payload,
-                rows=checked.rows,
-                accepted_rows=checked.accepted_rows,
-                rejected_rows=checked.rejected_rows,
-                kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
+                spool_id=read.spool_id,
+                sequence=read.sequence,
+                received_unix_ns=self._clock(),
+                payload=read.payload,
+                rows=read.rows,
+                accepted_rows=read.accepted_rows,
+                rejected_rows=read.rejected_rows,
+                kept=read.kept,
                 done=done,
-                refused=refusal.reason if refusal else "",
-                events=tuple(events),
-                triggers=tuple(triggers),
-                rejected_events=rejected_events,
+                refused=refused,
+                events=read.events,
+                triggers=read.triggers,
+                rejected_events=read.rejected_reports,
             )
         )
 
-    def _check(
-        self, flow: Flow, batch: agent_pb2.CpiBatch, payload: bytes, now_unix_ns: int
-    ) -> tuple[Checked, BatchError | None]:
-        stream = flow.stream
-        try:
-            return check(
-                batch,
-                host=stream.host,
-                platform=stream.platform,
-                is_importer=stream.is_importer,
-                limits=self._limits,
-                now_unix_ns=now_unix_ns,
-                payload=payload,
-            ), None
-        except BatchError as error:
-            told = f"batch {batch.sequence} of spool {batch.spool_id[:SHOWN]!r} refused: {error}"
-            self._refused(stream.host, error.reason, told)
-            return Checked(0, 0, {}, None, frozenset()), error
+    def _within_quota(self, host: str, read: ReadBatch) -> ReadBatch:
+        """Return the batch without the reports of contention for which the host has no quota left; they count."""
+        kept, dropped = self._quotas.take_reports(host, read.triggers)
+        if not dropped:
+            return read
+        rejected = {**read.rejected_reports, OVER_QUOTA_REPORTS: dropped}
+        return replace(read, triggers=tuple(kept), rejected_reports=rejected)
 
-    def _check_reports(
-        self, flow: Flow, batch: agent_pb2.CpiBatch, now_unix_ns: int
-    ) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
-        if not batch.events and not batch.triggers:
-            return [], [], {}
+    def _note_jobs(self, flow: Flow, jobs: frozenset[str]) -> None:
+        """Note which jobs a batch is of: beside the others, or where these would be too many in place of them."""
         stream = flow.stream
-        known: dict[str, Any] = {
-            "host": stream.host,
-            "is_importer": stream.is_importer,
-            "limits": self._limits,
-            "now_unix_ns": now_unix_ns,
-        }
-        events, rejected = check_events(batch, **known)
-        triggers, rejected_triggers = check_triggers(batch, **known)
-        rejected |= rejected_triggers
-        if triggers and not stream.is_importer:
-            triggers, dropped = self._quotas.take_reports(stream.host, triggers)
-            if dropped:
-                rejected[OVER_QUOTA_REPORTS] = dropped
-        of = len(batch.events) + len(batch.triggers)
-        for reason, count in rejected.items():
-            self._refused(stream.host, reason, f"{count} of {of} reports of batch {batch.sequence} refused")
-        return events, triggers, rejected
+        if not jobs <= stream.jobs:
+            both = stream.jobs | jobs
+            self._registry.update(stream, jobs=both if len(both) <= self._limits.max_host_jobs else jobs)
+
+    def _tell(self, flow: Flow, read: ReadBatch) -> None:
+        if read.reason:
+            told = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
+            self._refused(flow.stream.host, read.reason, told)
+        for reason, count in read.rejected_rows.items():
+            self._refused(
+                flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused"
+            )
+        for reason, count in read.rejected_reports.items():
+            told = f"{count} of {read.reports} reports of batch {read.sequence} refused"
+            self._refused(flow.stream.host, reason, told)
 
     def _refused(self, host: str, reason: str, detail: str) -> None:
         """Log what was refused; all of it is counted in the journal, and the agent learns of it."""
         self._warn("input refused", host=host, reason=reason, detail=detail)
 
 
-def _rejected(sequence: int, error: BatchError) -> agent_pb2.RejectedBatch:
-    return agent_pb2.RejectedBatch(sequence=sequence, reason=error.reason, detail=str(error))
+def _rejected(read: ReadBatch) -> agent_pb2.RejectedBatch:
+    return agent_pb2.RejectedBatch(sequence=read.sequence, reason=read.reason, detail=read.detail)

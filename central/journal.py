@@ -8,6 +8,9 @@ as a duplicate even when its rows have left for the lake.
 A roll moves rows to the lake in three steps: the intent (name and range of rows) is committed; the files are written
 under exactly that name; that they are there is committed. A kill before that repeats the roll into the same files.
 Then the rows are deleted, a few at a time, as batches wait for each transaction.
+
+On a full disk batches wait, and rolls are noted with the help of a reserve (`central.journal_reserve`). So that it
+suffices, transactions and the log are kept smaller than it. Once rows are deleted the file gives space back.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -26,8 +30,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from central.ack_times import AckTimes
+from central.journal_reserve import Reserve, free_bytes, is_full
 from central.journal_tables import (
     EVENTS_SCHEMA,
+    FORGOTTEN_BYTES,
     PACKS_SCHEMA,
     SCHEMA,
     SCHEMA_VERSION,
@@ -64,21 +70,32 @@ _RETRY_S = 1.0  # after a failed commit
 _NOTES_WAIT_S = 1.0  # for a batch to be committed with
 _CACHED_SPOOLS = 65_536
 _BUSY_TIMEOUT_S = 10.0
+_PAGE_BYTES = 16384  # of new journals
+_LOG_BYTES = 64 << 20  # kept of the log's file where there is no reserve
+_LOG_PAGES = (
+    256  # a commit that finds so many in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms
+)
+_CONVERTED_BYTES = (
+    64 << 20
+)  # journals of older releases are rewritten at the start where they have less in them
 _LOCK_WAIT_S = 1.0  # a killed central's process that writes segments dies a little later
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Something that wants a transaction of its own."""
+    """Something that wants a transaction of its own, or makes its own ones."""
 
     run: Callable[[sqlite3.Connection], Any]
     result: Future[Any]
+    is_transaction: bool = True
 
 
 _Item = Submission | HostRecord | Rejection | _Call | None
 
 
 _STOP = object()
+_SIZES = ("page_count", "freelist_count", "page_size")
+_DRAWN = "the disk is full, and the reserve is in use to note rolls; batches wait until it is held again"
 
 
 class Journal:
@@ -95,8 +112,17 @@ class Journal:
         commit_interval_s: float,
         max_events: int = 100_000,
         max_events_per_host: int = 5_000,
+        reserve_bytes: int = 0,
     ) -> None:
         """Open or make the journal in `folder`; of events it keeps the last `max_events`, and so many of each host.
+
+        Args:
+            folder: central's state folder.
+            replica: central's name.
+            commit_interval_s: how long batches are gathered for a commit.
+            max_events: how many events are kept.
+            max_events_per_host: how many of these one host may have.
+            reserve_bytes: disk space held to note rolls on a full disk, see `journal_reserve`; 0 for none.
 
         Raises:
             UnavailableError: not writable, held by another process, or damaged; says which and the remedy.
@@ -116,17 +142,25 @@ class Journal:
         self._max_events = max_events
         self._max_events_per_host = max_events_per_host
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._held: deque[_Item] = deque()  # came while a commit failed
+        self._group_bytes = reserve_bytes // 8 or 1 << 62
         self._stopping = threading.Event()
         self._ranges: dict[tuple[str, str], SequenceRanges] = {}
         self._log = log.get("journal")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = _lock(folder)
+        self._reserve = Reserve(folder / "journal.reserve", reserve_bytes)
+        self._reserve.prepare()
         try:
             self._connection = self._open()
             self.journal_id = self._load()
         except sqlite3.Error as error:
             self._lock.close()
+            if is_full(error, folder):
+                raise UnavailableError(
+                    f"journal {self.path} cannot be opened: {error}; make room on the disk of central.state_dir"
+                ) from error
             raise UnavailableError(
                 f"journal {self.path} cannot be used: {error}. If it is damaged, move journal.sqlite* away: central "
                 "starts with a new one, and agents send again what was not acknowledged"
@@ -134,6 +168,10 @@ class Journal:
         except BaseException:
             self._lock.close()
             raise
+        if self._reserve.is_drawn:
+            self._say_drawn()
+        elif not self._reserve.take():
+            self._say_no_reserve()
 
     @property
     def origin(self) -> str:
@@ -178,9 +216,12 @@ class Journal:
         """Hand over a batch; its `done` is called when it is on disk. While the disk is full it waits here."""
         self._queue.put(submission)
 
-    def reject(self, host: str, reason: str) -> None:
-        """Count a batch that was refused before it had a sequence number (malformed, oversized and the like)."""
-        self._queue.put(Rejection(host, reason))
+    def reject(self, host: str, reason: str, done: Callable[[], None] | None = None) -> None:
+        """Count a batch that was refused before it had a sequence number (malformed, oversized and the like).
+
+        `done` is called on the loop once that is on disk.
+        """
+        self._queue.put(Rejection(host, reason, done))
 
     def note_host(self, record: HostRecord) -> None:
         """Remember what a host said of itself. `accepted_rows` is ours to count and ignored."""
@@ -191,7 +232,11 @@ class Journal:
 
     async def begin_roll(self, max_rows: int) -> Roll | None:
         """Commit the intent to roll the oldest rows, about `max_rows` of them; an unfinished roll comes first."""
+        while await self._call(self._forget_some):  # of a roll before, which the disk's failure had left
+            continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
+        if self._reserve.is_drawn:  # the lake may be away for long: nobody else must take it meanwhile
+            await self._call(lambda _connection: self._reserve.take(), is_transaction=False)
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
@@ -200,8 +245,11 @@ class Journal:
         self.stats.journal_batches -= batches
         self.stats.journal_rows -= rows
         self.stats.rolled_rows += rows
-        while await self._call(forget_some):
+        while await self._call(self._forget_some):
             continue
+        if self._reserve.size_bytes and not self._reserve.is_held:
+            while await self._call(self._take_reserve, is_transaction=False):
+                continue
 
     def read_roll(self, roll: Roll, piece_rows: int) -> Iterator[list[StoredBatch]]:
         """Yield the batches of a roll, see `journal_tables.read_roll`. For any thread."""
@@ -237,6 +285,7 @@ class Journal:
             self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_TIMEOUT_S
         )
         self._set_pragmas(connection)
+        self._bound_log(connection)
         if not is_new:
             state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if state != "ok":
@@ -249,13 +298,20 @@ class Journal:
     @staticmethod
     def _set_pragmas(connection: sqlite3.Connection) -> None:
         # Packs are some 100 KB: with larger pages there are fewer to be summed, written and moved. Of new journals.
-        connection.execute("PRAGMA page_size=16384")
+        connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+        connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of new ones, too: the file can be made shorter
+        # Debian's SQLite overwrites what is deleted: that would take as much room in the log as the rows had.
+        connection.execute("PRAGMA secure_delete=OFF").fetchall()
         connection.execute("PRAGMA journal_mode=WAL")
         # FULL: the log is flushed at every commit. NORMAL would lose acknowledged batches at a power cut.
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA journal_size_limit=67108864")
-        # A commit that finds so many pages in the log moves them: 4 MiB in 6 ms rather than 16 MiB in 25 ms.
-        connection.execute("PRAGMA wal_autocheckpoint=256")
+
+    def _bound_log(self, connection: sqlite3.Connection) -> None:
+        """Keep the log shorter than the reserve: on a full disk that must take what the log has to move."""
+        reserve = self._reserve.size_bytes
+        pages = min(_LOG_PAGES, max(reserve // 8 // _PAGE_BYTES, 1)) if reserve else _LOG_PAGES
+        connection.execute(f"PRAGMA journal_size_limit={reserve // 4 or _LOG_BYTES}").fetchall()
+        connection.execute(f"PRAGMA wal_autocheckpoint={pages}").fetchall()
 
     def _load(self) -> str:
         """Fill `stats` and `hosts` and return the journal's incarnation."""
@@ -275,15 +331,26 @@ class Journal:
                 "run the version of whitepanda that made it"
             )
         connection.executescript(EVENTS_SCHEMA + TRIGGERS_SCHEMA)
-        while self._transaction(forget_some):
+        while self._transaction(self._forget_some):
             continue
+        self._make_shrinkable(connection)
         self.stats = read_stats(connection)
         self._hosts = read_hosts(connection)
         return str(meta["journal"])
 
-    async def _call(self, run: Callable[[sqlite3.Connection], Any]) -> Any:
+    def _make_shrinkable(self, connection: sqlite3.Connection) -> None:
+        """Rewrite a journal of an older release, unless it is large: its file could never give space back."""
+        if connection.execute("PRAGMA auto_vacuum").fetchone() == (2,):
+            return
+        facts = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in _SIZES]
+        used = (facts[0] - facts[1]) * facts[2]
+        if used <= _CONVERTED_BYTES and free_bytes(self.path.parent) > 4 * used + self._reserve.size_bytes:
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
+            connection.execute("VACUUM")
+
+    async def _call(self, run: Callable[[sqlite3.Connection], Any], *, is_transaction: bool = True) -> Any:
         result: Future[Any] = Future()
-        self._queue.put(_Call(run, result))
+        self._queue.put(_Call(run, result, is_transaction))
         return await asyncio.wrap_future(result)
 
     def _run(self) -> None:
@@ -291,10 +358,11 @@ class Journal:
             then: _Call | object | None = None
             while then is not _STOP:
                 items, then = self._gather()
-                if items and not self._commit(items):
+                calls = [then] if isinstance(then, _Call) else []
+                if items and not self._commit(items, calls):
                     return
-                if isinstance(then, _Call):
-                    self._run_call(then)
+                for call in calls:
+                    self._run_call(call)
         except Exception as error:  # noqa: BLE001 - whatever it is, central must end loudly, not hang
             self._on_loop(self._set_fatal, f"journal {self.path}: {type(error).__name__}: {error}")
 
@@ -305,44 +373,78 @@ class Journal:
         """
         items: list[Any] = []
         until = 0.0
+        size = 0
         is_waiting = True
-        while len(items) < _GROUP_LIMIT:
+        while len(items) < _GROUP_LIMIT and size < self._group_bytes:
             patience_s = None if not items else max(0.0, until - time.monotonic()) if is_waiting else 0.0
             try:
-                item = self._queue.get(timeout=patience_s)
+                item = self._held.popleft() if self._held else self._queue.get(timeout=patience_s)
             except queue.Empty:
                 break
             if item is None or isinstance(item, _Call):
                 return items, item or _STOP
             until = until if items else time.monotonic() + _NOTES_WAIT_S
             items.append(item)
+            size += len(item.payload) if isinstance(item, Submission) else 0
             if is_waiting and not isinstance(item, HostRecord):
                 is_waiting = False
-                if not self._stopping.is_set():
+                if not self._stopping.is_set() and not self._held:
                     time.sleep(self._commit_interval_s)
         return items, None
 
-    def _commit(self, items: list[Any]) -> bool:
-        """Commit until it works, or until central stops (False): what is not on disk is not acknowledged."""
+    def _commit(self, items: list[Any], calls: list[_Call]) -> bool:
+        """Commit until it works, or until central stops (False): what is not on disk is not acknowledged.
+
+        Meanwhile `calls`, and those that come, are run: what is rolled and deleted may be what makes room.
+        """
         while True:
             try:
                 group = self._transaction(lambda connection: self._write(connection, items))
             except sqlite3.OperationalError as error:  # disk full, I/O error: may pass
                 self._ranges.clear()
                 self._on_loop(self._set_failure, str(error))
-                if self._stopping.wait(_RETRY_S):
+                while calls:
+                    self._run_call(calls.pop(0))
+                if not self._serve_calls(_RETRY_S):
                     return False
             else:
                 self._on_loop(self._committed, group)
                 return True
 
+    def _serve_calls(self, seconds: float) -> bool:
+        """Run the calls that come in this time, and keep what else comes; False once central stops."""
+        until = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left_s := until - time.monotonic()) > 0:
+            try:
+                item = self._queue.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if isinstance(item, _Call):
+                self._run_call(item)
+            elif item is not None:
+                self._held.append(item)
+        return not self._stopping.is_set()
+
     def _run_call(self, call: _Call) -> None:
         if not call.result.set_running_or_notify_cancel():
             return  # who asked has gone
         try:
-            call.result.set_result(self._transaction(call.run))
+            call.result.set_result(self._with_room(call))
         except sqlite3.OperationalError as error:
             call.result.set_exception(error)
+
+    def _with_room(self, call: _Call) -> Any:
+        """Run a call; on a full disk once more, with the reserve."""
+        try:
+            return self._execute(call)
+        except sqlite3.OperationalError as error:
+            if not is_full(error, self.path.parent) or not self._reserve.draw():
+                raise
+        self._on_loop(self._say_drawn)
+        return self._execute(call)
+
+    def _execute(self, call: _Call) -> Any:
+        return self._transaction(call.run) if call.is_transaction else call.run(self._connection)
 
     def _transaction(self, run: Callable[[sqlite3.Connection], Any]) -> Any:
         self._connection.execute("BEGIN IMMEDIATE")
@@ -356,6 +458,8 @@ class Journal:
         return result
 
     def _write(self, connection: sqlite3.Connection, items: list[Any]) -> Group:
+        if self._reserve.is_drawn:
+            raise sqlite3.OperationalError(_DRAWN)
         group = Group()
         for item in items:
             if isinstance(item, Submission):
@@ -364,6 +468,8 @@ class Journal:
                 group.hosts[item.host] = item
             else:
                 group.rejections[item.host, "batch", item.reason] += 1
+                if item.done is not None:
+                    group.counted.append(item.done)
         write_group(connection, group, self._max_events, self._max_events_per_host)
         return group
 
@@ -407,8 +513,6 @@ class Journal:
         return ranges
 
     def _begin_roll(self, connection: sqlite3.Connection, max_rows: int) -> Roll | None:
-        while forget_some(connection):  # of a roll before, which the disk's failure had left
-            continue
         unfinished = connection.execute(
             "SELECT stem, first, last FROM rolls ORDER BY first LIMIT 1"
         ).fetchone()
@@ -425,7 +529,47 @@ class Journal:
         connection.execute("INSERT INTO rolls VALUES (?, ?, ?)", (roll.stem, roll.first, roll.last))
         return roll
 
+    def _forget_some(self, connection: sqlite3.Connection) -> bool:
+        """Delete rows of the finished roll: fewer at a time where the reserve is small, as each page is logged."""
+        return forget_some(connection, min(FORGOTTEN_BYTES, self._group_bytes))
+
+    def _take_reserve(self, connection: sqlite3.Connection) -> bool:
+        """Hold the reserve again, once the file has given back what it does not need. True: to be called again."""
+        reserve = self._reserve
+        free_pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
+        if free_bytes(self.path.parent) < 2 * reserve.size_bytes and free_pages:
+            pages = max(reserve.size_bytes // 16 // _PAGE_BYTES, 1)
+            self._transaction(
+                lambda connection: connection.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+            )
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if connection.execute("PRAGMA freelist_count").fetchone()[0] < free_pages:
+                return True
+        was_drawn = reserve.is_drawn
+        if reserve.take():
+            self._on_loop(self._say_back)
+        elif was_drawn and not connection.execute("SELECT count(*) FROM packs").fetchone()[0]:
+            reserve.give_up()  # others have filled the disk; with nothing to be rolled it is of no use
+            self._on_loop(self._say_no_reserve)
+        return False
+
     # Back on the loop.
+
+    def _say_drawn(self) -> None:
+        told = "the disk is full; the journal's reserve is in use, and batches wait for what it holds to be rolled"
+        self._log.warning(told, path=str(self.path))
+
+    def _say_back(self) -> None:
+        self._log.info("the journal's reserve is held again", path=str(self.path))
+
+    def _say_no_reserve(self) -> None:
+        told = (
+            "no room for the journal's reserve; should the disk get full, rolls could not be noted; make room"
+        )
+        wanted_mib = self._reserve.size_bytes >> 20
+        self._log.warning(
+            told, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
+        )
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         if self._loop is not None:
@@ -470,6 +614,8 @@ class Journal:
             self.ack_times.take([item.received_unix_ns for item, _ in group.outcomes], time.time_ns())
         for item, is_new in group.outcomes:
             item.done(is_new)
+        for done in group.counted:
+            done()
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -18,6 +18,7 @@ from central.validate import StoredBatch
 
 __all__ = [
     "EVENTS_SCHEMA",
+    "FORGOTTEN_BYTES",
     "HOST_COLUMNS",
     "PACKS_SCHEMA",
     "SCHEMA",
@@ -106,7 +107,7 @@ HOST_COLUMNS = (
 #: In place of the stem of a roll whose files are on disk: what is left of it is to delete its rows. An older central
 #: would write them once more, under a name that nobody reads, and delete them.
 _WRITTEN = ""
-_FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
+FORGOTTEN_BYTES = 4 << 20  # in one transaction: those that commit batches wait for it
 _PACK_BYTES = 4 << 20  # a pack is not made longer than this, but by its last batch
 _ROWS_AT_ONCE = (256, 64, 16, 4, 1)  # in one statement
 
@@ -205,6 +206,7 @@ class Rejection:
 
     host: str
     reason: str
+    done: Callable[[], None] | None = None  # called on the loop once it is on disk
 
 
 @dataclass(slots=True)
@@ -223,6 +225,7 @@ class Group:
     upserts: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (host, spool_id, first) -> last
     deletes: set[tuple[str, str, int]] = field(default_factory=set)
     counters: Counter[str] = field(default_factory=Counter)
+    counted: list[Callable[[], None]] = field(default_factory=list)  # `done` of rejections
 
 
 def write_group(
@@ -429,7 +432,7 @@ def finish_roll(connection: sqlite3.Connection, roll: Roll, rows: int) -> int:
     return int(gone)
 
 
-def forget_some(connection: sqlite3.Connection, most_bytes: int = _FORGOTTEN_BYTES) -> bool:
+def forget_some(connection: sqlite3.Connection, most_bytes: int = FORGOTTEN_BYTES) -> bool:
     """Delete rows of the finished roll, about `most_bytes` of them; False when none are left."""
     found = connection.execute("SELECT first, last FROM rolls WHERE stem = ?", (_WRITTEN,)).fetchone()
     if found is None:

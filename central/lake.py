@@ -31,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from central import seals
+from central import drafts, seals
 from central.lake_errors import DamagedError, LakeError
 from central.objects import Folder, NotRegularError, Objects, open_objects
 from central.schema import SAMPLES, SCHEMA_VERSION
@@ -314,11 +314,16 @@ class Lake:
         return Segment(self.objects, key, day, name["origin"], first, int(name["last"] or first))
 
     def remove_unfinished(self, origin: str) -> int:
-        """Delete what a killed `write_segment` of this origin (see `Segment`) left behind. Returns how many files."""
-        left = list(self.samples_dir.glob(f"day=*/{origin}-*.parquet.tmp")) if self.is_folder else []
-        for path in left:
-            path.unlink(missing_ok=True)
-        return len(left)
+        """Delete drafts of this origin's segments (see `Segment`) whose writer is gone. Returns how many.
+
+        For who holds the journal of that origin: its rolls are no other process's. But a compaction of its segments may
+        be at work, on this machine or another.
+        """
+        found = self.samples_dir.glob(f"day=*/{origin}-*.parquet*.tmp") if self.is_folder else ()
+        return sum(
+            drafts.remove_abandoned(path, is_own="_" not in path.name.removeprefix(origin))
+            for path in list(found)
+        )
 
     def samples(
         self, connection: Any, days: Iterable[date] | None = None, segments: Iterable[Segment] | None = None
@@ -444,13 +449,13 @@ class SegmentFile:
 
     def __init__(self, segment: Segment, schema: pa.Schema) -> None:
         self._segment = segment
-        self._unfinished = segment.objects.draft(segment.key)
+        self._draft = drafts.Draft(segment.objects.draft(segment.key))
         self._schema = schema
-        self._file = self._unfinished.open("wb")
+        self._file = self._draft.file
         try:
             self._writer = pq.ParquetWriter(self._file, schema, compression="zstd", write_page_checksum=True)
         except BaseException:
-            self._discard()
+            self._draft.close()
             raise
 
     def __enter__(self) -> Self:
@@ -462,7 +467,7 @@ class SegmentFile:
         if not self._file.closed:
             with contextlib.suppress(OSError, pa.ArrowException):  # it writes a footer; the disk may be full
                 self._writer.close()
-        self._discard()
+        self._draft.close()
 
     def write(self, rows: pa.Table) -> None:
         """Append a row group."""
@@ -473,10 +478,5 @@ class SegmentFile:
         self._writer.add_key_value_metadata({seals.SEGMENT_KEY: seals.PLACE})
         self._writer.close()
         self._file.close()
-        seals.seal_file(self._unfinished, self._segment.key)
-        self._segment.objects.publish(self._unfinished, self._segment.key)
-
-    def _discard(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._unfinished.unlink(missing_ok=True)
+        seals.seal_file(self._draft.path, self._segment.key)
+        self._segment.objects.publish(self._draft.path, self._segment.key)

@@ -13,7 +13,6 @@ Rows of few samples are not sent: a coefficient of two task slots, or the spread
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,12 +22,16 @@ from central.lake import LakeError
 from central.streams import HostStream, StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common import log
+from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Publisher"]
 
 _RETRY_S = 1.0  # for a host that does not read its messages
 _SENT_AT_ONCE = 8  # hosts, before others on the loop have their turn
+_JOBS_AT_ONCE = 64  # the same of a host's jobs
+_REST_S = 0.001  # for each of its jobs, before a host of many jobs has its next update
+_MAX_ROWS = 100_000  # that are kept ready; a host says itself of what platform it is
 _HOSTS_PER_S = 500  # of a large fleet at a new version: acknowledgements wait for nobody, and statistics can
 
 
@@ -71,6 +74,7 @@ class Publisher:
         self._sent: dict[str, _Sent] = {}
         self._rows: dict[tuple[str, str], _Rows | None] = {}
         self._rows_version = 0
+        self._rest_until_s: dict[str, float] = {}  # by host
         self._is_blind = False  # the lake could not be looked at
         self._log = log.get("publish")
         registry.on_change.append(self._look_at)
@@ -86,7 +90,10 @@ class Publisher:
             while self._due:
                 stream = next(iter(self._due))
                 del self._due[stream]
-                if not (await self._has_caught_up(stream) and self._send(stream)):
+                if (rest_s := self._rest_until_s.get(stream.host, 0.0) - loop.time()) > 0:
+                    loop.call_later(rest_s, self._look_at, stream)
+                    continue
+                if not (await self._has_caught_up(stream) and await self._send(stream)):
                     loop.call_later(_RETRY_S, self._look_at, stream)
                 sent += 1
                 if sent % _SENT_AT_ONCE == 0:
@@ -100,6 +107,7 @@ class Publisher:
         connected = self._registry.connected()
         streams = set(connected)
         self._sent = {host: sent for host, sent in self._sent.items() if sent.stream in streams}
+        self._rest_until_s.clear()
         for stream in connected:
             self._look_at(stream)
 
@@ -123,12 +131,12 @@ class Publisher:
         self._is_blind = False
         return True
 
-    def _send(self, stream: HostStream) -> bool:
+    async def _send(self, stream: HostStream) -> bool:
         """Send a stream what it lacks. False where it must be tried again."""
         built = self._builder.current
         if built is None or stream.closed or stream.is_importer:
             return True
-        rows = {job: part for job in stream.jobs if (part := self._rows_of(built, job, stream.platform))}
+        rows = await self._rows_for(built, stream)
         before = self._sent.get(stream.host)
         if before is None or before.stream is not stream:
             before = _Sent(stream, stream.coefficient_version, stream.held_tags)
@@ -141,33 +149,47 @@ class Publisher:
         # A host that has more than was sent last refused that: the lake was restored, and its newest version is older
         # than what the host got before. It takes a lower number in full only, and only one made later.
         if not same or built.version < before.version or before.version < stream.coefficient_version:
-            update = self._update(built, rows.values())
+            update = await self._update(built, rows.values())
             update.full = True
         else:
-            update = self._update(built, [part for job, part in rows.items() if job not in same])
+            update = await self._update(built, [part for job, part in rows.items() if job not in same])
             update.removed_jobs.extend(sorted(gone))
         if stream.protocol_version < 2:  # noqa: PLR2004 - before there were tags
             update.ClearField("tags")
         if not stream.send(agent_pb2.CentralMessage(coefficients=update)):
             return stream.closed
+        if len(rows) > _JOBS_AT_ONCE:
+            self._rest_until_s[stream.host] = asyncio.get_running_loop().time() + _REST_S * len(rows)
         tags = {job: part.tag for job, part in rows.items()}
         self._sent[stream.host] = _Sent(stream, built.version, tags)
         return True
 
-    def _update(self, built: BuiltVersion, rows: Iterable[_Rows]) -> agent_pb2.CoefficientUpdate:
+    async def _rows_for(self, built: BuiltVersion, stream: HostStream) -> dict[str, _Rows]:
+        """Return by job what a stream is to know, with turns for others on the loop."""
+        rows = {}
+        for number, job in enumerate(stream.jobs & built.jobs, 1):
+            if part := self._rows_of(built, job, stream.platform):
+                rows[job] = part
+            if number % _JOBS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return rows
+
+    async def _update(self, built: BuiltVersion, rows: Iterable[_Rows]) -> agent_pb2.CoefficientUpdate:
         update = agent_pb2.CoefficientUpdate(
             version=built.version,
             created_unix_ns=built.manifest.created_unix_ns,
             ttl_ns=self._ttl_ns,
             slot_ns=built.slot_ns,
         )
-        for part in sorted(rows, key=lambda part: part.job):
+        for number, part in enumerate(sorted(rows, key=lambda part: part.job), 1):
             update.MergeFromString(part.message)
+            if number % _JOBS_AT_ONCE == 0:
+                await asyncio.sleep(0)
         return update
 
     def _rows_of(self, built: BuiltVersion, job: str, platform: str) -> _Rows | None:
         """Return a job's rows for hosts of a platform; None where too little is known of the job there."""
-        if self._rows_version != built.version:
+        if self._rows_version != built.version or len(self._rows) >= _MAX_ROWS:
             self._rows = {}
             self._rows_version = built.version
         key = (job, platform)
@@ -186,7 +208,6 @@ class Publisher:
 
 def _tagged(job: str, rows: agent_pb2.CoefficientUpdate) -> _Rows:
     """Tag rows by all that they say, and by the slots that they are of: values of other slots do not mix with them."""
-    digest = hashlib.blake2b(rows.SerializeToString(deterministic=True), digest_size=8).digest()
-    tag = int.from_bytes(digest, "big")
+    tag = tag_of(rows)
     rows.tags.add(job=job, tag=tag)
     return _Rows(job, tag, rows.SerializeToString())

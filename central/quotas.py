@@ -15,7 +15,6 @@ import numpy as np
 
 from central.config import QuotaSection
 from central.triggers import TriggerRow
-from whitepanda.v1 import agent_pb2
 
 __all__ = ["OVER_QUOTA_REPORTS", "OverQuotaError", "Quotas"]
 
@@ -114,7 +113,7 @@ class Quotas:
         size: int,
         spool_id: str,
         sequence: int,
-        tasks: Collection[agent_pb2.Task] = (),
+        tasks: Collection[tuple[str, str]] = (),
     ) -> int:
         """Charge a host for a batch.
 
@@ -124,7 +123,7 @@ class Quotas:
             size: of the message, in bytes.
             spool_id: where its number comes from.
             sequence: its number.
-            tasks: of the batch; may be left out where they are those of the host's last batch.
+            tasks: (VM, job) of the batch's tasks; may be left out where they are those of the host's last batch.
 
         Returns:
             The least time between batches that the host is to be asked for, in milliseconds; 0: none. A host that keeps
@@ -202,11 +201,11 @@ class Quotas:
         host.report_bytes = min(self._report_bytes, host.report_bytes + self._report_bytes * days)
         return host
 
-    def _take_tasks(self, host: _Host, tasks: Iterable[agent_pb2.Task]) -> None:
+    def _take_tasks(self, host: _Host, tasks: Iterable[tuple[str, str]]) -> None:
         """Note the VMs of a batch; one that changes its job counts twice."""
         if host.at_s - host.tasks_since_s >= _HOUR_S:
             host.tasks, host.tasks_since_s = _NONE, host.at_s
-        known = np.union1d(host.tasks, [hash((task.vm, task.job)) for task in tasks])
+        known = np.union1d(host.tasks, [hash(task) for task in tasks])
         if len(known) > self._section.max_vms_per_hour:
             detail = f"max_vms_per_hour allows {self._section.max_vms_per_hour} VMs, with each job of a VM"
             raise self._over(host, "over_quota_vms", detail)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from central.lake import Lake, Segment
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["KEYS", "SLOTS", "SUMS", "write_part"]
+__all__ = ["KEYS", "MOST", "SLOTS", "SUMS", "write_part"]
 
 #: Sums over the windows of one task (vm) that begin in one slot. `usage` and `cpi` are sums of value * duration, their
 #: times the durations of the windows that have the value; cycles and instructions are null where no window has them.
@@ -36,6 +37,8 @@ SLOTS = pa.schema(
         "instructions": pa.int64(),
     }
 )
+#: The largest sum of whole numbers: what is more is kept as this.
+MOST = 2**63 - 1
 KEYS = SLOTS.names[:6]
 SUMS = SLOTS.names[6:]
 
@@ -48,8 +51,11 @@ def write_part(
     merged: list[str],
     slot_ns: int,
     files: tuple[Path, Path],
+    without: Sequence[str] = (),
 ) -> tuple[int, int]:
     """Write the slots and batches of new segments, with the slots of `merged` files. Returns windows and duplicates.
+
+    Rows of the machines in `without` are left out.
 
     Where journals share a batch, or an older part has it, the windows of the one first in name count. Rows of one
     batch and day are in one segment, so a segment is a batch's place.
@@ -64,6 +70,7 @@ def write_part(
         chosen = ", ".join(f"NULL AS {name}" if name in lacking else name for name in values)
         by_origin[segment.origin].append(
             f"SELECT {_text(segment.origin)} AS origin, {columns}, {chosen} FROM read_parquet([{_text(segment.path)}])"
+            + (f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else "")
         )
     rows = " UNION ALL ".join(query for queries in by_origin.values() for query in queries)
     connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
@@ -90,7 +97,7 @@ def write_part(
     if merged:
         paths = ", ".join(_text(lake.objects.local(name)) for name in merged)
         totals = ", ".join(
-            f"sum({name})::{'BIGINT' if SLOTS.field(name).type == pa.int64() else 'DOUBLE'} AS {name}"
+            f"{_whole(f'sum({name})') if SLOTS.field(name).type == pa.int64() else f'sum({name})'} AS {name}"
             for name in SUMS
         )
         sums = (
@@ -115,14 +122,19 @@ def _slot_sums(slot_ns: int) -> str:
     has_cpi = f"{cpi} IS NOT NULL AND NOT isnan({cpi})"
     return (
         f"SELECT machine, start_unix_ns - start_unix_ns % {slot_ns} AS slot_start_ns, vm, job, platform, "
-        "latency_sensitive, count(*) AS windows, sum(duration_ns)::BIGINT AS duration_ns, "
+        f"latency_sensitive, count(*) AS windows, {_whole('sum(duration_ns)')} AS duration_ns, "
         f"sum({usage} * duration_ns) FILTER ({has_usage}) AS usage_core_ns, "
-        f"coalesce(sum(duration_ns) FILTER ({has_usage}), 0)::BIGINT AS usage_time_ns, "
+        f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_usage}), 0)')} AS usage_time_ns, "
         f"sum({cpi} * duration_ns) FILTER ({has_cpi}) AS cpi_ns, "
-        f"coalesce(sum(duration_ns) FILTER ({has_cpi}), 0)::BIGINT AS cpi_time_ns, "
-        "sum(cycles)::BIGINT AS cycles, sum(instructions)::BIGINT AS instructions "
+        f"{_whole(f'coalesce(sum(duration_ns) FILTER ({has_cpi}), 0)')} AS cpi_time_ns, "
+        f"{_whole('sum(cycles)')} AS cycles, {_whole('sum(instructions)')} AS instructions "
         "FROM rows_once WHERE duration_ns > 0 GROUP BY ALL"
     )
+
+
+def _whole(total: str) -> str:
+    """Return a sum of whole numbers as BIGINT. DuckDB adds them up in 128 bits; what is more than 63 stays 2^63-1."""
+    return f"(CASE WHEN {total} > {MOST} THEN {MOST} ELSE {total} END)::BIGINT"
 
 
 def _ranges(*, is_with_known: bool) -> str:

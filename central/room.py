@@ -18,6 +18,8 @@ from whitepanda.v1 import agent_pb2
 __all__ = ["Flow", "Room"]
 
 _PENDING_PER_STREAM = 64  # twice what an agent has in flight by default
+_PENDING_BYTES_PER_STREAM = 1 << 20  # or one larger message: so much of one host is in a commit at most
+_OWED_PER_STREAM = 1024  # batches whose acknowledgement the host has not read
 _PENDING_BYTES = 128 << 20  # of all streams: many large batches must not eat the memory
 _SLOW_DOWN_MS = 1000
 
@@ -31,10 +33,22 @@ class Flow:
         self.pending = 0
         self.pace_ms = 0  # least time between its batches, by its quota
         self.told_ms = 0  # the same, as it was asked for last
+        self.pending_bytes = 0
         self.layout: Layout | None = None  # of the last batch, where all of it was good
         self.relieved = asyncio.Event()  # for its own limit; set while it is not waited for
         self.idle = asyncio.Event()
         self.idle.set()
+        self.unread: asyncio.Future[None] = (
+            asyncio.get_running_loop().create_future()
+        )  # set: the host does not read
+
+    def is_full(self) -> bool:
+        """Whether nothing more of this stream is read for now."""
+        return (
+            self.pending >= _PENDING_PER_STREAM
+            or self.pending_bytes >= _PENDING_BYTES_PER_STREAM
+            or self.stream.owed >= _OWED_PER_STREAM
+        )
 
 
 class Room:
@@ -58,7 +72,7 @@ class Room:
 
     async def wait(self, flow: Flow) -> None:
         """Wait until a stream may be read."""
-        while flow.pending >= _PENDING_PER_STREAM:
+        while flow.is_full():
             flow.relieved.clear()
             await flow.relieved.wait()
         await self._wait_for_room()
@@ -67,6 +81,7 @@ class Room:
         """Note that a batch of `size` bytes is on its way to the disk."""
         self.pending_bytes += size
         flow.pending += 1
+        flow.pending_bytes += size
         flow.idle.clear()
         self.pending += 1
         self._tell_pace(flow)
@@ -75,11 +90,11 @@ class Room:
         """Note that it is there, or will never be."""
         self.pending_bytes -= size
         flow.pending -= 1
+        flow.pending_bytes -= size
         self.pending -= 1
         if not flow.pending:
             flow.idle.set()
-        if flow.pending < _PENDING_PER_STREAM:
-            flow.relieved.set()
+        flow.relieved.set()
         if self._waiting:
             self._let_next_go()
         self._tell_pace(flow)

@@ -15,22 +15,28 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from central import seals
+from central.failing_machines import failing, is_of_rows
 from central.lake import Lake, LakeError, Segment, day_in
 from central.lake_errors import DamagedError
 from central.objects import NotRegularError
-from central.roll_up import KEYS, SLOTS, SUMS, write_part
+from central.roll_up import KEYS, MOST, SLOTS, SUMS, write_part
+from whitepanda.common import log
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import duckdb
     import ibis.expr.types as ir
 
@@ -75,6 +81,7 @@ class SlotManifest(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int  # windows left out, because another replica's journal had their batch too
     created_unix_ns: int
     code_version: str
+    machines_left_out: tuple[str, ...] = ()  # whose rows could not be rolled up
     rolled: dict[str, tuple[RolledSegment, ...]] = {}  # by origin; a release before this one listed none
     seal: str = ""
 
@@ -96,6 +103,7 @@ class SlotStore:
     def __init__(self, lake: Lake, slot_ns: int) -> None:
         self._lake = lake
         self._slot_ns = slot_ns
+        self._log = log.get("builds")
         self._root = f"slots/slot={slot_ns / 1e9:g}"
 
     def manifests(self, damaged: list[DamagedError] | None = None) -> dict[date, SlotManifest]:
@@ -195,7 +203,7 @@ class SlotStore:
             integers = {name for name in SUMS if SLOTS.field(name).type == pa.int64()}
             sums = {name: rows[name].sum() for name in SUMS}
             rows = rows.group_by(KEYS).aggregate(
-                **{name: each.cast("int64") if name in integers else each for name, each in sums.items()}
+                **{name: each.clip(upper=MOST) if name in integers else each for name, each in sums.items()}
             )
         return rows.mutate(
             usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0),
@@ -321,13 +329,10 @@ class SlotStore:
         for part in merged:
             self.check_slots(part)
         try:
-            counted, duplicates = write_part(
+            counted, duplicates, left_out = self._written(
                 connection,
-                self._lake,
                 new,
-                [part.batches for part in old],
-                [part.slots for part in merged],
-                self._slot_ns,
+                ([part.batches for part in old], [part.slots for part in merged]),
                 (drafts[slots], drafts[batches]),
             )
             part = SlotPart(
@@ -357,6 +362,9 @@ class SlotStore:
                 duplicates=(before.duplicates if before else 0) + duplicates,
                 created_unix_ns=time.time_ns(),
                 code_version=metadata.version("whitepanda"),
+                machines_left_out=tuple(
+                    sorted({*(before.machines_left_out if before is not None else ()), *left_out})
+                ),
                 rolled=rolled,
                 seal=seals.PLACE,
             )
@@ -373,6 +381,31 @@ class SlotStore:
                         self._lake.objects.remove(name)
             raise
         return msgspec.json.decode(data, type=SlotManifest)
+
+    def _written(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        new: list[Segment],
+        before: tuple[list[str], list[str]],
+        files: tuple[Path, Path],
+    ) -> tuple[int, int, list[str]]:
+        """Write a part. Returns windows, duplicates, and the machines whose rows make it fail and are left out."""
+
+        def write(without: Sequence[str] = ()) -> tuple[int, int]:
+            return write_part(connection, self._lake, new, *before, self._slot_ns, files, without)
+
+        try:
+            return (*write(), [])
+        except Exception as error:
+            if not is_of_rows(error):
+                raise
+            left_out = failing(_machines(new), error, write)
+            self._log.warning(
+                "rows of machines cannot be rolled up and are left out",
+                machines=left_out,
+                error=(str(error).splitlines() or [""])[0],
+            )
+            return (*write(left_out), left_out)
 
     def _read(self, name: str) -> SlotManifest:
         try:
@@ -397,6 +430,15 @@ class SlotStore:
 
     def _name(self, day: date, number: int) -> str:
         return f"{self.folder(day)}/{number:08d}.json"
+
+
+def _machines(segments: Iterable[Segment]) -> list[str]:
+    """Return the machines of segments, those with few rows first."""
+    rows: Counter[str] = Counter()
+    for segment in segments:
+        for found in pc.value_counts(pq.read_table(segment.path, columns=["machine"])["machine"]).to_pylist():
+            rows[found["values"]] += found["counts"]
+    return [name for name, _ in sorted(rows.items(), key=lambda each: (each[1], each[0]))]
 
 
 class _SchemaOnly(msgspec.Struct):

@@ -18,10 +18,11 @@ from central.revoked import revoked_text
 from central.vm_names import VmNames
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
+__all__ = ["MAX_QUEUED_BYTES", "MAX_QUEUED_MESSAGES", "HostStream", "StreamRegistry"]
 
 #: Messages (without acknowledgements, which merge) that may wait for one host that does not read.
 MAX_QUEUED_MESSAGES = 64
+MAX_QUEUED_BYTES = 8 << 20  # the same of their bytes, or one larger message
 _ACK_WAITS_S = 0.02  # for other batches of the stream to be acknowledged with; agents wait for a minute
 
 
@@ -55,15 +56,21 @@ class HostStream:
     closed: bool = False
     close_reason: str = ""
     close_code: grpc.StatusCode = grpc.StatusCode.ABORTED
+    owed: int = 0  # batches whose acknowledgement waits to be written
+    writing_since_s: float = 0.0  # since when the host has not read what is being written; 0: nothing is
+    _queued_bytes: int = 0
     _acks: dict[str, _PendingAck] = field(default_factory=dict)
     _messages: deque[agent_pb2.CentralMessage] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def send(self, message: agent_pb2.CentralMessage) -> bool:
         """Queue a message. False where the stream is closed or the host has not read the last ones: try again later."""
-        if self.closed or len(self._messages) >= MAX_QUEUED_MESSAGES:
+        size = message.ByteSize()
+        is_full = self._messages and self._queued_bytes + size > MAX_QUEUED_BYTES
+        if self.closed or is_full or len(self._messages) >= MAX_QUEUED_MESSAGES:
             return False
         self._messages.append(message)
+        self._queued_bytes += size
         self._wake.set()
         return True
 
@@ -85,6 +92,7 @@ class HostStream:
         """
         if self.closed:
             return
+        self.owed += 1
         ack = self._acks.get(spool_id)
         if ack is None:
             ack = self._acks[spool_id] = _PendingAck()
@@ -115,6 +123,7 @@ class HostStream:
         """Take what is to be sent now: acknowledgements first, one per spool."""
         self._wake.clear()
         messages = []
+        self.owed = self._queued_bytes = 0
         acks, self._acks = self._acks, {}
         for spool_id, pending in acks.items():
             ack = agent_pb2.Ack(spool_id=spool_id)

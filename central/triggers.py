@@ -98,21 +98,24 @@ def first_suspect(trigger: agent_pb2.Trigger) -> agent_pb2.TriggerSuspect | None
 
 def _is_good(trigger: agent_pb2.Trigger) -> bool:
     """Whether names are fit for a terminal, numbers are finite or not known, and nothing contradicts itself."""
+    if (  # first: the rest walks through them
+        len(trigger.victims) + len(trigger.suspects) > _MAX_VMS
+        or len(trigger.recommendations) > _MAX_RECOMMENDATIONS
+        or trigger.ByteSize() > _MAX_BYTES
+    ):
+        return False
     vms: list[agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect] = [*trigger.victims, *trigger.suspects]
     numbers = [trigger.mn_cpi, trigger.mn_cpi_threshold]
     numbers += [n for v in trigger.victims for n in (v.cpi, v.n_cpi, v.threshold_cpi, v.cpu_usage_cores)]
     numbers += [n for s in trigger.suspects for n in (s.score, s.coefficient, s.cpu_usage_cores)]
     return (
-        len(vms) <= _MAX_VMS
-        and not (trigger.ended and vms)
+        not (trigger.ended and vms)
         and all(is_name(v.vm) and is_name(v.job) for v in vms)
         and all(not text or is_name(text) for v in vms for text in (v.epoch, v.name))
         and all(not v.suspect or is_name(v.suspect) for v in trigger.victims)
         and not any(math.isinf(n) for n in numbers)
         and all(map(_are_analyses, [trigger.found_by, *(v.found_by for v in trigger.victims)]))
         and all(_is_good_slow_down(v.slow_down) for v in trigger.victims if v.HasField("slow_down"))
-        and trigger.ByteSize() <= _MAX_BYTES
-        and len(trigger.recommendations) <= _MAX_RECOMMENDATIONS
         and all(map(_is_good_advice, trigger.recommendations))
     )
 

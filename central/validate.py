@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from central.columns import Bounds, Located, column, locate
+from central.plausible import LARGEST_GAUGES, MAX_HOST_WINDOW_NS, MIN_CPI, absurd_counters
 from central.schema import SAMPLES
 from whitepanda.common.protocol import UNKNOWN_COUNT
 from whitepanda.v1 import agent_pb2
@@ -42,6 +43,8 @@ BATCH_REASONS = (
     "bad_spool",
     "no_sequence",
     "too_many_rows",
+    "too_many_tasks",
+    "too_many_jobs",
     "column_length",
     "task_index",
     "foreign_machine",
@@ -58,32 +61,20 @@ ROW_REASONS = (
     "bad_cpi",
     "absurd_cpi",
     "bad_counter",
+    "absurd_counter",
 )
 
 _MAX_INT64 = 2**63 - 1
 _MAX_DURATION_NS = 86_400 * 10**9  # no window and no trace record is longer than a day
 _MAX_NAME = 512  # characters of a VM's, epoch's, job's, machine's or platform's name
-_MAX_SPOOL_ID = 64  # characters; it is remembered for ever
+_MAX_SPOOL_ID = 64  # bytes; it is remembered for ever
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # and what ends a line elsewhere
-_ROUNDING = 1e-9
 _SMALL = 0x80  # numbers below it take one byte in protobuf
 _INDEX_TAG = agent_pb2.CpiBatch.DESCRIPTOR.fields_by_name["task_index"].number << 3 | 2
 
 _REQUIRED = ("start_unix_ns", "duration_ns", "cpu_usage_cores")
 _OPTIONAL = ("cpi", "cycles", "instructions")
 _COUNTERS = ("cycles", "instructions")
-
-#: Columns whose values are nice to have: a value that cannot be is stored as not known. The largest one allowed.
-_GAUGES = {
-    "running_ratio": 1.0 + _ROUNDING,
-    "run_queue_wait_ratio": 1e6,
-    "disk_bytes_per_s": 1e15,
-    "network_bytes_per_s": 1e15,
-    "llc_occupancy_bytes": 1e15,
-    "memory_bandwidth_bytes_per_s": 1e15,
-    "memory_stall_ratio": 1.0 + _ROUNDING,
-    "io_wait_ratio": 1.0 + _ROUNDING,
-}
 
 _Floats = npt.NDArray[np.float64]
 _Mask = npt.NDArray[np.bool_]
@@ -102,6 +93,7 @@ class Limits:
     """What central's configuration allows; see `central.config.IngestSection`."""
 
     max_batch_rows: int = 10_000
+    max_host_jobs: int = 4_000
     max_cpi: float = 100.0
     max_cpu_usage_cores: float = 4096.0
     max_future_s: float = 3600.0
@@ -163,6 +155,11 @@ def check(
     """
     rows = _check_structure(batch, limits)
     bad_task, bad_machine, jobs = _check_tasks(batch, host, platform, is_importer=is_importer)
+    if len(jobs) > limits.max_host_jobs and not is_importer:
+        raise BatchError(
+            "too_many_jobs",
+            f"{len(jobs)} jobs; ingest.max_host_jobs allows {limits.max_host_jobs} of a host",
+        )
     if rows == 0:
         return Checked(0, 0, {}, None, jobs)
     rejected: dict[str, int] = {}
@@ -190,8 +187,9 @@ def bounds(limits: Limits, now_unix_ns: int) -> Bounds:
     return Bounds(
         earliest_unix_ns=_earliest(limits, now_unix_ns),
         latest_unix_ns=_latest(limits, now_unix_ns),
-        max_duration_ns=_MAX_DURATION_NS,
+        max_duration_ns=MAX_HOST_WINDOW_NS,
         max_cpu_usage_cores=limits.max_cpu_usage_cores,
+        min_cpi=MIN_CPI,
         max_cpi=limits.max_cpi,
     )
 
@@ -249,10 +247,10 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
     rows = len(batch.task_index)
     if not batch.spool_id:
         raise BatchError("no_spool", "spool_id is empty")
-    if not is_name(batch.spool_id, _MAX_SPOOL_ID):
+    if not is_name(batch.spool_id, _MAX_SPOOL_ID) or len(batch.spool_id.encode()) > _MAX_SPOOL_ID:
         raise BatchError(
             "bad_spool",
-            f"spool_id must be at most {_MAX_SPOOL_ID} characters without control characters "
+            f"spool_id must be at most {_MAX_SPOOL_ID} bytes without control characters "
             f"({len(batch.spool_id)} characters, {batch.spool_id[:20]!r}...)",
         )
     if not 0 < batch.sequence <= _MAX_INT64:
@@ -261,7 +259,9 @@ def _check_structure(batch: agent_pb2.CpiBatch, limits: Limits) -> int:
         raise BatchError(
             "too_many_rows", f"{rows} rows; at most {limits.max_batch_rows} are allowed in a batch"
         )
-    for name in (*_REQUIRED, *_OPTIONAL, *_GAUGES, "cpi_reason"):
+    if len(batch.tasks) > rows:
+        raise BatchError("too_many_tasks", f"{len(batch.tasks)} tasks of {rows} rows; each task has a row")
+    for name in (*_REQUIRED, *_OPTIONAL, *LARGEST_GAUGES, "cpi_reason"):
         length = len(getattr(batch, name))
         if length != rows and (length or name in _REQUIRED):
             raise BatchError("column_length", f"column {name} has {length} values, task_index has {rows}")
@@ -316,8 +316,9 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
     start = columns.required("start_unix_ns", np.uint64)
     duration = columns.required("duration_ns", np.uint64)
     usage = columns.required("cpu_usage_cores", np.float64)
+    longest = _MAX_DURATION_NS if is_importer else MAX_HOST_WINDOW_NS
     masks = {
-        "bad_time": (duration == 0) | (duration > _MAX_DURATION_NS) | (start > _MAX_INT64 - _MAX_DURATION_NS),
+        "bad_time": (duration == 0) | (duration > longest) | (start > _MAX_INT64 - _MAX_DURATION_NS),
         "future_time": start > _latest(limits, now_unix_ns),
         # A comparison with NaN is False: so are values that are not a number.
         "bad_cpu_usage": ~((usage >= 0) & (usage <= limits.max_cpu_usage_cores)),
@@ -328,9 +329,18 @@ def _row_masks(columns: _Columns, limits: Limits, now_unix_ns: int, *, is_import
     if cpi is not None:
         masks["bad_cpi"] = (cpi <= 0) | np.isinf(cpi)  # NaN: not known, which is no fault
         masks["absurd_cpi"] = cpi > limits.max_cpi
-    counters = [found for name in _COUNTERS if (found := columns.get(name, np.uint64)) is not None]
+        if not is_importer:  # a trace's may be normalised, as its usage
+            masks["absurd_cpi"] |= cpi < MIN_CPI
+    cycles, instructions = (columns.get(name, np.uint64) for name in _COUNTERS)
+    counters = [each for each in (cycles, instructions) if each is not None]
     if counters:
         masks["bad_counter"] = np.any([(c > _MAX_INT64) & (c != UNKNOWN_COUNT) for c in counters], axis=0)
+        masks["absurd_counter"] = absurd_counters(
+            duration,
+            limits.max_cpu_usage_cores if is_importer else usage,
+            None if cycles is None else cycles.astype(np.int64),
+            None if instructions is None else instructions.astype(np.int64),
+        )
     return masks
 
 
@@ -357,7 +367,7 @@ def samples_table(batches: Sequence[StoredBatch]) -> pa.Table:
     for name in _COUNTERS:
         values = _gather(read, counts, name, np.uint64, UNKNOWN_COUNT)
         columns[name] = pa.array(values.astype(np.int64), mask=values == UNKNOWN_COUNT)
-    for name, largest in _GAUGES.items():
+    for name, largest in LARGEST_GAUGES.items():
         if not any(each.columns.has(name) for each in read):  # as of what only some agents measure
             columns[name] = pa.nulls(int(counts.sum()), pa.float64())
             continue

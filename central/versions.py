@@ -16,6 +16,7 @@ import contextlib
 import io
 import secrets
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rows: int  # of the segments
     days_left_out: int = 0  # days of the lake older than build.days
     rows_left_out: int = 0  # their rows
+    machines_left_out: tuple[str, ...] = ()  # whose rows of some day made the build fail
+    jobs_left_out: dict[str, int] = {}  # by machine: jobs of a day beyond build.max_machine_jobs
     job_statistics: int  # rows of the file
     coefficients: int  # the same
     code_version: str  # of the whitepanda distribution
@@ -129,6 +132,11 @@ class BuiltVersion:
     def coefficients_count(self) -> int:
         """Number of coefficients, one per job."""
         return int(self._coefficients.num_rows)
+
+    @cached_property
+    def jobs(self) -> frozenset[str]:
+        """All jobs that have a statistic or a coefficient."""
+        return frozenset(self._statistic_jobs.to_pylist()) | frozenset(self._coefficient_jobs.to_pylist())
 
     def statistics(self, job: str) -> list[agent_pb2.JobStatistics]:
         """CPI statistics of a job, one per platform; none where the job is not known."""

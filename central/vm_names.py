@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from central.validate import is_name
 from whitepanda.v1 import agent_pb2
 
-__all__ = ["VmNames"]
+__all__ = ["MAX_NAMES", "VmNames", "named"]
 
 _KEPT = 100_000  # twice the VMs of the largest fleet that is reckoned with
+#: Kept of one host, so that it does not push out the names of others.
+MAX_NAMES = 2_000
+_MAX_VM_BYTES = 64  # a UUID has 36
+_MAX_NAME = 256  # characters, as agents cut them
+
+
+def named(tasks: Iterable[agent_pb2.Task]) -> Iterator[tuple[str, str]]:
+    """Yield a batch's VMs and their names. Names unfit for a terminal or too long are none."""
+    for task in tasks:
+        name, vm = task.name, task.vm
+        if (
+            name
+            and is_name(name, _MAX_NAME)
+            and is_name(vm, _MAX_VM_BYTES)
+            and len(vm.encode()) <= _MAX_VM_BYTES
+        ):
+            yield vm, name
 
 
 class VmNames:
@@ -18,33 +35,49 @@ class VmNames:
 
     Args:
         kept: at most so many.
+        kept_of_host: at most so many of one host.
 
     """
 
-    def __init__(self, kept: int = _KEPT) -> None:
+    def __init__(self, kept: int = _KEPT, kept_of_host: int = MAX_NAMES) -> None:
         self._kept = kept
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._kept_of_host = kept_of_host
+        self._names: OrderedDict[str, tuple[str, str]] = (
+            OrderedDict()
+        )  # by VM: its name, the host that said it
+        self._of_host: dict[str, OrderedDict[str, None]] = {}  # VMs
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def note(self, tasks: Iterable[agent_pb2.Task]) -> None:
-        """Remember what a batch's VMs are called. Names unfit for a terminal or too long are none."""
-        for task in tasks:
-            if is_name(task.name) and is_name(task.vm):
-                self._names[task.vm] = task.name
-                self._names.move_to_end(task.vm)
+    def note(self, host: str, names: Iterable[tuple[str, str]]) -> None:
+        """Remember what a host calls its VMs: pairs as `named` gives them."""
+        for vm, name in names:
+            self._forget(vm)
+            self._names[vm] = (name, host)
+            mine = self._of_host.setdefault(host, OrderedDict())
+            mine[vm] = None
+            if len(mine) > self._kept_of_host:
+                self._forget(next(iter(mine)))
         while len(self._names) > self._kept:
-            self._names.popitem(last=False)
+            self._forget(next(iter(self._names)))
 
     def knows(self, vm: str) -> bool:
         """Whether a VM has this UUID or name."""
-        return vm in self._names or vm in self._names.values()
+        return vm in self._names or any(name == vm for name, _ in self._names.values())
 
     def uuids(self, name: str) -> list[str]:
         """Return the VMs that have this name."""
-        return [vm for vm, known in self._names.items() if known == name]
+        return [vm for vm, (known, _) in self._names.items() if known == name]
 
     def get(self, vm: str) -> str:
         """Return the VM's name, "" where it is not known."""
-        return self._names.get(vm, "")
+        return self._names.get(vm, ("", ""))[0]
+
+    def _forget(self, vm: str) -> None:
+        if (known := self._names.pop(vm, None)) is None:
+            return
+        mine = self._of_host[known[1]]
+        del mine[vm]
+        if not mine:
+            del self._of_host[known[1]]

@@ -19,6 +19,7 @@ from whitepanda.common.texts import clean_name
 
 __all__ = [
     "LIBVIRT_MANAGERS",
+    "MAX_PID",
     "PERF_EVENTS",
     "VM_PARTS",
     "CgroupCounters",
@@ -44,6 +45,8 @@ __all__ = [
     "VmSample",
 ]
 
+#: The largest number that a process or a thread can have (PID_MAX_LIMIT of the kernel).
+MAX_PID = 1 << 22
 #: What perf can count, by our names. Every group begins with the first two.
 PERF_EVENTS = (
     "cycles",

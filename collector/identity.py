@@ -7,6 +7,7 @@ parsed again only when it changed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -23,6 +24,7 @@ from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life
 from collector.process_watch import ProcessWatch
 from collector.status_file import StatusError, VmStatus, parse_status
+from whitepanda.common.bounded_files import read_bounded
 
 __all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
 
@@ -35,6 +37,10 @@ _STAT_BYTES = 1024
 # One list waits so long for the command lines of new processes, and so many may hang.
 _PATIENCE_S = 0.5
 _MAX_HUNG = 16
+_MAX_STATUS_BYTES = 8 << 20  # of a VM with a thousand disks: 1 MB
+_MAX_ARGUMENTS_BYTES = 1 << 20
+# A status file that is none: a folder, a pipe, a ring of links, too large.
+_NO_STATUS = frozenset({errno.EISDIR, errno.EINVAL, errno.ENXIO, errno.ELOOP, errno.EFBIG})
 
 
 class _Arguments:
@@ -58,7 +64,8 @@ class _Arguments:
 
     def _read(self) -> None:
         try:
-            self._text = self._path.read_bytes()
+            with self._path.open("rb") as file:
+                self._text = file.read(_MAX_ARGUMENTS_BYTES)
         except OSError as error:
             self._error = error
         self._done.set()
@@ -141,10 +148,13 @@ class Inventory:
     def _probe_status_files(self) -> Probe:
         try:
             for path in self._state_files():
-                path.read_bytes()
+                with contextlib.suppress(FileNotFoundError):
+                    read_bounded(path, _MAX_STATUS_BYTES)
         except FileNotFoundError:
             return Probe(available=True, detail=f"no {self._state_dir} (yet): libvirt has started no VM")
         except OSError as error:
+            if error.errno in _NO_STATUS:  # costs that VM alone, which is said when it is read
+                return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
             detail = f"{error.filename}: {error.strerror}; run the agent as root"
             return Probe(available=False, detail=detail, reason=Reason.NO_PERMISSION)
         return Probe(available=True, detail=f"VMs by the status files in {self._state_dir}")
@@ -243,6 +253,9 @@ class Inventory:
                 else:
                     self._warn(name, f"{path}: {error.strerror}; this VM is not measured")
                     self._folder_mtime_ns = None  # look again at the next call
+            except Exception as error:  # noqa: BLE001 - whatever its file says, it costs no other VM
+                self._drop(name)
+                self._warn(name, f"{path}: {error!r}; this VM is not measured; please report this")
 
     def _refresh_one(self, name: str, path: Path) -> None:
         stat = path.stat()
@@ -269,7 +282,7 @@ class Inventory:
 
     def _parse(self, name: str, path: Path) -> VmStatus | None:
         try:
-            status = parse_status(path.read_bytes())
+            status = parse_status(read_bounded(path, _MAX_STATUS_BYTES))
         except StatusError as error:
             self._warn(name, f"{path}: {error}; this VM is not measured until libvirt rewrites the file")
             return None
@@ -284,7 +297,11 @@ class Inventory:
         if entry.watch is not None:
             return entry.identity
         entry.watch = self._watch.add(status.pid)
-        identity = self._look_at(name, entry, status)
+        try:
+            identity = self._look_at(name, entry, status)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a VM costs no other
+            self._warn(name, f"{entry.stat_path}: {error!r}; this VM is not measured; please report this")
+            identity = None
         if identity is None:
             self._unwatch(entry)
         return identity

@@ -45,7 +45,7 @@ class ProcessWatch:
             if self._epoll is None:
                 self._epoll = select.epoll()
             watch = os.pidfd_open(pid)
-        except OSError:
+        except (OSError, OverflowError):  # the latter: no process can have such a number
             return None
         self._count += 1
         try:

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from collector.base import DiskDevice, InterfaceDevice
+from collector.base import MAX_PID, DiskDevice, InterfaceDevice
 
 __all__ = ["StatusError", "VmStatus", "parse_status"]
 
@@ -19,6 +19,7 @@ _DRIVES = {"cdrom", "floppy"}
 _MAX_FACT = 512
 _MAX_KEY = 64
 _MAX_META_FACTS = 32
+_MAX_PCI = (0xFFFF_FFFF, 0xFF, 0x1F, 7)
 
 
 class StatusError(ValueError):
@@ -56,7 +57,11 @@ def parse_status(text: bytes) -> VmStatus:
     """
     try:
         root = ET.fromstring(text)  # noqa: S314 - root's libvirtd wrote it; expat bounds entity expansion
-    except ET.ParseError as error:
+    except (
+        ET.ParseError,
+        ValueError,
+        LookupError,
+    ) as error:  # the last two: of an encoding that is not known
         raise StatusError(f"not XML: {error}") from error
     domain = root.find("domain")
     if root.tag != "domstatus" or domain is None:
@@ -69,8 +74,9 @@ def parse_status(text: bytes) -> VmStatus:
         vcpus = [(int(vcpu.get("id", "")), int(vcpu.get("pid", "0"))) for vcpu in root.findall("vcpus/vcpu")]
     except ValueError as error:
         raise StatusError(f"a process or vCPU number is not a number: {error}") from error
-    if pid <= 0:
-        raise StatusError(f"process id {pid} is none")
+    strange = [number for number in (pid, *(tid for _, tid in vcpus)) if not 0 <= number <= MAX_PID]
+    if pid == 0 or strange:
+        raise StatusError(f"process or thread id {str(strange[0] if strange else pid)[:40]} is none")
     interfaces = tuple(_interface(element) for element in domain.findall("devices/interface"))
     passed = {element.get("type", "") for element in domain.findall("devices/hostdev")}
     return VmStatus(
@@ -114,7 +120,10 @@ def _passed(domain: ET.Element) -> Iterator[str]:
             )
         except ValueError:
             continue
-        yield f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
+        if all(
+            0 <= value <= most for value, most in zip((domain_, bus, slot, function), _MAX_PCI, strict=True)
+        ):
+            yield f"{domain_:04x}:{bus:02x}:{slot:02x}.{function:x}"
 
 
 def _interface(element: ET.Element) -> InterfaceDevice:

@@ -3,8 +3,9 @@
 tools/build_debs.py [--out DIR] [--work DIR] [--version VERSION] [agent] [central]
 
 On Debian 12, with python3 (3.11), dpkg and this checkout; no root, no compiler, no debhelper. The libraries are the
-wheels that requirements/*.lock pin, file for file, less their own tests and headers. The packages are the same bit
-for bit from the same checkout and index: file times are those of the commit ($SOURCE_DATE_EPOCH where that is set),
+wheels that requirements/*.lock pin, file for file, less their own tests and headers; pip refuses a file whose hash is
+not in a lock, also of what builds (build.lock). Each package has an SBOM. The packages are the same bit for bit from
+the same checkout and index: file times are those of the commit ($SOURCE_DATE_EPOCH where that is set),
 owners, modes and order are set. How the packages are made is in docs/adr/0014-packages.md.
 """
 
@@ -23,6 +24,8 @@ import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 
+import deb_sbom
+import lock
 from deb_copyright import copyright_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +125,7 @@ class Package:
         self.date = date
         self.home = f"opt/whitepanda/{side}"
         self.site = self.tree / self.home / "lib/python3.11/site-packages"
+        self.sbom = self.tree / f"usr/share/whitepanda/{side}/sbom.cdx.json"
 
     def stage(self) -> None:
         """Make the tree of files anew."""
@@ -168,28 +172,24 @@ class Package:
         python = self.tree / self.home / "bin" / "python3"
         python.parent.mkdir()
         python.symlink_to(PYTHON)
-        locks = [ROOT / "requirements" / f"{extra}.lock" for extra in LOCKS[self.side]]
-        lines = sorted({line for lock in locks for line in lock.read_text(encoding="utf-8").splitlines()})
         left_out = DEBIANS_OWN[self.side]
-        wanted = "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in left_out)
+        pins = {pin for extra in LOCKS[self.side] for pin in lock.read(extra) if pin.name not in left_out}
         pinned = self.tree.parent / f"{self.name}.lock"
-        pinned.write_text(wanted, encoding="utf-8")
-        pip = [
-            python,
-            "-IB",
-            f"{PIP}/pip",
-            "--disable-pip-version-check",
-            "install",
-            "-qq",
-            "--no-compile",
-            "--no-deps",
-        ]
-        pip += ["--no-warn-script-location"]
-        date = str(self.date)
+        pinned.write_text(lock.render(sorted(pins, key=lambda pin: (pin.name, pin.marker))), encoding="utf-8")
+        tools = self.tree.parent / f"{self.name}.tools"
+        shutil.rmtree(tools, ignore_errors=True)
+        pip = [python, "-IB", f"{PIP}/pip", "--disable-pip-version-check", "install", "-qq"]
+        pip += ["--no-compile", "--no-deps", "--no-warn-script-location"]
+        locked = [*pip, "--require-hashes", "--only-binary", ":all:"]
+        run([*locked, "--target", tools, "-r", ROOT / "requirements" / "build.lock"])
+        # What pip starts to build a wheel finds the locked tools by PYTHONPATH, which pip itself ignores (-I).
+        building = {"SOURCE_DATE_EPOCH": str(self.date), "PYTHONPATH": str(tools)}
+        report = self.tree.parent / f"{self.name}.report.json"
         run(
-            [*pip, "--only-binary", ":all:", "--no-binary", SOURCE_ONLY, "-r", pinned], SOURCE_DATE_EPOCH=date
+            [*locked, "--no-build-isolation", "--no-binary", SOURCE_ONLY, "--report", report, "-r", pinned],
+            **building,
         )
-        run([*pip, ROOT], SOURCE_DATE_EPOCH=date)
+        run([*pip, "--no-index", "--no-build-isolation", ROOT], **building)
         for (
             path
         ) in python.parent.iterdir():  # other libraries' programs, whose first line has this folder's name
@@ -198,6 +198,10 @@ class Package:
         for place in self.site.glob("*.dist-info"):
             (place / "direct_url.json").unlink(missing_ok=True)  # where the checkout was
             (place / "RECORD").unlink(missing_ok=True)  # dpkg keeps the list; pip's has what is removed below
+        files = deb_sbom.installed(report)
+        self._write(
+            str(self.sbom.relative_to(self.tree)), deb_sbom.sbom(self.name, self.site, files, self.date)
+        )
         self._prune()
         if left_out:
             triplet = f"{platform.machine()}-linux-gnu"
@@ -293,6 +297,7 @@ class Package:
         control = self.tree / "DEBIAN"
         shutil.rmtree(control, ignore_errors=True)
         self._changelog(version)
+        self.sbom.write_text(deb_sbom.of_version(self.sbom.read_text("utf-8"), version), encoding="utf-8")
         files = sorted(p for p in self.tree.rglob("*") if p.is_file() and not p.is_symlink())
         kib = sum(-(-path.stat().st_size // 1024) for path in files)
         arch = run(["dpkg", "--print-architecture"]).strip()

@@ -43,7 +43,7 @@ def copyright_text(site: Path, installed: str) -> str:
 
 def _library(folder: Path, meta: Message, installed: str) -> str:
     texts = sorted(p for p in folder.rglob("*") if p.is_file() and _LICENCE_FILES.match(p.name))
-    words = _licence(meta) or ("see the files below" if texts else "")
+    words = licence(meta) or ("see the files below" if texts else "")
     if not words:
         raise SystemExit(
             f"whitepanda: {meta['Name']} {meta['Version']} names no licence; it cannot be bundled"
@@ -61,7 +61,7 @@ def _library(folder: Path, meta: Message, installed: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _licence(meta: Message) -> str:
+def licence(meta: Message) -> str:
     """Return the licence in a few words, by what says it most exactly."""
     if meta["License-Expression"]:
         return str(meta["License-Expression"])

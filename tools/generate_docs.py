@@ -310,8 +310,12 @@ Times are integers, nanoseconds since 1970. In JSON a number that is not known i
 location and scale of log CPI are both 0 where neither is known. Words are in lower case. Lists come in pages of
 `page_size` rows (100, at most 1000): `next_page_token` of one answer is the `page_token` of the next request,
 with the same filters; it is empty on the last page. An error is `{"error": "one line"}` with status 400 (the
-request), 403 (the certificate), 404 (nothing there), 410 (a version that is no longer kept, or no model of
-runtimes), 429 (too many long questions wait), 503 (try again later).
+request), 403 (the certificate), 404 (nothing there), 405 (a method other than GET, HEAD and OPTIONS), 408 (the
+request did not come in time), 410 (a version that is no longer kept, or no model of runtimes), 429 (too many long
+questions wait), 431 (the request is too long), 500 (central failed), 503 (try again later).
+
+Limits of a request are in `/openapi.json`, for each parameter: times end in 2262 (63 bits), names have at most 512
+characters and no control characters. A request by gRPC has the same limits.
 
 ## Requests"""
 

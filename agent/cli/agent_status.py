@@ -58,10 +58,17 @@ def _lines(answer: host_pb2.HostStatus) -> list[Text]:
             ),
             _line("dropped", f"{uplink.dropped_batches:,} batches; {uplink.rejected_rows:,} rows rejected"),
         ]
+        if uplink.refused_updates or uplink.refused_update_rows:
+            lines.append(_line("refused", _refused(uplink), "red"))
     if uplink.last_error:
         lines.append(_line("last error", uplink.last_error, "red"))
     lines.append(_line("coefficients", f"version {version}" if version else "none, central has not sent any"))
     return lines
+
+
+def _refused(uplink: host_pb2.UplinkStatus) -> str:
+    counts = f"{uplink.refused_updates:,} updates of central, {uplink.refused_update_rows:,} rows of others"
+    return f"{counts}; last: {uplink.last_refusal}" if uplink.last_refusal else counts
 
 
 def _line(title: str, text: str, style: str = "") -> Text:
@@ -138,6 +145,9 @@ def _json(answer: host_pb2.HostStatus) -> dict[str, object]:
             "dropped_batches": uplink.dropped_batches,
             "rejected_rows": uplink.rejected_rows,
             "last_error": uplink.last_error or None,
+            "refused_updates": uplink.refused_updates,
+            "refused_update_rows": uplink.refused_update_rows,
+            "last_refusal": uplink.last_refusal or None,
         },
         "sources": [
             {

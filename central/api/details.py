@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from central.api.history import CoefficientHistory
 from central.api.incidents import ask_store, mark_open
+from central.api.limits import MAX_BINS, MAX_POINTS, MAX_TIME_UNIX_NS
 from central.api.overview import read_top
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms, read_lines
@@ -33,8 +34,8 @@ __all__ = ["DetailQueries"]
 _HOUR_NS = 3600 * 10**9
 _DAY_NS = 24 * _HOUR_NS
 _MAX_INT64 = 2**63 - 1
-_BINS, _MAX_BINS = 40, 200
-_POINTS, _MAX_POINTS = 120, 500
+_BINS = 40
+_POINTS = 120
 _MAX_LISTED = 1000  # incidents of a host
 _MAX_VALUES = 100_000  # of an answer's lines
 _HIGHEST = 0.995  # share of VMs that bins are spread over; so one absurd value does not squeeze the others
@@ -67,8 +68,8 @@ class DetailQueries:
         problem = ""
         if not request.job:
             problem = "job is missing: name one, as /v1/job-statistics has them"
-        elif bins > _MAX_BINS:
-            problem = f"bins must be at most {_MAX_BINS} (value {bins})"
+        elif bins > MAX_BINS:
+            problem = f"bins must be at most {MAX_BINS} (value {bins})"
         if problem:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
         built = self._builder.current
@@ -112,13 +113,13 @@ class DetailQueries:
         await self.check_operator(context)
         top = await read_top(request.top, 100, context)
         points = request.points or _POINTS
-        until = min(request.until_unix_ns or self._clock_unix_ns(), _MAX_INT64)
+        until = min(request.until_unix_ns or self._clock_unix_ns(), MAX_TIME_UNIX_NS)
         since = request.since_unix_ns or max(0, until - _HOUR_NS)
         problem = ""
         if not request.host:
             problem = "host is missing: name one, as /v1/hosts has them"
-        elif points > _MAX_POINTS or points * top > _MAX_VALUES:
-            problem = f"points must be at most {_MAX_POINTS}, and points * top {_MAX_VALUES} (values {points}, {top})"
+        elif points > MAX_POINTS or points * top > _MAX_VALUES:
+            problem = f"points must be at most {MAX_POINTS}, and points * top {_MAX_VALUES} (values {points}, {top})"
         elif not 0 < until - since <= _DAY_NS:
             problem = (
                 "until_unix_ns must be after since_unix_ns and at most a day later "
@@ -128,7 +129,7 @@ class DetailQueries:
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, problem)
         step = -(-(until - since) // points)
         # On a grid, so that the same steps come again a moment later.
-        since, until = since // step * step, -(-until // step) * step
+        since, until = since // step * step, min(-(-until // step), MAX_TIME_UNIX_NS // step) * step
         query = IncidentQuery(host=request.host, since_unix_ns=since, until_unix_ns=until)
         incidents = await ask_store(context, self._incidents.find, query, limit=_MAX_LISTED)
 

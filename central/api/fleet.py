@@ -46,7 +46,7 @@ from central.revoked import Revoked, revoked_text
 from central.streams import StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
-from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial
+from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial, shown_names
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
 
 __all__ = ["MAX_PAGE_SIZE", "Fleet"]
@@ -179,6 +179,7 @@ class Fleet(
             last_build_error=self._builder.last_error,
             days_left_out=self._builder.left_out.days,
             rows_left_out=self._builder.left_out.rows,
+            machines_left_out=built.manifest.machines_left_out if built else (),
             damaged_files=self._builder.damaged_files,
             accepted_events=stats.accepted_events,
             rejected_events=_counts(stats.rejected_events),
@@ -308,11 +309,11 @@ class Fleet(
             await abort(context, grpc.StatusCode.UNAUTHENTICATED, revoked_text(serial))
         names = peer_names(context)
         if not names & self._operators:
-            shown = ", ".join(sorted(names)) or "none"
             await abort(
                 context,
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"only operators may ask; none of this certificate's names ({shown}) is in central.operators",
+                f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
+                "central.operators",
             )
 
     async def _version(self, page: Page, context: Context) -> BuiltVersion | None:

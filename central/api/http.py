@@ -14,9 +14,10 @@ import json
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import uvicorn
@@ -29,18 +30,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from central.api import metrics
+from central.api.connections import ClientProtocol, Connections
 from central.api.fleet import Fleet
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
+from central.config import HttpSection
 from central.page import files
 from central.revoked import Revoked, revoked_text
 from whitepanda.common import log
 from whitepanda.common.config import is_loopback
 from whitepanda.common.errors import UnavailableError
-from whitepanda.common.tls import TlsFiles, serial_text
+from whitepanda.common.tls import TlsFiles, serial_text, shown_names
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["HttpApi", "is_loopback", "make_app"]
@@ -53,7 +55,7 @@ _STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-_MAX_CONNECTIONS = 200  # further ones are answered with 503
+_MAX_REQUEST_BYTES = 1 << 16  # of its line and headers
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
 _RELOAD_S = 30.0
@@ -112,7 +114,7 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
         ],
         exception_handlers={
             404: _not_found,
-            405: lambda _request, _error: _json({"error": "only GET is known here"}, 405),
+            405: _not_known,
             500: lambda _request, _error: _json({"error": "central failed; its log says why"}, 500),
         },
     )
@@ -179,6 +181,15 @@ def _not_found(_request: Request, _error: Exception) -> Response:
     return _json({"error": "nothing is here; /openapi.json lists what there is"}, 404)
 
 
+def _not_known(request: Request, _error: Exception) -> Response:
+    """Answer a method that no path has; every path has the same ones. OPTIONS asks which."""
+    allow = {"Allow": "GET, HEAD, OPTIONS"}
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=allow)
+    error = f"{request.method[:20]} is not known here; known: {allow['Allow']}"
+    return Response(json.dumps({"error": error}), 405, allow, media_type="application/json")
+
+
 class HttpApi:
     """The server.
 
@@ -188,6 +199,8 @@ class HttpApi:
         tls: used where `listen` is not loopback.
         operators: certificate names that may ask there.
         revoked: certificates that may not, whatever their names.
+        section: how many connections, and how long a client may take.
+        refused: counts by reason what was refused.
 
     """
 
@@ -198,7 +211,10 @@ class HttpApi:
         tls: TlsFiles,
         operators: Sequence[str],
         revoked: Revoked | None = None,
+        section: HttpSection | None = None,
+        refused: Counter[str] | None = None,
     ) -> None:
+        self._connections = Connections(section or HttpSection(), Counter() if refused is None else refused)
         self._fleet = fleet
         self._listen = listen
         self._tls = tls
@@ -225,11 +241,11 @@ class HttpApi:
             options |= {"ssl_certfile": self._tls.certificate, "ssl_keyfile": self._tls.key}
             options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
         else:
-            options["http"] = "h11"
+            options["http"] = ClientProtocol
         app = make_app(self._fleet, hosts=("localhost", "127.0.0.1", "[::1]", host) if is_local else ("*",))
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, limit_concurrency=_MAX_CONNECTIONS, timeout_keep_alive=_KEEP_ALIVE_S,
+            server_header=False, h11_max_incomplete_event_size=_MAX_REQUEST_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_GRACE_S, ws="none", **options,
         )  # fmt: skip
         try:
@@ -243,7 +259,7 @@ class HttpApi:
             self._reloading = asyncio.create_task(self._reload(config.ssl), name="http certificates")
         listener = _listener(self._listen, host, int(port))
         self.port = listener.getsockname()[1]
-        self._server = _Server(config)
+        self._server = _Server(config, self._connections)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
 
     async def stop(self) -> None:
@@ -274,25 +290,52 @@ class HttpApi:
 
 
 class _Server(uvicorn.Server):
-    """Signals are central's business."""
+    """Uvicorn with bounds on connections. Signals are central's business."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, in place of asyncio's own server."""
+        [listener] = sockets or []
+        await self.lifespan.startup()
+        self.servers = []
+
+        def make() -> ClientProtocol:
+            kind: Any = self.config.http_protocol_class
+            made = kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+            return cast("ClientProtocol", made)
+
+        serving = self._connections.serve(listener, make, self.config.ssl)
+        self._accepting = asyncio.create_task(serving, name="http connections")
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more, and let uvicorn end what is open."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _protocol(operators: frozenset[str], revoked: Revoked) -> type[H11Protocol]:
+def _protocol(operators: frozenset[str], revoked: Revoked) -> type[ClientProtocol]:
     """Return uvicorn's protocol that answers 403 where the client's certificate is revoked or not an operator's."""
 
-    class OperatorsOnly(H11Protocol):
+    class OperatorsOnly(ClientProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
             super().connection_made(transport)
             certificate: Any = transport.get_extra_info("ssl_object").getpeercert() or {}
             names = _names(certificate)
             if not names & operators:
-                shown = ", ".join(sorted(names)) or "none"
                 self.app = _forbidden(
-                    f"only operators may ask; none of this certificate's names ({shown}) is in central.operators"
+                    f"only operators may ask; none of this certificate's names ({shown_names(names)}) is in "
+                    "central.operators"
                 )
                 return
             serial, answer = serial_text(certificate["serialNumber"]), self.app
@@ -309,9 +352,7 @@ def _protocol(operators: frozenset[str], revoked: Revoked) -> type[H11Protocol]:
 
 def _names(certificate: Any) -> frozenset[str]:
     """Return the names in the client's certificate as `whitepanda.common.tls.peer_names` does."""
-    alternative = [value for _, value in certificate.get("subjectAltName", ())]
-    subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-    return frozenset(alternative or subject)
+    return frozenset(value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS")
 
 
 def _forbidden(text: str) -> Any:

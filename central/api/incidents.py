@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from central.api.limits import MAX_WINDOWS
 from central.api.names import NameChecks
 from central.api.paging import Context, Token, abort, check_times, encode, read_page
 from central.api.vm_windows import SlowError, VmWindows
@@ -26,7 +27,6 @@ _FILTERS = ("host", "suspect_job", "victim_job", "vm", "since_unix_ns", "until_u
 _MAX_INT64 = 2**63 - 1
 _HOUR_NS = 3600 * 10**9
 _DAY_NS = 24 * _HOUR_NS
-_MAX_WINDOWS = 10_000
 _WINDOWS = 1000
 _MAX_LISTED = 1000  # events and incidents of a VM's history
 
@@ -119,8 +119,8 @@ class IncidentQueries(NameChecks):
         problem = ""
         if not request.vm:
             problem = "vm is missing: give the VM's UUID or name"
-        elif limit > _MAX_WINDOWS:
-            problem = f"max_windows must be at most {_MAX_WINDOWS} (value {limit})"
+        elif limit > MAX_WINDOWS:
+            problem = f"max_windows must be at most {MAX_WINDOWS} (value {limit})"
         elif not 0 <= until - since <= _DAY_NS:
             problem = (
                 "until_unix_ns must be after since_unix_ns and at most a day later "

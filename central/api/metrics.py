@@ -65,6 +65,10 @@ GAUGES = (
     ),
     ("damaged_files", "damaged_files", "files of the lake that the last build or compaction found damaged"),
 )
+MACHINES_LEFT_OUT = (
+    "machines_left_out",
+    "machines whose rows of some day made a build fail, so are not in that version",
+)
 #: 1 where the field says why, else 0.
 FAILURES = (
     ("build_failed", "last_build_error", "1 where the last build failed, else 0"),
@@ -111,6 +115,8 @@ class _Families(Collector):
             yield _by_reason(name, text, getattr(status, field))
         for name, field, text in GAUGES:
             yield GaugeMetricFamily(_PREFIX + name, text, getattr(status, field))
+        left_out = len(status.machines_left_out)
+        yield GaugeMetricFamily(_PREFIX + MACHINES_LEFT_OUT[0], MACHINES_LEFT_OUT[1], left_out)
         for name, field, text in FAILURES:
             yield GaugeMetricFamily(_PREFIX + name, text, float(bool(getattr(status, field))))
         yield _times(status.acknowledgements)

@@ -17,13 +17,39 @@ from typing import Any
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from central.api.paging import MAX_PAGE_SIZE
+from central.api import limits
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["ROUTES", "ParameterError", "Route", "document", "read_request", "to_json"]
 
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
 _NUMBERS = {FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT}
+#: Parameters that a method cannot do without, by method and name.
+_NEEDED = {
+    ("GetIncident", "id"),
+    ("GetVmHistory", "vm"),
+    ("PlanObservation", "margin_percent"),
+    ("PredictRuntime", "job"),
+    ("GetJob", "job"),
+    ("GetHostTimeline", "host"),
+}
+#: Why there is no answer, by status.
+_REFUSALS = {
+    400: "The request is wrong: a parameter that is not known here, a value out of its range, or two that contradict",
+    403: "The client's certificate is none of an operator, or revoked",
+    404: "There is nothing of that name or number",
+    408: "The request did not come in time",
+    410: "The version is not kept any more, or there is no model of runtimes",
+    429: "Too many questions of this kind wait",
+    431: "The request's line and headers are too long",
+    500: "Central failed; its log says why",
+    503: "Too many connections are open, or something that central needs does not answer; try again later",
+}
+_EVERYWHERE = (400, 403, 408, 431, 500, 503)
+_OPERATOR = (
+    "A client certificate of central's CA with a name in central.operators. Where central.http_listen is a loopback "
+    "address there is no TLS, and every program of that machine may ask."
+)
 _MAX_UINT = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
 
 
@@ -34,6 +60,7 @@ class Route:
     path: str
     method: str
     summary: str
+    refusals: tuple[int, ...] = ()  # statuses of its own, beside those that every path has
 
     @property
     def request(self) -> Descriptor:
@@ -49,25 +76,60 @@ class Route:
 ROUTES = (
     Route("/v1/status", "GetFleetStatus", "Totals of ingest, lake and builds"),
     Route("/v1/hosts", "ListHosts", "Every host that ever connected, by name"),
-    Route("/v1/job-statistics", "ListJobStatistics", "CPI statistics by job and platform"),
-    Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first"),
-    Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first"),
-    Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first"),
-    Route("/v1/incidents/{id}", "GetIncident", "One incident with its evidence and its suspect's recurrence"),
+    Route("/v1/job-statistics", "ListJobStatistics", "CPI statistics by job and platform", (410,)),
+    Route("/v1/coefficients", "ListCoefficients", "Antagonist coefficients, the largest first", (404, 410)),
+    Route("/v1/events", "ListEvents", "What began or ended on hosts' VMs, the last that came first", (404,)),
+    Route("/v1/incidents", "ListIncidents", "When VMs of a host suffered, the last that began first", (404,)),
     Route(
-        "/v1/suspect-jobs", "ListSuspectJobs", "How often, and on how many hosts, a job was suspected first"
+        "/v1/incidents/{id}",
+        "GetIncident",
+        "One incident with its evidence and its suspect's recurrence",
+        (404,),
     ),
-    Route("/v1/vms/{vm}/history", "GetVmHistory", "Windows, events and incidents of a VM over at most a day"),
+    Route(
+        "/v1/suspect-jobs",
+        "ListSuspectJobs",
+        "How often, and on how many hosts, a job was suspected first",
+        (404,),
+    ),
+    Route(
+        "/v1/vms/{vm}/history",
+        "GetVmHistory",
+        "Windows, events and incidents of a VM over at most a day",
+        (404,),
+    ),
     Route("/v1/job-loadings", "ListJobLoadings", "Loading vectors of the jobs that ran lately, by name"),
-    Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first"),
-    Route("/v1/observation-plan", "PlanObservation", "How many VMs of which jobs to observe for a margin"),
-    Route("/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake"),
-    Route("/v1/runtime", "PredictRuntime", "How long a job would run on a host now, or on a platform"),
+    Route("/v1/placement", "RankHosts", "Hosts for a new VM, where it would suffer least first", (404,)),
+    Route(
+        "/v1/observation-plan",
+        "PlanObservation",
+        "How many VMs of which jobs to observe for a margin",
+        (404, 429),
+    ),
+    Route(
+        "/v1/comparison", "CompareSides", "Whether the fleet became faster: two sides of the lake", (404, 429)
+    ),
+    Route(
+        "/v1/runtime",
+        "PredictRuntime",
+        "How long a job would run on a host now, or on a platform",
+        (404, 410, 429),
+    ),
     Route(
         "/v1/overview", "GetOverview", "The fleet at a glance: who suffers now, contended hosts, antagonists"
     ),
-    Route("/v1/job", "GetJob", "A job's CPI by platform, its coefficient then and now, where it runs"),
-    Route("/v1/host-timeline", "GetHostTimeline", "CPI and CPU usage of a host's VMs, and its incidents"),
+    Route(
+        "/v1/job",
+        "GetJob",
+        "A job's CPI by platform, its coefficient then and now, where it runs",
+        (404, 429),
+    ),
+    Route(
+        "/v1/host-timeline",
+        "GetHostTimeline",
+        "CPI and CPU usage of a host's VMs, and its incidents",
+        (404, 429),
+    ),
     Route("/v1/data-health", "GetDataHealth", "What the lake has by day, and which hosts send nothing"),
 )
 
@@ -97,6 +159,8 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
                 raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
             seen[name] = value
             setattr(request, name, _read_value(fields[name], value))
+    if problem := limits.problem_of(request):
+        raise ParameterError(problem)
     return request  # type: ignore[no-any-return] # a message, whatever its class
 
 
@@ -107,7 +171,7 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
             raise ParameterError(f"{field.name} must be one of {', '.join(words)} (value {text[:80]!r})")
         return words[text]
     if field.cpp_type in _MAX_UINT:
-        most = _most(field)
+        most = limits.max_integer(field)
         if not re.fullmatch(r"[0-9]{1,20}", text) or int(text) > most:
             raise ParameterError(f"{field.name} must be an integer from 0 to {most} (value {text[:80]!r})")
         return int(text)
@@ -120,10 +184,6 @@ def _read_value(field: FieldDescriptor, text: str) -> Any:
             raise ParameterError(f"{field.name} must be true or false (value {text[:80]!r})")
         return text == "true"
     return text
-
-
-def _most(field: FieldDescriptor) -> int:
-    return MAX_PAGE_SIZE if field.name == "page_size" else _MAX_UINT[field.cpp_type]
 
 
 def to_json(message: Message) -> dict[str, Any]:
@@ -176,8 +236,12 @@ def document() -> dict[str, Any]:
                 "parameters": [_parameter(route, field) for field in route.request.fields],
                 "responses": {
                     "200": _answer("The answer", route.response.name),
-                    "default": _answer("Why there is none", "Error"),
+                    "304": {
+                        "description": "The caller has this answer already, by the ETag in If-None-Match"
+                    },
+                    **{str(code): _answer(_REFUSALS[code], "Error") for code in _refusals(route)},
                 },
+                "security": [{"operator": []}, {}],
             }
         }
     return {
@@ -190,7 +254,10 @@ def document() -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"operator": {"type": "mutualTLS", "description": _OPERATOR}},
+        },
     }
 
 
@@ -205,8 +272,42 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
     note = notes().get((route.request.name, field.name))
     if note:
         found["description"] = note
-    schema = _value_schema(field, is_parameter=True)
-    return {**found, "schema": {"type": "array", "items": schema} if field.is_repeated else schema}
+    schema = _parameter_schema(field)
+    if (route.method, field.name) in _NEEDED:
+        found["required"] = True
+        if schema["type"] == "string":
+            schema["minLength"] = 1
+    if field.is_repeated:
+        schema = {"type": "array", "items": schema, "maxItems": limits.max_items(field)}
+    return {**found, "schema": schema}
+
+
+def _refusals(route: Route) -> list[int]:
+    return sorted({*_EVERYWHERE, *route.refusals})
+
+
+def _parameter_schema(field: FieldDescriptor) -> dict[str, Any]:
+    if field.enum_type is not None:
+        return {
+            "type": "string",
+            "enum": [_word(field.enum_type, one.number) for one in field.enum_type.values],
+        }
+    if field.cpp_type in _MAX_UINT:
+        return {"type": "integer", "minimum": 0, "maximum": limits.max_integer(field)}
+    if field.cpp_type in _NUMBERS:
+        return _number_schema(limits.NUMBERS[field.name])
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        return {"type": "boolean"}
+    pattern = limits.TOKEN_PATTERN if field.name == "page_token" else limits.TEXT_PATTERN
+    return {"type": "string", "maxLength": limits.max_length(field), "pattern": pattern}
+
+
+def _number_schema(numbers: limits.Numbers) -> dict[str, Any]:
+    low = "exclusiveMinimum" if numbers.is_open else "minimum"
+    found = {low: numbers.low, "maximum": numbers.high}
+    return (
+        {"type": "number", "anyOf": [{"const": 0}, found]} if numbers.or_zero else {"type": "number", **found}
+    )
 
 
 def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
@@ -233,17 +334,15 @@ def _add_schema(schemas: dict[str, Any], message: Descriptor) -> None:
     }
 
 
-def _value_schema(field: FieldDescriptor, *, is_parameter: bool = False) -> dict[str, Any]:
+def _value_schema(field: FieldDescriptor) -> dict[str, Any]:
     if field.message_type is not None:
         return {"$ref": f"#/components/schemas/{field.message_type.name}"}
     if field.enum_type is not None:
         words = [_word(field.enum_type, value.number) for value in field.enum_type.values]
         # An agent newer than central may know more words.
-        return {"type": "string", "enum": words} if is_parameter else {"type": "string", "examples": words}
+        return {"type": "string", "examples": words}
     if field.cpp_type in _MAX_UINT:
-        return {"type": "integer", "minimum": 0, "maximum": _most(field)}
-    if is_parameter and field.cpp_type in _NUMBERS:
-        return {"type": "number"}
+        return {"type": "integer", "minimum": 0, "maximum": _MAX_UINT[field.cpp_type]}
     kinds: dict[int, Any] = {
         FieldDescriptor.CPPTYPE_BOOL: "boolean",
         FieldDescriptor.CPPTYPE_STRING: "string",

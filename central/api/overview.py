@@ -10,6 +10,7 @@ from datetime import date
 import grpc
 
 from central.api.incidents import ask_store, mark_open
+from central.api.limits import MAX_TOP
 from central.api.paging import Context, abort
 from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
@@ -28,7 +29,6 @@ _S_NS = 10**9
 _MINUTE_NS = 60 * _S_NS
 _DAY_NS = 86_400 * _S_NS
 _MAX_INT64 = 2**63 - 1
-_MAX_TOP = 1000
 #: A host without VMs sends heartbeats only.
 _LATE_NS = HEARTBEAT_MS * 10**6 + 60 * _S_NS
 _DAYS = 31
@@ -165,8 +165,8 @@ class OverviewQueries:
 
 async def read_top(top: int, default: int, context: Context) -> int:
     """Return how many rows are wanted; ends the call where that is too many."""
-    if top > _MAX_TOP:
-        message = f"top must be at most {_MAX_TOP} (value {top})"
+    if top > MAX_TOP:
+        message = f"top must be at most {MAX_TOP} (value {top})"
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
     return top or default
 

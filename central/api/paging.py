@@ -11,6 +11,8 @@ import grpc
 import grpc.aio
 import msgspec
 
+from central.api.limits import MAX_PAGE_SIZE, is_text
+
 __all__ = [
     "MAX_PAGE_SIZE",
     "Admitted",
@@ -23,7 +25,6 @@ __all__ = [
     "read_page",
 ]
 
-MAX_PAGE_SIZE = 1000
 _PAGE_SIZE = 100
 _MAX_INT64 = 2**63 - 1
 
@@ -68,7 +69,10 @@ async def read_page(request: Any, method: str, job: str, context: Context) -> Pa
             token = msgspec.json.decode(base64.urlsafe_b64decode(request.page_token), type=Token)
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             token = Token("", "", 0, 0, "")
-        if (token.method, token.job) != (method, job) or not 0 <= token.offset <= _MAX_INT64:
+        is_whole = (
+            0 <= token.offset <= _MAX_INT64 and 0 <= token.version <= _MAX_INT64 and is_text(token.after)
+        )
+        if (token.method, token.job) != (method, job) or not is_whole:
             shown = request.page_token[:40]
             message = (
                 f"page_token is not one of this request's pages (value {shown!r}); begin again without it"

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 import numpy as np
 
+from central.api.limits import MAX_TOP
 from central.api.paging import Context, Token, abort, encode, read_page
 from central.models.groups import Floats
 from central.placement.live import LiveFleet, Snapshot
@@ -18,7 +19,6 @@ from whitepanda.v1 import fleet_pb2
 __all__ = ["PlacementQueries"]
 
 _TOP = 10
-_MAX_TOP = 1000
 
 
 class PlacementQueries:
@@ -65,8 +65,8 @@ class PlacementQueries:
         if bool(request.job) == bool(request.loading):
             message = "name either the VM's job, or its loading as cpu=0.5,disk=0.2"
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
-        if request.top > _MAX_TOP:
-            message = f"top must be at most {_MAX_TOP} (value {request.top})"
+        if request.top > MAX_TOP:
+            message = f"top must be at most {MAX_TOP} (value {request.top})"
             await abort(context, grpc.StatusCode.INVALID_ARGUMENT, message)
         now = await asyncio.to_thread(self._live.snapshot)
         loading = await _loading(now, request, context)
@@ -106,7 +106,7 @@ async def _loading(now: Snapshot, request: fleet_pb2.RankHostsRequest, context: 
             await abort(context, grpc.StatusCode.NOT_FOUND, message)
         return found.loading
     try:
-        given = numbers_by_name([request.loading[:1000]], "loading", is_share=True)
+        given = numbers_by_name([request.loading], "loading", is_share=True)
     except InputError as error:
         await abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     unknown = [name for name in given if name not in now.resources]

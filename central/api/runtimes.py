@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
+from central.api.limits import MAX_BESIDE, MAX_EPSILON, MAX_EPSILONS
 from central.api.paging import Context, abort
 from central.api.work import Worker
 from central.journal import Journal
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["ModelFile", "RuntimeQueries"]
 
 _EPSILONS = (0.1, 0.05, 0.01)
-_MOST_EPSILONS = 16
-_MOST_EPSILON = 0.5
-_MOST_BESIDE = 64
 
 
 class ModelFile:
@@ -142,14 +140,14 @@ def _problem(request: fleet_pb2.PredictRuntimeRequest, epsilons: Sequence[float]
     if request.host and request.beside:
         return "beside goes with platform; a host's VMs are known"
     for name, values, most in (
-        ("beside", request.beside, _MOST_BESIDE),
-        ("epsilons", epsilons, _MOST_EPSILONS),
+        ("beside", request.beside, MAX_BESIDE),
+        ("epsilons", epsilons, MAX_EPSILONS),
     ):
         if len(values) > most:
             return f"{name} must be at most {most} (value {len(values)})"
-    wrong = next((epsilon for epsilon in epsilons if not 0 < epsilon <= _MOST_EPSILON), None)
+    wrong = next((epsilon for epsilon in epsilons if not 0 < epsilon <= MAX_EPSILON), None)
     if wrong is not None:
-        return f"epsilons must be above 0 and up to {_MOST_EPSILON:g} (value {wrong:g})"
+        return f"epsilons must be above 0 and up to {MAX_EPSILON:g} (value {wrong:g})"
     return ""
 
 

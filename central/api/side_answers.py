@@ -5,7 +5,6 @@ Imported when the first such question comes: scipy and what else it needs would 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from central.api.limits import MAX_HOSTS, MAX_TIME_UNIX_NS, NUMBERS
 from central.api.work import NotThereError
 from central.fleet.lake_rows import NoTaskError, Side, metrics, read_places, read_side
 from central.fleet.plan import Plan, PlanOptions, make_plan
@@ -28,8 +28,6 @@ _JOBS = "jobs"  # what the one side of a plan is called
 _S_NS = 10**9
 _WEEK_NS = 7 * 86_400 * _S_NS
 _MAX_SPAN_DAYS = 92
-_MAX_INT64 = 2**63 - 1
-_MAX_HOSTS = 10_000
 _MAX_TASKS = 500_000  # of a side
 _MAX_JOBS = 10_000  # of one answer, which the protocol's limit of 4 MiB still holds
 _MIN_COVERAGE = 0.8  # as `whitepanda fleet compare` has it
@@ -80,28 +78,29 @@ def compare_sides(
 def _plan_options(request: fleet_pb2.PlanObservationRequest) -> PlanOptions:
     if request.margin_percent == 0:
         raise InputError("margin_percent is missing: half the width of the interval, in % of the mean")
-    if not (math.isfinite(request.margin_percent) and request.margin_percent > 0):
-        raise InputError(f"margin_percent must be above 0 (value {request.margin_percent:g})")
+    if not 0.0 < request.margin_percent <= NUMBERS["margin_percent"].high:
+        raise InputError(f"margin_percent must be above 0 and up to 1e+06 (value {request.margin_percent:g})")
     return PlanOptions(
         request.margin_percent,
-        _number("t", request.t, 2.0, 0.01, 100.0),
+        _number("t", request.t, 2.0),
         _min_instances(request.min_instances),
         request.top or None,
-        _number("coverage", request.coverage, 1.0, 0.0, 1.0) if request.coverage else None,
-        _number("design_effect", request.design_effect, 1.0, 1.0, 1e6),
+        _number("coverage", request.coverage, 1.0) if request.coverage else None,
+        _number("design_effect", request.design_effect, 1.0),
     )
 
 
 def _compare_options(request: fleet_pb2.CompareSidesRequest) -> dict[str, Any]:
     return {
         "min_instances": _min_instances(request.min_instances),
-        "min_coverage": _number("min_coverage", request.min_coverage, _MIN_COVERAGE, 0.0, 1.0),
+        "min_coverage": _number("min_coverage", request.min_coverage, _MIN_COVERAGE),
         "top": request.top or None,
-        "confidence": _number("confidence", request.confidence, 0.95, 0.5, 0.9999),
+        "confidence": _number("confidence", request.confidence, 0.95),
     }
 
 
-def _number(name: str, value: float, default: float, low: float, high: float) -> float:
+def _number(name: str, value: float, default: float) -> float:
+    low, high = NUMBERS[name].low, NUMBERS[name].high
     if value == 0.0:
         return default
     if not low <= value <= high:
@@ -144,9 +143,9 @@ def _sides(request: fleet_pb2.CompareSidesRequest, now_ns: int) -> tuple[Side, S
 
 def _side(name: str, request: Any, prefix: str, not_hosts: tuple[str, ...], now_ns: int) -> Side:
     hosts = tuple(getattr(request, f"{prefix}hosts", ()))
-    if max(len(hosts), len(not_hosts)) > _MAX_HOSTS:
-        raise InputError(f"{prefix}hosts must be at most {_MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
-    asked_until = min(getattr(request, f"{prefix}until_unix_ns"), _MAX_INT64)
+    if max(len(hosts), len(not_hosts)) > MAX_HOSTS:
+        raise InputError(f"{prefix}hosts must be at most {MAX_HOSTS:,} (value {len(hosts or not_hosts):,})")
+    asked_until = min(getattr(request, f"{prefix}until_unix_ns"), MAX_TIME_UNIX_NS)
     until = asked_until or now_ns
     since = getattr(request, f"{prefix}since_unix_ns") or max(until - _WEEK_NS, 0)
     if since >= until and not asked_until:

@@ -29,13 +29,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from collector.base import DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
+from collector.base import MAX_PID, DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
 from collector.identity import boot_of, epoch_of
 from collector.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
 from collector.qemu.owners import Owners, real_uid
+from whitepanda.common.bounded_files import read_bounded
 
 __all__ = ["Learned", "QemuFinder"]
 
@@ -55,6 +56,7 @@ _HANG_NS = 5_000_000_000
 _MAX_HUNG = 4
 # The first look is waited for: a list without it would say that there are no VMs.
 _FIRST_S = 0.5
+_PIDFILE_BYTES = 64
 _CMDLINE_BYTES = 1 << 13  # enough for the others, and to tell that it is a QEMU
 _MAX_CMDLINE_BYTES = 1 << 20
 _VCPU = re.compile(r"(?:CPU (\d+)|ALL CPUs)/(\w+)")
@@ -343,9 +345,11 @@ class QemuFinder:
             return
         for path in files:
             try:
-                pid = int(read_start(str(path), 32))
+                pid = int(read_bounded(path, _PIDFILE_BYTES))
             except (OSError, ValueError):
-                continue  # being written, or removed
+                continue  # being written, removed, or no file
+            if not 0 < pid <= MAX_PID:
+                continue
             with self._lock:
                 self._looked[pid] = _LOOKS  # in place of whoever had the number
             yield pid

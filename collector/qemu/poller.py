@@ -27,6 +27,7 @@ _log = logging.getLogger("whitepanda.qemu")
 _S = 1_000_000_000
 # vCPUs of which the threads' names do not tell, and kinds of disks, are asked for this often: they change by hot-plug.
 _SLOW_NS = 60 * _S
+_MAX_WHY = 200
 _MAX_BACKOFF_NS = 300 * _S
 _MAX_PAUSE_NS = _S // 2
 _IDLE_NS = 60 * _S  # without VMs; one that comes wakes the thread
@@ -179,6 +180,10 @@ class Poller:
             self._ask_disks(vm, launch, now)
         except QmpError as error:
             self._fail(vm, launch, error, now)
+        except Exception as error:  # noqa: BLE001 - whatever a VM answers costs that VM alone, in one line
+            why = f"asking it failed: {error!r}"[:_MAX_WHY]
+            defect = QmpError(f"{why}; please report this", Reason.SOURCE_FAILED)
+            self._fail(vm, launch, defect, now, is_defect=True)
         else:
             if vm.said:
                 _log.info("VM %s: QMP answers again", vm.name)
@@ -236,13 +241,13 @@ class Poller:
         else:
             vm.reading, vm.reason = None, Reason.NOT_PRESENT
 
-    def _fail(self, vm: _Vm, launch: Launch, error: QmpError, now: Stamp) -> None:
+    def _fail(self, vm: _Vm, launch: Launch, error: QmpError, now: Stamp, *, is_defect: bool = False) -> None:
         vm.reason = error.reason
         vm.fails += 1
         vm.due_ns = now.mono_ns + min(self._poll_ns << min(vm.fails, 16), max(_MAX_BACKOFF_NS, self._poll_ns))
         text = str(error)
         # Of what passes at a VM's start and end there is no second failure: the VM answers then, or is gone.
-        is_lasting = vm.fails > 1 or not launch.qmp or error.reason is Reason.NO_PERMISSION
+        is_lasting = is_defect or vm.fails > 1 or not launch.qmp or error.reason is Reason.NO_PERMISSION
         if is_lasting and vm.said != text:
             vm.said = text
             _log.warning("VM %s (process %d): %s", vm.name, launch.pid, text)

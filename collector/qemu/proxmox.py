@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whitepanda.common.bounded_files import read_bounded
+
 __all__ = ["ProxmoxConfig", "ProxmoxVm", "parse_pools", "parse_vm"]
 
+_MAX_BYTES = 1 << 20  # of a file
 _KEYS = ("tags", "agent")
 
 
@@ -58,7 +61,7 @@ class ProxmoxConfig:
             if known is None or known[0] != stamp:
                 known = self._parsed[path] = (
                     stamp,
-                    parse(path.read_text(encoding="utf-8", errors="replace")),
+                    parse(read_bounded(path, _MAX_BYTES).decode(errors="replace")),
                 )
         except OSError:
             self._parsed.pop(path, None)

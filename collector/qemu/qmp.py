@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from collector.base import DiskCounters, DiskDevice, Reason
+from collector.base import MAX_PID, DiskCounters, DiskDevice, Reason
 from collector.qemu.cmdline import disk_kind
 
 __all__ = [
@@ -37,6 +37,8 @@ ALLOWED = frozenset({"query-status", "query-blockstats", "query-cpus-fast", "que
 
 _MAX_BYTES = 8 << 20  # of one conversation; 1000 disks make some 2 MB
 _CHUNK_BYTES = 1 << 16
+_MAX_COUNTER = 2**64 - 1
+_MAX_NAME = 256  # characters of a device's name
 _UCRED = struct.Struct("3i")
 
 # QEMU's RunState in libvirt's words; every other one is a guest that does not run: "paused".
@@ -235,7 +237,7 @@ def parse_tids(answer: Any) -> tuple[int, ...]:
     pairs = [(cpu.get("cpu-index"), cpu.get("thread-id")) for cpu in cpus]
     numbers = [(index, tid) for index, tid in pairs if isinstance(index, int) and isinstance(tid, int)]
     # One thread may run all of them (software emulation with thread=single).
-    return tuple(dict.fromkeys(tid for _, tid in sorted(numbers) if tid > 0))
+    return tuple(dict.fromkeys(tid for _, tid in sorted(numbers) if 0 < tid <= MAX_PID))
 
 
 def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
@@ -251,12 +253,20 @@ def parse_blockstats(answer: Any) -> dict[str, DiskCounters]:
             if "node-name" in entry:
                 stats = entry["stats"]
                 counters = [
-                    int(stats[key]) for key in ("rd_bytes", "wr_bytes", "rd_operations", "wr_operations")
+                    _counter(stats, key) for key in ("rd_bytes", "wr_bytes", "rd_operations", "wr_operations")
                 ]
                 found[block_name(entry)] = DiskCounters(*counters)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an answer to query-blockstats: {error!r}") from error
     return found
+
+
+def _counter(stats: Mapping[str, Any], key: str) -> int:
+    """Return a counter: QEMU's are signed or unsigned 64-bit integers that only grow."""
+    value = stats[key]
+    if type(value) is not int or not 0 <= value <= _MAX_COUNTER:  # type: True is an int
+        raise ValueError(f"query-blockstats: {key} is no counter ({str(value)[:40]!r})")
+    return value
 
 
 def parse_devices(answer: Any) -> tuple[DiskDevice, ...]:
@@ -271,8 +281,9 @@ def parse_devices(answer: Any) -> tuple[DiskDevice, ...]:
 
 def block_name(entry: Mapping[str, Any]) -> str:
     """Return the name of a device of query-block or query-blockstats: its id, such as "scsi0", else its drive's."""
-    qdev = str(entry.get("qdev", "")).removesuffix("/virtio-backend")
+    qdev = str(entry.get("qdev", ""))[:_MAX_NAME].removesuffix("/virtio-backend")
     name = qdev.removeprefix("/machine/peripheral/")
     if name and not name.startswith("/"):
         return name
-    return str(entry.get("device", "")) or qdev.rpartition("/")[2] or str(entry.get("node-name", ""))
+    device, node = (str(entry.get(key, ""))[:_MAX_NAME] for key in ("device", "node-name"))
+    return device or qdev.rpartition("/")[2] or node

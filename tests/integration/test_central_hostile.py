@@ -6,20 +6,27 @@ import asyncio
 import contextlib
 import random
 import ssl
+from collections import Counter
 from pathlib import Path
 
 import grpc
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from bench.ingest_agents import frame, opening
+from central.builds import Builder
+from central.config import BuildSection, IngestSection
 from central.events import EVENT_REASONS
 from central.incident_store import IncidentQuery, IncidentStore
 from central.journal import Journal
+from central.lake import Lake
+from central.rolls import Roller
+from central.slots import SlotStore
 from central.triggers import TRIGGER_REASONS, TriggerRow
 from central.validate import is_name
 from tests.support.central_process import CentralProcess
-from tests.support.hostile_messages import MAX_MESSAGE_BYTES, MAX_ROWS, Expected, Fuzzer
+from tests.support.hostile_messages import MAX_MESSAGE_BYTES, MAX_ROWS, ROWS, Expected, Fuzzer
 from tests.support.hostile_reports import hello
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
@@ -37,6 +44,7 @@ REFUSED = (
 STREAM_REASONS = {
     "malformed", "oversized", "no_hello", "second_hello", "bad_hello", "wrong_host", "protocol_version",
 }  # fmt: skip
+HONEST, HONEST_BATCHES = "honest", 40
 OPENINGS = 0.05  # of all messages: streams that are refused for their first words
 
 
@@ -154,6 +162,40 @@ async def send_slowly(central: CentralProcess, name: str, files: TlsFiles) -> No
         writer.transport.abort()
 
 
+async def send_well(central: CentralProcess, expected: Expected) -> None:
+    """Send what a good host sends, beside the others."""
+    channel = grpc.aio.secure_channel(
+        central.address, channel_credentials(central.client(HONEST)), options=CLIENT_CHANNEL_OPTIONS
+    )
+    fuzzer = Fuzzer(HONEST, 1000, expected)
+    stream = Stream(channel, HONEST)
+    first = agent_pb2.Hello(host=HONEST, platform="P", protocol_version=2, min_protocol_version=1)
+    await stream.call.write(agent_pb2.AgentMessage(hello=first).SerializeToString())
+    for _ in range(HONEST_BATCHES):
+        await stream.call.write(fuzzer.good()[0])
+    await stream.call.done_writing()
+    assert await asyncio.wait_for(stream.reader, 60) == grpc.StatusCode.OK
+    await channel.close()
+
+
+def check_version(lake: Lake, expected: Expected) -> None:
+    """Whatever was sent: a version is built, it has every row that was taken, and nothing of the lake is wrong."""
+    builder = Builder(BuildSection(memory_limit_mib=512, threads=1), lake)
+    assert builder.build_once() == 1, builder.last_error
+    manifest = builder.versions.read(1).manifest
+    assert manifest.rows == expected.accepted_rows
+    store = SlotStore(lake, 300 * 10**9)
+    windows: Counter[str] = Counter()
+    for day in store.manifests().values():
+        for part in day.parts:
+            for row in pq.read_table(
+                lake.objects.local(part.slots), columns=["machine", "windows"]
+            ).to_pylist():
+                windows[row["machine"]] += row["windows"]
+    assert windows[HONEST] == HONEST_BATCHES * ROWS
+    assert builder.build_once() is None
+
+
 async def attack(folder: Path, messages: int) -> None:
     settings = f"max_message_bytes = {MAX_MESSAGE_BYTES}\nmax_batch_rows = {MAX_ROWS}"
     # Each message is answered by what is wrong with it, not by how many there are.
@@ -172,7 +214,10 @@ async def attack(folder: Path, messages: int) -> None:
                 await asyncio.sleep(0.05)
         before = highest = server.memory_info().rss
         each = messages // SENDERS
-        senders = asyncio.gather(*(send(central, f"host-{n}", n, each, expected) for n in range(SENDERS)))
+        senders = asyncio.gather(
+            *(send(central, f"host-{n}", n, each, expected) for n in range(SENDERS)),
+            send_well(central, expected),
+        )
         while not senders.done():
             await asyncio.wait({senders}, timeout=0.2)
             highest = max(highest, server.memory_info().rss)
@@ -191,7 +236,11 @@ async def attack(folder: Path, messages: int) -> None:
     journal = Journal(central.state_dir, replica="central-0", commit_interval_s=0.001)
     stats, hosts = journal.stats, journal.hosts
     waiting = [row for _, row in journal.read_triggers(messages)]
+    lake = Lake(central.lake_dir)
+    journal.start()
+    await Roller(IngestSection(), journal, lake).roll_all()
     await journal.close()
+    check_version(lake, expected)
     print(
         f"{expected.kinds.total()} messages: {stats.rejected_rows.total()} rows, {stats.rejected_batches.total()} "
         f"batches, {stats.rejected_events.total()} reports and {sum(refused.values())} streams refused; "

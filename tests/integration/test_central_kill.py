@@ -121,9 +121,11 @@ async def _drained(hosts: list[Host]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _rolled(central: CentralProcess) -> collections.Counter:
+async def _rolled(central: CentralProcess, *, reserve_bytes: int = 0) -> collections.Counter:
     """Finish what is half rolled, and read all files themselves: not the view, which would hide duplicates."""
-    journal = Journal(central.state_dir, replica="central-0", commit_interval_s=0.001)
+    journal = Journal(
+        central.state_dir, replica="central-0", commit_interval_s=0.001, reserve_bytes=reserve_bytes
+    )
     journal.start()
     lake = Lake(central.lake_dir)
     await Roller(IngestSection(), journal, lake).roll_all()

@@ -10,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from central.pki import issue, make_ca
 from tests.support.debian_packages import NEW, OLD, ROOT, Built, keep, need_debian, tool
@@ -232,6 +234,26 @@ def test_central_beside_an_agent_from_install_to_purge(fresh, agent, central):
     assert not fresh.there("/opt/whitepanda")
     assert fresh.there("/etc/whitepanda/tls/central.key")
     assert fresh.there("/var/lib/whitepanda")  # the agent was removed, not purged
+
+
+@pytest.mark.parametrize("side", ["agent", "central"])
+def test_each_package_s_sbom_names_what_it_bundles_by_locked_hashes(side, request, tmp_path):
+    deb = request.getfixturevalue(side).old
+    subprocess.run(["dpkg-deb", "-x", deb, tmp_path], check=True)
+    text = (tmp_path / f"usr/share/whitepanda/{side}/sbom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    document = json.loads(text)
+    assert document["metadata"]["component"]["version"] == OLD
+    folders = tmp_path.glob(f"opt/whitepanda/{side}/lib/python3.11/site-packages/*.dist-info")
+    bundled = {tool("lock").canonical(folder.name.split("-")[0]) for folder in folders} - {"whitepanda"}
+    assert {part["name"] for part in document["components"]} == bundled | {"uplot"}
+    assert len(bundled) > 20
+    assert all(part["licenses"] for part in document["components"])
+    assert tool("deb_sbom").unlocked(document, tool("lock").every_lock()) == []
+    installer = re.compile(r"\b(pip|apt-get|curl|wget)\b")  # no script of it fetches anything
+    for name in ("postinst", "prerm", "postrm"):
+        script = subprocess.run(["dpkg-deb", "-I", deb, name], check=True, capture_output=True, text=True)
+        assert not installer.search(script.stdout), name
 
 
 def test_a_script_that_takes_data_with_it_is_caught(fresh, agent, monkeypatch):

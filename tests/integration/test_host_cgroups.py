@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,12 @@ def rates_over(sources, seconds):
     return derive(now, before), now
 
 
+def cpu_s(tid):
+    """Return the CPU time of a thread so far as its stat file has it, in seconds."""
+    fields = Path(f"/proc/{tid}/task/{tid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.fixture
 def limited(lab):
     """The busy VM with 30 % of a core."""
@@ -65,9 +72,14 @@ def test_a_load_held_at_30_percent_is_measured_within_2_points(sources, limited)
     time.sleep(0.5)
     for source in sources:
         source.sample()
+    (tid,) = joined([source.sample() for source in sources]).threads.value
+    ran, since = cpu_s(tid), time.monotonic()
     rates, now = rates_over(sources, 5)
-    assert rates.cpu_usage_cores == pytest.approx(0.30, abs=0.02)
-    assert rates.guest_ratio == pytest.approx(0.30, abs=0.02)
+    # A busy machine does not give it all of its 30 %, so it is held against what the kernel says that it got.
+    share = (cpu_s(tid) - ran) / (time.monotonic() - since)
+    assert share < 0.32
+    assert rates.cpu_usage_cores == pytest.approx(share, abs=0.02)
+    assert rates.guest_ratio == pytest.approx(share, abs=0.02)
     assert rates.cpu_quota_cores == pytest.approx(0.30)
     # Of each period it runs 30 ms and is held back for the rest, less what it waited for a CPU.
     assert 0.3 < rates.cpu_throttled_ratio <= 0.75

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ class Peer:
             cpu_usage_cores=[1.0] * rows,
             **fields,
         )
-        await self.call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the stream may have ended: `end` says how
+            await self.call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
 
     async def heard(self, *, sequence: int = 0, paces: int = 0) -> None:
         """Read until this batch is acknowledged, and there were so many requests to slow down."""

@@ -214,8 +214,9 @@ def settings(name):
 
 
 def test_central_may_use_the_memory_that_its_defaults_allow():
-    (value,) = settings("central")["MemoryHigh"]
+    (value,), (most,) = settings("central")["MemoryHigh"], settings("central")["MemoryMax"]
     assert value.endswith("G")
+    assert (most[-1], int(most[:-1]) > int(value[:-1])) == ("G", True)
     assert int(value[:-1]) * 1024 >= BuildSection().memory_limit_mib + 512 + 256
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 
-from central import build_worker, journal, lease
+from central import build_worker, journal, journal_reserve, lease
 from whitepanda.common import cli
 
 
@@ -66,12 +66,18 @@ def no_lease() -> None:
     lease.Lease.release = lambda _self: None
 
 
+def no_reserve() -> None:
+    """On a full disk the journal's reserve is not given up."""
+    journal_reserve.Reserve.draw = lambda _self: False
+
+
 if __name__ == "__main__":
     {
         "synchronous-off": synchronous_off,
         "acknowledge-first": acknowledge_first,
         "forget-duplicates": forget_duplicates,
         "no-lease": no_lease,
+        "no-reserve": no_reserve,
     }[sys.argv.pop(1)]()
     if sys.argv[1] == "--build-worker":  # builds are another process's, which must be as broken
         build_worker.main()

@@ -57,11 +57,11 @@ class Fuzzer:
         return agent_pb2.CpiBatch(
             spool_id=self.spool,
             sequence=self.sequence,
-            tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(ROWS)],
+            tasks=[agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(min(ROWS, rows))],
             task_index=[row % ROWS for row in range(rows)],
             start_unix_ns=[time.time_ns()] * rows,
             duration_ns=[10**10] * rows,
-            cpi=[self.random.uniform(0.1, 9) for _ in range(rows)],
+            cpi=[self.random.uniform(0.2, 9) for _ in range(rows)],
             cpu_usage_cores=[1.0] * rows,
             cycles=[7] * rows,
         )
@@ -88,6 +88,9 @@ class Fuzzer:
                 ("bad_cpi", "cpi", 0.0),
                 ("absurd_cpi", "cpi", 1e300),
                 ("bad_counter", "cycles", 2**63),
+                ("absurd_counter", "cycles", 2**63 - 1),
+                ("absurd_cpi", "cpi", 0.1),
+                ("bad_time", "duration_ns", 86_400 * 10**9),
             ]
         )
         rows = self.random.sample(range(ROWS), self.random.randint(1, ROWS))

@@ -80,10 +80,9 @@ class PageCentral:
         self.journal = Journal(folder, replica="central-0", commit_interval_s=0.001)
         self.store = IncidentStore("", folder)
         self.registry = StreamRegistry()
-        self.registry.vm_names.note(
-            agent_pb2.Task(vm=vm_id(vm), name=f"{job_name(self._job_of(vm))}-{vm}")
-            for vm in range(size.hosts * size.vms_per_host)
-        )
+        for vm in range(size.hosts * size.vms_per_host):
+            name = f"{job_name(self._job_of(vm))}-{vm}"
+            self.registry.vm_names.note(f"host-{vm // size.vms_per_host}", [(vm_id(vm), name)])
         if size.hosts:
             self._write_windows()
             self._write_versions()

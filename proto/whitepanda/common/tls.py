@@ -11,7 +11,7 @@ import datetime as dt
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
     "serial_text",
     "server_credentials",
     "setting",
+    "shown_names",
     "stamps",
     "warnings",
 ]
@@ -435,7 +436,14 @@ def peer_serial(context: grpc.ServicerContext | grpc.aio.ServicerContext[object,
 
 
 def peer_names(context: grpc.ServicerContext | grpc.aio.ServicerContext[object, object]) -> frozenset[str]:
-    """Names in the client's verified certificate: alternative names, else the common name. Empty without TLS."""
-    auth = context.auth_context()
-    names = auth.get("x509_subject_alternative_name") or auth.get("x509_common_name") or ()
+    """Return the DNS alternative names of the client's verified certificate; empty without TLS.
+
+    Nothing else in a certificate is an identity: CAs check e-mail addresses, URIs and common names by other rules.
+    """
+    names = context.auth_context().get("peer_dns") or ()
     return frozenset(name.decode("utf-8", "replace") for name in names if isinstance(name, bytes))
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Return a certificate's names for an error; where there are none, why."""
+    return ", ".join(sorted(names)) or "none: only DNS alternative names count"

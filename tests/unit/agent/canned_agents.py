@@ -166,7 +166,7 @@ WEB = agent_pb2.JobStatistics(job="web", platform=PLATFORM, samples=1000, mean_c
 
 
 def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
-    store = CoefficientStore(Path(folder) / "coefficients.json")
+    store = CoefficientStore(Path(folder) / "coefficients.json", now_unix_ns=lambda: NOW)
     if coefficients:
         store.apply(
             agent_pb2.CoefficientUpdate(

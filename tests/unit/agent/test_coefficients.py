@@ -11,11 +11,17 @@ from structlog.testing import capture_logs
 
 from agent.analysis.antagonists import CpiStatistics, RobustLogCpi
 from agent.coefficients import Coefficient, CoefficientStore
+from whitepanda.common.job_tags import tag_of
 from whitepanda.v1 import agent_pb2
 
 NOW = 1_800_000_000 * 10**9
-DAY = 86_400 * 10**9
+S = 10**9
+DAY = 86_400 * S
 SLOT = 300 * 10**9
+
+
+def kept(path, *, now=NOW, limits=None, **options):
+    return CoefficientStore(path, limits, now_unix_ns=lambda: now, **options)
 
 
 def update(
@@ -49,7 +55,7 @@ def update(
 
 @pytest.fixture
 def store(tmp_path):
-    return CoefficientStore(tmp_path / "state" / "coefficients.json")
+    return kept(tmp_path / "state" / "coefficients.json")
 
 
 def test_an_empty_store_knows_nothing(store):
@@ -61,7 +67,7 @@ def test_an_empty_store_knows_nothing(store):
 
 def test_a_full_update_is_held_and_survives_a_restart(store, tmp_path):
     assert store.apply(update(7))
-    again = CoefficientStore(tmp_path / "state" / "coefficients.json")
+    again = kept(tmp_path / "state" / "coefficients.json")
     for held in (store, again):
         assert (held.version, held.slot_ns, held.ttl_ns, held.created_unix_ns) == (7, SLOT, 7 * DAY, NOW)
         assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(1.2, 0.35, 100)
@@ -97,14 +103,14 @@ def test_a_delta_of_the_held_version_brings_jobs_that_came_to_this_host(store):
     ("late", "why"),
     [
         (update(6, full=False, jobs=("x",)), "older than what is held"),
-        (update(6, full=False, jobs=("x",), created=NOW + DAY), "older than what is held"),
+        (update(6, full=False, jobs=("x",), created=NOW + S), "older than what is held"),
         (update(6, jobs=("x",)), "older than what is held, and not made later"),
         (update(6, jobs=("x",), created=NOW - 1), "older than what is held, and not made later"),
-        (update(0, jobs=("x",), created=NOW + DAY), "version 0 is no version"),
-        (update(8, jobs=("x",), slot_ns=0), "no slot length"),
+        (update(0, jobs=("x",), created=NOW + S), "version 0 is none"),
+        (update(8, jobs=("x",), slot_ns=0), "slots of 0 ns; they last 0.1 s to a day"),
         (
-            update(8, full=False, jobs=("x",), slot_ns=10),
-            f"of 10 ns slots, beside statistics of {SLOT} ns slots",
+            update(8, full=False, jobs=("x",), slot_ns=10**9),
+            f"of {10**9} ns slots, beside statistics of {SLOT} ns slots",
         ),
     ],
 )
@@ -131,10 +137,19 @@ def test_nothing_is_used_after_the_time_to_live(store):
     assert store.coefficient("web", NOW + DAY + 1) is None
 
 
-def test_no_time_to_live_is_no_limit_and_a_clock_behind_is_age_0(store):
-    store.apply(update(7, ttl_ns=0))
-    assert not store.expired(NOW + 1000 * DAY)
-    assert store.age_ns(NOW - DAY) == 0
+@pytest.mark.parametrize("ttl_ns", [0, 32 * DAY, 2**64 - 1])
+def test_no_or_a_longer_time_to_live_is_the_agents_own(store, ttl_ns):
+    store.apply(update(7, ttl_ns=ttl_ns))
+    assert store.ttl_ns == 31 * DAY
+    assert not store.expired(NOW + 31 * DAY)
+    assert store.expired(NOW + 31 * DAY + 1)
+
+
+def test_a_clock_behind_within_what_is_allowed_is_age_0(store):
+    store.apply(update(7))
+    assert store.age_ns(NOW - 300 * S) == 0
+    assert not store.expired(NOW - 300 * S)
+    assert store.expired(NOW - 301 * S)  # by this clock it was made in the future
 
 
 def test_absurd_values_are_left_out_and_counted_in_one_line(store):
@@ -145,7 +160,7 @@ def test_absurd_values_are_left_out_and_counted_in_one_line(store):
     with capture_logs() as logs:
         assert store.apply(bad)
     assert [(entry["event"], entry["rows"]) for entry in logs] == [
-        ("values of a coefficient update left out: not finite", 3)
+        ("rows of a coefficient update left out", 3)
     ]
     assert store.statistics("nan", "cpu-a", NOW) is None
     assert store.statistics("negative", "cpu-a", NOW) is None
@@ -153,8 +168,10 @@ def test_absurd_values_are_left_out_and_counted_in_one_line(store):
     assert store.coefficient("nan", NOW) is not None
 
 
-OF_A_JOB = b'{"version": 3, "slot_ns": 1, "statistics": [{"job": "a", "platform": "b", "samples": 9, %s}]}'
-OF_A_COEFFICIENT = b'{"version": 3, "slot_ns": 1, "coefficients": {"a": %s}}'
+OF_A_JOB = (
+    b'{"version": 3, "slot_ns": 1000000000, "statistics": [{"job": "a", "platform": "b", "samples": 9, %s}]}'
+)
+OF_A_COEFFICIENT = b'{"version": 3, "slot_ns": 1000000000, "coefficients": {"a": %s}}'
 
 
 @pytest.mark.parametrize(
@@ -167,10 +184,10 @@ OF_A_COEFFICIENT = b'{"version": 3, "slot_ns": 1, "coefficients": {"a": %s}}'
         b"[" * 100_000,
         b'{"version": "x"}',
         b'{"format": 99, "version": 3}',
-        b'{"version": 99999999999999999999999, "slot_ns": 1}',
-        b'{"version": -1, "slot_ns": 1}',
-        b'{"version": 3, "slot_ns": 1, "created_unix_ns": -1}',
-        b'{"version": 3, "slot_ns": 1, "ttl_ns": -1}',
+        b'{"version": 99999999999999999999999, "slot_ns": 1000000000}',
+        b'{"version": -1, "slot_ns": 1000000000}',
+        b'{"version": 3, "slot_ns": 1000000000, "created_unix_ns": -1}',
+        b'{"version": 3, "slot_ns": 1000000000, "ttl_ns": -1}',
         b'{"version": 3, "slot_ns": 0}',
         b'{"version": 3, "slot_ns": 18446744073709551616}',
         OF_A_JOB % b'"mean_cpi": -1e300, "std_cpi": 0.5',
@@ -186,33 +203,23 @@ def test_a_damaged_file_is_warned_of_and_the_store_starts_empty(tmp_path, conten
     path = tmp_path / "coefficients.json"
     path.write_bytes(content)
     with capture_logs() as logs:
-        store = CoefficientStore(path)
-    assert (store.version, len(logs), logs[0]["log_level"]) == (0, 1, "warning")
+        store = kept(path)
+    assert (store.version, [entry["log_level"] for entry in logs]) == (0, ["warning"] * 2)
     assert store.apply(update(3))
-    assert CoefficientStore(path).version == 3
-
-
-def test_the_largest_numbers_of_the_protocol_survive_a_restart(store, tmp_path):
-    most = 2**64 - 1
-    assert store.apply(update(most, created=most, ttl_ns=most, slot_ns=most))
-    with capture_logs() as logs:
-        again = CoefficientStore(tmp_path / "state" / "coefficients.json")
-    assert (again.version, again.created_unix_ns, again.ttl_ns, again.slot_ns) == (most,) * 4
-    assert logs == []
-    assert agent_pb2.Hello(coefficient_version=again.version).coefficient_version == most
+    assert kept(path).version == 3
 
 
 def test_a_file_that_cannot_be_read_is_warned_of(tmp_path):
     path = tmp_path / "coefficients.json"
     path.mkdir()
     with capture_logs() as logs:
-        assert CoefficientStore(path).version == 0
+        assert kept(path).version == 0
     assert logs[0]["error"] == "Is a directory"
 
 
 def test_a_file_that_cannot_be_written_costs_only_the_restart(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    store = CoefficientStore(tmp_path / "file" / "coefficients.json")
+    store = kept(tmp_path / "file" / "coefficients.json")
     with capture_logs() as logs:
         assert store.apply(update(3))
     assert store.version == 3
@@ -234,12 +241,12 @@ def test_a_write_that_dies_leaves_the_version_before(store, tmp_path, monkeypatc
     assert store.apply(update(8))
     assert events == [("fsync", True)]
     assert path.read_bytes() == before
-    assert CoefficientStore(path).version == 7
+    assert kept(path).version == 7
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans(), st.integers(0, 3)), max_size=12))
 def test_version_or_creation_time_never_both_go_back(tmp_path_factory, updates):
-    store = CoefficientStore(tmp_path_factory.mktemp("c") / "coefficients.json")
+    store = kept(tmp_path_factory.mktemp("c") / "coefficients.json")
     for version, full, created in updates:
         before = (store.version, store.created_unix_ns)
         taken = store.apply(update(version, full=full, created=NOW + created))
@@ -257,23 +264,43 @@ def test_the_file_is_plain_json(store, tmp_path):
     assert '"standard_error":null' in text
 
 
+def tagged(sent):
+    """Add the tags as central makes them."""
+    for job in {row.job for row in sent.statistics}:
+        rows = agent_pb2.CoefficientUpdate(
+            slot_ns=sent.slot_ns,
+            statistics=[row for row in sent.statistics if row.job == job],
+            coefficients=[row for row in sent.coefficients if row.job == job],
+        )
+        sent.tags.add(job=job, tag=tag_of(rows))
+    return sent
+
+
 def test_tags_are_kept_with_the_rows_that_they_stand_for(store, tmp_path):
-    first = update(7, jobs=("web", "db", "old"))
-    first.tags.extend(
-        agent_pb2.JobTag(job=job, tag=tag) for job, tag in (("web", 1), ("db", 2), ("old", 2**64 - 1))
-    )
+    first = tagged(update(7, jobs=("web", "db", "old")))
     store.apply(first)
-    delta = update(8, full=False, jobs=("db",), removed=("web",))
-    delta.tags.add(job="db", tag=5)
+    delta = tagged(update(8, full=False, jobs=("db",), removed=("web",), mean=3.0))
     store.apply(delta)
-    for held in (store, CoefficientStore(tmp_path / "state" / "coefficients.json")):
-        assert {row.job: row.tag for row in held.held_tags} == {"db": 5, "old": 2**64 - 1}
+    old = next(row.tag for row in first.tags if row.job == "old")
+    for held in (store, kept(tmp_path / "state" / "coefficients.json")):
+        assert {row.job: row.tag for row in held.held_tags} == {"db": delta.tags[0].tag, "old": old}
     store.apply(
         update(9, full=False, jobs=("db",))
     )  # a central without tags: nobody knows what these rows are
     assert [row.job for row in store.held_tags] == ["old"]
     store.apply(update(10))
     assert store.held_tags == ()
+
+
+def test_false_rows_under_the_right_tag_are_not_held_as_the_right_ones(store):
+    """A later central sends a job's rows only where the tag in the Hello differs from its own."""
+    good = tagged(update(7))
+    poison = update(7, mean=9.0)
+    poison.tags.extend(good.tags)
+    store.apply(poison)
+    assert store.held_tags == ()
+    store.apply(good)
+    assert list(store.held_tags) == list(good.tags)
 
 
 def test_a_tag_replaces_all_rows_of_its_job(store):
@@ -289,7 +316,7 @@ def test_robust_statistics_and_the_method_are_kept(store, tmp_path):
     sent.statistics[0].location_log_cpi, sent.statistics[0].scale_log_cpi = -0.25, 0.125
     sent.coefficients[0].method = "whitepanda"
     store.apply(sent)
-    for held in (store, CoefficientStore(tmp_path / "state" / "coefficients.json")):
+    for held in (store, kept(tmp_path / "state" / "coefficients.json")):
         assert held.statistics("web", "cpu-a", NOW) == CpiStatistics(
             1.2, 0.35, 100, RobustLogCpi(-0.25, 0.125)
         )

@@ -73,7 +73,7 @@ class Host:
     """Feeds windows every 10 s, and decides by them alone. `reports`: what central is told."""
 
     def __init__(self, tmp_path, section=None, domain_of_node=None):
-        self.store = CoefficientStore(tmp_path / "coefficients.json")
+        self.store = CoefficientStore(tmp_path / "coefficients.json", now_unix_ns=lambda: 2 * T0)
         section = section or AnalysisSection(trigger="paper")
         self.analysis = HostAnalysis(section, PLATFORM, self.store, domain_of_node)
         self.decisions = Decisions(AgentConfig(agent=AgentSection()), None, self.analysis)

@@ -346,6 +346,9 @@ def test_agent_status_for_programs(run, agents):
         "dropped_batches": 0,
         "rejected_rows": 5,
         "last_error": None,
+        "refused_updates": 0,
+        "refused_update_rows": 0,
+        "last_refusal": None,
     }
     assert (answer["ticks"], answer["missed_ticks"], answer["window_s"]) == (3600, 2, 10.0)
     assert (answer["cpu_seconds"], answer["rss_bytes"], answer["coefficient_version"]) == (12.5, 60 << 20, 7)

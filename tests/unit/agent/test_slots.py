@@ -345,3 +345,26 @@ print('hang:', slots.stop(0.2, time.monotonic))
         env=environment,
     )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "hang: ['s']"), done.stderr
+
+
+def test_a_first_probe_that_hangs_is_said_once(clock, started_at_once):
+    slot = started_at_once
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(50):
+            clock.mono += 3 * S
+            slot.kick()
+    assert [entry["event"] for entry in logs] == ["source stuck"]
+    assert not slot.tried
+
+
+@pytest.fixture
+def started_at_once(clock):
+    """A slot whose source hangs in its first probe."""
+    source, gate = FakeSource("s", lambda: sample(clock)), threading.Event()
+    source.probe = lambda: (gate.wait(20), Probe(True, ""))[1]
+    slot = Slot(SourcePlan("s", "auto", source), clock)
+    slot.start()
+    yield slot
+    gate.set()
+    slot.stop()
+    assert slot.join(5)

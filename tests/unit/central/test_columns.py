@@ -12,11 +12,11 @@ from whitepanda.v1 import agent_pb2
 
 NASTY = {
     "start_unix_ns": [NOW, NOW - 10**10, 0, 2**63, 2**64 - 1, NOW + 3600 * 10**9, NOW + 3600 * 10**9 + 1],
-    "duration_ns": [1, 10**10, 0, 86_400 * 10**9, 86_400 * 10**9 + 1, 2**64 - 1],
+    "duration_ns": [10**10, 1, 0, 7200 * 10**9, 7200 * 10**9 + 1, 2**64 - 1],
     "cpu_usage_cores": [0.0, 1.0, 4096.0, 4097.0, -0.1, np.nan, np.inf, -np.inf],
-    "cpi": [1.0, 100.0, 101.0, 0.0, -1.0, np.nan, np.inf, -np.inf],
-    "cycles": [0, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1],
-    "instructions": [5, 2**63, 2**64 - 1],
+    "cpi": [1.0, 0.125, 0.12, 100.0, 101.0, 0.0, -1.0, np.nan, np.inf, -np.inf],
+    "cycles": [0, 2**64 - 1, 10**11, 2 * 10**11 + 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1],
+    "instructions": [5, 2**64 - 1, 8 * 10**6, 8 * 10**6 + 8, 2**63],
 }
 LIMITS = Limits()
 
@@ -128,6 +128,23 @@ def test_numbers_are_sound_exactly_where_no_row_is_refused(data) -> None:
     layout, raw = layout_of(batch), message(batch)
     parts = [[raw[at:end]] for at, end in layout.slices]
     assert sound(parts, bounds(LIMITS, NOW)) == (not whole.rejected_rows)
+
+
+def test_hosts_with_and_without_counters_are_checked_together() -> None:
+    kinds = [{"cycles": []}, {}, {"instructions": [5] * 3}, {"cycles": [], "instructions": [7] * 3}]
+    well = [good(cpu_usage_cores=[1.0] * 3, **kind) for kind in kinds]
+    absurd = good(cycles=[1, 2 * 10**11 + 1, 1], cpu_usage_cores=[1.0] * 3)
+
+    def all_sound(batches) -> bool:
+        pieces = [(layout_of(each).slices, message(each)) for each in batches]
+        return sound(
+            [[raw[s[i][0] : s[i][1]] for s, raw in pieces] for i in range(len(CHECKED))], bounds(LIMITS, NOW)
+        )
+
+    assert all_sound(well)
+    assert not all_sound([*well, absurd])
+    absurd.cycles[1] -= 1
+    assert all_sound([*well, absurd])
 
 
 def test_a_sequence_of_another_length_is_another_layout() -> None:

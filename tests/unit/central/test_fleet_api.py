@@ -241,6 +241,7 @@ async def test_status_numbers(served):
     assert (status.journal_batches, status.connected_hosts) == (5, 1)
     assert (status.coefficient_version, status.coefficient_created_unix_ns) == (1, 99)
     assert status.last_build_error == "OSError: no space"
+    assert list(status.machines_left_out) == []
     assert (status.days_left_out, status.rows_left_out, status.damaged_files) == (31, 310, 2)
 
 
@@ -451,7 +452,7 @@ async def test_the_command_line_names_centrals_http_port(served, capsys, monkeyp
 async def test_a_name_that_central_does_not_know_is_refused(served, capsys, monkeypatch):
     publish(served.builder, 2)
     served.journal.note_host(HostRecord("node1", jobs=("web",)))
-    served.registry.vm_names.note([agent_pb2.Task(vm="uuid-1", name="vm-1")])
+    served.registry.vm_names.note("h", [("uuid-1", "vm-1")])
     row = EventRow("node1", 9, 9, "uuid-2", "vm-2", 0, 0, agent_pb2.VmEvent(vm="uuid-2").SerializeToString())
     done = asyncio.get_running_loop().create_future()
     served.journal.submit(

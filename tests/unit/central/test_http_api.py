@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import http.client
 import json
 import math
+import re
 import shutil
 import socket
 import ssl
 from pathlib import Path
 
+import grpc
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 
 from central.api import metrics
+from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi, is_loopback
 from central.api.openapi import ROUTES, ParameterError, document, read_request, to_json
+from central.api.paging import Admitted
 from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.config import BuildSection
@@ -120,7 +125,7 @@ def test_requests_from_parameters():
         ("colour", "red", "no parameter 'colour' here; known: page_size, page_token, host"),
         ("page_size", "-1", "page_size must be an integer from 0 to 1000 (value '-1')"),
         ("page_size", "1001", "page_size must be an integer from 0 to 1000 (value '1001')"),
-        ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 18446744073709551615"),
+        ("since_unix_ns", "now", "since_unix_ns must be an integer from 0 to 9223372036854775807"),
         ("behaviour", "odd", "behaviour must be one of unspecified, unknown, steady, inflicting, victim"),
     ):
         with pytest.raises(ParameterError) as caught:
@@ -196,7 +201,11 @@ async def test_incidents_page_by_page_and_one_with_its_evidence(served, local):
         ("/v1/incidents?page_size=1001", 400, "page_size must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/incidents?page_token=x", 400, "page_token is not one of this request's pages"),
         ("/v1/hosts?colour=red", 400, "no parameter 'colour' here; known: page_size, page_token"),
-        ("/v1/vms/u/history?max_windows=10001", 400, "max_windows must be at most 10000"),
+        (
+            "/v1/vms/u/history?max_windows=10001",
+            400,
+            "max_windows must be an integer from 0 to 10000 (value '10001')",
+        ),
         (
             "/v1/vms/u/history?since_unix_ns=1&until_unix_ns=86400000000002",
             400,
@@ -223,10 +232,10 @@ async def test_a_wrong_request_is_told_in_one_line(local, path, status, said):
 async def test_a_vms_history_is_found_by_a_name_that_only_one_has(served, local):
     served.store.take([row(1, NOW)], gap_ns=GAP, oldest_unix_ns=0)
     times = f"since_unix_ns={NOW}&until_unix_ns={NOW + GAP}"
-    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-web", name="shop")])
+    served.fleet._registry.vm_names.note("h", [("uuid-web", "shop")])
     status, history = await get(local, f"/v1/vms/shop/history?{times}")
     assert (status, history["vm"], history["name"], len(history["incidents"])) == (200, "uuid-web", "shop", 1)
-    served.fleet._registry.vm_names.note([agent_pb2.Task(vm="uuid-2", name="shop")])
+    served.fleet._registry.vm_names.note("h", [("uuid-2", "shop")])
     status, answer = await get(local, f"/v1/vms/shop/history?{times}")
     told = "2 VMs are named 'shop': uuid-web, uuid-2; give the UUID"
     assert (status, answer) == (400, {"error": told})
@@ -253,8 +262,175 @@ async def test_all_routes_answer_on_loopback(local):
     status, found = await get(local, "/openapi.json")
     assert status == 200 and found == document()
     assert await get(local, "/healthz") == (200, {"status": "serving"})
-    status, answer = await get(local, "/v1/hosts", None, "POST")
-    assert status == 405 and answer == {"error": "only GET is known here"}
+
+
+async def ask(api: HttpApi, method: str, path: str):
+    """The status, the headers and the bytes of an answer."""
+
+    def fetched():
+        connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=20)
+        try:
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(fetched)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/hosts", "/v1/incidents/1", "/openapi.json", "/healthz", "/metrics", "/"]
+)
+async def test_methods_other_than_get(local, path):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "ODD"):
+        status, headers, text = await ask(local, method, path)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD, OPTIONS"), method
+        assert json.loads(text) == {"error": f"{method} is not known here; known: GET, HEAD, OPTIONS"}
+    status, headers, text = await ask(local, "OPTIONS", path)
+    assert (status, headers["Allow"], text) == (204, "GET, HEAD, OPTIONS", b"")
+    status, headers, _ = await ask(local, "GET", path)
+    status_of_head, headers_of_head, text = await ask(local, "HEAD", path)
+    assert (status_of_head, text) == (status, b"")
+    assert headers_of_head["Content-Type"] == headers["Content-Type"]
+    assert (await ask(local, "OPTIONS", "/v1/nothing"))[0] == 404
+
+
+#: The largest of each kind that is answered, and the next one.
+LAST_TIME = 2**63 - 1
+
+
+@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/events", "/v1/overview"])
+@pytest.mark.parametrize("name", ["since_unix_ns", "until_unix_ns"])
+async def test_times_that_no_clock_shows_are_refused(local, path, name):
+    if name == "until_unix_ns" and path == "/v1/overview":
+        name = "since_unix_ns"
+    assert (await get(local, f"{path}?{name}={LAST_TIME}"))[0] == 200
+    for value in (LAST_TIME + 1, 9999999999999999999, 2**64 - 1):
+        status, answer = await get(local, f"{path}?{name}={value}")
+        assert status == 400
+        assert answer["error"] == f"{name} must be an integer from 0 to {LAST_TIME} (value '{value}')"
+
+
+async def test_requests_by_grpc_have_the_same_limits(served):
+    class RefusedError(Exception):
+        pass
+
+    class Caller(Admitted):
+        async def abort(self, code, details=""):
+            raise RefusedError(code, details)
+
+    fleet = CheckedRequests(served.fleet)
+    for values, said in (
+        (
+            {"since_unix_ns": LAST_TIME + 1},
+            f"since_unix_ns must be at most {LAST_TIME} (value {LAST_TIME + 1})",
+        ),
+        ({"host": "a\0"}, r"host must have no control characters (value 'a\x00')"),
+        ({"vm": "a" * 513}, f"vm must be at most 512 characters (value '{'a' * 80}', 513)"),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            await fleet.ListIncidents(fleet_pb2.ListIncidentsRequest(**values), Caller())
+        assert caught.value.args == (grpc.StatusCode.INVALID_ARGUMENT, said)
+    request = fleet_pb2.ListIncidentsRequest(since_unix_ns=LAST_TIME)
+    assert len((await fleet.ListIncidents(request, Caller())).incidents) == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/vms/u/history?since_unix_ns={0}&until_unix_ns={1}",
+        "/v1/host-timeline?host=h&since_unix_ns={0}&until_unix_ns={1}&points=7",
+        "/v1/comparison?current_since_unix_ns={0}&current_until_unix_ns={1}",
+        "/v1/observation-plan?margin_percent=5&since_unix_ns={0}&until_unix_ns={1}",
+    ],
+)
+async def test_the_last_time_of_all_is_no_failure_of_central(local, path):
+    for since, until in ((LAST_TIME - 3600 * S, LAST_TIME), (1, 2), (LAST_TIME - 1, LAST_TIME)):
+        status, answer = await get(local, path.format(since, until))
+        assert status in (400, 404), answer
+        assert "\n" not in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/incidents?host={}", "host"),
+        ("/v1/incidents?suspect_job={}", "suspect_job"),
+        ("/v1/incidents?victim_job={}", "victim_job"),
+        ("/v1/incidents?vm={}", "vm"),
+        ("/v1/events?host={}", "host"),
+        ("/v1/coefficients?job={}", "job"),
+        ("/v1/suspect-jobs?job={}", "job"),
+        ("/v1/vms/{}/history", "vm"),
+        ("/v1/comparison?current_hosts={}", "current_hosts"),
+        ("/v1/runtime?job=a&platform=b&beside={}", "beside"),
+    ],
+)
+async def test_names_that_nobody_can_have_are_refused(local, path, name):
+    for wrong in ("%00", "a%0ab", "a%1bb", "%C2%85", "%E2%80%A8"):
+        status, answer = await get(local, path.format(wrong))
+        assert status == 400 and answer["error"].startswith(f"{name} must have no control characters (value ")
+        assert answer["error"].isprintable()
+    status, answer = await get(local, path.format("a" * 513))
+    assert status == 400
+    assert answer["error"] == f"{name} must be at most 512 characters (value '{'a' * 80}', 513)"
+    status, answer = await get(local, path.format("a" * 512))
+    assert "must be at most" not in answer.get("error", "")
+
+
+def token(*values):
+    return base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "job", "status"),
+    [
+        ("/v1/hosts?", "hosts", "", 200),
+        ("/v1/suspect-jobs?job=a&", "suspect_jobs", "a", 200),
+        ("/v1/job-statistics?job=a&", "statistics", "a", 410),
+    ],
+)
+async def test_page_tokens_that_central_never_made_are_refused(local, path, method, job, status):
+    for version, offset, after in ((2**63, 0, ""), (0, 2**63, ""), (-1, 0, ""), (0, -1, ""), (0, 0, "\0")):
+        made = token(method, job, version, offset, after)
+        found, answer = await get(local, f"{path}page_token={made}")
+        assert found == 400 and answer["error"].startswith("page_token is not one of this request's pages")
+    found, _ = await get(local, f"{path}page_token={token(method, job, 2**63 - 1, 2**63 - 1, 'a')}")
+    assert found == status
+
+
+def test_the_document_has_who_may_ask_the_refusals_and_the_limits():
+    found = document()
+    assert found["components"]["securitySchemes"]["operator"]["type"] == "mutualTLS"
+    schemas = {}
+    for route in ROUTES:
+        operation = found["paths"][route.path]["get"]
+        assert operation["security"] == [{"operator": []}, {}]
+        assert set(operation["responses"]) >= {"200", "304", "400", "403", "408", "431", "500", "503"}
+        schemas |= {(route.method, one["name"]): one["schema"] for one in operation["parameters"]}
+    assert "410" in found["paths"]["/v1/coefficients"]["get"]["responses"]
+    assert "404" in found["paths"]["/v1/incidents/{id}"]["get"]["responses"]
+    assert "429" in found["paths"]["/v1/comparison"]["get"]["responses"]
+    for (_, name), schema in schemas.items():
+        assert schema["type"] == "boolean" or schema.keys() & {
+            "maximum",
+            "maxLength",
+            "maxItems",
+            "enum",
+            "anyOf",
+        }
+        if name.endswith("unix_ns"):
+            assert schema == {"type": "integer", "minimum": 0, "maximum": LAST_TIME}
+    assert schemas["GetVmHistory", "max_windows"]["maximum"] == 10_000
+    assert schemas["GetHostTimeline", "points"]["maximum"] == 500
+    assert schemas["CompareSides", "new_hosts"]["maxItems"] == 10_000
+    assert schemas["PredictRuntime", "epsilons"]["items"] == {
+        "type": "number", "exclusiveMinimum": 0.0, "maximum": 0.5,
+    }  # fmt: skip
+    name = schemas["ListIncidents", "host"]
+    assert (name["type"], name["maxLength"]) == ("string", 512)
+    assert re.search(name["pattern"], "web-\u202e1") and not re.search(name["pattern"], "a\0")
 
 
 async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):

@@ -263,7 +263,7 @@ async def test_by_http(asked, local):  # noqa: F811 - the fixture
     [
         ("/v1/placement", 400, "name either the VM's job, or its loading as cpu=0.5,disk=0.2"),
         ("/v1/placement?job=a&loading=cpu%3D1", 400, "name either the VM's job"),
-        ("/v1/placement?job=db&top=1001", 400, "top must be at most 1000 (value 1001)"),
+        ("/v1/placement?job=db&top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
         (
             "/v1/placement?job=none",
             404,

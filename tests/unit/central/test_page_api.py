@@ -244,7 +244,7 @@ async def test_a_hosts_vms_have_names_and_what_was_found_of_them(fleet, local):
     fleet.store.take([row(1, NOW - DAY_NS, host="h9", suspect="scan")], gap_ns=GAP, oldest_unix_ns=0)
     (victim,) = fleet.store.find(IncidentQuery(), limit=1)[0].victims
     write(fleet.fleet._lake, [window("h1", vm, "web", 1.0, 1.0, 60) for vm in (victim.vm, "nameless")], 2)
-    fleet.fleet._registry.vm_names.note([agent_pb2.Task(vm="w1", name="web-one")])
+    fleet.fleet._registry.vm_names.note("h", [("w1", "web-one")])
     fleet.journal.start()
 
     def event(vm, ago_s, behaviour, before, ratio):
@@ -317,12 +317,12 @@ async def test_how_whole_the_data_is(fleet, local):
 
 async def test_what_cannot_be_answered_is_told_in_one_line(local):
     refused = [
-        ("/v1/overview?top=1001", 400, "top must be at most 1000 (value 1001)"),
-        ("/v1/data-health?top=1001", 400, "top must be at most 1000 (value 1001)"),
+        ("/v1/overview?top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
+        ("/v1/data-health?top=1001", 400, "top must be an integer from 0 to 1000 (value '1001')"),
         ("/v1/job", 400, "job is missing: name one, as /v1/job-statistics has them"),
-        ("/v1/job?job=x&bins=201", 400, "bins must be at most 200 (value 201)"),
+        ("/v1/job?job=x&bins=201", 400, "bins must be an integer from 0 to 200 (value '201')"),
         ("/v1/host-timeline", 400, "host is missing: name one, as /v1/hosts has them"),
-        ("/v1/host-timeline?host=h&points=501", 400, "points must be at most 500, and points * top 100000"),
+        ("/v1/host-timeline?host=h&points=501", 400, "points must be an integer from 0 to 500"),
         (
             "/v1/host-timeline?host=h&points=500&top=201",
             400,

@@ -149,6 +149,35 @@ def test_sums_of_a_slot_by_hand(tmp_path, connection) -> None:
     assert found(lake) == [("x", DAY_NS, "v", "x", "x", True, 170 / 70, 3.25)]
 
 
+def test_sums_beyond_63_bits_are_the_largest_number_and_cost_no_other_vm(
+    tmp_path, connection, monkeypatch
+) -> None:
+    monkeypatch.setattr(slots, "_MAX_PARTS", 2)
+    most, lake = 2**63 - 1, Lake(tmp_path)
+    row = dict(
+        batch(1, 1)[0], start_unix_ns=DAY_NS, cpi=None, cpu_usage_cores=0.5, cycles=7, duration_ns=10**10
+    )
+    for number in range(1, 4):
+        absurd = row | {
+            "vm": "bad",
+            "sequence": 2 * number,
+            "cycles": most,
+            "instructions": most,
+            "duration_ns": most,
+        }
+        rows = [row | {"sequence": 2 * number + 1}, absurd, absurd]
+        segment = segment_stem("central-0", "0badcafe", number)
+        lake.write_segment(pa.Table.from_pylist(rows, SAMPLES), segment)
+        manifest = SlotStore(lake, SLOT_NS).roll_up(DAY, connection)
+        by_vm = {each[2]: each for each in found(lake)}
+        assert by_vm[row["vm"]][-2:] == (0.5, None)
+        assert 0 < by_vm["bad"][-2] < 5  # its own usage is off; no build fails for it
+    [part] = manifest.parts[:1]
+    table = pq.read_table(tmp_path / part.slots).to_pylist()
+    sums = {each["vm"]: (each["duration_ns"], each["cycles"], each["instructions"]) for each in table}
+    assert sums == {row["vm"]: (3 * 10**10, 3 * 7, 3 * 5), "bad": (most, most, most)}
+
+
 def test_many_parts_become_one(tmp_path, connection, monkeypatch) -> None:
     monkeypatch.setattr(slots, "_MAX_PARTS", 3)
     lake, store = Lake(tmp_path), SlotStore(Lake(tmp_path), SLOT_NS)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from central.streams import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
+from central.streams import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
 from whitepanda.v1 import agent_pb2
 
 
@@ -85,3 +85,22 @@ def test_the_registry_tells_who_came_and_what_changed() -> None:
     registry.remove(second)
     assert (len(registry), registry.get("h")) == (0, None)
     assert seen[3:] == [("h", [], 0)]
+
+
+def test_what_a_host_is_owed_is_counted_until_it_is_written() -> None:
+    stream = HostStream("h")
+    for sequence in (0, 1, 2):
+        stream.acknowledge("s", sequence)
+    assert stream.owed == 3
+    stream.drain()
+    assert stream.owed == 0
+
+
+def test_messages_that_wait_are_bounded_by_their_bytes() -> None:
+    stream = HostStream("h")
+    jobs = ["j" * 1024] * (MAX_QUEUED_BYTES // 1024 // 2 - 100)
+    message = agent_pb2.CentralMessage(coefficients=agent_pb2.CoefficientUpdate(removed_jobs=jobs))
+    larger = agent_pb2.CentralMessage(coefficients=agent_pb2.CoefficientUpdate(removed_jobs=jobs * 3))
+    assert [stream.send(message) for _ in range(3)] == [True, True, False]
+    stream.drain()
+    assert [stream.send(larger), stream.send(message)] == [True, False]  # one may be larger

@@ -65,13 +65,24 @@ def test_a_good_batch_is_taken_whole() -> None:
     ("batch", "reason", "says"),
     [
         (a_batch(spool_id=""), "no_spool", "spool_id is empty"),
-        (a_batch(spool_id="x" * 65), "bad_spool", "at most 64 characters"),
+        (a_batch(spool_id="x" * 65), "bad_spool", "at most 64 bytes"),
+        (a_batch(spool_id="ä" * 33), "bad_spool", "(33 characters"),
         (a_batch(spool_id="x" * 100_000), "bad_spool", "(100000 characters, 'xxxxxxxxxxxxxxxxxxxx'...)"),
         (a_batch(spool_id="a\0b"), "bad_spool", "without control characters (3 characters"),
         (a_batch(spool_id="a\nb"), "bad_spool", "'a\\nb'"),
         (a_batch(sequence=0), "no_sequence", "sequence must be 1 to 2^63-1 (value 0)"),
         (a_batch(sequence=2**63), "no_sequence", f"(value {2**63})"),
         (a_batch(11), "too_many_rows", "11 rows; at most 10 are allowed in a batch"),
+        (
+            a_batch(1, tasks=[agent_pb2.Task(vm=str(n), job="j") for n in range(2)]),
+            "too_many_tasks",
+            "2 tasks of 1 rows",
+        ),
+        (
+            a_batch(4, tasks=[agent_pb2.Task(vm="v", job=str(n)) for n in range(4)]),
+            "too_many_jobs",
+            "4 jobs; ingest.max_host_jobs allows 3",
+        ),
         (a_batch(cpi=[1.0]), "column_length", "column cpi has 1 values, task_index has 3"),
         (a_batch(cpi_reason=[1] * 4), "column_length", "column cpi_reason has 4 values, task_index has 3"),
         (
@@ -95,9 +106,19 @@ def test_a_good_batch_is_taken_whole() -> None:
     ],
 )
 def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
-    found, text = refused(batch, max_batch_rows=10)
+    found, text = refused(batch, max_batch_rows=10, max_host_jobs=3)
     assert found == reason
     assert says in text
+
+
+def test_as_much_as_is_allowed_is_taken() -> None:
+    batch = a_batch(3, spool_id="ä" * 32, tasks=[agent_pb2.Task(vm="v", job=str(n)) for n in range(3)])
+    assert checked(batch, max_batch_rows=3, max_host_jobs=3).accepted_rows == 3
+
+
+def test_an_importer_may_name_more_jobs() -> None:
+    batch = a_batch(4, tasks=[agent_pb2.Task(vm="v", job=str(n)) for n in range(4)])
+    assert checked(batch, is_importer=True, max_host_jobs=3).accepted_rows == 4
 
 
 @pytest.mark.parametrize(
@@ -122,6 +143,10 @@ def test_a_structural_problem_refuses_the_batch(batch, reason, says) -> None:
         ({"start_unix_ns": [NOW, NOW - 400 * DAY - 1, NOW - 400 * DAY]}, "old_time"),
         ({"cycles": [1, 2**63, UNKNOWN]}, "bad_counter"),
         ({"instructions": [1, UNKNOWN - 1, UNKNOWN]}, "bad_counter"),
+        ({"cycles": [10**11, 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [1, 2**63 - 1, UNKNOWN]}, "absurd_counter"),
+        ({"instructions": [8 * 10**11, 8 * 4097 * 10**11 + 10**9, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [10**9] * 3, "instructions": [8 * 10**9, 9 * 10**9, 8 * 10**9]}, "absurd_counter"),
         ({"tasks": [agent_pb2.Task(vm=v, job="j") for v in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "", "c")]}, "bad_task"),
         ({"tasks": [agent_pb2.Task(vm="v", job=j) for j in ("a", "x" * 513, "c")]}, "bad_task"),
@@ -152,6 +177,29 @@ def test_a_bad_row_is_counted_under_its_reason_and_the_rest_goes_through(columns
     assert found.kept.tolist() == [True, False, True]
     table = samples_table([StoredBatch("h", "P", "s", 1, batch.SerializeToString(), found.kept)])
     assert table["vm"].to_pylist() == [batch.tasks[0].vm, batch.tasks[2].vm]
+
+
+HOUR = 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        (
+            {"cycles": [15 * 10**10, 15 * 10**10 + 1, UNKNOWN]},
+            "absurd_counter",
+        ),  # 10 s of 0.5 + 1 vCPUs, 10 GHz
+        ({"cpu_usage_cores": [9.0] * 3, "cycles": [10**12, 10**12 + 1, 1]}, "absurd_counter"),
+        ({"instructions": [12 * 10**11, 12 * 10**11 + 1, UNKNOWN]}, "absurd_counter"),
+        ({"cycles": [UNKNOWN] * 3, "instructions": [1, 12 * 10**11 + 1, 1]}, "absurd_counter"),
+        ({"duration_ns": [2 * HOUR, 2 * HOUR + 1, 1]}, "bad_time"),
+        ({"cpi": [0.125, 0.124, 1.0]}, "absurd_cpi"),
+    ],
+)
+def test_a_host_measures_what_can_be(columns, reason) -> None:
+    found = checked(a_batch(**columns))
+    assert (found.rejected_rows, found.kept.tolist()) == ({reason: 1}, [True, False, True])
+    assert checked(a_batch(**columns), is_importer=True).rejected_rows == {}  # in units of its own
 
 
 def test_importers_send_windows_of_any_age() -> None:

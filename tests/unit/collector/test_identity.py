@@ -119,11 +119,11 @@ def test_a_malformed_file_costs_only_its_vm_and_one_warning(host, inventory, cap
 def test_a_file_that_cannot_be_read_warns_once_and_is_tried_again(host, inventory, monkeypatch, caplog):
     host.vm("a", 10, [11])
 
-    def denied(path):
+    def denied(path, _most):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "whitepanda"):
-        patch.setattr(Path, "read_bytes", denied)
+        patch.setattr("collector.identity.read_bounded", denied)
         for _ in range(3):
             assert inventory.vms() == ()
     said = f"{host.state / 'a.xml'}: Permission denied; this VM is not measured"
@@ -150,10 +150,10 @@ def test_probe_says_what_cannot_be_read(host, inventory, monkeypatch):
     host.vm("a", 10, [11])
     assert inventory.probe().available
 
-    def denied(path):
+    def denied(path, _most):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "read_bytes", denied)
+    monkeypatch.setattr("collector.identity.read_bounded", denied)
     probe = inventory.probe()
     assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
     assert probe.detail == f"{host.state / 'a.xml'}: Permission denied; run the agent as root"

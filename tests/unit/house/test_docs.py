@@ -13,6 +13,7 @@ from agent.config import AgentConfig
 from agent.config import load as load_agent
 from agent.metrics import METRICS
 from central import refusals
+from central.api import connections
 from central.config import CentralConfig
 from central.events import EVENT_REASONS
 from central.quotas import OVER_QUOTA_REPORTS
@@ -164,6 +165,7 @@ def reason_codes() -> dict[str, set[str]]:
             *("trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
         },
         "handshakes": {name for name, _, _ in refusals.REASONS},
+        "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
     }

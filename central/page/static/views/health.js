@@ -67,6 +67,7 @@ export function draw({ status: s, health: d }) {
       ["Batches that wait for the lake", count(s.journal_batches)],
       ["Damaged files of the lake", s.damaged_files ? state("failed", count(s.damaged_files)) : state("ok", "none found")],
       ["Newest segment", time(d.last_segment_unix_ns)],
+      ["Machines left out of the version", s.machines_left_out.length ? state("failed", `${count(s.machines_left_out.length)}: ${s.machines_left_out.slice(0, 5).join(", ")}`) : state("ok", "none")],
       ["Too old to count in a version", s.rows_left_out ? `${counted(s.rows_left_out, "window")} of ${counted(s.days_left_out, "day")}` : "nothing"],
     ])),
     section("Agents that are late or gone", h("p", { class: "quiet" },

@@ -310,7 +310,7 @@ def test_the_thread_survives_a_defect_and_ends(qemu_host, finder, caplog):
     assert asked.wait(20)
     poller.stop()
     poller.stop()
-    assert "asking a VM failed; please report this" in caplog.text
+    assert "asking it failed: RuntimeError('a defect'); please report this" in caplog.text
     assert not [t for t in threading.enumerate() if t.name == "qemu-qmp"]
     poller.start()  # a source may be opened again
     poller.stop()

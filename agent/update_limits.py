@@ -1,0 +1,143 @@
+"""What the agent takes from central at most: counted before a message is built, refused with a reason, said seldom.
+
+A central that was taken over, or is broken, must not cost the agent its memory nor fill its log. docs/security.md has
+the numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from whitepanda.common import log
+
+__all__ = ["AskedJobs", "Refusals", "has_more_parts"]
+
+_LOG_INTERVAL_S = 60.0
+_ASKED_NS = 600 * 10**9  # an answer of central may be on its way for so long after a job has left this host
+_NOTE_NS = 60 * 10**9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
+_MAX_VARINT_BYTES = 10
+
+
+class Refusals:
+    """Counts what was refused of central's updates, and logs it: one line a minute and kind.
+
+    Args:
+        now_s: monotonic seconds.
+
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._log = log.get("coefficients")
+        self._said: dict[str, tuple[float, int]] = {}  # by kind: when last, and how often since
+        #: Updates that were refused, and rows that were left out of others, since the start.
+        self.updates = 0
+        self.rows = 0
+        #: Why the last one was refused; "" none was.
+        self.last = ""
+
+    def update(self, kind: str, why: str, **facts: object) -> None:
+        """Count a refused update.
+
+        Args:
+            kind: one of a few words; what limits the log.
+            why: for people: the value and the remedy.
+            facts: more for the line of the log.
+
+        """
+        self.updates += 1
+        self.last = why
+        self._say(kind, "coefficient update refused", why=why, **facts)
+
+    def leave_out(self, kind: str, why: str, rows: int, **facts: object) -> None:
+        """Count rows that were left out of an update that was taken."""
+        self.rows += rows
+        self._say(kind, "rows of a coefficient update left out", why=why, rows=rows, **facts)
+
+    def _say(self, kind: str, event: str, **facts: object) -> None:
+        now_s = self._now_s()
+        last_s, silent = self._said.get(kind, (-_LOG_INTERVAL_S, 0))
+        if now_s - last_s < _LOG_INTERVAL_S:
+            self._said[kind] = last_s, silent + 1
+            return
+        self._said[kind] = now_s, 0
+        self._log.warning(event, **facts, **({"also_before": silent} if silent else {}))
+
+
+class AskedJobs:
+    """The jobs that central was asked for lately: only of these rows are taken.
+
+    `note` belongs to one thread; any may ask.
+
+    Args:
+        now_ns: monotonic nanoseconds.
+
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self._now_ns = now_ns
+        self._jobs: Sequence[str] = ()
+        self._noted_ns = now_ns() - _NOTE_NS
+        self._asked_ns: dict[str, int] = {}
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._asked_ns
+
+    def note(self, jobs: Sequence[str]) -> None:
+        """Note what central is asked for now. Called often, so that it mostly does nothing."""
+        now_ns, jobs = self._now_ns(), tuple(jobs)
+        if jobs == self._jobs and now_ns - self._noted_ns < _NOTE_NS:
+            return
+        self._jobs, self._noted_ns = jobs, now_ns
+        known = {job: at for job, at in self._asked_ns.items() if now_ns - at < _ASKED_NS}
+        self._asked_ns = known | dict.fromkeys(jobs, now_ns)
+
+
+def has_more_parts(message: bytes, most: int) -> bool:
+    """Whether a CentralMessage has more than `most` fields in it and in what it holds, without building any.
+
+    A row of two bytes becomes an object of about a hundred, so the size of a message alone bounds no memory. What is
+    no protobuf has none: building it fails anyway.
+    """
+    bodies = itertools.chain.from_iterable(
+        itertools.chain(((start, end),), _fields(message, start, end))
+        for start, end in _fields(message, 0, len(message))
+    )
+    return next(itertools.islice(bodies, most, None), None) is not None
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where each field's bytes begin and end; an empty range for one that holds no bytes."""
+    while at < end:
+        key, at = _varint(data, at, end)
+        kind = key & 7
+        start = at
+        if kind == _VARINT:
+            _, start = _varint(data, at, end)
+            at = start
+        elif kind == _FIXED64:
+            start = at = at + 8
+        elif kind == _FIXED32:
+            start = at = at + 4
+        elif kind == _BYTES:
+            size, start = _varint(data, at, end)
+            at = start + size
+        if at > end:
+            return
+        yield start, at
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return a number and where it ends; beyond `end` where it is none."""
+    value = 0
+    for index in range(_MAX_VARINT_BYTES):
+        if at + index >= end:
+            break
+        byte = data[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:  # noqa: PLR2004 - the bit that says that there is more
+            return value, at + index + 1
+    return 0, end + 1

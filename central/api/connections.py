@@ -1,0 +1,326 @@
+"""HTTP connections: how many there may be, and for how long a client may take to send its request and read the answer.
+
+A connection that waits for its client (for a request, or for the answer to be read) gives its place up when a new one
+finds none; only the answers that central is working on cannot be pushed out. Beside the places there are a few in
+reserve, on which only health and totals are answered, so that these answer however many others are busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from central.config import HttpSection
+from whitepanda.common import log
+
+__all__ = ["REASONS", "RESERVE", "ClientProtocol", "Connections", "Entry"]
+
+#: Why a connection is ended, as counted.
+REASONS = (NO_PLACE, SLOW_REQUEST, UNREAD_ANSWER) = (
+    "http_connections",
+    "http_slow_request",
+    "http_unread_answer",
+)
+#: Places on which only `_ALWAYS` is answered.
+RESERVE = 16
+_ALWAYS = frozenset({"/healthz", "/metrics"})
+_SWEEP_S = 1.0
+_NO_FILES_S = 0.2  # until the next try, where this process may open no more files
+_WARN_EVERY_S = 60.0
+_NETWORK_BITS = 64  # who has one IPv6 address has such a network of them
+
+
+class Entry:
+    """One connection, from when it was accepted until it is gone.
+
+    Args:
+        peer: the client's address.
+        since_s: when it was accepted.
+        is_reserve: whether it has a place of the reserve.
+
+    """
+
+    def __init__(self, peer: str, since_s: float, *, is_reserve: bool) -> None:
+        self.peer = peer
+        self.since_s = since_s
+        self.is_reserve = is_reserve
+        self.protocol: ClientProtocol | None = None  # from when TLS is there, if any
+        self.end: Callable[[], object] = lambda: None
+
+    def awaited_since_s(self, now_s: float) -> float | None:
+        """Return since when the client is awaited; None while central works on an answer."""
+        return self.since_s if self.protocol is None else self.protocol.awaited_since_s(now_s)
+
+
+class Connections:
+    """All open connections of a listener.
+
+    Args:
+        section: how many, and how long they may take.
+        refused: counts by reason what was refused.
+        clock_s: monotonic.
+
+    """
+
+    def __init__(
+        self, section: HttpSection, refused: Counter[str], clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.section = section
+        self.clock_s = clock_s
+        self._refused = refused
+        self._entries: dict[Entry, None] = {}  # in the order in which they came
+        self._warned_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def admit(self, address: str) -> Entry | None:
+        """Return the place of a new connection, or None. One that waits for its client may have to go for it."""
+        peer, now_s = _peer(address), self.clock_s()
+        usual = [entry for entry in self._entries if not entry.is_reserve]
+        own = [entry for entry in usual if entry.peer == peer]
+        among = None
+        if len(own) >= self.section.max_connections_per_address:
+            among = own
+        elif len(usual) >= self.section.max_connections:
+            among = usual
+        is_reserve = among is not None and not self._push_out(among, now_s)
+        if is_reserve:
+            reserve = [entry for entry in self._entries if entry.is_reserve]
+            if len(reserve) >= RESERVE and not self._push_out(reserve, now_s):
+                self._note(NO_PLACE, peer)
+                return None
+        found = Entry(peer, now_s, is_reserve=is_reserve)
+        self._entries[found] = None
+        return found
+
+    def remove(self, entry: Entry) -> None:
+        """Free the place of a connection that is gone."""
+        self._entries.pop(entry, None)
+
+    def sweep(self) -> None:
+        """End the connections whose client takes too long."""
+        now_s = self.clock_s()
+        for entry in list(self._entries):
+            if entry.protocol is not None:
+                reason = entry.protocol.overdue(now_s)
+                if reason:
+                    self._note(reason, entry.peer)
+
+    def _push_out(self, among: list[Entry], now_s: float) -> bool:
+        """End the connection that waits the longest for its client; False where none does."""
+        waiting = [(since, entry) for entry in among if (since := entry.awaited_since_s(now_s)) is not None]
+        if not waiting:
+            return False
+        entry = min(waiting, key=lambda each: each[0])[1]
+        if entry.protocol is None or not entry.protocol.is_idle:
+            self._note(NO_PLACE, entry.peer)
+        self.remove(entry)
+        entry.end()
+        return True
+
+    def _note(self, reason: str, peer: str) -> None:
+        self._refused[reason] += 1
+        now_s = self.clock_s()
+        if now_s - self._warned_s.get(reason, -_WARN_EVERY_S) >= _WARN_EVERY_S:
+            self._warned_s[reason] = now_s
+            log.get("http").warning("connection ended", reason=reason, client=peer, open=len(self._entries))
+
+    async def serve(
+        self,
+        listener: socket.socket,
+        make: Callable[[], ClientProtocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """Accept connections until cancelled; `make` makes the protocol of each."""
+        loop = asyncio.get_running_loop()
+        beginning: set[asyncio.Task[None]] = set()
+        sweeping = asyncio.create_task(self._sweep_often(), name="http sweep")
+        try:
+            while True:
+                try:
+                    stream, address = await loop.sock_accept(listener)
+                except ConnectionError:
+                    continue
+                except OSError:
+                    await asyncio.sleep(_NO_FILES_S)
+                    continue
+                entry = self.admit(str(address[0]))
+                if entry is None:
+                    stream.close()
+                    continue
+                task = asyncio.create_task(self._begin(stream, entry, make, context), name="http connection")
+                entry.end = task.cancel
+                beginning.add(task)
+                task.add_done_callback(beginning.discard)
+        finally:
+            sweeping.cancel()
+            for task in beginning:
+                task.cancel()
+
+    async def _begin(
+        self,
+        stream: socket.socket,
+        entry: Entry,
+        make: Callable[[], ClientProtocol],
+        context: ssl.SSLContext | None,
+    ) -> None:
+        """Shake hands, where there is TLS, and have uvicorn answer."""
+
+        def made() -> ClientProtocol:
+            protocol = make()
+            protocol.place, protocol.entry = self, entry
+            return protocol
+
+        times: dict[str, Any] = {}
+        if context is not None:
+            times = {
+                "ssl_handshake_timeout": self.section.request_timeout_s,
+                "ssl_shutdown_timeout": self.section.request_timeout_s,
+            }
+        try:
+            with contextlib.suppress(OSError):  # ssl.SSLError is one, and so is what ends a slow handshake
+                await asyncio.get_running_loop().connect_accepted_socket(made, stream, ssl=context, **times)
+        finally:
+            if entry.protocol is None:  # it came to nothing
+                self.remove(entry)
+                stream.close()
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.sweep()
+
+
+class ClientProtocol(H11Protocol):
+    """Uvicorn's protocol of one connection, which knows since when its client is awaited."""
+
+    place: Connections
+    entry: Entry
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._request_since_s: float | None = self.place.clock_s()
+        self._unread_since_s: float | None = None
+        self._answered_s = self.place.clock_s()
+        self.entry.protocol = self
+        self.entry.end = transport.abort
+        if self.entry.is_reserve:
+            self.app = _only_always(self.app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place up."""
+        self.place.remove(self.entry)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request."""
+        if self._request_since_s is None and not self._is_answering():
+            self._request_since_s = self.place.clock_s()
+        super().data_received(data)
+        if self._is_answering():
+            self._request_since_s = None
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        self._answered_s = self.place.clock_s()
+        super().on_response_complete()
+
+    def _is_answering(self) -> bool:
+        """Whether a whole request is here and its answer is not yet written."""
+        return self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is only kept open: nothing of a request came, and the last answer was read."""
+        return self._request_since_s is None and not self.transport.get_write_buffer_size()
+
+    def awaited_since_s(self, now_s: float) -> float | None:
+        """Return since when the client is awaited; None while central works on an answer."""
+        if self._request_since_s is not None:
+            return self._request_since_s
+        if self.transport.get_write_buffer_size():
+            return now_s if self._unread_since_s is None else self._unread_since_s
+        return None if self._is_answering() else self._answered_s
+
+    def overdue(self, now_s: float) -> str:
+        """End the connection if its client takes too long, and return the reason; "" if it does not."""
+        section = self.place.section
+        if not self.transport.get_write_buffer_size():
+            self._unread_since_s = None
+        elif self._unread_since_s is None:
+            self._unread_since_s = now_s
+        elif now_s - self._unread_since_s >= section.answer_timeout_s:
+            self.transport.abort()
+            return UNREAD_ANSWER
+        since_s = self._request_since_s
+        if since_s is None or now_s - since_s < section.request_timeout_s:
+            return ""
+        self._request_since_s = None
+        self._refuse(408, f"the request did not come whole in {section.request_timeout_s:g} s")
+        return SLOW_REQUEST
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, or too much of it, in the form of all errors."""
+        # h11 has its state of the client at ERROR for both; too long is what it still has in its buffer.
+        is_long = len(self.conn.trailing_data[0]) >= (self.config.h11_max_incomplete_event_size or 0) > 0
+        if is_long:
+            self._refuse(431, "the request's line and headers are longer than 64 KiB")
+        else:
+            self._refuse(400, "this is no HTTP request" if msg.startswith("Invalid HTTP") else msg)
+
+    def _refuse(self, status: int, text: str) -> None:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._is_answering():
+            self.transport.abort()
+            return
+        body = json.dumps({"error": text}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        events = (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage())
+        for event in events:
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def _only_always(answer: Any) -> Any:
+    """Answer health and totals, and refuse the rest."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] in _ALWAYS:
+            await answer(scope, receive, send)
+            return
+        body = json.dumps({"error": "too many connections are open; try again later"}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += [(b"retry-after", b"1"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return app
+
+
+def _peer(address: str) -> str:
+    """Return the address that connections are counted by: of IPv6 the network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:  # noqa: PLR2004 - the protocol's number
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False).network_address)

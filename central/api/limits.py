@@ -1,0 +1,164 @@
+"""The fleet API's own maxima: what each field of a request may be, by its name.
+
+What parses requests, what answers them and the OpenAPI document take them from here, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+__all__ = [
+    "MAX_BESIDE",
+    "MAX_BINS",
+    "MAX_EPSILON",
+    "MAX_EPSILONS",
+    "MAX_HOSTS",
+    "MAX_LOADING",
+    "MAX_NAME",
+    "MAX_PAGE_SIZE",
+    "MAX_POINTS",
+    "MAX_TIME_UNIX_NS",
+    "MAX_TOP",
+    "MAX_WINDOWS",
+    "NUMBERS",
+    "TEXT_PATTERN",
+    "TOKEN_PATTERN",
+    "Numbers",
+    "is_text",
+    "is_time",
+    "max_integer",
+    "max_items",
+    "max_length",
+    "problem_of",
+]
+
+MAX_TIME_UNIX_NS = 2**63 - 1  # in the year 2262; all that is kept is within 1970 and then
+MAX_PAGE_SIZE = 1000
+MAX_TOP = 1000  # rows of each list
+MAX_WINDOWS = 10_000
+MAX_BINS = 200
+MAX_POINTS = 500
+MAX_COUNT = 1_000_000  # jobs to observe or compare, and VMs of one of them
+MAX_HOSTS = 10_000  # of a side
+MAX_BESIDE = 64
+MAX_EPSILONS = 16
+MAX_EPSILON = 0.5
+MAX_NAME = 512  # characters, as of the names that central takes
+MAX_LOADING = 1000  # characters
+MAX_TOKEN = 12_000  # characters; a token has the names that its request filters by
+
+#: Neither control characters nor what ends a line: no name that central took has one.
+TEXT_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]*$"
+TOKEN_PATTERN = r"^[A-Za-z0-9_=-]*$"  # noqa: S105 - no password
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_TOKEN = "page_token"  # noqa: S105 - no password
+_MOST: dict[str, int] = {
+    "page_size": MAX_PAGE_SIZE,
+    "top": MAX_TOP,
+    "max_windows": MAX_WINDOWS,
+    "bins": MAX_BINS,
+    "points": MAX_POINTS,
+    "min_instances": MAX_COUNT,
+    "id": 2**63 - 1,
+}
+_MOST_OF: dict[tuple[str, str], int] = {
+    ("PlanObservationRequest", "top"): MAX_COUNT,
+    ("CompareSidesRequest", "top"): MAX_COUNT,
+}
+_ITEMS = {
+    "current_hosts": MAX_HOSTS,
+    "new_hosts": MAX_HOSTS,
+    "beside": MAX_BESIDE,
+    "epsilons": MAX_EPSILONS,
+}
+_LENGTHS = {_TOKEN: MAX_TOKEN, "loading": MAX_LOADING}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a number with a fraction may be: from `low` to `high`; `is_open` leaves `low` itself out.
+
+    `or_zero`: 0 is allowed too, and means the default.
+    """
+
+    low: float
+    high: float
+    or_zero: bool = False
+    is_open: bool = False
+
+
+NUMBERS: Mapping[str, Numbers] = {
+    "margin_percent": Numbers(0.0, 1e6, is_open=True),
+    "t": Numbers(0.01, 100.0, or_zero=True),
+    "coverage": Numbers(0.0, 1.0),
+    "design_effect": Numbers(1.0, 1e6, or_zero=True),
+    "min_coverage": Numbers(0.0, 1.0),
+    "confidence": Numbers(0.5, 0.9999, or_zero=True),
+    "epsilons": Numbers(0.0, MAX_EPSILON, is_open=True),
+}
+
+
+def is_text(text: str) -> bool:
+    """Whether a text may be a name: not too long, no control characters."""
+    return len(text) <= MAX_NAME and _CONTROL.search(text) is None
+
+
+def is_time(field: FieldDescriptor) -> bool:
+    """Whether a field is a time in nanoseconds since 1970."""
+    return field.name.endswith("unix_ns")
+
+
+def max_integer(field: FieldDescriptor) -> int:
+    """Return the largest integer that a request's field may be; the least is 0."""
+    if is_time(field):
+        return MAX_TIME_UNIX_NS
+    message = field.containing_type
+    of_field = None if message is None else _MOST_OF.get((message.name, field.name))
+    return of_field or _MOST.get(field.name, 2**32 - 1)
+
+
+def max_length(field: FieldDescriptor) -> int:
+    """Return how many characters a request's text may have."""
+    return _LENGTHS.get(field.name, MAX_NAME)
+
+
+def max_items(field: FieldDescriptor) -> int:
+    """Return how many values a request's list may have."""
+    return _ITEMS.get(field.name, MAX_HOSTS)
+
+
+def problem_of(request: Any) -> str:
+    """Return what is wrong with the times, texts and lists of a request, in one line; "" if nothing.
+
+    What its numbers may be the method itself says, with its reasons.
+    """
+    for field, value in request.ListFields():
+        values = value if field.is_repeated else [value]
+        if field.is_repeated and len(values) > max_items(field):
+            return f"{field.name} must be at most {max_items(field):,} (value {len(values):,})"
+        for each in values:
+            if isinstance(each, str):
+                problem = _text_problem(field, each)
+            elif isinstance(each, int) and (is_time(field) or field.name == "id"):
+                most = max_integer(field)
+                problem = "" if each <= most else f"{field.name} must be at most {most} (value {each})"
+            else:
+                problem = ""
+            if problem:
+                return problem
+    return ""
+
+
+def _text_problem(field: FieldDescriptor, text: str) -> str:
+    most = max_length(field)
+    if len(text) > most:
+        return f"{field.name} must be at most {most:,} characters (value {text[:80]!r}, {len(text):,})"
+    if _CONTROL.search(text):
+        return f"{field.name} must have no control characters (value {text[:80]!r})"
+    return ""

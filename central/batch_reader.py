@@ -1,0 +1,125 @@
+"""What a batch says, checked: a pure function, for the loop and for the process that reads large messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from central.columns import Layout
+from central.events import check_events
+from central.journal_tables import EventRow
+from central.triggers import TriggerRow, check_triggers
+from central.validate import BatchError, Checked, Limits, check
+from central.vm_names import MAX_NAMES, named
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["ReadBatch", "Sender", "read_batch"]
+
+_SHOWN_ID = 64  # bytes of a spool id that is refused
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends a batch, what it may say, and when it came."""
+
+    host: str
+    platform: str
+    is_importer: bool
+    limits: Limits
+    now_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """A checked batch. `reason` is "" or why all of it is refused; `kept` are the accepted rows as packed bits.
+
+    `payload` is the batch without its reports, empty where no row is accepted. `names` are (VM, name) and `tasks`
+    (VM, job).
+    """
+
+    spool_id: str
+    sequence: int
+    payload: bytes = b""
+    rows: int = 0
+    accepted_rows: int = 0
+    rejected_rows: dict[str, int] = field(default_factory=dict)
+    kept: bytes | None = None
+    jobs: frozenset[str] = frozenset()
+    names: tuple[tuple[str, str], ...] = ()
+    tasks: tuple[tuple[str, str], ...] = ()
+    reason: str = ""
+    detail: str = ""
+    reports: int = 0
+    report_bytes: int = 0
+    events: tuple[EventRow, ...] = ()
+    triggers: tuple[TriggerRow, ...] = ()
+    rejected_reports: dict[str, int] = field(default_factory=dict)
+    layout: Layout | None = None
+
+
+def read_batch(batch: agent_pb2.CpiBatch, raw: bytes, sender: Sender) -> ReadBatch:
+    """Check a batch; `raw` is the message that it came in. The batch is changed: what is unknown or a report goes."""
+    batch.DiscardUnknownFields()  # of a newer protocol: nobody here would read them
+    spool_id = batch.spool_id.encode()[:_SHOWN_ID].decode(errors="ignore")
+    reports = len(batch.events) + len(batch.triggers)
+    size = batch.ByteSize() if reports else 0
+    payload = b"" if reports else batch.SerializeToString()
+    try:
+        checked = _checked(batch, payload, sender)
+    except BatchError as error:
+        return ReadBatch(spool_id, batch.sequence, reason=error.reason, detail=str(error), report_bytes=size)
+    events, triggers, rejected = _reports(batch, sender) if reports else ([], [], {})
+    if reports:
+        for name in ("events", "triggers"):  # they have tables of their own
+            batch.ClearField(name)
+        payload = batch.SerializeToString()
+    if not checked.accepted_rows:
+        payload = b""
+    is_like_others = bool(payload) and checked.kept is None and not sender.is_importer
+    return ReadBatch(
+        spool_id=spool_id,
+        sequence=batch.sequence,
+        payload=payload,
+        rows=checked.rows,
+        accepted_rows=checked.accepted_rows,
+        rejected_rows=checked.rejected_rows,
+        kept=None if checked.kept is None else np.packbits(checked.kept).tobytes(),
+        jobs=frozenset() if sender.is_importer else checked.jobs,
+        names=tuple(islice(named(batch.tasks), MAX_NAMES)),
+        tasks=tuple((task.vm, task.job) for task in batch.tasks),
+        reports=reports,
+        report_bytes=size - batch.ByteSize() if reports else 0,  # they are gone from it
+        events=tuple(events),
+        triggers=tuple(triggers),
+        rejected_reports=rejected,
+        layout=Layout.of(raw, payload, batch, checked.jobs) if is_like_others else None,
+    )
+
+
+def _checked(batch: agent_pb2.CpiBatch, payload: bytes, sender: Sender) -> Checked:
+    return check(
+        batch,
+        host=sender.host,
+        platform=sender.platform,
+        is_importer=sender.is_importer,
+        limits=sender.limits,
+        now_unix_ns=sender.now_unix_ns,
+        payload=payload,
+    )
+
+
+def _reports(
+    batch: agent_pb2.CpiBatch, sender: Sender
+) -> tuple[list[EventRow], list[TriggerRow], dict[str, int]]:
+    known: dict[str, Any] = {
+        "host": sender.host,
+        "is_importer": sender.is_importer,
+        "limits": sender.limits,
+        "now_unix_ns": sender.now_unix_ns,
+    }
+    events, rejected = check_events(batch, **known)
+    triggers, rejected_triggers = check_triggers(batch, **known)
+    return events, triggers, rejected | rejected_triggers

@@ -1,0 +1,83 @@
+"""Whose rows make a build fail: found by halving, left out and named, so that all others are built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from central.versions import NotFiniteError
+
+__all__ = ["MAX_LEFT_OUT", "failing", "is_of_rows"]
+
+#: Where more machines fail than this, it is not their rows: the build fails as before.
+MAX_LEFT_OUT = 100
+
+
+def is_of_rows(error: BaseException) -> bool:
+    """Whether rows can be why it failed: numbers or memory; not a disk, a damaged file, or a stop."""
+    import duckdb  # noqa: PLC0415 - takes 0.1 s, and only builds need it
+
+    if isinstance(error, duckdb.Error):
+        return not isinstance(error, duckdb.InterruptException | duckdb.IOException)
+    kinds = (
+        NotFiniteError,
+        MemoryError,
+        ArithmeticError,
+        ValueError,
+        np.linalg.LinAlgError,
+        pa.ArrowException,
+    )
+    return isinstance(error, kinds)
+
+
+def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence[str]], object]) -> list[str]:
+    """Return the machines without which `build` goes through.
+
+    Args:
+        machines: all of them; where two fail only together, the later one is left out.
+        error: why the build of all of them failed.
+        build: builds without the machines that it is given; raises where it cannot.
+
+    Raises:
+        Exception: `error`, where it is not of rows, or fails for more than `MAX_LEFT_OUT` machines or without any rows;
+            or what `build` raises that is not of rows.
+
+    """
+    if not is_of_rows(error):
+        raise error
+    names = list(dict.fromkeys(machines))
+
+    def goes_through(kept: Sequence[str]) -> bool:
+        chosen = set(kept)
+        try:
+            build([name for name in names if name not in chosen])
+        except Exception as found:
+            if not is_of_rows(found):
+                raise
+            return False
+        return True
+
+    if not goes_through([]):
+        raise error
+    good: list[str] = []
+    found: list[str] = []
+    waiting = _halves(names)  # a stack of parts that are not known to go through beside `good`
+    while waiting:
+        part = waiting.pop()
+        if goes_through([*good, *part]):
+            good += part
+        elif len(part) > 1:
+            waiting += _halves(part)
+        else:
+            found += part
+        if len(found) > MAX_LEFT_OUT:
+            raise error
+    return found
+
+
+def _halves(part: Sequence[str]) -> list[list[str]]:
+    """Return the second half and the first one, which a stack gives first; without empty ones."""
+    middle = (len(part) + 1) // 2
+    return [list(half) for half in (part[middle:], part[:middle]) if half]

@@ -1,0 +1,141 @@
+"""The journal's reserve: disk space that is held while all is well, so that a full disk can be drained.
+
+A roll is noted in the journal before and after its files are written, and its rows are deleted, which takes space. On a
+full disk the reserve is drawn for that. Batches wait until it is held again: else they would fill it.
+
+The file says by its size what is the case, also to the next process: whole it is held, empty it is drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+__all__ = ["Reserve", "free_bytes", "is_full", "reserve_bytes"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
+_MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
+
+
+class Reserve:
+    """A file without content. Not locked: the journal's thread has it, or who makes the journal.
+
+    Args:
+        path: of the file, on the journal's disk.
+        size_bytes: what it holds; 0 for no reserve.
+
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self.size_bytes = size_bytes
+        self._held = -1  # bytes; 0: drawn, -1: there is none
+        with contextlib.suppress(OSError):
+            self._held = path.stat().st_size
+        if not size_bytes:
+            self.give_up()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is anything that could be drawn."""
+        return self._held > 0
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it was drawn, and is not back."""
+        return self._held == 0
+
+    def prepare(self) -> None:
+        """Draw it where the disk is all but full: who starts needs some space, too."""
+        if self.is_held and free_bytes(self._path.parent) < self.size_bytes // 4:
+            self.draw()
+
+    def draw(self) -> bool:
+        """Give the space up. Returns whether there was any."""
+        if not self.is_held:
+            return False
+        try:
+            os.truncate(self._path, 0)
+        except OSError:
+            self._held = -1
+            return False
+        self._held = 0
+        return True
+
+    def take(self) -> bool:
+        """Hold it again, most of it at least. Returns whether it is held, or none is wanted."""
+        if self._held >= self.size_bytes or not self.size_bytes:
+            return True
+        for part in range(_PARTS, _LEAST_PARTS - 1, -1):
+            wanted = self.size_bytes * part // _PARTS
+            if wanted <= self._held:
+                break
+            if self._allocate(wanted):
+                self._held = wanted
+                break
+        return self.is_held
+
+    def give_up(self) -> None:
+        """Go on without it."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._held = -1
+
+    def _allocate(self, wanted: int) -> bool:
+        before = max(self._held, 0)
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            os.posix_fallocate(handle, 0, wanted)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, before)
+            if self._held < 0:
+                self.give_up()
+            return False
+        finally:
+            os.close(handle)
+        return True
+
+
+def reserve_bytes(mib: int, max_message_bytes: int) -> int:
+    """Return the size of the reserve in bytes: as set, but never too small for the largest messages; 0 for none."""
+    return max(mib << 20, _MESSAGES * max_message_bytes) if mib else 0
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the space that a user other than root has left on a folder's disk; 0 where nobody knows."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """Whether an error says that the disk of a folder is full, or a quota used up.
+
+    SQLite has a code of its own for the first one only, and where it cannot enlarge its shared memory neither.
+    """
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and not _can_write(folder))
+
+
+def _can_write(folder: Path) -> bool:
+    probe = folder / ".room"
+    try:
+        probe.write_bytes(bytes(65_536))
+    except OSError as error:
+        return error.errno not in _FULL
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True

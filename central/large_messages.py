@@ -1,0 +1,173 @@
+"""Messages above 64 KiB are read in a process of their own: 4 MiB of tiny parts take the protobuf library a second.
+
+Neither Python's lock nor the memory that this takes is then central's. Central starts the process at the first such
+message and hands it one at a time, each stream's next one after its last; what comes back has been checked and is
+small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream whose message it was reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import resource
+import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from central import worker_process
+from central.batch_reader import ReadBatch, Sender, read_batch
+from whitepanda.v1 import agent_pb2
+
+__all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
+
+LARGE = 64 << 10  # bytes; the library reads so many in a millisecond, whatever they are
+
+_NICE = 5  # than central
+_MEMORY_BYTES = 1 << 30  # of the process; the worst 4 MiB take half of it
+_TRIMMED_BYTES = 256 << 20  # with more than that it gives back what is free
+_HEAD = struct.Struct(">II")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
+
+    `jobs` is the longest list of a Hello's or heartbeat's jobs. Central itself reads those that are short enough.
+    """
+
+    body: str
+    jobs: int = 0
+    batch: ReadBatch | None = None
+
+
+def read(raw: bytes, sender: Sender) -> Answer:
+    """Read a message."""
+    try:
+        message = agent_pb2.AgentMessage.FromString(raw)
+    except DecodeError:
+        return Answer("malformed")
+    body = message.WhichOneof("body") or ""
+    if body == "batch":
+        return Answer(body, batch=read_batch(message.batch, raw, sender))
+    jobs = {
+        "hello": max(len(message.hello.jobs), len(message.hello.held)),
+        "heartbeat": len(message.heartbeat.jobs),
+    }
+    return Answer(body, jobs=jobs.get(body, 0))
+
+
+class LargeMessages:
+    """The process, as central sees it. Its methods belong to the loop's thread, which must be the main one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = ThreadPoolExecutor(1, "large messages")
+
+    async def read(self, raw: bytes, sender: Sender) -> Answer:
+        """Do as `read` does, over there.
+
+        Raises:
+            OSError: the process cannot be started, or it died of the message.
+
+        """
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._exchange, self._running(), raw, sender
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            command = [sys.executable, "-m", "central.large_messages", str(os.getpid())]
+            self._process = worker_process.start(command, bufsize=0)
+        return self._process
+
+    @staticmethod
+    def _exchange(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer:
+        if process.stdin is None or process.stdout is None:
+            raise OSError("the process that reads large messages has no pipes")
+        order = msgspec.msgpack.encode(sender)
+        whole = b"".join((_HEAD.pack(len(order), len(raw)), order, raw))
+        try:
+            at = 0
+            while at < len(whole):
+                at += os.write(process.stdin.fileno(), memoryview(whole)[at:])
+            size, _ = _HEAD.unpack(_read_exactly(process.stdout, _HEAD.size))
+            return msgspec.msgpack.decode(_read_exactly(process.stdout, size), type=Answer)
+        except (OSError, EOFError) as error:
+            process.kill()
+            raise OSError(f"the process that reads large messages ended with {process.wait()}") from error
+
+    def close(self) -> None:
+        """End the process. Streams that wait for it get an OSError."""
+        if self._process is not None:
+            self._process.kill()
+        self._thread.shutdown()
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+
+def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
+    """Read so many bytes.
+
+    Raises:
+        EOFError: there are fewer.
+
+    """
+    found = bytearray()
+    while len(found) < size:
+        some = os.read(pipe.fileno(), min(size - len(found), 1 << 20))
+        if not some:
+            raise EOFError
+        found += some
+    return bytes(found)
+
+
+def main() -> None:
+    """Read messages until central is gone."""
+    if not worker_process.begin(int(sys.argv[1]), nice=_NICE):
+        return
+    with contextlib.suppress(OSError, ValueError):  # the system may allow less
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
+    statm = Path("/proc/self/statm")
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    with contextlib.suppress(EOFError):
+        while True:
+            order, size = _HEAD.unpack(_read_exactly(sys.stdin.buffer, _HEAD.size))
+            sender = msgspec.msgpack.decode(_read_exactly(sys.stdin.buffer, order), type=Sender)
+            raw = _read_exactly(sys.stdin.buffer, size)
+            try:
+                answer = read(raw, sender)
+            except MemoryError:
+                answer = Answer("malformed")
+            del raw
+            said = msgspec.msgpack.encode(answer)
+            sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)
+            sys.stdout.buffer.flush()
+            del answer, said
+            if (
+                trim is not None
+                and int(statm.read_text().split()[1]) * resource.getpagesize() > _TRIMMED_BYTES
+            ):
+                trim(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What one certificate costs central: how many streams it has open, and how long it waits for what it made central do.
+
+Each certificate owes time. What takes central long (a Hello, a message that holds the loop, many reports) adds to it,
+time itself takes from it, and as long as it owes more than a little, none of its streams is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+__all__ = ["Peer", "Peers"]
+
+_SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
+_FREE_S = 0.1  # that may be owed without waiting
+_LONG_S = 0.002  # that a message may hold the loop for nothing
+_TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
+_HELLO_S = 0.02  # owed for a Hello, beside the time that it took
+_JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
+_REPORT_BYTES_PER_S = 256 << 10  # of events and reports of contention; agents send some hundred a second
+_LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
+
+
+class Peer:
+    """What a certificate has open and owes."""
+
+    __slots__ = ("_clock_s", "names", "open", "until_s")
+
+    def __init__(self, names: frozenset[str], clock_s: Callable[[], float]) -> None:
+        self.names = names
+        self.open = 0  # streams
+        self.until_s = 0.0  # when nothing is owed any more; 0: nothing ever was
+        self._clock_s = clock_s
+
+    @property
+    def allowed(self) -> int:
+        """How many streams it may have open."""
+        return len(self.names) + _SPARE_STREAMS
+
+    def owe(self, seconds: float) -> None:
+        """Add to what is owed."""
+        self.until_s = max(self.until_s, self._clock_s()) + seconds
+
+    def owe_for_hello(self) -> None:
+        """Add what a Hello costs before it is read."""
+        self.owe(_HELLO_S)
+
+    def owe_for_jobs(self, jobs: int) -> None:
+        """Add what it costs to look up the jobs of a Hello."""
+        self.owe(jobs * _JOB_S)
+
+    def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
+        """Add what a message costs that held the loop for `took_s` and brought so many bytes of reports."""
+        owed_s = _TIMES * took_s if took_s > _LONG_S else 0.0
+        if report_bytes > _LARGE_REPORTS:
+            owed_s += report_bytes / _REPORT_BYTES_PER_S
+        if owed_s:
+            self.owe(owed_s)
+
+    def wait_s(self) -> float:
+        """Return how long its streams are not to be read, 0 where they may be."""
+        return max(0.0, self.until_s - _FREE_S - self._clock_s()) if self.until_s else 0.0
+
+    async def wait(self) -> None:
+        """Wait for that, as it is at the beginning."""
+        if (wait_s := self.wait_s()) > 0:
+            await asyncio.sleep(wait_s)
+
+
+class Peers:
+    """All certificates that have streams open or owe something, by their names.
+
+    Args:
+        clock_s: seconds of a clock that never goes back, for tests.
+
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._peers: dict[frozenset[str], Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def enter(self, names: frozenset[str]) -> Peer:
+        """Count a stream that begins, which must `leave`, and return whose it is."""
+        peer = self._peers.get(names)
+        if peer is None:
+            peer = self._peers[names] = Peer(names, self._clock_s)
+        peer.open += 1
+        return peer
+
+    def leave(self, peer: Peer) -> None:
+        """Count a stream that ended. Who owes something stays known until its next stream ends."""
+        peer.open -= 1
+        if not peer.open and not peer.wait_s():
+            del self._peers[peer.names]

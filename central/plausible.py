@@ -1,0 +1,68 @@
+"""What no host can have measured: limits of physics for the columns of a window. Arrays only, no loop per row.
+
+The limits are wide: several times what machines on the market do. They are no settings, for no operator would change
+them; docs/security.md has the same table. What a setting decides (`ingest.max_cpi`, `ingest.max_cpu_usage_cores`) is in
+`central.config`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["LARGEST_GAUGES", "MAX_HOST_WINDOW_NS", "MIN_CPI", "absurd_counters"]
+
+_ROUNDING = 1e-9
+
+#: Cycles of a vCPU in a nanosecond: 10 GHz.
+MAX_CYCLES_PER_NS = 10.0
+#: A counter and the CPU time are not read at the same moment: so many vCPUs may have run beyond what the usage says.
+SPARE_CORES = 1.0
+#: Instructions that a core retires in a cycle.
+MAX_INSTRUCTIONS_PER_CYCLE = 8.0
+_FEW_CYCLES = 1e6  # the two counters are read one after the other
+#: So a CPI is at least this.
+MIN_CPI = 1 / MAX_INSTRUCTIONS_PER_CYCLE - _ROUNDING
+#: Twice the longest window that an agent's `agent.window_s` can ask for, an hour. Not the length that the Hello names:
+#: a spool may hold windows from before `agent.window_s` was changed.
+MAX_HOST_WINDOW_NS = 2 * 3600 * 10**9
+
+#: Columns whose values are nice to have: a value that cannot be is stored as not known. The largest one allowed.
+LARGEST_GAUGES = {
+    "running_ratio": 1.0 + _ROUNDING,
+    "run_queue_wait_ratio": 1e6,
+    "disk_bytes_per_s": 1e13,
+    "network_bytes_per_s": 1e13,
+    "llc_occupancy_bytes": 1e12,
+    "memory_bandwidth_bytes_per_s": 1e14,
+    "memory_stall_ratio": 1.0 + _ROUNDING,
+    "io_wait_ratio": 1.0 + _ROUNDING,
+}
+
+_Array = npt.NDArray[Any]
+
+
+def absurd_counters(
+    duration_ns: _Array, cores: _Array | float, cycles: _Array | None, instructions: _Array | None
+) -> npt.NDArray[np.bool_]:
+    """Return of which rows the counters are more than can be: 10 GHz x vCPU time, 8 instructions per cycle.
+
+    Args:
+        duration_ns: of each row.
+        cores: vCPUs that ran: the row's CPU usage.
+        cycles: of each row, as signed numbers, negative where not known; None where no row has them.
+        instructions: the same.
+
+    """
+    absurd = np.zeros(len(duration_ns), dtype=np.bool_)
+    with np.errstate(invalid="ignore"):  # a usage that is no number has its own reason
+        most = duration_ns * ((cores + SPARE_CORES) * MAX_CYCLES_PER_NS)
+        if cycles is not None:
+            absurd = cycles > most
+        if instructions is not None:
+            if cycles is not None:
+                most = np.where(cycles < 0, most, cycles + _FEW_CYCLES)
+            absurd |= instructions > most * MAX_INSTRUCTIONS_PER_CYCLE
+    return absurd

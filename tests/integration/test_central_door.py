@@ -1,0 +1,178 @@
+"""What one host sends is bounded before anything is looked up, and costs the other hosts nothing."""
+
+# ruff: noqa: F811 - a fixture's name is that of an argument
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import grpc
+import psutil
+
+from tests.integration.test_central_ingest import CONNECT, _until, make, pki  # noqa: F401 - fixtures
+from tests.support.central_process import CentralProcess
+from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
+from whitepanda.common.tls import channel_credentials
+from whitepanda.v1 import agent_pb2
+
+MAX_GROWTH_MIB = 150  # of central and the process that reads large messages
+
+
+def heartbeat(jobs: int, name: str = "job") -> agent_pb2.AgentMessage:
+    return agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=[f"{name}-{n}" for n in range(jobs)]))
+
+
+async def test_a_batch_of_tasks_without_rows_is_refused(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.batch(1, rows=0, tasks=[agent_pb2.Task(vm=f"{n:x}", job="j") for n in range(220_000)])
+    ack = await peer.ack()
+    assert [(r.first, r.last) for r in ack.ranges] == [(1, 1)]
+    assert [(r.sequence, r.reason) for r in ack.rejected_batches] == [(1, "too_many_tasks")]
+    assert len(central.registry.vm_names) == 0
+    assert central.journal.stats.rejected_batches == {"too_many_tasks": 1}
+    await peer.batch(2, rows=3000)  # read by the other process too
+    assert (await peer.ack()).accepted_rows == 3000
+
+
+async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
+    central = await make.central(max_host_jobs=100)
+    for size, name in ((101, "job"), (101, "j" * 500)):  # read by the loop, and by the other process
+        peer = make.peer(central, "h1")
+        await peer.hello("h1")
+        await peer.send(heartbeat(100, name))
+        await _until(lambda: len(central.registry.get("h1").jobs) == 100)
+        await peer.send(heartbeat(size, name * 2))
+        code, detail = await peer.refused()
+        assert code == "INVALID_ARGUMENT"
+        assert "names 101 jobs; ingest.max_host_jobs allows 100" in detail
+    wide = make.peer(central, "h1")
+    jobs = [f"{'j' * 300}-{n}" for n in range(400)]
+    said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
+    await wide.send(agent_pb2.AgentMessage(hello=said))
+    assert (await wide.refused())[0] == "INVALID_ARGUMENT"
+    held = make.peer(central, "h1")
+    said = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1)
+    said.held.extend(agent_pb2.JobTag(job=str(n), tag=n) for n in range(101))
+    await held.send(agent_pb2.AgentMessage(hello=said))
+    assert (await held.refused())[0] == "INVALID_ARGUMENT"
+    assert central.ingest.refused_streams == {"too_many_jobs": 4}
+
+
+async def test_jobs_of_batches_do_not_add_up_without_end(make) -> None:
+    central = await make.central(max_host_jobs=100)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    for sequence in (1, 2, 3):
+        tasks = [agent_pb2.Task(vm=f"vm-{n}", job=f"job-{sequence}-{n}") for n in range(60)]
+        await peer.batch(sequence, rows=60, tasks=tasks)
+        await peer.ack()
+    assert central.registry.get("h1").jobs == {f"job-3-{n}" for n in range(60)}
+
+
+async def test_batches_without_a_usable_spool_are_pending_until_they_are_counted(make) -> None:
+    central = await make.central(commit_interval_ms=2000)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    for sequence in range(1, 101):
+        await peer.batch(sequence, spool_id="\x1b" * sequence)
+    await _until(lambda: central.ingest.room.pending == 64)
+    await asyncio.sleep(0.1)
+    assert central.ingest.room.pending == 64
+    refused = 0
+    while refused < 100:
+        ack = await peer.ack()
+        refused += len(ack.rejected_batches)
+        assert len(ack.spool_id.encode()) <= 64
+    assert central.journal.stats.rejected_batches == {"bad_spool": 100}
+
+
+async def test_a_host_that_does_not_read_is_dropped(make) -> None:
+    central = await make.central(unread_s=60.0)
+    peer, other = make.peer(central, "h1"), make.peer(central, "h2")
+    await peer.hello("h1")
+    await other.hello("h2")
+    stream = central.registry.get("h1")
+
+    async def flood() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            for sequence in range(100_000):
+                await peer.batch(sequence + 1, spool_id="\x1b" * 20)
+
+    sending = asyncio.create_task(flood())
+    await _until(lambda: stream.owed >= 1024)
+    assert stream.owed < 1024 + 64
+    ingest, began_s = central.ingest, stream.writing_since_s
+    ingest._clock_s = lambda: began_s + 60.0
+    ingest.drop_unread()
+    await asyncio.sleep(0.1)
+    assert central.registry.get("h1") is stream
+    ingest._clock_s = lambda: began_s + 60.1
+    ingest.drop_unread()
+    await _until(lambda: central.registry.get("h1") is None)
+    assert ingest.refused_streams == {"unread": 1}
+    ingest._clock_s = time.monotonic
+    await other.batch(1)
+    assert (await other.ack()).accepted_rows == 2
+    again = make.peer(central, "h1")
+    await again.hello("h1")
+    await again.batch(1)
+    assert (await again.ack()).accepted_rows == 2
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await peer.call.read() is not grpc.aio.EOF:  # it reads at last what was on its way, and the end
+            continue
+    code, _ = await peer.refused()  # INTERNAL where gRPC reset the stream before the status was sent
+    assert code in ("RESOURCE_EXHAUSTED", "INTERNAL")
+    await _until(lambda: ingest._open == 2)
+    await sending
+
+
+async def test_a_certificate_has_few_streams(make) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    calls = [peer.channel.stream_stream(CONNECT)() for _ in range(8)]
+    await asyncio.gather(*(call.wait_for_connection() for call in calls))
+    await _until(lambda: central.ingest._open == 9)
+    late = peer.channel.stream_stream(CONNECT)()
+    assert await late.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await late.details() == "a certificate of 1 names may have 9 streams open"
+    for call in calls:
+        call.cancel()
+    await _until(lambda: central.ingest._open == 1)
+    await make.peer(central, "h1").hello("h1")
+    await make.peer(central, "h2").hello("h2")
+
+
+def memory_mib(server: psutil.Process) -> float:
+    return sum(each.memory_info().rss for each in (server, *server.children())) / 2**20
+
+
+async def test_what_is_not_read_does_not_grow_without_end(tmp_path: Path) -> None:
+    central = CentralProcess(tmp_path)
+    central.start()
+    try:
+        server = psutil.Process(central.process.pid)
+        credentials = channel_credentials(central.client("bad"))
+        async with grpc.aio.secure_channel(
+            central.address, credentials, options=CLIENT_CHANNEL_OPTIONS
+        ) as channel:
+            call = channel.stream_stream(CONNECT)()
+            hello = agent_pb2.Hello(host="bad", protocol_version=2, min_protocol_version=1)
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            await call.read()
+            before = 0.0
+            for number in range(700):
+                batch = agent_pb2.CpiBatch(spool_id=f"{number:04d}" + "s" * 10**6, sequence=1)
+                await call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
+                before = before or (memory_mib(server) if number == 5 else 0.0)
+            grown = memory_mib(server) - before
+        print(f"grown by {grown:.0f} MiB")
+        assert grown < MAX_GROWTH_MIB
+        assert central.stop() == 0
+        assert "Traceback" not in central.log.read_text()
+    finally:
+        central.end()

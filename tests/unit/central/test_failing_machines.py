@@ -1,0 +1,125 @@
+"""One machine whose rows make a build fail costs that machine, and not the fleet."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from central import day_states, slots
+from central.builds import Builder
+from central.config import BuildSection
+from central.failing_machines import MAX_LEFT_OUT, failing
+from central.lake import Lake, segment_stem
+from central.slots import SlotStore
+from tests.unit.central.test_builds import OURS, rows_of, samples
+
+ERROR = ValueError("it is of rows")
+
+
+@given(st.integers(1, 40), st.data())
+def test_the_machines_whose_rows_fail_are_found(count: int, data) -> None:
+    names = [f"host-{number}" for number in range(count)]
+    bad = set(data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True)))
+    builds = 0
+
+    def build(without) -> None:
+        nonlocal builds
+        builds += 1
+        if bad - set(without):
+            raise MemoryError
+
+    assert set(failing(names, ERROR, build)) == bad
+    assert builds <= 1 + 2 * len(bad) * 6
+
+
+def test_of_machines_that_fit_alone_only_the_last_are_left_out() -> None:
+    size = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+    def build(without) -> None:
+        if sum(size[name] for name in size.keys() - set(without)) > 6:
+            raise MemoryError
+
+    assert failing(list(size), ERROR, build) == ["d"]
+
+
+@pytest.mark.parametrize("fault", [OSError("disk"), None])
+def test_what_is_not_of_rows_is_raised(fault) -> None:
+    def build(without) -> None:
+        raise fault or ERROR
+
+    with pytest.raises(OSError if fault else ValueError):
+        failing(["a", "b"], fault or ERROR, build)
+
+
+def test_where_too_many_fail_it_is_not_their_rows() -> None:
+    names = [f"host-{number}" for number in range(MAX_LEFT_OUT + 1)]
+
+    def build(without) -> None:
+        if len(without) < len(names):
+            raise ERROR
+
+    with pytest.raises(ValueError, match="of rows"):
+        failing(names, ERROR, build)
+    names.pop()
+    assert failing(names, ERROR, build) == names
+
+
+@pytest.fixture
+def lake(tmp_path) -> Lake:
+    made = Lake(tmp_path / "lake")
+    made.write_segment(samples(rows_of(0, 1), 1), segment_stem("central-0", "0badcafe", 1))
+    return made
+
+
+@pytest.mark.parametrize("where", ["roll_up", "state"])
+def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatch, where) -> None:
+    if where == "roll_up":
+        original = slots.write_part
+
+        def fail_of_host_1(*arguments):
+            if "host-1" not in arguments[-1]:
+                raise MemoryError("too much for one slot")
+            return original(*arguments)
+
+        monkeypatch.setattr(slots, "write_part", fail_of_host_1)
+    else:
+        state = day_states.write
+
+        def fail_with_host_1(method, running, rows, *arguments):
+            if "host-1" in running.collect(rows.select("machine").distinct())["machine"].to_pylist():
+                raise MemoryError("too much for one day")
+            state(method, running, rows, *arguments)
+
+        monkeypatch.setattr(day_states, "write", fail_with_host_1)
+    builder = Builder(OURS, lake)
+    assert builder.build_once() == 1
+    manifest = builder.versions.read(1).manifest
+    assert (manifest.machines_left_out, builder.last_error) == (("host-1",), "")
+    assert manifest.coefficients == 6
+    assert Builder(OURS, lake).build_once() is None
+    monkeypatch.undo()
+    lake.write_segment(samples(rows_of(1, 2), 2), segment_stem("central-0", "0badcafe", 2))
+    assert builder.build_once() == 2  # what is left out of a day stays named while the day counts
+    assert builder.current.manifest.machines_left_out == ("host-1",)
+    assert builder.last_days_computed == 1
+    assert SlotStore(lake, 300 * 10**9).manifests()
+
+
+@pytest.mark.parametrize("method", ["whitepanda", "panda"])
+def test_of_a_machine_day_with_too_many_jobs_the_most_common_ones_count(lake, method) -> None:
+    crowd = {name: list(column)[:300] for name, column in rows_of(0, 3).items()}
+    crowd["machine"] = ["crowded"] * 300
+    crowd["job"] = [f"job-{number % 6}" if number < 200 else f"rare-{number}" for number in range(300)]
+    lake.write_segment(samples(crowd, 3), segment_stem("central-0", "0badcafe", 3))
+    at_limit = BuildSection(memory_limit_mib=256, threads=1, method=method, max_machine_jobs=106)
+    builder = Builder(at_limit, lake)
+    assert (builder.build_once(), builder.current.manifest.jobs_left_out) == (1, {})
+    below = BuildSection(memory_limit_mib=256, threads=1, method=method, max_machine_jobs=6)
+    builder = Builder(below, lake)
+    assert builder.build_once() == 2
+    manifest = builder.versions.read(2).manifest
+    assert set(manifest.jobs_left_out) == {"crowded"}
+    assert manifest.jobs_left_out["crowded"] >= 100
+    assert builder.current.coefficient("job-5") is not None
+    assert builder.current.coefficient("rare-250") is None

@@ -1,0 +1,159 @@
+"""Who a certificate speaks for: its DNS alternative names count, and nothing else in it. Over real gRPC and HTTPS."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import http.client
+import ipaddress
+import ssl
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from central.config import CentralConfig, CentralSection
+from central.daemon import Central
+from central.pki import issue, make_ca
+from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+
+CONNECT = "/whitepanda.v1.AgentStream/Connect"
+OTHERS = {  # what a certificate may say beside DNS names; each names somebody whom central knows
+    "email": lambda name: [x509.RFC822Name(name)],
+    "uri": lambda name: [x509.UniformResourceIdentifier(name)],
+    "address": lambda _name: [x509.IPAddress(ipaddress.ip_address("127.0.0.1"))],
+    "other_dns": lambda name: [x509.DNSName(f"{name}.example.net")],
+    "common_name": lambda _name: [],
+}
+
+
+def certificate(pki: Path, common_name: str, alternative: list[x509.GeneralName]) -> TlsFiles:
+    """Make a client's certificate of the CA in `pki`, as another CA's tools might."""
+    ca = x509.load_pem_x509_certificate((pki / "ca.crt").read_bytes())
+    ca_key = serialization.load_pem_private_key((pki / "ca.key").read_bytes(), password=None)
+    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)]))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(hours=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key()),
+            critical=False,
+        )
+    )
+    if alternative:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternative), critical=False)
+    signed = builder.sign(ca_key, hashes.SHA256())  # type: ignore[arg-type]
+    crt, key_file = pki / "client.crt", pki / "client.key"
+    crt.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return TlsFiles(ca=str(pki / "ca.crt"), certificate=str(crt), key=str(key_file))
+
+
+@pytest.fixture
+async def central(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(
+        "central.api.http.is_loopback", lambda _host: False
+    )  # so that HTTP asks for certificates
+    make_ca(tmp_path / "pki")
+    tls = issue(tmp_path / "pki", "central", server=True, addresses=["localhost", "127.0.0.1"])
+    section = CentralSection(
+        listen="localhost:0", http_listen="127.0.0.1:0", state_dir=str(tmp_path / "state"), tls=tls
+    )
+    central = Central(CentralConfig(central=section))
+    await central.start()
+    yield central
+    await central.stop()
+
+
+async def may_ask(central: Central, files: TlsFiles) -> str:
+    """Return the status of an operator's question by gRPC."""
+    async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
+        try:
+            await fleet_pb2_grpc.FleetStub(channel).ListHosts(fleet_pb2.ListHostsRequest(), timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "OK"
+
+
+async def may_connect(central: Central, files: TlsFiles, host: str) -> str:
+    """Return what an agent's or importer's Hello is answered with."""
+    async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
+        call = channel.stream_stream(CONNECT)()
+        hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
+        try:
+            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
+            raw = await asyncio.wait_for(call.read(), 10)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raw = grpc.aio.EOF
+        if raw is grpc.aio.EOF:
+            return (await call.code()).name
+        return str(agent_pb2.CentralMessage.FromString(raw).WhichOneof("body"))
+
+
+async def http_status(central: Central, files: TlsFiles) -> int:
+    """Return the status of an operator's question by HTTPS."""
+    context = ssl.create_default_context(cafile=files.ca)
+    context.load_cert_chain(files.certificate, files.key)
+
+    def ask() -> int:
+        assert central._http is not None
+        connection = http.client.HTTPSConnection("127.0.0.1", central._http.port, timeout=10, context=context)
+        connection.request("GET", "/v1/hosts")
+        return connection.getresponse().status
+
+    return await asyncio.to_thread(ask)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+async def test_nothing_but_a_dns_name_makes_an_operator(central: Central, tmp_path: Path, kind: str) -> None:
+    files = certificate(tmp_path / "pki", "operator", OTHERS[kind]("operator"))
+    told = await may_ask(central, files)
+    assert told.startswith("PERMISSION_DENIED: only operators may ask"), told
+    assert await http_status(central, files) == 403
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("host", ["h1", "importer"])
+async def test_nothing_but_a_dns_name_makes_a_host_or_importer(
+    central: Central, tmp_path: Path, kind: str, host: str
+) -> None:
+    files = certificate(tmp_path / "pki", host, OTHERS[kind](host))
+    assert await may_connect(central, files, host) == "PERMISSION_DENIED"
+    assert central.ingest.refused_streams == {"wrong_host": 1}
+
+
+async def test_an_address_is_no_hosts_name(central: Central, tmp_path: Path) -> None:
+    files = certificate(tmp_path / "pki", "127.0.0.1", OTHERS["address"](""))
+    assert await may_connect(central, files, "127.0.0.1") == "PERMISSION_DENIED"
+
+
+async def test_dns_names_count_whatever_stands_beside_them(central: Central, tmp_path: Path) -> None:
+    names = [x509.RFC822Name("h2"), x509.DNSName("operator"), x509.DNSName("h1")]
+    files = certificate(tmp_path / "pki", "h3", names)
+    assert await may_ask(central, files) == "OK"
+    assert await http_status(central, files) == 200
+    assert await may_connect(central, files, "h1") == "welcome"
+    for other in ("h2", "h3"):
+        assert await may_connect(central, files, other) == "PERMISSION_DENIED"
+
+
+async def test_a_certificate_without_dns_names_is_refused_with_the_reason(
+    central: Central, tmp_path: Path
+) -> None:
+    files = certificate(tmp_path / "pki", "operator", [])
+    assert "(none: only DNS alternative names count)" in await may_ask(central, files)

@@ -1,0 +1,104 @@
+"""Messages above 64 KiB: another process reads them, with the same result."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from central.batch_reader import Sender, read_batch
+from central.large_messages import LARGE, LargeMessages, read
+from central.validate import Limits
+from whitepanda.v1 import agent_pb2
+
+NOW = time.time_ns()
+SENDER = Sender("h", "P", is_importer=False, limits=Limits(), now_unix_ns=NOW)
+
+
+@pytest.fixture
+def large() -> Iterator[LargeMessages]:
+    made = LargeMessages()
+    yield made
+    made.close()
+
+
+def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
+    whole = {
+        "spool_id": "s",
+        "sequence": 7,
+        "tasks": [
+            agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row % 9}", name=f"n-{row}") for row in range(rows)
+        ],
+        "task_index": list(range(rows)),
+        "start_unix_ns": [NOW] * rows,
+        "duration_ns": [10**10] * rows,
+        "cpu_usage_cores": [1.0] * (rows - 1) + [-1.0],
+        "events": [
+            agent_pb2.VmEvent(
+                vm="vm-1",
+                unix_ns=NOW,
+                behaviour=agent_pb2.BEHAVIOUR_VICTIM,
+                before=agent_pb2.BEHAVIOUR_STEADY,
+            ),
+            agent_pb2.VmEvent(),
+        ],
+    }
+    return agent_pb2.CpiBatch(**{**whole, **columns})
+
+
+def raw_of(made: agent_pb2.CpiBatch) -> bytes:
+    return agent_pb2.AgentMessage(batch=made).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"cpu_usage_cores": [1.0] * 3000, "events": []},
+        {"task_index": [3000] * 3000},
+        {"spool_id": "s" * 99},
+    ],
+)
+async def test_a_batch_is_read_as_on_the_loop(large, columns) -> None:
+    raw = raw_of(batch(**columns))
+    assert len(raw) > LARGE
+    answer = await large.read(raw, SENDER)
+    assert answer.batch == read_batch(agent_pb2.AgentMessage.FromString(raw).batch, raw, SENDER)
+    assert answer == read(raw, SENDER)
+
+
+async def test_what_a_batch_says(large) -> None:
+    found = (await large.read(raw_of(batch()), SENDER)).batch
+    assert (found.rows, found.accepted_rows, found.rejected_rows) == (3000, 2999, {"bad_cpu_usage": 1})
+    assert (len(found.events), found.rejected_reports, len(found.jobs)) == (1, {"bad_event": 1}, 9)
+    assert len(found.names) == 2000  # as many as are kept of a host
+
+
+async def test_of_other_messages_their_jobs_are_counted(large) -> None:
+    jobs = [f"job-{number}" for number in range(5000)]
+    heartbeat = agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs))
+    answer = await large.read(heartbeat.SerializeToString(), SENDER)
+    assert (answer.body, answer.jobs, answer.batch) == ("heartbeat", 5000, None)
+    held = [agent_pb2.JobTag(job=job) for job in jobs]
+    answer = await large.read(
+        agent_pb2.AgentMessage(hello=agent_pb2.Hello(held=held)).SerializeToString(), SENDER
+    )
+    assert (answer.body, answer.jobs) == ("hello", 5000)
+    assert (await large.read(b"\x12" * 100_000, SENDER)).body == "malformed"
+
+
+async def test_a_process_that_died_costs_one_message(large) -> None:
+    raw = raw_of(batch())
+    await large.read(raw, SENDER)
+    process = large._process
+    os.kill(process.pid, signal.SIGSTOP)  # so that it dies with the message
+    task = asyncio.ensure_future(large.read(raw, SENDER))
+    await asyncio.sleep(0)
+    process.kill()
+    with pytest.raises(OSError, match="ended with -9"):
+        await task
+    assert (await large.read(raw, SENDER)).batch.rows == 3000

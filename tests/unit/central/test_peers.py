@@ -1,0 +1,65 @@
+"""What one certificate makes central do, it waits for; others do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from central.peers import Peers
+
+ONE, OTHER = frozenset({"h1"}), frozenset({"h2", "h3"})
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_what_took_long_is_waited_for_four_times_as_long() -> None:
+    clock = Clock()
+    peers = Peers(clock)
+    one, other = peers.enter(ONE), peers.enter(OTHER)
+    one.owe_for(0.002)
+    assert one.wait_s() == 0
+    one.owe_for(0.1)
+    assert one.wait_s() == pytest.approx(0.3)  # a tenth of a second is free
+    assert other.wait_s() == 0
+    clock.now_s += 0.3
+    assert one.wait_s() == pytest.approx(0)
+
+
+def test_reports_are_waited_for_by_their_bytes() -> None:
+    peer = Peers(Clock()).enter(ONE)
+    peer.owe_for(0.0, 16 << 10)
+    assert peer.wait_s() == 0
+    peer.owe_for(0.0, 1 << 20)
+    assert peer.wait_s() == pytest.approx(3.9)
+
+
+def test_five_hellos_come_at_once_and_then_one_in_20_ms() -> None:
+    peer = Peers(Clock()).enter(ONE)
+    waits = []
+    for _ in range(7):
+        peer.owe_for_hello()
+        waits.append(peer.wait_s())
+    assert waits == pytest.approx([0, 0, 0, 0, 0, 0.02, 0.04])
+
+
+def test_a_new_stream_does_not_wipe_out_what_is_owed() -> None:
+    clock = Clock()
+    peers = Peers(clock)
+    peer = peers.enter(ONE)
+    peer.owe_for(1.0)
+    peers.leave(peer)
+    again = peers.enter(ONE)
+    assert again.wait_s() == pytest.approx(3.9)
+    clock.now_s += 4
+    peers.leave(again)
+    assert len(peers) == 0
+
+
+def test_a_certificate_has_a_stream_for_each_name_and_eight() -> None:
+    peers = Peers(Clock())
+    assert (peers.enter(ONE).allowed, peers.enter(OTHER).allowed) == (9, 10)
+    assert peers.enter(ONE).open == 2
