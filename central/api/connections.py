@@ -282,6 +282,11 @@ class ClientProtocol(H11Protocol):
             self._refuse(400, "this is no HTTP request" if msg.startswith("Invalid HTTP") else msg)
 
     def _refuse(self, status: int, text: str) -> None:
+        if (
+            self.cycle is not None
+        ):  # a request's body went wrong: this is the answer, and its method's is left away
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._is_answering():
             self.transport.abort()
             return

@@ -149,3 +149,23 @@ async def test_who_never_reads_its_answers_is_ended(served):
     finally:
         stream.close()
         await api.stop()
+
+
+async def test_a_body_that_goes_wrong_is_answered_once_and_logs_no_traceback(served, caplog):
+    api = HttpApi(served.fleet, "127.0.0.1:0", TlsFiles(), ())
+    await api.start()
+    try:
+        for length in ("Content-Length: 3", "Transfer-Encoding: chunked"):
+            raw = (
+                f"GET /v1/hosts HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{length}\r\n\r\n"
+                + "zz\r\n" * 99
+            )
+            reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+            writer.write(raw.encode())
+            with contextlib.suppress(ConnectionError):
+                assert (await reader.read()).count(b"HTTP/1.1 ") <= 1
+            writer.close()
+        assert (await get(api, "/v1/hosts"))[0] == 200
+    finally:
+        await api.stop()
+    assert not [record for record in caplog.records if record.exc_info]
