@@ -32,6 +32,7 @@ Context = Any  # grpc.aio.ServicerContext[bytes, bytes]; the stubs know it only 
 
 SHOWN = 60  # characters of somebody else's text in a message
 _HELLO_TIMEOUT_S = 10.0
+_LAST_UNIX_NS = 2**63 - 1  # of a host's clock
 _CONNECTIONS = 10  # of a host in a minute are logged
 #: What an agent with nothing to say is asked for; news (jobs, a version) it says at once, and pings tell a dead one.
 #: The longest that agents accept.
@@ -145,7 +146,7 @@ class Greeter:
             boot_id=hello.boot_id,
             last_seen_unix_ns=now,
             coefficient_version=hello.coefficient_version,
-            clock_offset_ns=hello.sent_unix_ns - now,
+            clock_offset_ns=min(hello.sent_unix_ns, _LAST_UNIX_NS) - now,
             jobs=tuple(sorted(stream.jobs)),
         )
         self._journal.note_host(record)

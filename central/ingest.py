@@ -37,6 +37,7 @@ __all__ = ["Ingest"]
 
 _DRAIN_S = 5.0  # a journal that cannot commit must not keep central from stopping
 _LOOK_S = 1.0  # how often it is seen whether hosts read
+_MOST_BATCHES = 2**40  # that a host may say it has; the fleet's sum has to fit 64 bits
 _HOST_NOTE_INTERVAL_NS = 60 * 10**9  # heartbeats reach the disk no more often than this
 
 
@@ -296,8 +297,8 @@ class Ingest:
 
     def _take_heartbeat(self, flow: Flow, heartbeat: agent_pb2.Heartbeat) -> None:
         stream, now = flow.stream, self._clock()
-        stream.spooled_batches = heartbeat.spooled_batches
-        stream.dropped_batches = heartbeat.dropped_batches
+        stream.spooled_batches = min(heartbeat.spooled_batches, _MOST_BATCHES)
+        stream.dropped_batches = min(heartbeat.dropped_batches, _MOST_BATCHES)
         before = stream.jobs
         self._registry.update(
             stream,

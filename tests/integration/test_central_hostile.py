@@ -1,10 +1,11 @@
-"""A hundred thousand messages that no agent sends: central lives, its memory stays bounded, everything is counted."""
+"""Messages and requests that nobody sends, by the thousand: central lives, its memory is bounded, all is counted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import socket
 import ssl
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,7 @@ from central.slots import SlotStore
 from central.triggers import TRIGGER_REASONS, TriggerRow
 from central.validate import is_name
 from tests.support.central_process import CentralProcess
+from tests.support.hostile_http import send_requests
 from tests.support.hostile_messages import MAX_MESSAGE_BYTES, MAX_ROWS, ROWS, Expected, Fuzzer
 from tests.support.hostile_reports import hello
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
@@ -45,6 +47,8 @@ STREAM_REASONS = {
     "malformed", "oversized", "no_hello", "second_hello", "bad_hello", "wrong_host", "protocol_version",
 }  # fmt: skip
 HONEST, HONEST_BATCHES = "honest", 40
+#: "none": what is no whole request, or breaks off. Never 500: nothing that is sent is central's failure.
+ANSWERS = {"none", "200", "204", "400", "403", "404", "405", "408", "410", "429", "431"}
 OPENINGS = 0.05  # of all messages: streams that are refused for their first words
 
 
@@ -201,10 +205,14 @@ async def attack(folder: Path, messages: int) -> None:
     # Each message is answered by what is wrong with it, not by how many there are.
     quotas = "max_ranges_per_day = 1000000\nmax_report_mib_per_day = 1000\nmax_events_per_host = 100000"
     central = CentralProcess(folder, ingest=settings, quotas=quotas)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        http_port = free.getsockname()[1]
+    central.http_listen = f"127.0.0.1:{http_port}"
     central.start()
     try:
         server = psutil.Process(central.process.pid)
-        expected = Expected()
+        expected, answers = Expected(), Counter[str]()
         asleep = await sleepers(central)
         names = [f"slow-{number}" for number in range(SLOW)]
         files = central.client("slow", *names)
@@ -217,12 +225,17 @@ async def attack(folder: Path, messages: int) -> None:
         senders = asyncio.gather(
             *(send(central, f"host-{n}", n, each, expected) for n in range(SENDERS)),
             send_well(central, expected),
+            *(send_requests(http_port, n, each // 10, answers) for n in range(SENDERS)),
         )
         while not senders.done():
             await asyncio.wait({senders}, timeout=0.2)
             highest = max(highest, server.memory_info().rss)
         await senders
-        refused = await refused_streams(central)
+        refused = {
+            reason: count
+            for reason, count in (await refused_streams(central)).items()
+            if not reason.startswith("http_")
+        }
         assert not any(task.done() for task in slow)
         await asleep.close()
         assert await asyncio.to_thread(central.stop) == 0, "with the slow ones still at it"
@@ -232,7 +245,8 @@ async def attack(folder: Path, messages: int) -> None:
         assert highest - before < MAX_GROWTH_BYTES
     finally:
         central.end()
-    assert "Traceback" not in central.log.read_text()
+    said = [line[-400:] for line in central.log.read_text().splitlines() if "Traceback" in line]
+    assert not said, said[0]
     journal = Journal(central.state_dir, replica="central-0", commit_interval_s=0.001)
     stats, hosts = journal.stats, journal.hosts
     waiting = [row for _, row in journal.read_triggers(messages)]
@@ -246,6 +260,9 @@ async def attack(folder: Path, messages: int) -> None:
         f"batches, {stats.rejected_events.total()} reports and {sum(refused.values())} streams refused; "
         f"memory grew by {(highest - before) >> 20} MiB"
     )
+    assert answers.total() == SENDERS * (each // 10)
+    assert answers["200"], answers
+    assert set(answers) <= ANSWERS, answers
     assert refused == expected.streams
     assert stats.rejected_rows == expected.rows
     assert stats.rejected_batches == expected.batches
