@@ -287,3 +287,15 @@ def test_nothing_promises_that_an_index_has_whitepanda() -> None:
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_what_security_says_of_the_worst_has_its_tests() -> None:
+    section = (ROOT / "docs/security.md").read_text().partition("### At worst\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(lines) > 10
+    for line in lines:
+        named = re.findall(r"`(tests/[^`]+)`", line)
+        assert named, line
+        for each in named:
+            file, _, test = each.partition("::")
+            assert f"def {test}" in (ROOT / file).read_text(), each
