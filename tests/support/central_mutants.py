@@ -25,7 +25,7 @@ def acknowledge_first() -> None:
     """Batches are acknowledged, and then committed."""
     original = journal.Journal._commit
 
-    def commit(self, items) -> bool:
+    def commit(self, items, calls) -> bool:
         group = journal.Group()
         group.outcomes = [(item, True) for item in items if isinstance(item, journal.Submission)]
         self._on_loop(self._committed, group)
@@ -34,7 +34,7 @@ def acknowledge_first() -> None:
             dataclasses.replace(item, done=lambda _: None) if isinstance(item, journal.Submission) else item
             for item in items
         ]
-        return original(self, quiet)
+        return original(self, quiet, calls)
 
     journal.Journal._commit = commit
 
