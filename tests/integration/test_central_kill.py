@@ -293,12 +293,14 @@ def small_disk(tmp_path: Path):
 
 async def test_a_full_disk_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
     """Journal and lake wait for room, central lives and acknowledges nothing meanwhile; then all goes through."""
-    settings = "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0"
+    settings = (
+        "roll_interval_s = 0.2\nmax_pending_batches = 50\nmax_past_days = 36500.0\njournal_reserve_mib = 0"
+    )
     central = CentralProcess(tmp_path, ingest=settings, state_dir=small_disk / "state")
     ballast = small_disk / "ballast"
     try:
         central.start()
-        ballast.write_bytes(bytes(3500 * 1024))
+        ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 100 * 1024))
         host = Host(central, "host-0")
         uplink = asyncio.create_task(host.uplink.run())
         while "commit failed" not in central.log.read_text():
