@@ -66,7 +66,8 @@ class Peer:
             cpu_usage_cores=[1.0] * rows,
             **fields,
         )
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the stream may have ended: `end` says how
+        # The stream may have ended: `end` says how.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
 
     async def heard(self, *, sequence: int = 0, paces: int = 0) -> None:
