@@ -89,7 +89,7 @@ async def test_an_agent_of_version_1_talks_to_this_central(central: CentralProce
     }  # fmt: skip
     log = central.log.read_text()
     assert 'reason=bad_cpi detail="1 of 3 rows of batch 3 refused"' in log
-    assert "host=old-host protocol=1" in log
+    assert "host=old-host reason=connected protocol=1" in log
 
 
 async def _rows_of(central: CentralProcess, host: str, count: int) -> list[dict]:
@@ -209,4 +209,4 @@ async def test_the_newest_common_version_is_spoken(central, newest, oldest, agre
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert await call.code() == grpc.StatusCode.OK
-    assert f"host={host} protocol={agreed}" in central.log.read_text()
+    assert f"host={host} reason=connected protocol={agreed}" in central.log.read_text()
