@@ -19,15 +19,13 @@ from tests.support.central_process import ROOT, CentralProcess
 #: Sent by agents to a replica in the last tenths of a second before it is killed: a batch, or a handshake before one.
 LEAST_LOAD_BYTES = 200
 # The small disks have no room for a reserve: test_journal_full_disk.py is of that.
-_INGEST = "\n".join(
-    (
-        "roll_interval_s = 0.5",
-        "roll_rows = 2000",
-        "commit_interval_ms = 5",
-        "max_past_days = 36500.0",
-        "journal_reserve_mib = 0",
-    )
-)
+_INGEST = """
+roll_interval_s = 0.5
+roll_rows = 2000
+commit_interval_ms = 5
+max_past_days = 36500.0
+journal_reserve_mib = 0
+"""
 _BUILD = "interval_s = 2.0\nlease_s = 3.0\ndays = 3660\nmin_samples = 1\nthreads = 1\nmemory_limit_mib = 256"
 
 
