@@ -149,12 +149,13 @@ async def test_wrong_links_are_told(one, browser):
         for link, said in (
             ("#/nothing", "No view has this link"),
             ("#/job/%E0%A4%A", "nothing is known of job '%E0%A4%A'"),
-            ("#/job/" + "x" * 3000, "nothing is known of job 'xxx"),
+            ("#/job/" + "x" * 500, "nothing is known of job 'xxx"),
+            ("#/job/" + "x" * 3000, "at most 512 characters"),
             ("#/incident/x", "id must be an integer"),
             ("#/incidents?page=x", "page_token is not one of this request's pages"),
             ("#/placement?loading=warp=1", "no resource 'warp' here"),
             ("#/upgrade?margin=abc", "“Margin, %” must be a number (value 'abc')"),
-            ("#/placement?job=web&top=9999", "“Hosts” must be at most"),
+            ("#/placement?job=web&top=9999", "“Hosts” must be an integer from 0 to 1000"),
             (
                 "#/host/node0001?hours=9999",
                 "hours=9999 cannot be shown; it is a number above 0 and at most 24",
