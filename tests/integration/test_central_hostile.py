@@ -184,7 +184,7 @@ async def send_well(central: CentralProcess, expected: Expected) -> None:
 
 def check_version(lake: Lake, expected: Expected) -> None:
     """Whatever was sent: a version is built, it has every row that was taken, and nothing of the lake is wrong."""
-    builder = Builder(BuildSection(memory_limit_mib=512, threads=1), lake)
+    builder = Builder(BuildSection(threads=1), lake)
     version = builder.build_once()  # 1, or the next one where central itself has built meanwhile
     assert version, builder.last_error
     manifest = builder.versions.read(version).manifest
@@ -289,5 +289,5 @@ async def test_hostile_messages_are_counted_by_reason(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_a_hundred_thousand_hostile_messages_are_counted_by_reason(tmp_path: Path) -> None:
-    await attack(tmp_path, 100_000)
+async def test_twenty_thousand_hostile_messages_are_counted_by_reason(tmp_path: Path) -> None:
+    await attack(tmp_path, 20_000)
