@@ -167,8 +167,8 @@ def main() -> None:
             central.end()
         if "Traceback" in log:
             sys.exit(f"central's log has a traceback: {log[log.index('Traceback') :][:2000]}")
-    told = f"MISS {', '.join(missed)}" if missed else "pass"
-    print(f"bar: p99 at most x {_MAX_RATIO:g} and below {_MAX_P99_MS:g} ms: {told}")
+    verdict = f"MISS {', '.join(missed)}" if missed else "pass"
+    print(f"bar: p99 at most x {_MAX_RATIO:g} and below {_MAX_P99_MS:g} ms: {verdict}")
 
 
 if __name__ == "__main__":

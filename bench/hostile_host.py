@@ -191,7 +191,7 @@ async def _forget(call: Any) -> None:
 
 
 async def run(options: dict[str, Any]) -> None:
-    """Send a load to central, for ever."""
+    """Send a load to central."""
     pki = Path(options["pki"])
     files = TlsFiles(
         ca=str(pki / "ca.crt"), certificate=str(pki / f"{HOST}.crt"), key=str(pki / f"{HOST}.key")

@@ -231,15 +231,15 @@ class Intake:
 
     def _tell(self, flow: Flow, read: ReadBatch) -> None:
         if read.reason:
-            told = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
-            self._refused(flow.stream.host, read.reason, told)
+            detail = f"batch {read.sequence} of spool {read.spool_id[:SHOWN]!r} refused: {read.detail}"
+            self._refused(flow.stream.host, read.reason, detail)
         for reason, count in read.rejected_rows.items():
             self._refused(
                 flow.stream.host, reason, f"{count} of {read.rows} rows of batch {read.sequence} refused"
             )
         for reason, count in read.rejected_reports.items():
-            told = f"{count} of {read.reports} reports of batch {read.sequence} refused"
-            self._refused(flow.stream.host, reason, told)
+            detail = f"{count} of {read.reports} reports of batch {read.sequence} refused"
+            self._refused(flow.stream.host, reason, detail)
 
     def _refused(self, host: str, reason: str, detail: str) -> None:
         """Log what was refused; all of it is counted in the journal, and the agent learns of it."""

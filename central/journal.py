@@ -556,19 +556,19 @@ class Journal:
     # Back on the loop.
 
     def _say_drawn(self) -> None:
-        told = "the disk is full; the journal's reserve is in use, and batches wait for what it holds to be rolled"
-        self._log.warning(told, path=str(self.path))
+        event = "the disk is full; the journal's reserve is in use, and batches wait for what it holds to be rolled"
+        self._log.warning(event, path=str(self.path))
 
     def _say_back(self) -> None:
         self._log.info("the journal's reserve is held again", path=str(self.path))
 
     def _say_no_reserve(self) -> None:
-        told = (
+        event = (
             "no room for the journal's reserve; should the disk get full, rolls could not be noted; make room"
         )
         wanted_mib = self._reserve.size_bytes >> 20
         self._log.warning(
-            told, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
+            event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
         )
 
     def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:

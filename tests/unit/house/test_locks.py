@@ -72,7 +72,7 @@ def test_a_lock_is_read_as_it_is_written():
         "a>=1",
         "a",
         "a @ https://example.net/a.whl",
-        "--index-url https://example.net/simple",
+        "--no-binary :all:",
         "a==1 --hash=md5:00",
         "a==1 --hash=sha256:12",
         "a==1 ; python_version > '3' --no-binary=a",
