@@ -60,6 +60,17 @@ def cpu_s(tid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def throttled_s(tid):
+    """Return for how long the control group of a thread was held back so far, in seconds."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{tid}/cgroup").read_text().splitlines()]
+    groups = {name: path for _, names, path in lines for name in names.split(",")}
+    folder = f"/sys/fs/cgroup/cpu{groups['cpu']}" if "cpu" in groups else f"/sys/fs/cgroup{groups['']}"
+    held = dict(line.split() for line in Path(folder, "cpu.stat").read_text().splitlines())
+    return (
+        int(held["throttled_time"]) / 1e9 if "throttled_time" in held else int(held["throttled_usec"]) / 1e6
+    )
+
+
 @pytest.fixture
 def limited(lab):
     """The busy VM with 30 % of a core."""
@@ -73,16 +84,18 @@ def test_a_load_held_at_30_percent_is_measured_within_2_points(sources, limited)
     for source in sources:
         source.sample()
     (tid,) = joined([source.sample() for source in sources]).threads.value
-    ran, since = cpu_s(tid), time.monotonic()
+    ran, held, since = cpu_s(tid), throttled_s(tid), time.monotonic()
     rates, now = rates_over(sources, 5)
     # A busy machine does not give it all of its 30 %, so it is held against what the kernel says that it got.
-    share = (cpu_s(tid) - ran) / (time.monotonic() - since)
+    passed = time.monotonic() - since
+    share, held_back = (cpu_s(tid) - ran) / passed, (throttled_s(tid) - held) / passed
     assert share < 0.32
     assert rates.cpu_usage_cores == pytest.approx(share, abs=0.02)
     assert rates.guest_ratio == pytest.approx(share, abs=0.02)
     assert rates.cpu_quota_cores == pytest.approx(0.30)
-    # Of each period it runs 30 ms and is held back for the rest, less what it waited for a CPU.
-    assert 0.3 < rates.cpu_throttled_ratio <= 0.75
+    # Of each period it is held back for the rest, less what it waited for a CPU.
+    assert rates.cpu_throttled_ratio == pytest.approx(held_back, abs=0.05)
+    assert 0 < rates.cpu_throttled_ratio <= 0.75
     assert rates.memory_charged_bytes > 50 << 20
     assert 0 <= rates.emulator_cpu_cores < 0.2
     nodes = now.numa.value
