@@ -3,7 +3,8 @@
 Most tests wait (for ticks, deadlines, servers of their own), so they run beside each other: the unit tests, in parts of
 like length, and the integration tests that bring all that they talk to, on ports and in namespaces of their own. After
 them, alone, run those marked `alone`: of the lab, for the machine has one libvirtd, and those that measure time or
-shares of CPUs.
+shares of CPUs. One of these that fails is repeated once, for another machine may have taken the CPUs meanwhile; both
+outcomes stand in the last lines, and a second failure fails.
 Each process is a pytest of its own with CI's policy for skipped tests. Each test runs in exactly one of them.
 
     tools/run_tests.py [argument of pytest ...]    with arguments: one pytest with just these
@@ -12,6 +13,7 @@ Each process is a pytest of its own with CI's policy for skipped tests. Each tes
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +38,7 @@ _HOST = ("arm64", *(f"test_{name}*.py" for name in ("demo", "host", "pqos", "rec
 _LONG_TIMEOUT = ("--timeout", "1500")  # seconds that one test may take
 _DEBS = "WHITEPANDA_TEST_DEBS"  # a folder in which the parts leave packages for each other: they take a minute to build
 _NICE = 10
+_TESTS_FAILED = 1  # pytest's exit status
 
 
 def parts(root: Path = ROOT) -> tuple[list[list[str]], list[str]]:
@@ -96,9 +99,36 @@ def _run(
                 process.terminate()
                 process.wait()
     print(f"== {' '.join(alone)}", flush=True)
-    statuses.append(subprocess.run(_pytest(alone), check=False, cwd=root, env=environment).returncode)
+    status, repeated = _run_alone(alone, root, environment)
+    statuses.append(status)
     print(f"== all parts: {time.monotonic() - began:.0f} s, exit statuses {statuses}", flush=True)
+    for line in repeated:
+        print(f"== {line}", flush=True)
     return next((status for status in statuses if status), 0)
+
+
+def _run_alone(arguments: Sequence[str], root: Path, environment: dict[str, str]) -> tuple[int, list[str]]:
+    """Run a part, and once again what failed of it: return the exit status, and a line per test that was repeated."""
+    with tempfile.TemporaryDirectory() as kept:
+        command = [*_pytest(arguments), "-o", f"cache_dir={kept}"]
+        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+        failed = _failed(kept)
+        if status != _TESTS_FAILED or not failed:
+            return status, []
+        print(f"== again, what failed of {' '.join(arguments)}", flush=True)
+        command += ["--last-failed", "--last-failed-no-failures", "none"]
+        status = subprocess.run(command, check=False, cwd=root, env=environment).returncode
+        twice = _failed(kept)
+    outcomes = {True: "failed, and failed again", False: "failed, and passed when repeated"}
+    return status, [f"{name}: {outcomes[name in twice]}" for name in failed]
+
+
+def _failed(cache: str) -> list[str]:
+    """Return the names of the tests that failed in the last run that kept its cache there."""
+    try:
+        return sorted(json.loads(Path(cache, "v", "cache", "lastfailed").read_text()))
+    except FileNotFoundError:
+        return []
 
 
 def _pytest(arguments: Sequence[str]) -> list[str]:

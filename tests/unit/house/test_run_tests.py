@@ -125,12 +125,36 @@ def test_a_part_that_fails_fails_the_whole(tmp_path, capfd, texts, status):
         (tmp_path / name / f"test_{name}.py").write_text(text)
     assert run_tests.run([["a", "-p", "no:cacheprovider"], ["b"]], ["c"], tmp_path) == status
     out = capfd.readouterr().out
-    assert [line.split(":")[0] for line in out.splitlines() if line.startswith("== ")] == [
+    said = [line.split(":")[0] for line in out.splitlines() if line.startswith("== ")]
+    assert [line for line in said if "test_c" not in line and "again" not in line] == [
         "== a -p no",
         "== b",
         "== c",
         "== all parts",
     ]
+
+
+@pytest.mark.parametrize(("passes", "status"), [(2, 0), (3, 1)], ids=["once", "twice"])
+def test_what_fails_alone_is_repeated_once_and_both_outcomes_are_said(tmp_path, capfd, passes, status):
+    """Only what failed runs again; what fails in a part beside others fails at once."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
+    count = (
+        "from pathlib import Path\n"
+        "def count(name):\n"
+        "    with open(f'{name}.said', 'a') as file: file.write('x')\n"
+        "    return len(Path(f'{name}.said').read_text())\n"
+        f"def test_busy(): assert count('busy') >= {passes}\n"
+        "def test_calm(): count('calm')\n"
+    )
+    for name, text in {"a": "def test(): pass", "b": count}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"test_{name}.py").write_text(text)
+    assert run_tests.run([["a"]], ["b"], tmp_path) == status
+    assert [len((tmp_path / f"{name}.said").read_text()) for name in ("busy", "calm")] == [2, 1]
+    *_, parts, repeated = capfd.readouterr().out.splitlines()
+    assert parts.endswith(f"exit statuses [0, {status}]")
+    outcome = "failed, and failed again" if status else "failed, and passed when repeated"
+    assert repeated == f"== b/test_b.py::test_busy: {outcome}"
 
 
 def test_ci_s_policy_for_skipped_tests_holds_in_each_part(tmp_path, capfd, monkeypatch):
