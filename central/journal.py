@@ -566,7 +566,7 @@ class Journal:
         event = (
             "no room for the journal's reserve; should the disk get full, rolls could not be noted; make room"
         )
-        wanted_mib = self._reserve.size_bytes >> 20
+        wanted_mib = round(self._reserve.size_bytes / 2**20, 1)
         self._log.warning(
             event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
         )

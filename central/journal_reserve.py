@@ -19,6 +19,7 @@ __all__ = ["Reserve", "free_bytes", "is_full", "reserve_bytes"]
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
 _MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
+_DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
 
 
 class Reserve:
@@ -38,6 +39,10 @@ class Reserve:
             self._held = path.stat().st_size
         if not size_bytes:
             self.give_up()
+        elif self._held > size_bytes:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size_bytes)
+                self._held = size_bytes
 
     @property
     def is_held(self) -> bool:
@@ -104,9 +109,19 @@ class Reserve:
         return True
 
 
-def reserve_bytes(mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes: as set, but never too small for the largest messages; 0 for none."""
-    return max(mib << 20, _MESSAGES * max_message_bytes) if mib else 0
+def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
+    """Return the size of the reserve in bytes; 0 for none.
+
+    It is as set, but not too small for the largest messages, and never more than a tenth of the folder's disk.
+    """
+    if not mib:
+        return 0
+    wanted = max(mib << 20, _MESSAGES * max_message_bytes)
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return wanted
+    return min(wanted, disk.f_blocks * disk.f_frsize // _DISK_SHARE or wanted)
 
 
 def free_bytes(folder: Path) -> int:
