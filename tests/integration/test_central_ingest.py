@@ -501,3 +501,24 @@ async def test_a_journal_that_cannot_go_on_ends_central_with_its_reason(make, mo
     await peer.batch(1)
     with pytest.raises(UnavailableError, match=r"journal .*TypeError.*nothing further is acknowledged"):
         await asyncio.wait_for(central.wait(), 5)
+
+
+async def test_a_host_that_has_said_its_last_word_and_does_not_read_is_dropped(make) -> None:
+    central = await make.central(unread_s=60.0)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    ingest, stream = central.ingest, central.registry.get("h1")
+    for sequence in range(
+        1, 901
+    ):  # their acknowledgements are more than gRPC takes for a host that does not read
+        await peer.batch(sequence, spool_id="\x1b" * 20)
+    await peer.call.done_writing()
+    await until(lambda: stream.closed and stream.writing_since_s)
+    ingest.drop_unread()
+    await asyncio.sleep(0.1)
+    assert central.registry.get("h1") is stream
+    since_s = stream.writing_since_s
+    ingest._clock_s = lambda: since_s + 60.1
+    ingest.drop_unread()
+    await until(lambda: central.registry.get("h1") is None)
+    assert ingest.refused_streams == {"unread": 1}
