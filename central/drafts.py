@@ -43,7 +43,7 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(f"{path.name.removesuffix('.tmp')}.{owner()}.tmp")
         self.file: BinaryIO = self._opened()
-        # Of its own: the segment's seal and name come after its writer has closed the file.
+        # A descriptor of its own: the segment gets its seal and name after its writer has closed the file.
         self._lock = os.dup(self.file.fileno())
 
     def __enter__(self) -> Self:
@@ -67,11 +67,11 @@ class Draft:
         while True:
             file = self.path.open("wb")
             try:
-                _lock(file.fileno(), wait=True)  # for who looks whether it is abandoned
+                _lock(file.fileno(), wait=True)  # `remove_abandoned` holds it for a moment
                 if self.path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     return file
             except FileNotFoundError:
-                pass  # somebody found it before it was locked, and removed it
+                pass  # another process removed it before it was locked
             except BaseException:
                 file.close()
                 raise

@@ -563,9 +563,7 @@ class Journal:
         self._log.info("the journal's reserve is held again", path=str(self.path))
 
     def _say_no_reserve(self) -> None:
-        event = (
-            "no room for the journal's reserve; should the disk get full, rolls could not be noted; make room"
-        )
+        event = "no room for the journal's reserve: a journal on a full disk could not be drained; make room"
         wanted_mib = round(self._reserve.size_bytes / 2**20, 1)
         self._log.warning(
             event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"

@@ -115,7 +115,7 @@ class LargeMessages:
             raise OSError(f"the process that reads large messages ended with {process.wait()}") from error
 
     def close(self) -> None:
-        """End the process. Who waits for it gets an OSError."""
+        """End the process. Whoever waits for an answer gets an OSError."""
         self._closed = True
         self._end()
         self._thread.shutdown()
