@@ -236,7 +236,8 @@ class Journal:
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
         if self._reserve.is_drawn:  # the lake may be away for long: nobody else must take it meanwhile
-            await self._call(lambda _connection: self._reserve.take(), is_transaction=False)
+            if await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
+                self._say_back()
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:

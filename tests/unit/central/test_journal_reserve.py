@@ -7,7 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
+from central.journal import Journal
 from central.journal_reserve import Reserve, reserve_bytes
 
 MIB = 1 << 20
@@ -59,3 +61,16 @@ def test_a_smaller_reserve_gives_space_back_at_the_next_start(tmp_path: Path) ->
     assert path.stat().st_size == 2 * MIB
     Reserve(path, 0)
     assert not path.exists()
+
+
+async def test_that_it_is_held_again_is_logged_whenever_that_is(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, replica="central-0", commit_interval_s=0.001, reserve_bytes=MIB)
+    journal.start()
+    try:
+        journal._reserve.draw()
+        with structlog.testing.capture_logs() as logs:
+            assert await journal.begin_roll(1) is None
+        assert journal._reserve.is_held
+        assert [entry["event"] for entry in logs] == ["the journal's reserve is held again"]
+    finally:
+        await journal.close()
