@@ -1,8 +1,8 @@
 """What central has learnt and this host holds: job statistics and coefficients, versioned, on disk.
 
 Central may be away for days, so what it sent last is kept in a file and read again at start. A write is whole
-or not at all, and the file before it is kept beside it. After the time to live nothing of it is used any more: a host
-must not accuse anybody by stale knowledge.
+or not at all, and the file before it is kept beside it. Nothing is used beyond its time to live: a host must not accuse
+anybody by stale knowledge.
 
 Central is not trusted with more than its numbers: what it sends is checked against the limits of `[uplink]` and against
 what a CPI can be, only rows of jobs that this host asked for are taken, and a version whose creation time is in the
@@ -133,8 +133,8 @@ class CoefficientStore:
 
     Which update is taken: a delta is merged if its version is at least the held one; a full update replaces everything
     if its version is at least the held one, or if it was created later: then central's lake was lost or restored, and
-    it counts from a lower number. What was created later
-    than this host's clock allows is refused; held, it is not used.
+    it counts from a lower number. An update created later than this host's clock allows is refused; one that is held
+    already is not used.
 
     Args:
         path: JSON file; its folder is made. The file before the last write is kept beside it as NAME.previous, and read
@@ -253,7 +253,7 @@ class CoefficientStore:
         return True
 
     def _refusal(self, update: agent_pb2.CoefficientUpdate) -> tuple[str, str] | None:
-        """Return a word for the log's limit and why an update is not taken; None: it is."""
+        """Return why an update is not taken, as `Refusals.update` wants it: kind and text. None: it is taken."""
         if not 0 < update.version <= _MAX_COUNT:
             return "version", f"version {update.version} is none"
         if not _MIN_SLOT_NS <= update.slot_ns <= _MAX_SLOT_NS:
@@ -354,7 +354,7 @@ class CoefficientStore:
         self._held_tags = tuple(agent_pb2.JobTag(job=job, tag=tag) for job, tag in held.tags.items())
 
     def _read(self) -> _Held:
-        """Return what the file has, or else the one before it, or else nothing; whatever is wrong is said."""
+        """Return what the file has, else the one before it, else nothing. Damage is logged."""
         if self._path is None or self._previous is None:
             return _Held()
         problem = ""
@@ -362,16 +362,14 @@ class CoefficientStore:
             try:
                 held = self._read_one(path)
             except FileNotFoundError:
-                if not problem:  # nothing was ever kept, or not over a crash while the first file was written
-                    continue
-                break
+                continue  # nothing was ever kept, or the agent was killed while it replaced the file
             except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
                 problem = (error.strerror if isinstance(error, OSError) else "") or str(error)
                 self._log.warning("damaged coefficients", path=str(path), error=problem)
                 continue
             self._file_is_good = path == self._path
             if problem:
-                self._log.warning("going on with the coefficients before these", path=str(path))
+                self._log.warning("the coefficients saved before these are used", path=str(path))
             return held
         if problem:
             self._log.warning("starting without coefficients: central sends them", path=str(self._path))

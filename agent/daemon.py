@@ -55,6 +55,24 @@ _RETRY_MIN_S, _RETRY_MAX_S = 1.0, 60.0
 _GC_THRESHOLD = 50_000
 _CLOCK_QUIET_NS = 60 * 1_000_000_000
 _CLOUD_WHITE = "Cloud White"
+#: What follows, for people, when a part of the agent fails.
+_EFFECTS = {
+    "tick": "nothing is measured in this tick; the next one is tried",
+    _CLOUD_WHITE: "its view of the VMs stays as it was; tried again at the next tick",
+    "verdicts": "the verdicts on VMs stay as they were; tried again at the next tick",
+    "host suspects": "work outside VMs is not suspected in this window; tried again with the next one",
+    "analysis": "nothing is looked for in this window; tried again with the next one",
+    "reports": "central gets no report of this window; tried again with the next one",
+    "recommendations": "reports have none; tried again with the next one",
+    "queueing for central": "central does not get this window; tried again with the next one",
+    "saving baselines": "after a restart they are those saved last; tried again",
+    "uplink": "windows wait in the spool; tried again",
+    "coefficients": "those held before stay in use",
+    "local API": "commands and `whitepanda top` get no answer; tried again",
+    "metrics": "Prometheus gets no answer; tried again",
+    "start of the analysis": "neither victims nor suspects are looked for until the agent is restarted",
+    f"start of {_CLOUD_WHITE}": "it has no view of the VMs until the agent is restarted",
+}
 _MAX_UPDATES = 3  # of coefficients that wait for the disk
 _DEADLINE_S = 2.0  # of a source whose section has no setting for it
 
@@ -374,11 +392,12 @@ class Daemon:
         text = repr(error)
         if self._failing.get(what) != text:
             self._failing[what] = text
-            if isinstance(error, OSError | WhitepandaError):  # a full disk is no defect: one line says it
-                text = str(error)
-                _log.error(what + " failed; the agent goes on without", error=text)
-            else:
-                _log.error(what + " failed; the agent goes on without", error=text, exc_info=error)
+            is_defect = not isinstance(error, OSError | WhitepandaError)  # of a full disk one line says all
+            _log.error(
+                f"{what} failed: {_EFFECTS[what]}",
+                error=text if is_defect else str(error),
+                exc_info=error if is_defect else None,
+            )
 
     def _note_success(self, what: str) -> None:
         if self._failing and self._failing.pop(what, ""):
@@ -435,7 +454,7 @@ class Daemon:
             raise
         except Exception as error:  # noqa: BLE001 - as in _guard
             self.state.counters.sink_errors += 1
-            self._note_failure("analysis", error)
+            self._note_failure("start of the analysis", error)
 
     def _start_cloud_white(self) -> None:
         section = self._config.cloud_white
@@ -453,7 +472,7 @@ class Daemon:
             self._restore(cloud_white, self._baselines)
         except Exception as error:  # noqa: BLE001 - as in _guard
             self.state.counters.sink_errors += 1
-            self._note_failure(_CLOUD_WHITE, error)
+            self._note_failure(f"start of {_CLOUD_WHITE}", error)
         else:
             self.state.cloud_white = cloud_white
             self._save_due_ns = self._clock.mono_ns() + round(section.save_interval_s * 1e9)

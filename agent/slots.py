@@ -66,7 +66,7 @@ class Slot:
         self._samples = 0
         self._failures = 0
         self._tried = threading.Event()
-        self._said = False  # what state it is in
+        self._logged = False  # whether its state was
         self._next_try_ns = 0  # when it is to be opened again; 0: it is open
         self._thread: threading.Thread | None = None
         if plan.broken is not None:
@@ -163,8 +163,8 @@ class Slot:
         """Change the state. Only a change is logged, so that a source that fails each second says so once."""
         detail = printable(detail)  # it may have a path or a name in it, as whoever made that wrote it
         with self._lock:
-            changed = (state, reason) != (self._state, self._reason) or not self._said
-            self._said = True
+            changed = (state, reason) != (self._state, self._reason) or not self._logged
+            self._logged = True
             self._state, self._reason, self._detail = state, reason, detail
             self._failures += failures
         if changed:

@@ -1,7 +1,7 @@
-"""What the agent takes from central at most: counted before a message is built, refused with a reason, said seldom.
+"""Limits on what central sends: a message's parts are counted before it is built; refusals are counted and logged.
 
-A central that was taken over, or is broken, must not cost the agent its memory nor fill its log. docs/security.md has
-the numbers.
+A central that was taken over, or is broken, must neither cost the agent its memory nor fill its log. docs/security.md
+has the numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Refusals:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._log = log.get("coefficients")
-        self._said: dict[str, tuple[float, int]] = {}  # by kind: when last, and how often since
+        self._logged: dict[str, tuple[float, int]] = {}  # by kind: the last line's time, lines left out since
         #: Updates that were refused, and rows that were left out of others, since the start.
         self.updates = 0
         self.rows = 0
@@ -59,12 +59,12 @@ class Refusals:
 
     def _say(self, kind: str, event: str, **facts: object) -> None:
         now_s = self._now_s()
-        last_s, silent = self._said.get(kind, (-_LOG_INTERVAL_S, 0))
+        last_s, silent = self._logged.get(kind, (-_LOG_INTERVAL_S, 0))
         if now_s - last_s < _LOG_INTERVAL_S:
-            self._said[kind] = last_s, silent + 1
+            self._logged[kind] = last_s, silent + 1
             return
-        self._said[kind] = now_s, 0
-        self._log.warning(event, **facts, **({"also_before": silent} if silent else {}))
+        self._logged[kind] = now_s, 0
+        self._log.warning(event, **facts, **({"left_out": silent} if silent else {}))
 
 
 class AskedJobs:
@@ -99,8 +99,8 @@ class AskedJobs:
 def has_more_parts(message: bytes, most: int) -> bool:
     """Whether a CentralMessage has more than `most` fields in it and in what it holds, without building any.
 
-    A row of two bytes becomes an object of about a hundred, so the size of a message alone bounds no memory. What is
-    no protobuf has none: building it fails anyway.
+    A row of two bytes becomes an object of about a hundred, so the size of a message alone bounds no memory. Bytes that
+    are no protobuf have no fields: building the message fails anyway.
     """
     bodies = itertools.chain.from_iterable(
         itertools.chain(((start, end),), _fields(message, start, end))
@@ -131,7 +131,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a number and where it ends; beyond `end` where it is none."""
+    """Return a number and where it ends; 0 and a place beyond `end` where there is none."""
     value = 0
     for index in range(_MAX_VARINT_BYTES):
         if at + index >= end:

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from bench.ingest_agents import varint
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2
@@ -88,18 +89,9 @@ def numbered(whole: agent_pb2.CpiBatch) -> Iterator[bytes]:
         body = rest + agent_pb2.CpiBatch(sequence=number).SerializeToString()
         yield (
             agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch()).SerializeToString()[:1]
-            + _varint(len(body))
+            + varint(len(body))
             + body
         )
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def messages(load: str) -> Iterator[bytes]:

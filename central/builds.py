@@ -35,6 +35,7 @@ import pyarrow.parquet as pq
 from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
+from central.drafts import OwnedFolder
 from central.failing_machines import failing, is_of_rows
 from central.lake import Lake, Segment
 from central.lake_errors import DamagedError
@@ -403,11 +404,11 @@ class Builder:
         """What rolls up: DuckDB, whichever engine computes the rest."""
         self._state.mkdir(parents=True, exist_ok=True)
         with (
-            tempfile.TemporaryDirectory(prefix=".roll-", dir=self._state) as spill,
+            OwnedFolder(self._state, ".roll-") as spill,
             quiet_duckdb.connect(
                 memory_limit=f"{self._section.memory_limit_mib}MiB",
                 threads=self._section.threads,
-                temp_directory=spill,
+                temp_directory=str(spill),
                 preserve_insertion_order=False,
             ) as connection,
         ):
@@ -487,8 +488,7 @@ class Builder:
     @contextlib.contextmanager
     def _running_engines(self, days: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
         """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as name, ExitStack() as stack:
-            scratch = Path(name)
+        with OwnedFolder(self._state, ".build-") as scratch, ExitStack() as stack:
             running: Sequence[AnyEngine]
             if self._section.engine == "duckdb":
                 running = stack.enter_context(self._duckdb(scratch, days))

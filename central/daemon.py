@@ -97,7 +97,9 @@ class Central:
             commit_interval_s=config.ingest.commit_interval_ms / 1e3,
             max_events=config.ingest.max_events,
             max_events_per_host=config.quotas.max_events_per_host,
-            reserve_bytes=reserve_bytes(config.ingest.journal_reserve_mib, config.ingest.max_message_bytes),
+            reserve_bytes=reserve_bytes(
+                state, config.ingest.journal_reserve_mib, config.ingest.max_message_bytes
+            ),
         )
         self.journal.start()
         try:

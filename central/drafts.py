@@ -1,8 +1,8 @@
-"""Drafts of segments have owners: only those whose process is gone are removed.
+"""Drafts of segments and temporary folders have owners: only those whose process is gone are removed.
 
 A draft is named after its process and the boot of its machine, and that process holds a lock (flock) on it. Across
 machines the lock counts as far as the file system takes it there; what another machine, or an older release, left
-must be old as well.
+must be old as well. A folder has a draft beside it, with its name and ".tmp".
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
+import shutil
 import time
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-__all__ = ["ABANDONED_S", "Draft", "owner", "remove_abandoned"]
+__all__ = ["ABANDONED_S", "Draft", "OwnedFolder", "owner", "remove_abandoned"]
 
 #: A draft of another machine is abandoned when nobody wrote into it for so long.
 ABANDONED_S = 86_400.0
@@ -40,7 +43,7 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path.with_name(f"{path.name.removesuffix('.tmp')}.{owner()}.tmp")
         self.file: BinaryIO = self._opened()
-        # Of its own: the segment's seal and name come after its writer has closed the file.
+        # A descriptor of its own: the segment gets its seal and name after its writer has closed the file.
         self._lock = os.dup(self.file.fileno())
 
     def __enter__(self) -> Self:
@@ -64,15 +67,57 @@ class Draft:
         while True:
             file = self.path.open("wb")
             try:
-                _lock(file.fileno(), wait=True)  # for who looks whether it is abandoned
+                _lock(file.fileno(), wait=True)  # `remove_abandoned` holds it for a moment
                 if self.path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                     return file
             except FileNotFoundError:
-                pass  # somebody found it before it was locked, and removed it
+                pass  # another process removed it before it was locked
             except BaseException:
                 file.close()
                 raise
             file.close()
+
+
+class OwnedFolder:
+    """A temporary folder of this process, deleted by `close` or at exit; those of processes that are gone go first.
+
+    Args:
+        parent: is there.
+        prefix: begins the names of all such folders in `parent`.
+        is_local: all of these are of this machine, so also those from before its last boot can be deleted.
+
+    Attributes:
+        path: where it is.
+
+    """
+
+    def __init__(self, parent: Path, prefix: str, *, is_local: bool = False) -> None:
+        _remove_left(parent, prefix, is_local=is_local)
+        draft = Draft(parent / f"{prefix}{secrets.token_hex(4)}.tmp")
+        self.path = draft.path.with_suffix("")
+        self.close = weakref.finalize(self, _close_folder, self.path, draft)
+        self.path.mkdir(mode=0o700)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _close_folder(path: Path, draft: Draft) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    draft.close()
+
+
+def _remove_left(parent: Path, prefix: str, *, is_local: bool) -> None:
+    for left in parent.glob(f"{prefix}*"):
+        if left.suffix == ".tmp":
+            remove_abandoned(left, is_local=is_local)
+        elif not left.with_name(f"{left.name}.tmp").exists() and _is_old(left):  # of an older release
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def owner() -> str:
@@ -80,27 +125,38 @@ def owner() -> str:
     return f"{_boot()}-{os.getpid()}"
 
 
-def remove_abandoned(path: Path, *, is_own: bool = False, now_s: float | None = None) -> bool:
-    """Delete a draft if the process that wrote it is gone. Returns whether it was there and was deleted.
+def remove_abandoned(path: Path, *, is_own: bool = False, is_local: bool = False) -> bool:
+    """Delete a draft, and its folder, if the process that wrote it is gone. Returns whether it was and is deleted.
 
     Args:
         path: of the draft.
         is_own: the caller knows that only its predecessor, which is gone, can have written it.
-        now_s: the time, seconds since 1970; for tests.
+        is_local: the caller knows that a process of this machine has written it.
 
     """
     name = _OWNER.search(path.name)
+    folder = path.with_suffix("")
     try:
-        with path.open("rb") as file:
+        # O_NONBLOCK: in a folder that others may write to, it may be a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
             has_locks = _lock(file.fileno())
-            age_s = (time.time() if now_s is None else now_s) - os.fstat(file.fileno()).st_mtime
-            is_of_this_boot = name is not None and name["boot"] == _boot()
-            if is_own or (is_of_this_boot and has_locks) or age_s > ABANDONED_S:
+            is_of_here = name is not None and (is_local or name["boot"] == _boot())
+            if is_own or (is_of_here and has_locks) or (_is_old(path) and _is_old(folder)):
+                shutil.rmtree(folder, ignore_errors=True)
                 path.unlink()
                 return True
     except OSError:  # another process has the lock; or the file is gone
         pass
     return False
+
+
+def _is_old(path: Path) -> bool:
+    """Whether nobody has written into a file, or into any of a folder, for `ABANDONED_S`; True where it is gone."""
+    since_s = time.time() - ABANDONED_S
+    with contextlib.suppress(FileNotFoundError):
+        return all(each.lstat().st_mtime < since_s for each in (path, *path.rglob("*")))
+    return True
 
 
 def _lock(file: int, *, wait: bool = False) -> bool:

@@ -173,7 +173,13 @@ class Ingest:
                     await flow.idle.wait()
                 stream.close("ended by the agent" if is_plain else "refused")
                 # gRPC takes no status while a message is being written: the refused one would wait for it for ever.
-                await asyncio.wait((sender,), timeout=None if is_plain else _DRAIN_S)
+                await asyncio.wait(
+                    (sender, flow.unread),
+                    timeout=None if is_plain else _DRAIN_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if is_plain and flow.unread.done():
+                    raise self._unread(stream)
             self._raise_end(stream, sender, receiver)
         finally:
             self.room.flows.discard(flow)
@@ -196,8 +202,9 @@ class Ingest:
     def _unread(self, stream: HostStream) -> RefusedError:
         allowed_s = self._config.ingest.unread_s
         detail = f"host {stream.host!r} has not read for {allowed_s:g} s (ingest.unread_s) what central says"
-        stream.close(detail, grpc.StatusCode.RESOURCE_EXHAUSTED)
-        return self._greeter.refuse(stream.close_code, "unread", detail, host=stream.host)
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream.close(detail, code)
+        return self._greeter.refuse(code, "unread", detail, host=stream.host)
 
     async def _send(self, flow: Flow, context: Context) -> None:
         """Write what is queued, until the stream is closed and everything is written."""

@@ -119,7 +119,9 @@ class Intake:
             return
         finally:
             self._room.end(flow, len(raw))
-        if answer.batch is not None:
+        if answer.batch is None:  # for want of memory
+            flow.stream.close(f"a batch of {len(raw)} bytes could not be read")
+        else:
             self.take_read(flow, answer.batch, len(raw))
 
     def _submit_quick(self, flow: Flow, layout: Layout, sequence: int, raw: bytes, now_unix_ns: int) -> None:

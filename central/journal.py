@@ -236,7 +236,8 @@ class Journal:
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
         if self._reserve.is_drawn:  # the lake may be away for long: nobody else must take it meanwhile
-            await self._call(lambda _connection: self._reserve.take(), is_transaction=False)
+            if await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
+                self._say_back()
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:
@@ -563,10 +564,8 @@ class Journal:
         self._log.info("the journal's reserve is held again", path=str(self.path))
 
     def _say_no_reserve(self) -> None:
-        event = (
-            "no room for the journal's reserve; should the disk get full, rolls could not be noted; make room"
-        )
-        wanted_mib = self._reserve.size_bytes >> 20
+        event = "no room for the journal's reserve: a journal on a full disk could not be drained; make room"
+        wanted_mib = round(self._reserve.size_bytes / 2**20, 1)
         self._log.warning(
             event, path=str(self.path), wanted_mib=wanted_mib, setting="ingest.journal_reserve_mib"
         )

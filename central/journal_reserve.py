@@ -3,7 +3,7 @@
 A roll is noted in the journal before and after its files are written, and its rows are deleted, which takes space. On a
 full disk the reserve is drawn for that. Batches wait until it is held again: else they would fill it.
 
-The file says by its size what is the case, also to the next process: whole it is held, empty it is drawn.
+The file's size is the state, also for the next process: an empty file means that the reserve is drawn.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ __all__ = ["Reserve", "free_bytes", "is_full", "reserve_bytes"]
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PARTS, _LEAST_PARTS = 16, 11  # so many are held where there is less room than for all of it
 _MESSAGES = 8  # of the largest size fit: the journal keeps its log below half of the reserve
+_DISK_SHARE = 10  # the reserve is at most the tenth part of the disk
 
 
 class Reserve:
-    """A file without content. Not locked: the journal's thread has it, or who makes the journal.
+    """A file that only takes space. Not thread-safe: the journal's thread uses it, and before that its constructor.
 
     Args:
         path: of the file, on the journal's disk.
@@ -38,6 +39,10 @@ class Reserve:
             self._held = path.stat().st_size
         if not size_bytes:
             self.give_up()
+        elif self._held > size_bytes:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size_bytes)
+                self._held = size_bytes
 
     @property
     def is_held(self) -> bool:
@@ -50,7 +55,7 @@ class Reserve:
         return self._held == 0
 
     def prepare(self) -> None:
-        """Draw it where the disk is all but full: who starts needs some space, too."""
+        """Draw it where the disk is almost full: opening the journal needs some space, too."""
         if self.is_held and free_bytes(self._path.parent) < self.size_bytes // 4:
             self.draw()
 
@@ -80,7 +85,7 @@ class Reserve:
         return self.is_held
 
     def give_up(self) -> None:
-        """Go on without it."""
+        """Delete it: there is none then."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
         self._held = -1
@@ -104,13 +109,23 @@ class Reserve:
         return True
 
 
-def reserve_bytes(mib: int, max_message_bytes: int) -> int:
-    """Return the size of the reserve in bytes: as set, but never too small for the largest messages; 0 for none."""
-    return max(mib << 20, _MESSAGES * max_message_bytes) if mib else 0
+def reserve_bytes(folder: Path, mib: int, max_message_bytes: int) -> int:
+    """Return the size of the reserve in bytes; 0 for none.
+
+    It is as set, but not too small for the largest messages, and never more than a tenth of the folder's disk.
+    """
+    if not mib:
+        return 0
+    wanted = max(mib << 20, _MESSAGES * max_message_bytes)
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return wanted
+    return min(wanted, disk.f_blocks * disk.f_frsize // _DISK_SHARE or wanted)
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the space that a user other than root has left on a folder's disk; 0 where nobody knows."""
+    """Return the space that is left on a folder's disk for users other than root; 0 where that is not known."""
     try:
         disk = os.statvfs(folder)
     except OSError:

@@ -71,6 +71,7 @@ class LargeMessages:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, "large messages")
+        self._closed = False
 
     async def read(self, raw: bytes, sender: Sender) -> Answer:
         """Do as `read` does, over there.
@@ -79,19 +80,26 @@ class LargeMessages:
             OSError: the process cannot be started, or it died of the message.
 
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._exchange, self._running(), raw, sender
-        )
+        loop = asyncio.get_running_loop()
+        answer = None
+        while answer is None:  # while this one waited the process died of another message
+            answer = await loop.run_in_executor(self._thread, self._exchange, self._running(), raw, sender)
+        return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        if self._closed:
+            raise OSError("central is stopping")
+        if self._process is not None and self._process.poll() is not None:
             self._end()
+        if self._process is None:
             command = [sys.executable, "-m", "central.large_messages", str(os.getpid())]
             self._process = worker_process.start(command, bufsize=0)
         return self._process
 
     @staticmethod
-    def _exchange(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer:
+    def _exchange(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer | None:
+        if process.poll() is not None:
+            return None
         if process.stdin is None or process.stdout is None:
             raise OSError("the process that reads large messages has no pipes")
         order = msgspec.msgpack.encode(sender)
@@ -107,21 +115,25 @@ class LargeMessages:
             raise OSError(f"the process that reads large messages ended with {process.wait()}") from error
 
     def close(self) -> None:
-        """End the process. Streams that wait for it get an OSError."""
-        if self._process is not None:
-            self._process.kill()
-        self._thread.shutdown()
+        """End the process. Whoever waits for an answer gets an OSError."""
+        self._closed = True
         self._end()
+        self._thread.shutdown()
 
     def _end(self) -> None:
+        """Kill the process; its pipes are closed once the thread has done with them."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            self._thread.submit(_close, process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
 
 
 def _read_exactly(pipe: IO[bytes], size: int) -> bytes:

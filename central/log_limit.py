@@ -1,4 +1,4 @@
-"""Log lines about what others send: limited by host and reason, whatever they do, with a count of what was left out."""
+"""Limits log lines about what others send, by host and reason, and counts the lines left out."""
 
 from __future__ import annotations
 

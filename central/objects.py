@@ -22,6 +22,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, Protocol, cast
 
+from central.drafts import OwnedFolder
 from whitepanda.common.durable import sync_folder
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
@@ -200,7 +201,8 @@ class Bucket:
 
     Args:
         url: `s3://bucket/prefix`.
-        copies: folder for drafts and for copies of objects; a folder of its own in it is used and deleted at the end.
+        copies: folder of this machine for drafts and for copies of objects; a folder of its own in it is used, and
+            deleted at the end, or by the next process if this one is killed.
         options: of the fsspec file system, such as `endpoint_url`. Credentials come from where the store's client
             looks for them (environment, ~/.aws, the machine's role).
 
@@ -218,8 +220,8 @@ class Bucket:
         self._prefix = self.root.partition("://")[2]
         if copies is not None:
             copies.mkdir(parents=True, exist_ok=True)
-        self._copies_folder = tempfile.TemporaryDirectory(prefix=".objects-", dir=copies)
-        self._copies = Path(self._copies_folder.name)
+        self._copies_folder = OwnedFolder(copies or Path(tempfile.gettempdir()), ".objects-", is_local=True)
+        self._copies = self._copies_folder.path
         self._session = threading.local()  # `copies`: the folder of the session that this thread is in
 
     def entries(self, prefix: str) -> Iterator[Entry]:

@@ -1,4 +1,7 @@
-"""The lab (tests/lab): real libvirtd, Open vSwitch and QEMU VMs on this machine, once per session."""
+"""The lab (tests/lab): real libvirtd, Open vSwitch and QEMU VMs on this machine, once per session.
+
+And centrals in the test's process, for streams that a test speaks by hand.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from central.pki import issue, make_ca
 from tests.support.lab_tools import need_tools
+from tests.support.spoken_streams import Centrals
+from whitepanda.common.tls import TlsFiles
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "lab"
 
@@ -79,3 +85,20 @@ def lab():
     finally:
         if not os.environ.get("WHITEPANDA_LAB_KEEP"):
             subprocess.run([SCRIPTS / "down.sh"], timeout=120, check=True)
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
+    """Certificates of one CA: of a central, two hosts, an importer and an operator."""
+    folder = tmp_path_factory.mktemp("pki")
+    make_ca(folder)
+    files = {name: issue(folder, name) for name in ("h1", "h2", "importer", "operator")}
+    return files | {"central": issue(folder, "central", server=True, addresses=["localhost"])}
+
+
+@pytest.fixture
+async def make(tmp_path: Path, pki: dict[str, TlsFiles]):
+    """Start centrals with settings; peers by certificate. All are ended."""
+    made = Centrals(tmp_path, pki)
+    yield made
+    await made.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import http.client
 import shutil
 import socket
 import ssl
@@ -27,26 +26,10 @@ from central.daemon import Central
 from central.pki import issue, make_ca
 from central.revoked import LOOK_S, revoked_text
 from tests.support.central_process import CentralProcess
+from tests.support.spoken_streams import CONNECT, https, said_to_hello
 from whitepanda.common.errors import TlsError
 from whitepanda.common.tls import TlsFiles, channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
-
-CONNECT = "/whitepanda.v1.AgentStream/Connect"
-
-
-async def says(central: Central, files: TlsFiles, host: str) -> str:
-    """Return the status that a Hello is answered with, "welcome" where it is a welcome."""
-    async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
-        call = channel.stream_stream(CONNECT)()
-        hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
-        try:
-            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
-            raw = await asyncio.wait_for(call.read(), 10)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raw = grpc.aio.EOF
-        if raw is grpc.aio.EOF:
-            return (await call.code()).name
-        return agent_pb2.CentralMessage.FromString(raw).WhichOneof("body")
 
 
 @pytest.fixture
@@ -72,14 +55,14 @@ async def test_centrals_files_are_taken_up_without_a_restart(
     central: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old, new = of(tmp_path / "old"), of(tmp_path / "new")
-    assert await says(central, old, "h1") == "welcome"
-    assert await says(central, new, "h1") == "UNAVAILABLE"
+    assert await said_to_hello(central, old, "h1") == "welcome"
+    assert await said_to_hello(central, new, "h1") == "UNAVAILABLE"
     (tmp_path / "tls" / "central.crt").write_text("-----BEGIN nothing")
-    assert await says(central, old, "h1") == "welcome", "what cannot work is not taken up"
+    assert await said_to_hello(central, old, "h1") == "welcome", "what cannot work is not taken up"
     for name in ("ca.crt", "central.crt", "central.key"):
         shutil.copy(tmp_path / "new" / name, tmp_path / "tls" / name)
-    assert await says(central, new, "h1") == "welcome"
-    assert await says(central, old, "h1") == "UNAVAILABLE"
+    assert await said_to_hello(central, new, "h1") == "welcome"
+    assert await said_to_hello(central, old, "h1") == "UNAVAILABLE"
     told = capsys.readouterr()
     told = told.out + told.err
     assert told.count("cannot be used; the ones before stay in force") == 1
@@ -90,7 +73,7 @@ async def test_the_certificate_of_another_host_is_refused(
     central: Central, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(3):
-        assert await says(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
+        assert await said_to_hello(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
     assert central.ingest.refused_streams == {"wrong_host": 3}
     assert len(central.journal.hosts) == 0
     told = capsys.readouterr()
@@ -100,7 +83,7 @@ async def test_the_certificate_of_another_host_is_refused(
     assert "reason=wrong_host" in lines[0]
     assert "host 'h2' is not a name of its certificate (h1); issue a certificate for that name" in lines[0]
     central.ingest._greeter._warn.clock_s = lambda: time.monotonic() + 61
-    assert await says(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
+    assert await said_to_hello(central, of(tmp_path / "old"), "h2") == "PERMISSION_DENIED"
     told = capsys.readouterr()
     assert (told.out + told.err).count("stream refused") == 1, "and again a minute later"
 
@@ -210,12 +193,12 @@ async def test_a_revoked_host_is_refused_within_a_minute_and_its_open_stream_clo
         assert await asyncio.wait_for(opened["h1"].code(), 60) == grpc.StatusCode.UNAUTHENTICATED
         serial = pki.describe(folder / "h1.crt").serial
         assert await opened["h1"].details() == revoked_text(serial)
-        assert await says(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
+        assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
         assert revoking.ingest.refused_streams == {"revoked": 1}
         assert not opened["h2"].done(), "others stay"
         assert [stream.host for stream in revoking.registry.connected()] == ["h2"]
         issue(folder, "h1", force=True)
-        assert await says(revoking, of(folder, "h1"), "h1") == "welcome", (
+        assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "welcome", (
             "a new certificate of the host counts"
         )
     told = capsys.readouterr()
@@ -255,10 +238,7 @@ async def test_nothing_more_is_taken_from_a_revoked_host_that_reads_nothing(
 async def test_a_revoked_operator_is_refused_by_grpc_and_http(revoking: Central, tmp_path: Path) -> None:
     folder = tmp_path / "pki"
     files = of(folder, "operator")
-    assert revoking._http is not None
-    context = ssl.create_default_context(cafile=files.ca)
-    context.load_cert_chain(files.certificate, files.key)
-    kept = http.client.HTTPSConnection("127.0.0.1", revoking._http.port, context=context, timeout=10)
+    kept = https(revoking, files)
 
     def status(path: str) -> tuple[int, bytes]:
         kept.request("GET", path)
@@ -292,14 +272,14 @@ async def test_a_list_that_cannot_be_used_leaves_the_last_good_one_in_force_and_
         spoil()
         for _ in range(3):
             revoking.revoked.look()
-        assert await says(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
+        assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "UNAUTHENTICATED"
         answer = await revoking.fleet.GetFleetStatus(fleet_pb2.GetFleetStatusRequest(), Admitted())
         assert answer.revoked_certificates == 1
         assert answer.last_revocation_error.startswith(f"central.revoked_serials: {file}")
     file.write_text("")
     revoking.revoked.look()
     assert revoking.revoked.problem == ""
-    assert await says(revoking, of(folder, "h1"), "h1") == "welcome", "whoever is taken off the list"
+    assert await said_to_hello(revoking, of(folder, "h1"), "h1") == "welcome", "whoever is taken off the list"
     told = capsys.readouterr()
     assert (told.out + told.err).count("the last good one stays in force") == 2, "once a problem"
 

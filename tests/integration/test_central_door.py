@@ -1,6 +1,5 @@
 """What one host sends is bounded before anything is looked up, and costs the other hosts nothing."""
 
-# ruff: noqa: F811 - a fixture's name is that of an argument
 from __future__ import annotations
 
 import asyncio
@@ -11,8 +10,9 @@ from pathlib import Path
 import grpc
 import psutil
 
-from tests.integration.test_central_ingest import CONNECT, _until, make, pki  # noqa: F401 - fixtures
 from tests.support.central_process import CentralProcess
+from tests.support.fake_central import until
+from tests.support.spoken_streams import CONNECT
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2
@@ -44,7 +44,7 @@ async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
         peer = make.peer(central, "h1")
         await peer.hello("h1")
         await peer.send(heartbeat(100, name))
-        await _until(lambda: len(central.registry.get("h1").jobs) == 100)
+        await until(lambda: len(central.registry.get("h1").jobs) == 100)
         await peer.send(heartbeat(size, name * 2))
         code, detail = await peer.refused()
         assert code == "INVALID_ARGUMENT"
@@ -79,7 +79,7 @@ async def test_batches_without_a_usable_spool_are_pending_until_they_are_counted
     await peer.hello("h1")
     for sequence in range(1, 101):
         await peer.batch(sequence, spool_id="\x1b" * sequence)
-    await _until(lambda: central.ingest.room.pending == 64)
+    await until(lambda: central.ingest.room.pending == 64)
     await asyncio.sleep(0.1)
     assert central.ingest.room.pending == 64
     refused = 0
@@ -103,7 +103,7 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
                 await peer.batch(sequence + 1, spool_id="\x1b" * 20)
 
     sending = asyncio.create_task(flood())
-    await _until(lambda: stream.owed >= 1024)
+    await until(lambda: stream.owed >= 1024)
     assert stream.owed < 1024 + 64
     ingest, began_s = central.ingest, stream.writing_since_s
     ingest._clock_s = lambda: began_s + 60.0
@@ -112,7 +112,7 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
     assert central.registry.get("h1") is stream
     ingest._clock_s = lambda: began_s + 60.1
     ingest.drop_unread()
-    await _until(lambda: central.registry.get("h1") is None)
+    await until(lambda: central.registry.get("h1") is None)
     assert ingest.refused_streams == {"unread": 1}
     ingest._clock_s = time.monotonic
     await other.batch(1)
@@ -126,7 +126,7 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
             continue
     code, _ = await peer.refused()  # INTERNAL where gRPC reset the stream before the status was sent
     assert code in ("RESOURCE_EXHAUSTED", "INTERNAL")
-    await _until(lambda: ingest._open == 2)
+    await until(lambda: ingest._open == 2)
     await sending
 
 
@@ -136,13 +136,13 @@ async def test_a_certificate_has_few_streams(make) -> None:
     await peer.hello("h1")
     calls = [peer.channel.stream_stream(CONNECT)() for _ in range(8)]
     await asyncio.gather(*(call.wait_for_connection() for call in calls))
-    await _until(lambda: central.ingest._open == 9)
+    await until(lambda: central.ingest._open == 9)
     late = peer.channel.stream_stream(CONNECT)()
     assert await late.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await late.details() == "a certificate of 1 names may have 9 streams open"
     for call in calls:
         call.cancel()
-    await _until(lambda: central.ingest._open == 1)
+    await until(lambda: central.ingest._open == 1)
     await make.peer(central, "h1").hello("h1")
     await make.peer(central, "h2").hello("h2")
 

@@ -18,118 +18,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from central import greeting, room
 from central import ingest as ingest_module
-from central.config import CentralConfig, CentralSection, IngestSection
+from central.config import CentralConfig
 from central.daemon import Central
 from central.ingest import Ingest
-from central.pki import issue, make_ca
 from tests.support.central_process import CentralProcess
+from tests.support.fake_central import until
+from tests.support.spoken_streams import config
 from whitepanda.common.errors import TlsError, UnavailableError
-from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
-from whitepanda.common.tls import TlsFiles, channel_credentials
+from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
-
-CONNECT = "/whitepanda.v1.AgentStream/Connect"
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
-    folder = tmp_path_factory.mktemp("pki")
-    make_ca(folder)
-    files = {name: issue(folder, name) for name in ("h1", "h2", "importer", "operator")}
-    return files | {"central": issue(folder, "central", server=True, addresses=["localhost"])}
-
-
-def config(folder: Path, pki: dict[str, TlsFiles], listen: str = "localhost:0", **ingest) -> CentralConfig:
-    section = CentralSection(listen=listen, state_dir=str(folder / "state"), tls=pki["central"])
-    return CentralConfig(central=section, ingest=IngestSection(**{"commit_interval_ms": 1, **ingest}))
-
-
-class Peer:
-    """One stream to a central, spoken by hand."""
-
-    def __init__(self, central: Central, files: TlsFiles) -> None:
-        self.central = central
-        self.channel = grpc.aio.secure_channel(
-            f"localhost:{central.port}", channel_credentials(files), options=CLIENT_CHANNEL_OPTIONS
-        )
-        self.call = self.channel.stream_stream(CONNECT)()
-
-    async def send(self, message: agent_pb2.AgentMessage | bytes) -> None:
-        await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
-
-    async def hello(self, host: str, **fields) -> agent_pb2.Welcome:
-        said = {"host": host, "platform": "P", "protocol_version": 2, "min_protocol_version": 1, **fields}
-        before = self.central.registry.get(host)
-        await self.send(agent_pb2.AgentMessage(hello=agent_pb2.Hello(**said)))
-        welcome = (await self.read()).welcome
-        await _until(lambda: self.central.registry.get(host) is not before)  # a moment after it was welcomed
-        return welcome
-
-    async def batch(self, sequence: int, rows: int = 2, **fields) -> int:
-        body = {
-            "spool_id": "s",
-            "sequence": sequence,
-            "tasks": [agent_pb2.Task(vm=f"vm-{row}", job=f"job-{row}") for row in range(rows)],
-            "task_index": list(range(rows)),
-            "start_unix_ns": [time.time_ns()] * rows,
-            "duration_ns": [10**10] * rows,
-            "cpi": [1.0] * rows,
-            "cpu_usage_cores": [1.0] * rows,
-        }
-        batch = agent_pb2.CpiBatch(**{**body, **fields})
-        await self.send(agent_pb2.AgentMessage(batch=batch))
-        return batch.ByteSize()
-
-    async def read(self) -> agent_pb2.CentralMessage:
-        raw = await asyncio.wait_for(self.call.read(), 10)
-        assert raw is not grpc.aio.EOF, (
-            f"the stream ended: {await self.call.code()} {await self.call.details()}"
-        )
-        return agent_pb2.CentralMessage.FromString(raw)
-
-    async def ack(self) -> agent_pb2.Ack:
-        message = await self.read()
-        assert message.WhichOneof("body") == "ack", message
-        return message.ack
-
-    async def refused(self) -> tuple[str, str]:
-        """Read to the end, which must be an error."""
-        async with asyncio.timeout(10):
-            code, details = await self.call.code(), await self.call.details()
-        assert code != grpc.StatusCode.OK
-        return code.name, details
-
-
-@pytest.fixture
-async def make(tmp_path: Path, pki):
-    """Start centrals with settings; peers by certificate. All are ended."""
-    started, peers = [], []
-
-    class Make:
-        @staticmethod
-        async def central(**ingest) -> Central:
-            central = Central(config(tmp_path, pki, **ingest))
-            await central.start()
-            started.append(central)
-            return central
-
-        @staticmethod
-        def peer(central: Central, name: str) -> Peer:
-            peer = Peer(central, pki[name])
-            peers.append(peer)
-            return peer
-
-    yield Make()
-    for peer in peers:
-        await peer.channel.close()
-    for central in started:
-        await central.stop()
-
-
-async def _until(condition) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_batches_are_acknowledged_duplicates_too_but_counted_once(make) -> None:
@@ -174,7 +71,7 @@ async def test_what_an_agent_says_of_itself_is_known(make) -> None:
     assert stream.jobs == {"a", "job-0", "job-1"}
     heartbeat = agent_pb2.Heartbeat(jobs=["b"], coefficient_version=5, spooled_batches=7, dropped_batches=2)
     await peer.send(agent_pb2.AgentMessage(heartbeat=heartbeat))
-    await _until(lambda: stream.jobs == {"b"})
+    await until(lambda: stream.jobs == {"b"})
     assert (stream.coefficient_version, stream.spooled_batches, stream.dropped_batches) == (5, 7, 2)
     record = central.journal.hosts["h1"]
     assert (record.agent_version, record.jobs, record.spooled_batches) == ("9", ("b",), 7)
@@ -183,7 +80,7 @@ async def test_what_an_agent_says_of_itself_is_known(make) -> None:
     assert stream.send(update)
     assert await peer.read() == update
     await peer.call.done_writing()
-    await _until(lambda: not central.registry.connected())
+    await until(lambda: not central.registry.connected())
     assert await peer.call.code() == grpc.StatusCode.OK
 
 
@@ -266,7 +163,7 @@ async def test_what_would_be_kept_for_ever_is_short_and_printable(make) -> None:
     await peer.hello("h1", jobs=["a", "b\0", "", "x" * 513])
     assert central.registry.get("h1").jobs == {"a"}
     await peer.send(agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=["a", "b", "c\n"])))
-    await _until(lambda: central.registry.get("h1").jobs == {"a", "b"})
+    await until(lambda: central.registry.get("h1").jobs == {"a", "b"})
     await peer.batch(1, spool_id="x" * 100_000)
     (refused,) = (await peer.ack()).rejected_batches
     assert (refused.sequence, refused.reason) == (1, "bad_spool")
@@ -296,7 +193,7 @@ async def test_what_is_no_message_is_counted_and_told(make, when, raw, code, rea
     found, detail = await peer.refused()
     assert found == code
     assert f"a message of {len(raw)} bytes" in detail
-    await _until(lambda: central.journal.stats.rejected_batches == {reason: 1})
+    await until(lambda: central.journal.stats.rejected_batches == {reason: 1})
     again = make.peer(central, "h1")  # central lives
     await again.hello("h1")
     await again.batch(1)
@@ -341,9 +238,9 @@ async def test_a_refusal_waits_for_the_message_that_is_being_written(make, monke
     await peer.hello("h1")
     contexts[0].go.clear()
     await peer.batch(1)
-    await _until(lambda: contexts[0].begun == 2)
+    await until(lambda: contexts[0].begun == 2)
     await peer.send(b"\xff" * 50)
-    await _until(lambda: central.ingest.refused_streams == {"malformed": 1})
+    await until(lambda: central.ingest.refused_streams == {"malformed": 1})
     contexts[0].go.set()
     assert (await peer.ack()).accepted_rows == 2
     assert (await peer.refused())[0] == "INVALID_ARGUMENT"
@@ -403,7 +300,7 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
             await peer.batch(sequence, rows=200)
 
     sending = asyncio.create_task(send())  # it waits: central lets it send 64 KiB ahead
-    await _until(lambda: central.journal.failure and central.ingest.room.pending == 4)
+    await until(lambda: central.journal.failure and central.ingest.room.pending == 4)
     central.roller.failure, central.recorder.failure = "no lake", "no history"
     assert (central.fleet._roll_error(), central.fleet._incidents_error()) == ("no lake", "no history")
     await asyncio.sleep(0.1)
@@ -465,7 +362,7 @@ async def test_a_stop_acknowledges_what_was_taken(make) -> None:
     peer = make.peer(central, "h1")
     await peer.hello("h1")
     await peer.batch(1)
-    await _until(lambda: central.ingest.room.pending)
+    await until(lambda: central.ingest.room.pending)
     stop = asyncio.create_task(central.stop())
     assert (await peer.ack()).accepted_rows == 2
     assert await peer.refused() == ("UNAVAILABLE", "central is stopping")
@@ -604,3 +501,24 @@ async def test_a_journal_that_cannot_go_on_ends_central_with_its_reason(make, mo
     await peer.batch(1)
     with pytest.raises(UnavailableError, match=r"journal .*TypeError.*nothing further is acknowledged"):
         await asyncio.wait_for(central.wait(), 5)
+
+
+async def test_a_host_that_has_said_its_last_word_and_does_not_read_is_dropped(make) -> None:
+    central = await make.central(unread_s=60.0)
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    ingest, stream = central.ingest, central.registry.get("h1")
+    for sequence in range(
+        1, 901
+    ):  # their acknowledgements are more than gRPC takes for a host that does not read
+        await peer.batch(sequence, spool_id="\x1b" * 20)
+    await peer.call.done_writing()
+    await until(lambda: stream.closed and stream.writing_since_s)
+    ingest.drop_unread()
+    await asyncio.sleep(0.1)
+    assert central.registry.get("h1") is stream
+    since_s = stream.writing_since_s
+    ingest._clock_s = lambda: since_s + 60.1
+    ingest.drop_unread()
+    await until(lambda: central.registry.get("h1") is None)
+    assert ingest.refused_streams == {"unread": 1}

@@ -6,27 +6,13 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import pytest
 
-from central.config import CentralConfig, CentralSection, IngestSection, QuotaSection
-from central.daemon import Central
-from central.pki import issue, make_ca
-from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
-from whitepanda.common.tls import TlsFiles, channel_credentials
+from central.config import QuotaSection
+from tests.support.spoken_streams import Centrals, Peer
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
-
-CONNECT = "/whitepanda.v1.AgentStream/Connect"
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
-    folder = tmp_path_factory.mktemp("pki")
-    make_ca(folder)
-    files = {name: issue(folder, name) for name in ("h1", "h2", "importer", "operator")}
-    return files | {"central": issue(folder, "central", server=True, addresses=["localhost"])}
 
 
 @dataclass
@@ -39,44 +25,26 @@ class Clock:
         return self.now_s
 
 
-class Peer:
-    """One stream to a central, spoken by hand."""
+class Listener(Peer):
+    """A stream that notes what it hears until its end."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call = channel.stream_stream(CONNECT)()
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
         self.acknowledged: list[int] = []
         self.paces_ms: list[int] = []
         self.accepted_rows = 0
 
-    async def hello(self, host: str, protocol: int = 2) -> None:
-        said = agent_pb2.Hello(host=host, platform="P", protocol_version=protocol, min_protocol_version=1)
-        await self.call.write(agent_pb2.AgentMessage(hello=said).SerializeToString())
-
-    async def batch(
-        self, sequence: int, rows: int = 100, spool_id: str = "s", first_vm: int = 0, **fields
-    ) -> None:
-        batch = agent_pb2.CpiBatch(
-            spool_id=spool_id,
-            sequence=sequence,
-            tasks=[agent_pb2.Task(vm=f"vm-{first_vm + row}", job="job") for row in range(rows)],
-            task_index=list(range(rows)),
-            start_unix_ns=[time.time_ns()] * rows,
-            duration_ns=[10**10] * rows,
-            cpi=[1.0] * rows,
-            cpu_usage_cores=[1.0] * rows,
-            **fields,
-        )
+    async def batch(self, sequence: int, rows: int = 100, first_vm: int = 0, **fields) -> int:
+        tasks = [agent_pb2.Task(vm=f"vm-{first_vm + row}", job="job") for row in range(rows)]
         # The stream may have ended: `end` says how.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self.call.write(agent_pb2.AgentMessage(batch=batch).SerializeToString())
+            return await super().batch(sequence, rows, tasks=tasks, **fields)
+        return 0
 
     async def heard(self, *, sequence: int = 0, paces: int = 0) -> None:
         """Read until this batch is acknowledged, and there were so many requests to slow down."""
-        async with asyncio.timeout(20):
-            while (sequence and sequence not in self.acknowledged) or len(self.paces_ms) < paces:
-                raw = await self.call.read()
-                assert raw is not grpc.aio.EOF, await self.call.details()
-                self._take(agent_pb2.CentralMessage.FromString(raw))
+        while (sequence and sequence not in self.acknowledged) or len(self.paces_ms) < paces:
+            self._take(await self.read())
 
     async def end(self) -> tuple[str, str]:
         """Read to the end of the stream; returns its status."""
@@ -97,69 +65,35 @@ class Peer:
 
 
 class Fleet:
-    """A central with small quotas and a clock for them, and peers by certificate."""
+    """A central with small quotas and a clock for them."""
 
-    def __init__(self, folder: Path, pki: dict[str, TlsFiles], **quotas) -> None:
-        section = CentralSection(
-            listen="localhost:0", http_listen="", state_dir=str(folder / "state"), tls=pki["central"]
-        )
-        self.central = Central(
-            CentralConfig(
-                central=section, ingest=IngestSection(commit_interval_ms=1), quotas=QuotaSection(**quotas)
-            )
-        )
+    def __init__(self, make: Centrals) -> None:
+        self._make = make
         self.clock = Clock()
-        self.pki = pki
-        self.channels: dict[str, grpc.aio.Channel] = {}
 
-    async def start(self) -> None:
-        await self.central.start()
+    async def start(self, **quotas) -> None:
+        self.central = await self._make.central(quotas=QuotaSection(**quotas))
         self.central.ingest.quotas._clock_s = self.clock
 
-    async def stop(self) -> None:
-        for channel in self.channels.values():
-            await channel.close()
-        await self.central.stop()
-
-    def channel(self, name: str) -> grpc.aio.Channel:
-        if name not in self.channels:
-            self.channels[name] = grpc.aio.secure_channel(
-                f"localhost:{self.central.port}",
-                channel_credentials(self.pki[name]),
-                options=CLIENT_CHANNEL_OPTIONS,
-            )
-        return self.channels[name]
-
-    async def peer(self, name: str, protocol: int = 2) -> Peer:
-        peer = Peer(self.channel(name))
-        await peer.hello(name, protocol)
+    async def peer(self, name: str, protocol: int = 2) -> Listener:
+        peer = self._make.peer(self.central, name, Listener)
+        await peer.hello(name, protocol_version=protocol)
         return peer
 
     async def status(self) -> fleet_pb2.FleetStatus:
-        stub = fleet_pb2_grpc.FleetStub(self.channel("operator"))
+        stub = fleet_pb2_grpc.FleetStub(self._make.peer(self.central, "operator").channel)
         return await stub.GetFleetStatus(fleet_pb2.GetFleetStatusRequest())
 
 
 @pytest.fixture
-async def make(tmp_path: Path, pki):
-    """Start a central with these quotas."""
-    fleets: list[Fleet] = []
-
-    async def fleet(**quotas) -> Fleet:
-        made = Fleet(tmp_path, pki, **quotas)
-        await made.start()
-        fleets.append(made)
-        return made
-
-    yield fleet
-    for each in fleets:
-        await each.stop()
+def fleet(make: Centrals) -> Fleet:
+    return Fleet(make)
 
 
 async def test_a_host_over_quota_keeps_its_batch_and_sends_it_later_and_each_row_counts_once(
-    make, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = await make(max_rows_per_minute=500)
+    await fleet.start(max_rows_per_minute=500)
     peer = await fleet.peer("h1", protocol=1)  # which cannot be asked to slow down
     for sequence in range(1, 8):
         await peer.batch(sequence)
@@ -192,8 +126,8 @@ async def test_a_host_over_quota_keeps_its_batch_and_sends_it_later_and_each_row
     assert (await fleet.status()).over_quota == 0
 
 
-async def test_who_sends_fast_is_asked_to_slow_down_in_time_and_may_speed_up_again(make) -> None:
-    fleet = await make(max_rows_per_minute=6000)
+async def test_who_sends_fast_is_asked_to_slow_down_in_time_and_may_speed_up_again(fleet: Fleet) -> None:
+    await fleet.start(max_rows_per_minute=6000)
     peer = await fleet.peer("h1")
     for sequence in range(1, 25):
         await peer.batch(sequence)
@@ -217,11 +151,11 @@ async def test_who_sends_fast_is_asked_to_slow_down_in_time_and_may_speed_up_aga
     ],
 )
 async def test_each_budget_is_refused_by_its_name_and_an_importer_has_none(
-    make, quotas: dict[str, float], reason: str
+    fleet: Fleet, quotas: dict[str, float], reason: str
 ) -> None:
-    fleet = await make(**quotas)
+    await fleet.start(**quotas)
 
-    async def send(peer: Peer) -> None:
+    async def send(peer: Listener) -> None:
         for sequence in range(1, 11):
             await peer.batch(
                 1,
@@ -238,13 +172,14 @@ async def test_each_budget_is_refused_by_its_name_and_an_importer_has_none(
             await asyncio.sleep(0.01)
     host = await fleet.peer("h1")
     await send(host)
-    assert (await host.end())[0] == "RESOURCE_EXHAUSTED"
+    # INTERNAL where gRPC reset the stream, to which the host still wrote, before the status was sent.
+    assert (await host.end())[0] in ("RESOURCE_EXHAUSTED", "INTERNAL")
     assert fleet.central.ingest.refused_streams == {reason: 1}
     assert fleet.central.journal.stats.accepted_batches < 22
 
 
-async def test_reports_beyond_the_budget_are_dropped_and_counted_and_rows_are_not(make) -> None:
-    fleet = await make(max_report_mib_per_day=0.01)
+async def test_reports_beyond_the_budget_are_dropped_and_counted_and_rows_are_not(fleet: Fleet) -> None:
+    await fleet.start(max_report_mib_per_day=0.01)
     peer = await fleet.peer("h1")
     now = time.time_ns()
     victim = agent_pb2.TriggerVictim(vm="v", job="j", cpi=2.0)
@@ -261,9 +196,9 @@ async def test_reports_beyond_the_budget_are_dropped_and_counted_and_rows_are_no
 
 
 async def test_lines_about_bad_input_are_by_host_and_reason_and_not_by_stream(
-    make, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = await make()
+    await fleet.start()
     for sequence in range(1, 21):
         peer = await fleet.peer("h1")
         await peer.batch(sequence, rows=2, cycles=[2**63, 2**63])

@@ -218,6 +218,7 @@ def test_central_may_use_the_memory_that_its_defaults_allow():
     assert value.endswith("G")
     assert (most[-1], int(most[:-1]) > int(value[:-1])) == ("G", True)
     assert int(value[:-1]) * 1024 >= BuildSection().memory_limit_mib + 512 + 256
+    assert settings("central")["OOMPolicy"] == ["continue"], "a build that is too large does not end central"
 
 
 def test_capabilities_are_those_that_are_needed():

@@ -27,7 +27,7 @@ from agent.config import (
     Sources,
     UplinkSection,
 )
-from agent.daemon import Daemon, make_plans
+from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon, make_plans
 from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
 from agent.slots import Slots, SourcePlan
@@ -176,7 +176,16 @@ async def test_a_failing_analysis_costs_only_itself_and_is_logged_once(config, m
             monkeypatch.undo()
             await until(lambda: daemon.state.schedule.ticks > ticks + 10)
     events = [entry["event"] for entry in logs if entry["event"].startswith("analysis")]
-    assert events == ["analysis failed; the agent goes on without", "analysis works again"]
+    assert events == [
+        "analysis failed: nothing is looked for in this window; tried again with the next one",
+        "analysis works again",
+    ]
+
+
+def test_each_part_that_can_fail_says_what_follows():
+    code = (ROOT / "agent" / "daemon.py").read_text()
+    named = set(re.findall(r'(?:_guard|_note_failure|_keep_running)\("(.+?)"', code))
+    assert named | {_CLOUD_WHITE, f"start of {_CLOUD_WHITE}"} == _EFFECTS.keys()
 
 
 async def test_a_local_api_that_fails_is_tried_again_and_stops_no_tick(config, monkeypatch):
@@ -239,7 +248,7 @@ async def test_an_uplink_that_never_works_is_logged_once(config, monkeypatch):
             windows = daemon.state.pipeline.windows
             await until(lambda: windows.closed >= 3 and len(tries) >= 5)  # submits succeed in between
     events = [entry["event"] for entry in logs if "fail" in entry["event"] or "works" in entry["event"]]
-    assert events == ["uplink failed; the agent goes on without"]
+    assert events == ["uplink failed: windows wait in the spool; tried again"]
 
 
 async def test_a_tick_that_fails_as_a_whole_is_counted_and_the_next_one_runs(config, monkeypatch):

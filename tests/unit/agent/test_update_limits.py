@@ -268,7 +268,7 @@ def test_refusals_are_counted_each_and_said_once_a_minute_and_kind():
         now[0] = 60.0
         refusals.update("future", "c")
     assert (refusals.updates, refusals.last) == (1003, "c")
-    assert [(entry["why"], entry.get("also_before")) for entry in logs] == [
+    assert [(entry["why"], entry.get("left_out")) for entry in logs] == [
         ("a", None),
         ("b", None),
         ("c", 1000),

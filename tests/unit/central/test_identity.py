@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import http.client
 import ipaddress
-import ssl
 from pathlib import Path
 
 import grpc
@@ -19,10 +17,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from central.config import CentralConfig, CentralSection
 from central.daemon import Central
 from central.pki import issue, make_ca
+from tests.support.spoken_streams import https, said_to_hello
 from whitepanda.common.tls import TlsFiles, channel_credentials
-from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc
+from whitepanda.v1 import fleet_pb2, fleet_pb2_grpc
 
-CONNECT = "/whitepanda.v1.AgentStream/Connect"
 OTHERS = {  # what a certificate may say beside DNS names; each names somebody whom central knows
     "email": lambda name: [x509.RFC822Name(name)],
     "uri": lambda name: [x509.UniformResourceIdentifier(name)],
@@ -90,29 +88,11 @@ async def may_ask(central: Central, files: TlsFiles) -> str:
     return "OK"
 
 
-async def may_connect(central: Central, files: TlsFiles, host: str) -> str:
-    """Return what an agent's or importer's Hello is answered with."""
-    async with grpc.aio.secure_channel(f"localhost:{central.port}", channel_credentials(files)) as channel:
-        call = channel.stream_stream(CONNECT)()
-        hello = agent_pb2.Hello(host=host, protocol_version=2, min_protocol_version=1)
-        try:
-            await call.write(agent_pb2.AgentMessage(hello=hello).SerializeToString())
-            raw = await asyncio.wait_for(call.read(), 10)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raw = grpc.aio.EOF
-        if raw is grpc.aio.EOF:
-            return (await call.code()).name
-        return str(agent_pb2.CentralMessage.FromString(raw).WhichOneof("body"))
-
-
 async def http_status(central: Central, files: TlsFiles) -> int:
     """Return the status of an operator's question by HTTPS."""
-    context = ssl.create_default_context(cafile=files.ca)
-    context.load_cert_chain(files.certificate, files.key)
 
     def ask() -> int:
-        assert central._http is not None
-        connection = http.client.HTTPSConnection("127.0.0.1", central._http.port, timeout=10, context=context)
+        connection = https(central, files)
         connection.request("GET", "/v1/hosts")
         return connection.getresponse().status
 
@@ -133,13 +113,13 @@ async def test_nothing_but_a_dns_name_makes_a_host_or_importer(
     central: Central, tmp_path: Path, kind: str, host: str
 ) -> None:
     files = certificate(tmp_path / "pki", host, OTHERS[kind](host))
-    assert await may_connect(central, files, host) == "PERMISSION_DENIED"
+    assert await said_to_hello(central, files, host) == "PERMISSION_DENIED"
     assert central.ingest.refused_streams == {"wrong_host": 1}
 
 
 async def test_an_address_is_no_hosts_name(central: Central, tmp_path: Path) -> None:
     files = certificate(tmp_path / "pki", "127.0.0.1", OTHERS["address"](""))
-    assert await may_connect(central, files, "127.0.0.1") == "PERMISSION_DENIED"
+    assert await said_to_hello(central, files, "127.0.0.1") == "PERMISSION_DENIED"
 
 
 async def test_dns_names_count_whatever_stands_beside_them(central: Central, tmp_path: Path) -> None:
@@ -147,9 +127,9 @@ async def test_dns_names_count_whatever_stands_beside_them(central: Central, tmp
     files = certificate(tmp_path / "pki", "h3", names)
     assert await may_ask(central, files) == "OK"
     assert await http_status(central, files) == 200
-    assert await may_connect(central, files, "h1") == "welcome"
+    assert await said_to_hello(central, files, "h1") == "welcome"
     for other in ("h2", "h3"):
-        assert await may_connect(central, files, other) == "PERMISSION_DENIED"
+        assert await said_to_hello(central, files, other) == "PERMISSION_DENIED"
 
 
 async def test_a_certificate_without_dns_names_is_refused_with_the_reason(

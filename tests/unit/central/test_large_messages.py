@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
+import termios
 import time
 from collections.abc import Iterator
 
@@ -91,14 +93,37 @@ async def test_of_other_messages_their_jobs_are_counted(large) -> None:
     assert (await large.read(b"\x12" * 100_000, SENDER)).body == "malformed"
 
 
-async def test_a_process_that_died_costs_one_message(large) -> None:
-    raw = raw_of(batch())
+async def dying(large: LargeMessages, raw: bytes, *, waiting: int = 0) -> list[asyncio.Task]:
+    """Have the process die of a message, while so many others wait."""
     await large.read(raw, SENDER)
     process = large._process
-    os.kill(process.pid, signal.SIGSTOP)  # so that it dies with the message
-    task = asyncio.ensure_future(large.read(raw, SENDER))
-    await asyncio.sleep(0)
+    os.kill(process.pid, signal.SIGSTOP)
+    tasks = [asyncio.create_task(large.read(raw, SENDER)) for _ in range(1 + waiting)]
+    arrived = bytearray(4)
+    async with asyncio.timeout(20):
+        while not int.from_bytes(arrived):
+            await asyncio.sleep(0.01)
+            fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, arrived)
     process.kill()
+    return tasks
+
+
+async def test_a_process_that_died_costs_the_message_that_it_was_reading(large) -> None:
+    raw = raw_of(batch())
+    first, *others = await dying(large, raw, waiting=3)
+    process = large._process
     with pytest.raises(OSError, match="ended with -9"):
-        await task
+        await first
+    assert [(await each).batch.rows for each in others] == [3000] * 3
     assert (await large.read(raw, SENDER)).batch.rows == 3000
+    assert process.stdin.closed
+    assert process.stdout.closed
+
+
+async def test_who_waits_at_the_end_gets_an_error_and_no_process_is_left(large) -> None:
+    tasks = await dying(large, raw_of(batch()), waiting=2)
+    large.close()
+    for task in tasks:
+        with pytest.raises(OSError, match=r"ended with -9|central is stopping"):
+            await task
+    assert large._process is None
