@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import shutil
 import tempfile
 import threading
@@ -35,7 +36,7 @@ import pyarrow.parquet as pq
 from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
-from central.failing_machines import failing, is_of_rows
+from central.failing_machines import failing, is_of_memory, is_of_rows
 from central.lake import Lake, Segment
 from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
@@ -334,12 +335,7 @@ class Builder:
         self._state.mkdir(parents=True, exist_ok=True)
         stale = [day for day in days if not self._states.is_there(day.folder)]
         folders = [day.folder for day in days]
-        with self._running_engines(len(stale)) as (running, scratch):
-            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
-            found = self._solved(running[0], folders) if len(running) == 1 else None
-        if found is None:  # one engine now, with all of the memory
-            with self._running_engines(1) as ((one,), _):
-                found = self._solved(one, folders)
+        found = self._computed(stale, folders)
         self.last_days_computed = len(stale)
         statistics, coefficients = found
         machines, jobs = self._left_out_by_machine(days)
@@ -369,6 +365,28 @@ class Builder:
         self._states.forget({day.folder for day in days})
         self.versions.prune(KEPT_VERSIONS)
         return built.version
+
+    def _computed(self, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+        """Compute the states of days and solve all; where memory is short, again with one thread."""
+        if self._section.threads > 1:
+            try:
+                return self._computed_by(self._section.threads, stale, folders)
+            except Exception as error:
+                if not is_of_memory(error) or self._stopping.is_set():
+                    raise
+                self._log.info(
+                    "memory is short for the build, which goes on with one thread", error=_line_of(error)
+                )
+        left = [day for day in stale if not self._states.is_there(day.folder)]
+        return self._computed_by(1, left, folders)
+
+    def _computed_by(self, threads: int, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+        with self._running_engines(len(stale), threads) as (running, scratch):
+            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch, threads))
+            if len(running) == 1:
+                return self._solved(running[0], folders)
+        with self._running_engines(1, threads) as ((one,), _):  # with all of the memory
+            return self._solved(one, folders)
 
     def _days(self) -> tuple[list[_Day], list[OlderDay]]:
         """The lake's days that count, rolled up; and those that are `days` days or more older than the newest one."""
@@ -417,39 +435,41 @@ class Builder:
             finally:
                 self._running = ()
 
-    def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
+    def _compute(self, running: AnyEngine, day: _Day, scratch: Path, threads: int) -> None:
         """Compute the state of one day; it is there as a whole or not at all."""
-        self._check_stopping()
-        slots_file = scratch / f"slots-{day.day}.parquet"  # a name of its own: DuckDB remembers what it read
-        if isinstance(running, engine.Engine):
-            engine.write_parquet(self._slots.read(running.connection, [day.slots]), slots_file)
-        else:
-            with self._duckdb(scratch) as (reader,):
-                engine.write_parquet(self._slots.read(reader.connection, [day.slots]), slots_file)
         folder = scratch / day.digest
-        slots = running.read([slots_file])
+        attempts = itertools.count()
 
         def write(without: Sequence[str] = ()) -> None:
             self._check_stopping()
             self.lease.check()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            kept = slots.filter(slots.machine.notin(without)) if without else slots
-            day_states.write(
-                self._section.method, running, kept, self._slot_ns, folder, self._section.max_machine_jobs
-            )
+            # A name of its own: DuckDB remembers what it read.
+            slots_file = scratch / f"slots-{day.day}-{next(attempts)}.parquet"
+            try:
+                if isinstance(running, engine.Engine):
+                    self._write_slots(running, day, slots_file, without)
+                else:
+                    with self._duckdb(scratch, 1, threads) as (reader,):
+                        self._write_slots(reader, day, slots_file, without)
+                day_states.write(
+                    self._section.method,
+                    running,
+                    running.read([slots_file]),
+                    self._slot_ns,
+                    folder,
+                    self._section.max_machine_jobs,
+                )
+            finally:
+                slots_file.unlink(missing_ok=True)
 
         try:
             write()
         except Exception as error:
-            if not is_of_rows(error) or self._stopping.is_set():
+            if not is_of_rows(error) or self._stopping.is_set() or (threads > 1 and is_of_memory(error)):
                 raise
-            counts = (
-                pq.read_table(slots_file, columns=["machine"])
-                .group_by("machine")
-                .aggregate([([], "count_all")])
-            )
-            left_out = failing(counts.sort_by("count_all")["machine"].to_pylist(), error, write)
+            left_out = failing(self._slots.machines(day.slots), error, write)
             write(left_out)
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
             self._log.warning(
@@ -459,7 +479,10 @@ class Builder:
                 error=_line_of(error),
             )
         self._states.put(folder, day.folder)
-        slots_file.unlink()
+
+    def _write_slots(self, running: engine.Engine, day: _Day, path: Path, without: Sequence[str]) -> None:
+        rows = self._slots.read(running.connection, [day.slots])
+        engine.write_parquet(rows.filter(rows.machine.notin(without)) if without else rows, path)
 
     def _left_out_by_machine(self, days: Sequence[_Day]) -> tuple[tuple[str, ...], dict[str, int]]:
         """Return the machines of which some day's rows are left out, and by machine the most jobs left out of a day."""
@@ -485,13 +508,13 @@ class Builder:
         return day_states.solved(self._section.method, running, folders)
 
     @contextlib.contextmanager
-    def _running_engines(self, days: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
+    def _running_engines(self, days: int, threads: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
         """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
         with tempfile.TemporaryDirectory(prefix=".build-", dir=self._state) as name, ExitStack() as stack:
             scratch = Path(name)
             running: Sequence[AnyEngine]
             if self._section.engine == "duckdb":
-                running = stack.enter_context(self._duckdb(scratch, days))
+                running = stack.enter_context(self._duckdb(scratch, days, threads))
             else:  # which spreads a day over its workers
                 running = [stack.enter_context(self._spark(scratch))]
             self._running = running
@@ -500,11 +523,13 @@ class Builder:
             finally:
                 self._running = ()
 
-    def _duckdb(self, scratch: Path, days: int = 1) -> contextlib.AbstractContextManager[list[engine.Engine]]:
+    def _duckdb(
+        self, scratch: Path, days: int, threads: int
+    ) -> contextlib.AbstractContextManager[list[engine.Engine]]:
         return duckdb_lanes(
             days,
             memory_limit_mib=self._section.memory_limit_mib,
-            threads=self._section.threads,
+            threads=threads,
             spill_dir=scratch / "spill",
         )
 

@@ -93,13 +93,14 @@ class Engine:
     Args:
         memory_limit_mib: of DuckDB's buffers.
         threads: that a query runs on.
-        spill_dir: folder for what does not fit; made when needed.
+        spill_dir: folder for what does not fit; made here.
 
     """
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
+        spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
         opened = quiet_duckdb.connect(
             memory_limit=f"{memory_limit_mib}MiB",
             threads=threads,
