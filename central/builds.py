@@ -37,7 +37,7 @@ from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
 from central.failing_machines import failing, is_of_memory, is_of_rows
-from central.lake import Lake, Segment
+from central.lake import DAY_NS, Lake, Segment
 from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
@@ -60,6 +60,8 @@ _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
+
+_PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -439,30 +441,31 @@ class Builder:
         """Compute the state of one day; it is there as a whole or not at all."""
         folder = scratch / day.digest
         attempts = itertools.count()
+        parts = 1 if threads > 1 else _PARTS_SHORT_OF_MEMORY
 
         def write(without: Sequence[str] = ()) -> None:
             self._check_stopping()
             self.lease.check()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            # A name of its own: DuckDB remembers what it read.
-            slots_file = scratch / f"slots-{day.day}-{next(attempts)}.parquet"
+            slots = scratch / f"slots-{day.day}-{next(attempts)}"  # a new name: DuckDB remembers what it read
+            slots.mkdir()
             try:
                 if isinstance(running, engine.Engine):
-                    self._write_slots(running, day, slots_file, without)
+                    files = self._write_slots(running, day, slots, parts, without)
                 else:
                     with self._duckdb(scratch, 1, threads) as (reader,):
-                        self._write_slots(reader, day, slots_file, without)
+                        files = self._write_slots(reader, day, slots, parts, without)
                 day_states.write(
                     self._section.method,
                     running,
-                    running.read([slots_file]),
+                    running.read(files),
                     self._slot_ns,
                     folder,
                     self._section.max_machine_jobs,
                 )
             finally:
-                slots_file.unlink(missing_ok=True)
+                shutil.rmtree(slots)
 
         try:
             write()
@@ -480,9 +483,20 @@ class Builder:
             )
         self._states.put(folder, day.folder)
 
-    def _write_slots(self, running: engine.Engine, day: _Day, path: Path, without: Sequence[str]) -> None:
+    def _write_slots(
+        self, running: engine.Engine, day: _Day, folder: Path, parts: int, without: Sequence[str]
+    ) -> list[Path]:
+        """Write the slots of a day, one of so many parts after the other. Returns the files."""
         rows = self._slots.read(running.connection, [day.slots])
-        engine.write_parquet(rows.filter(rows.machine.notin(without)) if without else rows, path)
+        if without:
+            rows = rows.filter(rows.machine.notin(without))
+        files = [folder / f"{part}.parquet" for part in range(parts)]
+        first_ns = (day.day - date(1970, 1, 1)).days * DAY_NS
+        for part, file in enumerate(files):
+            begin, end = (first_ns + DAY_NS * number // parts for number in (part, part + 1))
+            mine = rows.filter(rows.slot_start_ns >= begin, rows.slot_start_ns < end) if parts > 1 else rows
+            engine.write_parquet(mine, file)
+        return files
 
     def _left_out_by_machine(self, days: Sequence[_Day]) -> tuple[tuple[str, ...], dict[str, int]]:
         """Return the machines of which some day's rows are left out, and by machine the most jobs left out of a day."""

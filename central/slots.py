@@ -146,7 +146,7 @@ class SlotStore:
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up the segments of a day that have not been. A window that comes late is in a later part.
 
-        Where memory is short for all of them, fewer are rolled up at a time.
+        Where memory is short for all of them, fewer are rolled up at a time, and parts are not merged.
 
         Args:
             day: the day.
@@ -160,7 +160,7 @@ class SlotStore:
             OSError: the lake cannot be read or written. What was rolled up before stays.
 
         """
-        at_once, tries = sys.maxsize, 0
+        at_once, tries, is_short = sys.maxsize, 0, False
         while tries < _TRIES:
             before = self.manifest(day)
             new = self._not_yet(day, before)
@@ -168,13 +168,13 @@ class SlotStore:
                 return before
             some = new[:at_once]
             try:
-                done = self._add(day, before, some, connection)
+                done = self._add(day, before, some, connection, is_short=is_short)
             except FileExistsError:
                 tries += 1  # another builder was quicker; it may have rolled up the very same segments
             except Exception as error:
-                if len(some) == 1 or not is_of_memory(error):
+                if not is_of_memory(error) or (is_short and len(some) == 1):
                     raise
-                at_once = len(some) // 2
+                at_once, is_short = max(1, len(some) // 2), True
                 connection.execute("SET threads = 1")
             else:
                 if len(some) == len(new):
@@ -330,13 +330,15 @@ class SlotStore:
         before: SlotManifest | None,
         new: list[Segment],
         connection: duckdb.DuckDBPyConnection,
+        *,
+        is_short: bool,  # of memory
     ) -> SlotManifest:
         number = (before.number if before else 0) + 1
         old = before.parts if before is not None else ()
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
         drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
-        merged = old if len(old) >= _MAX_PARTS else ()
+        merged = old if not is_short and len(old) >= _MAX_PARTS else ()
         published = []
         for segment in new:
             with segment.path.open("rb") as file:
@@ -351,6 +353,7 @@ class SlotStore:
                 new,
                 ([part.batches for part in old], [part.slots for part in merged]),
                 (drafts[slots], drafts[batches]),
+                may_leave_out_for_memory=is_short and len(new) == 1,
             )
             part = SlotPart(
                 slots=slots,
@@ -405,6 +408,8 @@ class SlotStore:
         new: list[Segment],
         before: tuple[list[str], list[str]],
         files: tuple[Path, Path],
+        *,
+        may_leave_out_for_memory: bool,
     ) -> tuple[int, int, list[str]]:
         """Write a part. Returns windows, duplicates, and the machines whose rows make it fail and are left out."""
 
@@ -414,7 +419,7 @@ class SlotStore:
         try:
             return (*write(), [])
         except Exception as error:
-            if not is_of_rows(error) or (is_of_memory(error) and len(new) > 1):
+            if not is_of_rows(error) or (is_of_memory(error) and not may_leave_out_for_memory):
                 raise
             left_out = failing(_machines(segment.path for segment in new), error, write)
             self._log.warning(
