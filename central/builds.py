@@ -369,22 +369,21 @@ class Builder:
         return built.version
 
     def _computed(self, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
-        """Compute the states of days and solve all; where memory is short, again with one thread."""
-        if self._section.threads > 1:
-            try:
-                return self._computed_by(self._section.threads, stale, folders)
-            except Exception as error:
-                if not is_of_memory(error) or self._stopping.is_set():
-                    raise
-                self._log.info(
-                    "memory is short for the build, which goes on with one thread", error=_line_of(error)
-                )
+        """Compute the states of days and solve all; where memory is short, again with less at a time."""
+        try:
+            return self._computed_by(self._section.threads, stale, folders)
+        except Exception as error:
+            if not is_of_memory(error) or self._stopping.is_set():
+                raise
+            self._log.info("memory is short for a build; less is done at a time", error=_line_of(error))
         left = [day for day in stale if not self._states.is_there(day.folder)]
-        return self._computed_by(1, left, folders)
+        return self._computed_by(1, left, folders, is_short=True)
 
-    def _computed_by(self, threads: int, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+    def _computed_by(
+        self, threads: int, stale: list[_Day], folders: list[Path], *, is_short: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
         with self._running_engines(len(stale), threads) as (running, scratch):
-            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch, threads))
+            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch, is_short=is_short))
             if len(running) == 1:
                 return self._solved(running[0], folders)
         with self._running_engines(1, threads) as ((one,), _):  # with all of the memory
@@ -437,11 +436,14 @@ class Builder:
             finally:
                 self._running = ()
 
-    def _compute(self, running: AnyEngine, day: _Day, scratch: Path, threads: int) -> None:
-        """Compute the state of one day; it is there as a whole or not at all."""
+    def _compute(self, running: AnyEngine, day: _Day, scratch: Path, *, is_short: bool) -> None:
+        """Compute the state of one day; it is there as a whole or not at all.
+
+        Where memory is short even for this, with `is_short`, machines are left out.
+        """
         folder = scratch / day.digest
         attempts = itertools.count()
-        parts = 1 if threads > 1 else _PARTS_SHORT_OF_MEMORY
+        parts = _PARTS_SHORT_OF_MEMORY if is_short else 1
 
         def write(without: Sequence[str] = ()) -> None:
             self._check_stopping()
@@ -454,7 +456,7 @@ class Builder:
                 if isinstance(running, engine.Engine):
                     files = self._write_slots(running, day, slots, parts, without)
                 else:
-                    with self._duckdb(scratch, 1, threads) as (reader,):
+                    with self._duckdb(scratch, 1, 1) as (reader,):
                         files = self._write_slots(reader, day, slots, parts, without)
                 day_states.write(
                     self._section.method,
@@ -470,7 +472,7 @@ class Builder:
         try:
             write()
         except Exception as error:
-            if not is_of_rows(error) or self._stopping.is_set() or (threads > 1 and is_of_memory(error)):
+            if not is_of_rows(error) or self._stopping.is_set() or (is_of_memory(error) and not is_short):
                 raise
             left_out = failing(self._slots.machines(day.slots), error, write)
             write(left_out)
