@@ -92,6 +92,7 @@ class Builder:
         holder: this replica in the lease, see `Lease`.
         state_dir: folder for the state; None takes the lake's own folder.
         lake_section: what is done for the lake after builds; None: nothing.
+        is_short: whether memory was short for the last build: then less is done at a time from the beginning.
 
     Attributes:
         current: the version in force; None before the first one.
@@ -114,6 +115,7 @@ class Builder:
         holder: str = "central-0",
         state_dir: Path | None = None,
         lake_section: LakeSection | None = None,
+        is_short: bool = False,
     ) -> None:
         self.versions = VersionStore(lake.objects)
         self.lease = Lease(lake.objects, holder, section.lease_s)
@@ -141,9 +143,12 @@ class Builder:
         self._care = (
             None
             if lake_section is None
-            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns)
+            else LakeCare(
+                lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days
+            )
         )
         self._care_error = ""
+        self._is_short = is_short
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
@@ -370,12 +375,13 @@ class Builder:
 
     def _computed(self, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
         """Compute the states of days and solve all; where memory is short, again with less at a time."""
-        try:
-            return self._computed_by(self._section.threads, stale, folders)
-        except Exception as error:
-            if not is_of_memory(error) or self._stopping.is_set():
-                raise
-            self._log.info("memory is short for a build; less is done at a time", error=_line_of(error))
+        if not self._is_short:
+            try:
+                return self._computed_by(self._section.threads, stale, folders)
+            except Exception as error:
+                if not is_of_memory(error) or self._stopping.is_set():
+                    raise
+                self._log.info("memory is short for a build; less is done at a time", error=_line_of(error))
         left = [day for day in stale if not self._states.is_there(day.folder)]
         return self._computed_by(1, left, folders, is_short=True)
 

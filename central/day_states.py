@@ -31,6 +31,9 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_NO_CODES = np.empty(0, dtype=np.int32)
+
+
 def write(
     method: str,
     running: engine.Engine | SparkEngine,
@@ -83,17 +86,22 @@ def solved(
 
 def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
     """Add location and scale of ln CPI over the days (`estimator.scales`); null for jobs that are never sensitive."""
+    names, codes = {}, {}  # numpy's columns of names would take the space of the longest one for each
+    for name in ("job", "platform"):
+        encoded = days[name].dictionary_encode().unify_dictionaries()
+        names[name] = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        codes[name] = np.concatenate([_NO_CODES, *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
     found = over_days(
-        np.asarray(days["job"].to_pylist(), dtype=np.str_),
-        np.asarray(days["platform"].to_pylist(), dtype=np.str_),
+        codes["job"],
+        codes["platform"],
         days["samples"].to_numpy(),
         days["location"].to_numpy(),
         days["scale"].to_numpy(),
     )
     robust = pa.table(
         {
-            "job": pa.array(found.job, pa.string()),
-            "platform": pa.array(found.platform, pa.string()),
+            "job": names["job"].take(pa.array(found.job)),
+            "platform": names["platform"].take(pa.array(found.platform)),
             "location_log_cpi": found.location,
             "scale_log_cpi": found.scale,
         }

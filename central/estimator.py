@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from central import machine_days
 from central.coded import coded, numbered
-from central.models.groups import Column, Floats, Ints, group, sums
+from central.models.groups import Floats, Ints, group, sums
 from central.models.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ _DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
 _MAX_PLACES = 8_000_000  # of 17 bytes for pairs of jobs
-_NOTHING = np.empty(0, dtype=np.int64)
 # Of each kind of `PRODUCTS`: what its two keys number, and how many values count.
 _KINDS = {
     machine_days.PAIRS: ("job", "job", 2),
@@ -150,25 +150,28 @@ def scales(folders: Iterable[Path]) -> pa.Table:
     return rows.filter(rows["samples"].to_numpy() > 0).select([*_DAY, "samples", "location", "scale"])
 
 
-def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
+def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, pa.Array]:
     """Add up states that share no machine day.
 
     Returns:
         The state, with numbers in place of names, and the names of jobs by number.
 
     """
-    names: dict[str, list[Column]] = {"job": [], "machine": []}
+    names: dict[str, list[pa.Array]] = {"job": [], "machine": []}
     used = [folder for folder in folders if pq.read_metadata(folder / "machines.parquet").num_rows]
     for folder in used:
         for name, each in names.items():
             each.append(_names(folder / f"{name}s.parquet", name))
-    known = {name: np.unique(np.concatenate(each)) if each else _NOTHING for name, each in names.items()}
-    known[""] = np.zeros(1, dtype=np.int64)
-    widths = {name: len(each) for name, each in known.items()}
+    # Arrow's names: in a column of numpy's each takes the space of the longest one.
+    known = {name: _sorted(each) for name, each in names.items()}
+    widths = {"": 1} | {name: len(each) for name, each in known.items()}
     totals = _Products(widths)
     for number, table in enumerate(_read_ahead(folder / "products.parquet" for folder in used)):
-        own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
-        totals.add(table, own | {"": known[""]})
+        own = {
+            name: pc.index_in(each[number], value_set=known[name]).to_numpy().astype(np.int64)
+            for name, each in names.items()
+        }
+        totals.add(table, own | {"": np.zeros(1, dtype=np.int64)})
     return _state(widths["job"], totals), known["job"]
 
 
@@ -176,7 +179,7 @@ def coefficients(folders: Iterable[Path]) -> WhitepandaCoefficients:
     """Solve the merged states of days that share no machine day."""
     state, jobs = merged_state(folders)
     found = state.coefficients()
-    return replace(found, job=jobs[found.job])
+    return replace(found, job=np.asarray(jobs.take(pa.array(found.job)).to_pylist(), object))
 
 
 def as_table(found: WhitepandaCoefficients, job: pa.DataType) -> pa.Table:
@@ -298,11 +301,17 @@ def _read_ahead(paths: Iterable[Path]) -> Iterator[pa.Table]:
             yield before.result()
 
 
-def _names(path: Path, name: str) -> Column:
+def _names(path: Path, name: str) -> pa.Array:
     """Return the names of a state by their numbers."""
     rows = pq.read_table(path, columns=[name, "code"])
     _, first = np.unique(rows["code"].to_numpy(), return_index=True)
-    return np.asarray(rows[name].take(pa.array(first)).to_pylist())
+    return rows[name].take(pa.array(first)).combine_chunks()
+
+
+def _sorted(names: list[pa.Array]) -> pa.Array:
+    """Return the distinct ones of all, in order."""
+    found = pc.unique(pa.chunked_array(names)) if names else pa.array([], pa.string())
+    return found.take(pc.sort_indices(found))
 
 
 def _state(jobs: int, totals: _Products) -> WhitepandaState:
