@@ -36,13 +36,13 @@ import pyarrow.parquet as pq
 from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
+from central.day_states import CROWDED_FILE, MAX_JOBS
 from central.failing_machines import failing, is_of_memory, is_of_rows
 from central.lake import DAY_NS, Lake, Segment
 from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
-from central.machine_days import CROWDED_FILE, MAX_JOBS
 from central.other_settings import OtherSettings
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine

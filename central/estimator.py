@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +58,6 @@ _KINDS = {
     machine_days.MACHINE_JOBS: ("machine", "job", 2),
     machine_days.MACHINES: ("machine", "", 3),
     machine_days.TOTAL: ("", "", 4),
-    machine_days.CROWDED: ("machine", "", 1),
 }
 
 
@@ -119,7 +117,6 @@ def write_state(
     slots: ir.Table,
     slot_ns: int,
     folder: Path,
-    max_jobs: int = machine_days.MAX_JOBS,
 ) -> None:
     """Write `STATE_FILES` of task slots of whole days.
 
@@ -128,7 +125,6 @@ def write_state(
         slots: columns as of `engine.task_slots`; better from a file: they are read three times.
         slot_ns: length of a slot.
         folder: is there, and empty.
-        max_jobs: that count of a machine day, the most common ones.
 
     """
     jobs, raw = folder / "jobs.parquet", folder / "raw.parquet"
@@ -136,10 +132,7 @@ def write_state(
     days = pq.read_table(jobs, columns=["day"])["day"].unique()
     numbers = coded(opened, slots, folder)
     rows = normalised(numbers.rows, opened.read([jobs]), is_one_day=len(days) == 1)
-    opened.machine_days(
-        rows, numbers.count, partial(machine_days.whitepanda, max_jobs=max_jobs), slot_ns, raw
-    )
-    machine_days.write_crowded(raw, folder)
+    opened.machine_days(rows, numbers.count, machine_days.whitepanda, slot_ns, raw)
     _write_products(raw, folder)
     raw.unlink()
 

@@ -244,6 +244,7 @@ def test_a_host_with_30_000_job_names_costs_no_other_host_its_statistics(
     assert here.current is not None
     manifest = builder.current.manifest
     assert (manifest.machines_left_out, set(manifest.jobs_left_out)) == ((), {"crowded"})
+    assert len(builder.current.jobs) == 506
     for job in sorted(here.current.jobs):
         (ours,), (theirs,) = builder.current.statistics(job), here.current.statistics(job)
         assert ours.samples == theirs.samples
