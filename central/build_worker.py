@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -23,19 +24,27 @@ import msgspec
 
 from central import worker_process
 from central.builds import Builder, BuildStoppedError
-from central.config import CentralConfig
+from central.config import BuildSection, CentralConfig
 from central.lake import Lake
 from central.left_out import LeftOut
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
 
-__all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "main"]
+__all__ = ["COMMAND", "BuildFailedError", "BuildProcess", "bound_mib", "main"]
 
 #: What runs in the process; it gets central's process id as its argument.
 COMMAND = [sys.executable, "-m", "central.build_worker"]
 
-#: Days are computed beside each other, each of small matrices.
-_ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+#: One BLAS thread: days are computed beside each other, each of small matrices. The rest keeps allocators from taking
+#: address space ahead, as all of it counts against the bound on memory.
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "2",
+}
+_BESIDE_MIB = (
+    512  # of memory for Python beside build.memory_limit_mib, which is DuckDB's, and as much for each thread
+)
 _KEPT_S = 60.0  # builds that follow sooner than this share a process
 _STOP_S = 5.0  # for a build to stop by itself, before it is killed
 _NICE = 10  # than central: an hour's build takes what CPU time is left, and no acknowledgement waits for it
@@ -51,6 +60,7 @@ class _Start(msgspec.Struct, frozen=True):
 
     config: CentralConfig
     holder: str
+    is_short: bool = False  # of memory, for all that is known: the process before it died
 
 
 def _arguments(start: _Start, lake: Lake) -> dict[str, Any]:
@@ -63,6 +73,7 @@ def _arguments(start: _Start, lake: Lake) -> dict[str, Any]:
         "holder": start.holder,
         "state_dir": None if lake.is_folder else Path(config.central.state_dir) / "state",
         "lake_section": config.lake,
+        "is_short": start.is_short,
     }
 
 
@@ -100,6 +111,7 @@ class BuildProcess(Builder):
             self.last_error = answer.get("error", "")
             if self.last_error:
                 raise BuildFailedError(self.last_error)
+            self._start = msgspec.structs.replace(self._start, is_short=False)
             self.last_build_s, self.last_days_computed = answer["seconds"], answer["days_computed"]
             self.left_out = LeftOut(*answer["left_out"])
             return self.current.version if self._take_newer() and self.current else None
@@ -120,7 +132,7 @@ class BuildProcess(Builder):
         if self._process is not None and self._process.poll() is None:
             return
         self.close()
-        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ONE_BLAS_THREAD | os.environ)
+        self._process = worker_process.start([*COMMAND, str(os.getpid())], env=_ENVIRONMENT | os.environ)
         _tell(self._process, msgspec.json.encode(self._start))
 
     def stop(self) -> None:
@@ -155,6 +167,7 @@ class BuildProcess(Builder):
         line = process.stdout.readline() if process.stdout is not None else b""
         if not line:
             error = f"the process that builds ended with status {process.wait()}"
+            self._start = msgspec.structs.replace(self._start, is_short=True)
             with contextlib.suppress(OSError):  # else other replicas wait until the lease runs out
                 self.lease.release_left()
             return {"error": error}
@@ -215,12 +228,25 @@ def _serve(builder: Builder, asked: queue.SimpleQueue[bytes]) -> None:
         sys.stdout.flush()
 
 
+def bound_mib(section: BuildSection) -> int:
+    """Return how much memory the process may have, MiB."""
+    return section.memory_limit_mib + _BESIDE_MIB * (1 + section.threads)
+
+
+def _bound_memory(mib: int) -> None:
+    """Have what is more fail in this process with MemoryError: the machine and central do not run out of memory."""
+    with contextlib.suppress(OSError, ValueError):  # the system allows less already
+        resource.setrlimit(resource.RLIMIT_DATA, (mib << 20, mib << 20))
+
+
 def main() -> None:
     """Build whenever asked, until standard input ends."""
     if not worker_process.begin(int(sys.argv[-1]), nice=_NICE):
         return
     start = msgspec.json.decode(sys.stdin.readline(), type=_Start)
     config = start.config
+    if config.build.engine == "duckdb":  # Spark's Java would inherit it
+        _bound_memory(bound_mib(config.build))
     log.configure(config.central.log_level)
     state = Path(config.central.state_dir)
     lake = Lake(config.central.lake_dir or state / "lake", copies=state)

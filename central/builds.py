@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import shutil
 import tempfile
 import threading
@@ -35,14 +36,14 @@ import pyarrow.parquet as pq
 from central import day_states, engine, quiet_duckdb
 from central.care import LakeCare
 from central.config import BuildSection, LakeSection
+from central.day_states import CROWDED_FILE, MAX_JOBS
 from central.drafts import OwnedFolder
-from central.failing_machines import failing, is_of_rows
-from central.lake import Lake, Segment
+from central.failing_machines import failing, is_of_memory, is_of_rows
+from central.lake import DAY_NS, Lake, Segment
 from central.lake_errors import DamagedError
 from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
-from central.machine_days import CROWDED_FILE, MAX_JOBS
 from central.other_settings import OtherSettings
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
@@ -60,6 +61,8 @@ _T = TypeVar("_T")
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 _LEFT_OUT_FILE = "machines_left_out.parquet"  # of a state's folder, where there are such
+
+_PARTS_SHORT_OF_MEMORY = 24  # of a day, merged one after the other
 
 #: Older versions are deleted.
 KEPT_VERSIONS = 50
@@ -90,6 +93,7 @@ class Builder:
         holder: this replica in the lease, see `Lease`.
         state_dir: folder for the state; None takes the lake's own folder.
         lake_section: what is done for the lake after builds; None: nothing.
+        is_short: whether memory was short for the last build: then less is done at a time from the beginning.
 
     Attributes:
         current: the version in force; None before the first one.
@@ -112,6 +116,7 @@ class Builder:
         holder: str = "central-0",
         state_dir: Path | None = None,
         lake_section: LakeSection | None = None,
+        is_short: bool = False,
     ) -> None:
         self.versions = VersionStore(lake.objects)
         self.lease = Lease(lake.objects, holder, section.lease_s)
@@ -139,9 +144,12 @@ class Builder:
         self._care = (
             None
             if lake_section is None
-            else LakeCare(lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns)
+            else LakeCare(
+                lake_section, lake, self._slots, clock_unix_ns=clock_unix_ns, build_days=section.days
+            )
         )
         self._care_error = ""
+        self._is_short = is_short
         self._is_taken = False  # by the last `_build`: the version was another replica's
         self._one_at_a_time = threading.Lock()
         self._setting_current = threading.Lock()
@@ -335,12 +343,7 @@ class Builder:
         self._state.mkdir(parents=True, exist_ok=True)
         stale = [day for day in days if not self._states.is_there(day.folder)]
         folders = [day.folder for day in days]
-        with self._running_engines(len(stale)) as (running, scratch):
-            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch))
-            found = self._solved(running[0], folders) if len(running) == 1 else None
-        if found is None:  # one engine now, with all of the memory
-            with self._running_engines(1) as ((one,), _):
-                found = self._solved(one, folders)
+        found = self._computed(stale, folders)
         self.last_days_computed = len(stale)
         statistics, coefficients = found
         machines, jobs = self._left_out_by_machine(days)
@@ -370,6 +373,28 @@ class Builder:
         self._states.forget({day.folder for day in days})
         self.versions.prune(KEPT_VERSIONS)
         return built.version
+
+    def _computed(self, stale: list[_Day], folders: list[Path]) -> tuple[pa.Table, pa.Table]:
+        """Compute the states of days and solve all; where memory is short, again with less at a time."""
+        if not self._is_short:
+            try:
+                return self._computed_by(self._section.threads, stale, folders)
+            except Exception as error:
+                if not is_of_memory(error) or self._stopping.is_set():
+                    raise
+                self._log.info("memory is short for a build; less is done at a time", error=_line_of(error))
+        left = [day for day in stale if not self._states.is_there(day.folder)]
+        return self._computed_by(1, left, folders, is_short=True)
+
+    def _computed_by(
+        self, threads: int, stale: list[_Day], folders: list[Path], *, is_short: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
+        with self._running_engines(len(stale), threads) as (running, scratch):
+            in_lanes(running, stale, lambda lane, day: self._compute(lane, day, scratch, is_short=is_short))
+            if len(running) == 1:
+                return self._solved(running[0], folders)
+        with self._running_engines(1, threads) as ((one,), _):  # with all of the memory
+            return self._solved(one, folders)
 
     def _days(self) -> tuple[list[_Day], list[OlderDay]]:
         """The lake's days that count, rolled up; and those that are `days` days or more older than the newest one."""
@@ -418,39 +443,45 @@ class Builder:
             finally:
                 self._running = ()
 
-    def _compute(self, running: AnyEngine, day: _Day, scratch: Path) -> None:
-        """Compute the state of one day; it is there as a whole or not at all."""
-        self._check_stopping()
-        slots_file = scratch / f"slots-{day.day}.parquet"  # a name of its own: DuckDB remembers what it read
-        if isinstance(running, engine.Engine):
-            engine.write_parquet(self._slots.read(running.connection, [day.slots]), slots_file)
-        else:
-            with self._duckdb(scratch) as (reader,):
-                engine.write_parquet(self._slots.read(reader.connection, [day.slots]), slots_file)
+    def _compute(self, running: AnyEngine, day: _Day, scratch: Path, *, is_short: bool) -> None:
+        """Compute the state of one day; it is there as a whole or not at all.
+
+        Where memory is short even for this, with `is_short`, machines are left out.
+        """
         folder = scratch / day.digest
-        slots = running.read([slots_file])
+        attempts = itertools.count()
+        parts = _PARTS_SHORT_OF_MEMORY if is_short else 1
 
         def write(without: Sequence[str] = ()) -> None:
             self._check_stopping()
             self.lease.check()
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            kept = slots.filter(slots.machine.notin(without)) if without else slots
-            day_states.write(
-                self._section.method, running, kept, self._slot_ns, folder, self._section.max_machine_jobs
-            )
+            slots = scratch / f"slots-{day.day}-{next(attempts)}"  # a new name: DuckDB remembers what it read
+            slots.mkdir()
+            try:
+                if isinstance(running, engine.Engine):
+                    files = self._write_slots(running, day, slots, parts, without)
+                else:
+                    with self._duckdb(scratch, 1, 1) as (reader,):
+                        files = self._write_slots(reader, day, slots, parts, without)
+                day_states.write(
+                    self._section.method,
+                    running,
+                    running.read(files),
+                    self._slot_ns,
+                    folder,
+                    self._section.max_machine_jobs,
+                )
+            finally:
+                shutil.rmtree(slots)
 
         try:
             write()
         except Exception as error:
-            if not is_of_rows(error) or self._stopping.is_set():
+            if not is_of_rows(error) or self._stopping.is_set() or (is_of_memory(error) and not is_short):
                 raise
-            counts = (
-                pq.read_table(slots_file, columns=["machine"])
-                .group_by("machine")
-                .aggregate([([], "count_all")])
-            )
-            left_out = failing(counts.sort_by("count_all")["machine"].to_pylist(), error, write)
+            left_out = failing(self._slots.machines(day.slots), error, write)
             write(left_out)
             pq.write_table(pa.table({"machine": pa.array(left_out, pa.string())}), folder / _LEFT_OUT_FILE)
             self._log.warning(
@@ -460,7 +491,21 @@ class Builder:
                 error=_line_of(error),
             )
         self._states.put(folder, day.folder)
-        slots_file.unlink()
+
+    def _write_slots(
+        self, running: engine.Engine, day: _Day, folder: Path, parts: int, without: Sequence[str]
+    ) -> list[Path]:
+        """Write the slots of a day, one of so many parts after the other. Returns the files."""
+        rows = self._slots.read(running.connection, [day.slots])
+        if without:
+            rows = rows.filter(rows.machine.notin(without))
+        files = [folder / f"{part}.parquet" for part in range(parts)]
+        first_ns = (day.day - date(1970, 1, 1)).days * DAY_NS
+        for part, file in enumerate(files):
+            begin, end = (first_ns + DAY_NS * number // parts for number in (part, part + 1))
+            mine = rows.filter(rows.slot_start_ns >= begin, rows.slot_start_ns < end) if parts > 1 else rows
+            engine.write_parquet(mine, file)
+        return files
 
     def _left_out_by_machine(self, days: Sequence[_Day]) -> tuple[tuple[str, ...], dict[str, int]]:
         """Return the machines of which some day's rows are left out, and by machine the most jobs left out of a day."""
@@ -486,12 +531,12 @@ class Builder:
         return day_states.solved(self._section.method, running, folders)
 
     @contextlib.contextmanager
-    def _running_engines(self, days: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
+    def _running_engines(self, days: int, threads: int) -> Iterator[tuple[Sequence[AnyEngine], Path]]:
         """Engines for so many days, and a folder for what is half done, on the lake's disk and gone afterwards."""
         with OwnedFolder(self._state, ".build-") as scratch, ExitStack() as stack:
             running: Sequence[AnyEngine]
             if self._section.engine == "duckdb":
-                running = stack.enter_context(self._duckdb(scratch, days))
+                running = stack.enter_context(self._duckdb(scratch, days, threads))
             else:  # which spreads a day over its workers
                 running = [stack.enter_context(self._spark(scratch))]
             self._running = running
@@ -500,11 +545,13 @@ class Builder:
             finally:
                 self._running = ()
 
-    def _duckdb(self, scratch: Path, days: int = 1) -> contextlib.AbstractContextManager[list[engine.Engine]]:
+    def _duckdb(
+        self, scratch: Path, days: int, threads: int
+    ) -> contextlib.AbstractContextManager[list[engine.Engine]]:
         return duckdb_lanes(
             days,
             memory_limit_mib=self._section.memory_limit_mib,
-            threads=self._section.threads,
+            threads=threads,
             spill_dir=scratch / "spill",
         )
 

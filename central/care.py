@@ -48,6 +48,7 @@ class LakeCare:
         lake: the lake.
         slots: its slots of the length that builds read.
         clock_unix_ns: for tests.
+        build_days: as many days back builds look, see `drop_samples`.
         grace_s: how long merged segments stay for readers that listed them before.
 
     """
@@ -59,12 +60,14 @@ class LakeCare:
         slots: SlotStore,
         *,
         clock_unix_ns: Callable[[], int] = time.time_ns,
+        build_days: int | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         self._section = section
         self._lake = lake
         self._slots = slots
         self._clock_unix_ns = clock_unix_ns
+        self._build_days = build_days
         self._grace_s = grace_s
         self._done_on: date | None = None
 
@@ -129,7 +132,9 @@ class LakeCare:
         dropped = slot_days = 0
         with _noted(damaged):
             if section.raw_days:
-                dropped = drop_samples(self._lake, manifests, raw_days=section.raw_days)
+                dropped = drop_samples(
+                    self._lake, manifests, raw_days=section.raw_days, build_days=self._build_days
+                )
         check()
         if section.slot_days:
             slot_days = drop_slots(self._lake, self._slots, slot_days=section.slot_days)

@@ -106,10 +106,13 @@ def remove_superseded(lake: Lake, *, grace_s: float = GRACE_S) -> int:
     return removed
 
 
-def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: int) -> int:
+def drop_samples(
+    lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: int, build_days: int | None = None
+) -> int:
     """Delete the samples of days that are `raw_days` or more older than the newest; slots and versions stay.
 
-    What has not been rolled up to slots stays too; the slots that take the place of samples are looked at first. Within
+    What has not been rolled up to slots stays too, and so do days of which machines were left out of the roll-up, as
+    long as a build may take them; the slots that take the place of samples are looked at first. Within
     a day the later rolls go first and a compacted segment after its sources, so that a kill leaves no segment that
     stands for one that is deleted, or the other way round.
 
@@ -117,6 +120,7 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
         lake: the lake.
         manifests: of the days that have been rolled up.
         raw_days: days to keep, from the newest one back.
+        build_days: as many days back builds look; None: nobody knows, days with machines left out stay.
 
     Returns:
         How many segments were deleted.
@@ -130,12 +134,17 @@ def drop_samples(lake: Lake, manifests: dict[date, SlotManifest], *, raw_days: i
     days = {*manifests, *(segment.day for segment in found)}
     if not days:
         return 0
-    until = max(days) - timedelta(days=raw_days)
+    newest = max(days)
+    until = newest - timedelta(days=raw_days)
     gone = [
         segment
         for segment in found
         if segment.day <= until
         and segment.day in manifests
+        and (
+            not manifests[segment.day].machines_left_out
+            or (build_days is not None and segment.day <= newest - timedelta(days=build_days))
+        )
         and segment.last <= manifests[segment.day].through.get(segment.origin, -1)
     ]
     damaged: dict[date, DamagedError] = {}

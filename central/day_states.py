@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from central import engine, estimator
-from central.machine_days import MAX_JOBS
 from central.models.robust_cpi import over_days
 
 if TYPE_CHECKING:
@@ -22,13 +22,22 @@ if TYPE_CHECKING:
 
     from central.spark import SparkEngine
 
-__all__ = ["FORMATS", "solved", "write"]
+__all__ = ["CROWDED_FILE", "FORMATS", "MAX_JOBS", "solved", "write"]
 
 #: By method, part of every state's digest: a change of what state means makes all of it stale.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "panda": ("panda-state-2",),
     "whitepanda": ("panda-state-2", "whitepanda-4"),
 }
+
+
+#: Jobs of a machine day, once with each platform, beyond so many are left out, the rarest first: pairs of jobs, and all
+#: names, have to fit into memory.
+MAX_JOBS = 500
+#: Of a state's folder: machines with more jobs than count, and how many are left out (machine, jobs).
+CROWDED_FILE = "crowded.parquet"
+
+_NO_CODES = np.empty(0, dtype=np.int32)
 
 
 def write(
@@ -50,11 +59,36 @@ def write(
         max_jobs: that count of a machine day, the most common ones.
 
     """
+    rare = folder / "rare.parquet"
+    slots = _without_rarest(running, slots, max_jobs, rare)
     if method == "panda":
-        engine.write_pair_state(running, slots, slot_ns, folder, max_jobs)
-        return
-    estimator.write_state(running, slots, slot_ns, folder, max_jobs)
-    running.write(engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"]), folder / "cpi.parquet")
+        engine.write_pair_state(running, slots, slot_ns, folder)
+    else:
+        estimator.write_state(running, slots, slot_ns, folder)
+        cpi = engine.with_schema(engine.cpi_moments(slots), engine.STATE["cpi"])
+        running.write(cpi, folder / "cpi.parquet")
+    rare.unlink(missing_ok=True)
+
+
+def _without_rarest(
+    running: engine.Engine | SparkEngine, slots: ir.Table, max_jobs: int, rare: Path
+) -> ir.Table:
+    """Leave out the rarest jobs of machines that have too many; writes them, and `CROWDED_FILE` beside them."""
+    import ibis  # noqa: PLC0415 - takes a second, and only builds need it
+
+    keys = ["machine", "job", "platform"]
+    jobs = slots.group_by(keys).aggregate(rows=slots.count())
+    counts = jobs.group_by("machine").aggregate(jobs=jobs.count())
+    crowded = running.collect(counts.filter(counts.jobs > max_jobs).order_by("machine"))
+    if not crowded.num_rows:
+        return slots
+    left_out = pa.array([count - max_jobs for count in crowded["jobs"].to_pylist()], pa.int64())
+    pq.write_table(pa.table({"machine": crowded["machine"], "jobs": left_out}), rare.with_name(CROWDED_FILE))
+    theirs = jobs.filter(jobs.machine.isin(crowded["machine"].to_pylist()))
+    order = [theirs.rows.desc(), theirs.job, theirs.platform]
+    theirs = theirs.mutate(_place=ibis.row_number().over(group_by="machine", order_by=order))
+    running.write(theirs.filter(theirs["_place"] >= max_jobs).select(*keys), rare)
+    return slots.anti_join(running.read([rare]), keys)
 
 
 def solved(
@@ -83,17 +117,22 @@ def solved(
 
 def _with_robust_scales(statistics: pa.Table, days: pa.Table) -> pa.Table:
     """Add location and scale of ln CPI over the days (`estimator.scales`); null for jobs that are never sensitive."""
+    names, codes = {}, {}  # numpy's columns of names would take the space of the longest one for each
+    for name in ("job", "platform"):
+        encoded = days[name].dictionary_encode().unify_dictionaries()
+        names[name] = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
+        codes[name] = np.concatenate([_NO_CODES, *(chunk.indices.to_numpy() for chunk in encoded.chunks)])
     found = over_days(
-        np.asarray(days["job"].to_pylist(), dtype=np.str_),
-        np.asarray(days["platform"].to_pylist(), dtype=np.str_),
+        codes["job"],
+        codes["platform"],
         days["samples"].to_numpy(),
         days["location"].to_numpy(),
         days["scale"].to_numpy(),
     )
     robust = pa.table(
         {
-            "job": pa.array(found.job, pa.string()),
-            "platform": pa.array(found.platform, pa.string()),
+            "job": names["job"].take(pa.array(found.job)),
+            "platform": names["platform"].take(pa.array(found.platform)),
             "location_log_cpi": found.location,
             "scale_log_cpi": found.scale,
         }

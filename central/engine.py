@@ -16,7 +16,6 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -93,13 +92,14 @@ class Engine:
     Args:
         memory_limit_mib: of DuckDB's buffers.
         threads: that a query runs on.
-        spill_dir: folder for what does not fit; made when needed.
+        spill_dir: folder for what does not fit; made here.
 
     """
 
     def __init__(self, *, memory_limit_mib: int, threads: int, spill_dir: Path) -> None:
         import ibis  # noqa: PLC0415 - takes a second, and only builds need it
 
+        spill_dir.mkdir(parents=True, exist_ok=True)  # DuckDB makes no folder above it
         opened = quiet_duckdb.connect(
             memory_limit=f"{memory_limit_mib}MiB",
             threads=threads,
@@ -272,7 +272,6 @@ def write_pair_state(
     slots: ir.Table,
     slot_ns: int,
     folder: Path,
-    max_jobs: int = machine_days.MAX_JOBS,
 ) -> None:
     """Write the tables `STATE`, a file each, of a part of the data whose machine slots are in no other part.
 
@@ -281,7 +280,6 @@ def write_pair_state(
         slots: columns as of `task_slots`; better from a file: they are read five times.
         slot_ns: length of a slot.
         folder: is there, and empty.
-        max_jobs: that count of a machine day, the most common ones.
 
     """
     import ibis  # noqa: PLC0415 - takes a second, and only builds need it
@@ -301,9 +299,7 @@ def write_pair_state(
         job=numbers.code,
         cpi=ibis.ifelse(numbers.latency_sensitive, numbers.cpi, None),
     )
-    kernel = partial(machine_days.panda, max_jobs=max_jobs)
-    opened.machine_days(numbers, rows.count, kernel, slot_ns, folder / "raw.parquet")
-    machine_days.write_crowded(folder / "raw.parquet", folder)
+    opened.machine_days(numbers, rows.count, machine_days.panda, slot_ns, folder / "raw.parquet")
     tables = _named(opened.read([folder / "raw.parquet"]), groups)
     tables |= {"cpi": cpi_moments(slots), "histogram": _histogram(slots)}
     for name, schema in STATE.items():

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from central import machine_days
 from central.coded import coded, numbered
-from central.models.groups import Column, Floats, Ints, group, sums
+from central.models.groups import Floats, Ints, group, sums
 from central.models.whitepanda import IQR_OF_NORMAL, WhitepandaCoefficients, WhitepandaState
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ _DAY = ("job", "platform", "day")
 _VALUES = ("v0", "v1", "v2", "v3")
 _FOLD_ROWS = 2_000_000  # of 40 bytes
 _MAX_PLACES = 8_000_000  # of 17 bytes for pairs of jobs
-_NOTHING = np.empty(0, dtype=np.int64)
 # Of each kind of `PRODUCTS`: what its two keys number, and how many values count.
 _KINDS = {
     machine_days.PAIRS: ("job", "job", 2),
@@ -59,7 +58,6 @@ _KINDS = {
     machine_days.MACHINE_JOBS: ("machine", "job", 2),
     machine_days.MACHINES: ("machine", "", 3),
     machine_days.TOTAL: ("", "", 4),
-    machine_days.CROWDED: ("machine", "", 1),
 }
 
 
@@ -119,7 +117,6 @@ def write_state(
     slots: ir.Table,
     slot_ns: int,
     folder: Path,
-    max_jobs: int = machine_days.MAX_JOBS,
 ) -> None:
     """Write `STATE_FILES` of task slots of whole days.
 
@@ -128,7 +125,6 @@ def write_state(
         slots: columns as of `engine.task_slots`; better from a file: they are read three times.
         slot_ns: length of a slot.
         folder: is there, and empty.
-        max_jobs: that count of a machine day, the most common ones.
 
     """
     jobs, raw = folder / "jobs.parquet", folder / "raw.parquet"
@@ -136,10 +132,7 @@ def write_state(
     days = pq.read_table(jobs, columns=["day"])["day"].unique()
     numbers = coded(opened, slots, folder)
     rows = normalised(numbers.rows, opened.read([jobs]), is_one_day=len(days) == 1)
-    opened.machine_days(
-        rows, numbers.count, partial(machine_days.whitepanda, max_jobs=max_jobs), slot_ns, raw
-    )
-    machine_days.write_crowded(raw, folder)
+    opened.machine_days(rows, numbers.count, machine_days.whitepanda, slot_ns, raw)
     _write_products(raw, folder)
     raw.unlink()
 
@@ -150,25 +143,28 @@ def scales(folders: Iterable[Path]) -> pa.Table:
     return rows.filter(rows["samples"].to_numpy() > 0).select([*_DAY, "samples", "location", "scale"])
 
 
-def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, Column]:
+def merged_state(folders: Iterable[Path]) -> tuple[WhitepandaState, pa.Array]:
     """Add up states that share no machine day.
 
     Returns:
         The state, with numbers in place of names, and the names of jobs by number.
 
     """
-    names: dict[str, list[Column]] = {"job": [], "machine": []}
+    names: dict[str, list[pa.Array]] = {"job": [], "machine": []}
     used = [folder for folder in folders if pq.read_metadata(folder / "machines.parquet").num_rows]
     for folder in used:
         for name, each in names.items():
             each.append(_names(folder / f"{name}s.parquet", name))
-    known = {name: np.unique(np.concatenate(each)) if each else _NOTHING for name, each in names.items()}
-    known[""] = np.zeros(1, dtype=np.int64)
-    widths = {name: len(each) for name, each in known.items()}
+    # Arrow's names: in a column of numpy's each takes the space of the longest one.
+    known = {name: _sorted(each) for name, each in names.items()}
+    widths = {"": 1} | {name: len(each) for name, each in known.items()}
     totals = _Products(widths)
     for number, table in enumerate(_read_ahead(folder / "products.parquet" for folder in used)):
-        own = {name: np.searchsorted(known[name], each[number]) for name, each in names.items()}
-        totals.add(table, own | {"": known[""]})
+        own = {
+            name: pc.index_in(each[number], value_set=known[name]).to_numpy().astype(np.int64)
+            for name, each in names.items()
+        }
+        totals.add(table, own | {"": np.zeros(1, dtype=np.int64)})
     return _state(widths["job"], totals), known["job"]
 
 
@@ -176,7 +172,7 @@ def coefficients(folders: Iterable[Path]) -> WhitepandaCoefficients:
     """Solve the merged states of days that share no machine day."""
     state, jobs = merged_state(folders)
     found = state.coefficients()
-    return replace(found, job=jobs[found.job])
+    return replace(found, job=np.asarray(jobs.take(pa.array(found.job)).to_pylist(), object))
 
 
 def as_table(found: WhitepandaCoefficients, job: pa.DataType) -> pa.Table:
@@ -298,11 +294,17 @@ def _read_ahead(paths: Iterable[Path]) -> Iterator[pa.Table]:
             yield before.result()
 
 
-def _names(path: Path, name: str) -> Column:
+def _names(path: Path, name: str) -> pa.Array:
     """Return the names of a state by their numbers."""
     rows = pq.read_table(path, columns=[name, "code"])
     _, first = np.unique(rows["code"].to_numpy(), return_index=True)
-    return np.asarray(rows[name].take(pa.array(first)).to_pylist())
+    return rows[name].take(pa.array(first)).combine_chunks()
+
+
+def _sorted(names: list[pa.Array]) -> pa.Array:
+    """Return the distinct ones of all, in order."""
+    found = pc.unique(pa.chunked_array(names)) if names else pa.array([], pa.string())
+    return found.take(pc.sort_indices(found))
 
 
 def _state(jobs: int, totals: _Products) -> WhitepandaState:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from central.versions import NotFiniteError
 
-__all__ = ["MAX_LEFT_OUT", "failing", "is_of_rows"]
+__all__ = ["MAX_LEFT_OUT", "failing", "is_of_memory", "is_of_rows"]
 
 #: Where more machines fail than this, it is not their rows: the build fails as before.
 MAX_LEFT_OUT = 100
@@ -30,6 +30,13 @@ def is_of_rows(error: BaseException) -> bool:
         pa.ArrowException,
     )
     return isinstance(error, kinds)
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether it failed for want of memory: it may go through with less at a time."""
+    import duckdb  # noqa: PLC0415 - as above
+
+    return isinstance(error, MemoryError | duckdb.OutOfMemoryException)
 
 
 def failing(machines: Sequence[str], error: Exception, build: Callable[[Sequence[str]], object]) -> list[str]:

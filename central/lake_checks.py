@@ -50,12 +50,13 @@ class DayStats:
 
 @dataclass(frozen=True, slots=True)
 class LakeStats:
-    """The lake in numbers. `replicas` has the rows of each replica."""
+    """The lake in numbers. `replicas` has the rows of each replica, `machines_left_out` is of the newest version."""
 
     days: tuple[DayStats, ...]
     replicas: dict[str, int]
     versions: int
     newest_version: int
+    machines_left_out: tuple[str, ...]
 
 
 def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
@@ -77,12 +78,14 @@ def stats(lake: Lake, connection: Any, slot_s: float) -> LakeStats:
         by_day[segment.day].append(segment)
         replicas[replica_of(segment.origin)] += segment.rows
     manifests = SlotStore(lake, round(slot_s * 1e9)).manifests()
-    numbers = VersionStore(lake.objects).numbers()
+    versions = VersionStore(lake.objects)
+    numbers, newest = versions.numbers(), versions.latest()
     days = tuple(
         _day_stats(day, by_day.get(day, []), manifests.get(day), connection)
         for day in sorted({*by_day, *manifests})
     )
-    return LakeStats(days, dict(replicas), len(numbers), max(numbers, default=0))
+    left_out = newest.manifest.machines_left_out if newest is not None else ()
+    return LakeStats(days, dict(replicas), len(numbers), max(numbers, default=0), left_out)
 
 
 def _day_stats(day: date, segments: list[Segment], slots: SlotManifest | None, connection: Any) -> DayStats:

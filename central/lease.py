@@ -11,6 +11,7 @@ exclusive manifests (`central.versions`, `central.slots`).
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -65,6 +66,7 @@ class Lease:
         self._monotonic_s = monotonic_s
         self._renewals = 0
         self._renewed_s = 0.0
+        self._checking = threading.Lock()
         self._seen: tuple[int, _Holding] | None = None
         self._seen_s = 0.0
 
@@ -135,14 +137,15 @@ class Lease:
             OSError: the lake cannot be read or written.
 
         """
-        newest = max(_tokens(self._objects), default=0)
-        if not self.token or newest != self.token:
-            raise FencedError(
-                f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
-                f"{newest}; nothing of this build is published"
-            )
-        if self._monotonic_s() - self._renewed_s > self._ttl_s / 3:
-            self.renew()
+        with self._checking:  # days are computed beside each other, and each checks
+            newest = max(_tokens(self._objects), default=0)
+            if not self.token or newest != self.token:
+                raise FencedError(
+                    f"lease of the lake {self._objects.root}: token {self.token} of {self._holder} was overtaken by "
+                    f"{newest}; nothing of this build is published"
+                )
+            if self._monotonic_s() - self._renewed_s > self._ttl_s / 3:
+                self.renew()
 
     def renew(self) -> None:
         """Show that the holder lives."""

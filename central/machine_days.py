@@ -13,20 +13,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from central.models.groups import Floats, Ints
 from central.models.groups import sums as sums_of
 from central.models.whitepanda import CLIP, quasi_differenced
 
 __all__ = [
-    "CROWDED",
-    "CROWDED_FILE",
     "JOBS",
     "MACHINES",
     "MACHINE_JOBS",
@@ -37,7 +33,6 @@ __all__ = [
     "panda",
     "products",
     "whitepanda",
-    "write_crowded",
 ]
 
 #: What kernels leave. Which keys and values count depends on `kind`, see the kernels; the others are 0.
@@ -52,12 +47,7 @@ PRODUCTS = pa.schema(
         "v3": pa.float64(),
     }
 )
-PAIRS, JOBS, MACHINE_JOBS, MACHINES, TOTAL, CROWDED = range(6)
-#: Jobs of a machine day beyond so many are left out, the rarest first: a matrix of jobs x jobs has to fit into memory.
-MAX_JOBS = 500
-
-#: Machines of a day with more jobs than count, and how many are left out: machine, jobs.
-CROWDED_FILE = "crowded.parquet"
+PAIRS, JOBS, MACHINE_JOBS, MACHINES, TOTAL = range(5)
 
 #: Takes rows of whole machine days and the length of a slot; returns `PRODUCTS`.
 Kernel = Callable[[pa.Table, int], pa.Table]
@@ -141,23 +131,6 @@ class _Sums:
         return pa.concat_tables(tables) if tables else PRODUCTS.empty_table()
 
 
-def write_crowded(raw: Path, folder: Path) -> None:
-    """Write to `CROWDED_FILE` of a state's folder which machines have jobs left out, if any have.
-
-    Args:
-        raw: file of `PRODUCTS`.
-        folder: has `machines.parquet` (machine, code).
-
-    """
-    rows = pq.read_table(raw, columns=["a", "v0"], filters=[("kind", "=", CROWDED)])
-    if not rows.num_rows:
-        return
-    names = pq.read_table(folder / "machines.parquet", columns=["machine", "code"])
-    found = rows.group_by("a").aggregate([("v0", "sum")]).join(names, "a", "code")
-    jobs = pa.table({"machine": found["machine"], "jobs": found["v0_sum"].cast(pa.int64())})
-    pq.write_table(jobs.sort_by("machine"), folder / CROWDED_FILE)
-
-
 def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
     """Return rows of `PRODUCTS` of one kind: of at most 2 keys and 4 values, at least one value."""
     rows = len(values[0])
@@ -167,24 +140,22 @@ def products(kind: int, keys: list[Ints], values: list[Floats]) -> pa.Table:
     return pa.Table.from_arrays([pa.array(each) for each in columns], schema=PRODUCTS)
 
 
-def whitepanda(rows: pa.Table, slot_ns: int, max_jobs: int = MAX_JOBS) -> pa.Table:
+def whitepanda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what our estimator needs (`central.models.whitepanda.WhitepandaState`, whose names these are).
 
     Args:
         rows: `machine`, `slot_start_ns`, `job`, `usage`, and `n_cpi` as from `robust_n_cpi` but not cut yet, null but
             for latency-sensitive tasks.
         slot_ns: length of a slot.
-        max_jobs: that count of a machine day.
 
     Returns:
         `PAIRS` (job, other, in order): within, between_days. `JOBS` (job): job_within, job_between_days, samples,
         sum_usage_squared. `MACHINE_JOBS` (machine, job): usage, product. `MACHINES` (machine): slots, sum_y,
-        sum_y_squared. `TOTAL`: as `total`. `CROWDED` (machine): jobs left out beyond `max_jobs`.
+        sum_y_squared. `TOTAL`: as `total`.
 
     """
     sums = _Sums()
-    for whole in _machine_days(rows, slot_ns, "n_cpi"):
-        day = _most_common(whole, max_jobs, sums)
+    for day in _machine_days(rows, slot_ns, "n_cpi"):
         found = _Beside.of(day)
         if found is None:
             continue
@@ -204,23 +175,21 @@ def whitepanda(rows: pa.Table, slot_ns: int, max_jobs: int = MAX_JOBS) -> pa.Tab
     return sums.table()
 
 
-def panda(rows: pa.Table, slot_ns: int, max_jobs: int = MAX_JOBS) -> pa.Table:
+def panda(rows: pa.Table, slot_ns: int) -> pa.Table:
     """Sum what PANDA needs (`central.models.panda.PairState`, whose names these are).
 
     Args:
         rows: `machine`, `slot_start_ns`, `job`, `usage`, `cpi` (null but for latency-sensitive tasks), and `group`,
             a number of job and platform.
         slot_ns: length of a slot.
-        max_jobs: that count of a machine day; groups count alike.
 
     Returns:
         `PAIRS` (job, group of the latency-sensitive one): usage_cpi, usage; without pairs that never met. `JOBS`
-        (job): sum_usage_squared, samples. `CROWDED` as of `whitepanda`.
+        (job): sum_usage_squared, samples.
 
     """
     sums = _Sums()
-    for whole in _machine_days(rows, slot_ns, "cpi"):
-        day = _most_common(whole, max_jobs, sums)
+    for day in _machine_days(rows, slot_ns, "cpi"):
         found = _Beside.of(day)
         if found is None:
             continue
@@ -236,28 +205,6 @@ def panda(rows: pa.Table, slot_ns: int, max_jobs: int = MAX_JOBS) -> pa.Table:
         samples = np.bincount(found.column, minlength=len(found.jobs)).astype(np.float64)
         sums.add(JOBS, [found.jobs], [squares, samples])
     return sums.table()
-
-
-def _most_common(day: _Rows, max_jobs: int, sums: _Sums) -> _Rows:
-    """Leave out the rarest jobs, and groups, beyond so many; `sums` gets how many these are."""
-    lost = 0
-    for name in ("job", "group"):
-        code = getattr(day, name)
-        if len(code) <= max_jobs:
-            continue
-        names, place = _distinct(code)
-        if len(names) <= max_jobs:
-            continue
-        often = np.bincount(place, minlength=len(names))
-        chosen = np.zeros(len(names), dtype=np.bool_)
-        chosen[np.argsort(-often, kind="stable")[:max_jobs]] = True
-        kept = chosen[place]
-        lost += len(names) - max_jobs
-        usage, victim = day.usage[kept], day.victim[kept]
-        day = _Rows(day.machine, day.slot[kept], day.job[kept], usage, victim, day.group[kept])
-    if lost:
-        sums.add(CROWDED, [np.array([day.machine])], [np.array([float(lost)])])
-    return day
 
 
 @functools.lru_cache(maxsize=1000)  # some 10 MB

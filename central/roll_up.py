@@ -64,15 +64,18 @@ def write_part(
         "host, spool_id, sequence, start_unix_ns, duration_ns, machine, vm, job, platform, latency_sensitive"
     )
     values = ("cpi", "cpu_usage_cores", "cycles", "instructions")
-    by_origin: dict[str, list[str]] = defaultdict(list)
-    for segment in new:
-        lacking = set(values) - set(segment.columns())
+    alike: dict[tuple[str, frozenset[str]], list[Segment]] = defaultdict(list)
+    for segment in new:  # one scan for as many as possible: each has buffers of its own
+        alike[segment.origin, frozenset(values) - set(segment.columns())].append(segment)
+    queries = []
+    for (origin, lacking), segments in alike.items():
         chosen = ", ".join(f"NULL AS {name}" if name in lacking else name for name in values)
-        by_origin[segment.origin].append(
-            f"SELECT {_text(segment.origin)} AS origin, {columns}, {chosen} FROM read_parquet([{_text(segment.path)}])"
+        paths = ", ".join(_text(segment.path) for segment in segments)
+        queries.append(
+            f"SELECT {_text(origin)} AS origin, {columns}, {chosen} FROM read_parquet([{paths}])"
             + (f" WHERE machine NOT IN ({', '.join(map(_text, without))})" if without else "")
         )
-    rows = " UNION ALL ".join(query for queries in by_origin.values() for query in queries)
+    rows = " UNION ALL ".join(queries)
     connection.execute(f"CREATE OR REPLACE TEMP VIEW new_rows AS {rows}")
     known = ", ".join(_text(lake.objects.local(name)) for name in old_batches)
     connection.execute(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from central import seals
-from central.failing_machines import failing, is_of_rows
+from central.failing_machines import failing, is_of_memory, is_of_rows
 from central.lake import Lake, LakeError, Segment, day_in
 from central.lake_errors import DamagedError
 from central.objects import NotRegularError
@@ -145,6 +146,8 @@ class SlotStore:
     def roll_up(self, day: date, connection: duckdb.DuckDBPyConnection) -> SlotManifest | None:
         """Roll up the segments of a day that have not been. A window that comes late is in a later part.
 
+        Where memory is short for all of them, fewer are rolled up at a time, and parts are not merged.
+
         Args:
             day: the day.
             connection: computes it, within its own bounds of memory.
@@ -157,15 +160,25 @@ class SlotStore:
             OSError: the lake cannot be read or written. What was rolled up before stays.
 
         """
-        for _ in range(_TRIES):
+        at_once, tries, is_short = sys.maxsize, 0, False
+        while tries < _TRIES:
             before = self.manifest(day)
             new = self._not_yet(day, before)
             if not new:
                 return before
+            some = new[:at_once]
             try:
-                return self._add(day, before, new, connection)
+                done = self._add(day, before, some, connection, is_short=is_short)
             except FileExistsError:
-                continue  # another builder was quicker; it may have rolled up the very same segments
+                tries += 1  # another builder was quicker; it may have rolled up the very same segments
+            except Exception as error:
+                if not is_of_memory(error) or (is_short and len(some) == 1):
+                    raise
+                at_once, is_short = max(1, len(some) // 2), True
+                connection.execute("SET threads = 1")
+            else:
+                if len(some) == len(new):
+                    return done
         raise LakeError(
             f"{self._lake.name}: other builders keep rolling up {day}; is there more than one lease?"
         )
@@ -209,6 +222,10 @@ class SlotStore:
             usage=rows.usage_core_ns / rows.usage_time_ns.nullif(0),
             cpi=rows.cpi_ns / rows.cpi_time_ns.nullif(0),
         )
+
+    def machines(self, manifest: SlotManifest) -> list[str]:
+        """Return the machines of a day's slots, those with few rows first."""
+        return _machines(self._lake.objects.local(part.slots) for part in manifest.parts)
 
     def check_slots(self, part: SlotPart) -> None:
         """Hold a part's slots against their digest, if it has one.
@@ -313,13 +330,15 @@ class SlotStore:
         before: SlotManifest | None,
         new: list[Segment],
         connection: duckdb.DuckDBPyConnection,
+        *,
+        is_short: bool,  # of memory
     ) -> SlotManifest:
         number = (before.number if before else 0) + 1
         old = before.parts if before is not None else ()
         stem = f"{self.folder(day)}/{number:08d}-{secrets.token_hex(4)}"
         slots, batches = f"{stem}-slots.parquet", f"{stem}-batches.parquet"
         drafts = {name: self._lake.objects.draft(name) for name in (slots, batches)}
-        merged = old if len(old) >= _MAX_PARTS else ()
+        merged = old if not is_short and len(old) >= _MAX_PARTS else ()
         published = []
         for segment in new:
             with segment.path.open("rb") as file:
@@ -334,6 +353,7 @@ class SlotStore:
                 new,
                 ([part.batches for part in old], [part.slots for part in merged]),
                 (drafts[slots], drafts[batches]),
+                may_leave_out_for_memory=is_short and len(new) == 1,
             )
             part = SlotPart(
                 slots=slots,
@@ -388,6 +408,8 @@ class SlotStore:
         new: list[Segment],
         before: tuple[list[str], list[str]],
         files: tuple[Path, Path],
+        *,
+        may_leave_out_for_memory: bool,
     ) -> tuple[int, int, list[str]]:
         """Write a part. Returns windows, duplicates, and the machines whose rows make it fail and are left out."""
 
@@ -397,9 +419,9 @@ class SlotStore:
         try:
             return (*write(), [])
         except Exception as error:
-            if not is_of_rows(error):
+            if not is_of_rows(error) or (is_of_memory(error) and not may_leave_out_for_memory):
                 raise
-            left_out = failing(_machines(new), error, write)
+            left_out = failing(_machines(segment.path for segment in new), error, write)
             self._log.warning(
                 "rows of machines cannot be rolled up and are left out",
                 machines=left_out,
@@ -432,12 +454,14 @@ class SlotStore:
         return f"{self.folder(day)}/{number:08d}.json"
 
 
-def _machines(segments: Iterable[Segment]) -> list[str]:
-    """Return the machines of segments, those with few rows first."""
+def _machines(paths: Iterable[Path]) -> list[str]:
+    """Return the machines of files, those with few rows first."""
     rows: Counter[str] = Counter()
-    for segment in segments:
-        for found in pc.value_counts(pq.read_table(segment.path, columns=["machine"])["machine"]).to_pylist():
-            rows[found["values"]] += found["counts"]
+    for path in paths:
+        with pq.ParquetFile(path, read_dictionary=["machine"]) as file:
+            for batch in file.iter_batches(columns=["machine"]):
+                for found in pc.value_counts(batch["machine"].cast(pa.string())).to_pylist():
+                    rows[found["values"]] += found["counts"]
     return [name for name, _ in sorted(rows.items(), key=lambda each: (each[1], each[0]))]
 
 

@@ -78,7 +78,7 @@ def verify(
 
 @app.command("stats")
 def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
-    """Count days, rows, bytes, duplicates and replicas."""
+    """Count days, rows, bytes, duplicates and replicas; name the machines that the newest version leaves out."""
     with _opened(lake) as opened, quiet_duckdb.connect() as connection:
         length = _slot_length(opened, slot_s)
         found = stats(opened, connection, length)
@@ -95,6 +95,14 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:
     for replica, count in sorted(found.replicas.items()):
         console.print(f"replica {replica}: {count:,} rows", soft_wrap=True, highlight=False)
     console.print(f"{found.versions} versions, the newest is {found.newest_version}", highlight=False)
+    if found.machines_left_out:
+        names = ", ".join(found.machines_left_out)
+        console.print(
+            f"left out of it, as their rows make a build fail: {names}",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
 
 
 @app.command()

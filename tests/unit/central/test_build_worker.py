@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from central import build_worker
 from central.build_worker import BuildFailedError, BuildProcess
 from central.builds import Builder, BuildStoppedError, LeftOut
 from central.config import BuildSection, CentralConfig, CentralSection
-from central.lake import Lake
+from central.lake import DAY_NS, Lake, segment_stem
 from central.lease import Lease
-from tests.unit.central.test_builds import write_day
+from tests.unit.central.test_builds import samples, write_day
 from whitepanda.common.tls import TlsFiles
 
 HOLDER = "central-0-0a1b2c3d"
@@ -171,7 +175,7 @@ def test_what_asks_all_of_central_to_stop_is_left_to_central(
 _PARENT = """
 import sys, time
 from pathlib import Path
-from central.lake import Lake
+from central.lake import DAY_NS, Lake, segment_stem
 from tests.unit.central.test_build_worker import made
 builder = made(Path(sys.argv[1]), Lake(sys.argv[2]))
 builder.start()
@@ -197,3 +201,71 @@ def test_it_dies_with_a_central_that_is_killed(tmp_path: Path, lake: Lake) -> No
             assert select.select([ends], [], [], 20.0)[0]
         finally:
             os.close(ends)
+
+
+@pytest.mark.parametrize("method", ["whitepanda", "panda"])
+def test_a_host_with_30_000_job_names_costs_no_other_host_its_statistics(
+    tmp_path: Path, lake: Lake, method: str
+) -> None:
+    without = Lake(tmp_path / "without")
+    for each in (lake, without):
+        write_day(each, 0, 1)
+    rng = np.random.default_rng(5)
+    count = 30_000
+    names = [f"name-{number}" for number in range(count)]
+    names[0] = "n" * 512
+    columns = {
+        "machine": ["crowded"] * count,
+        "vm": names,
+        "job": names,
+        "platform": ["cpu"] * count,
+        "latency_sensitive": np.ones(count, np.bool_),
+        "start_unix_ns": (min(lake.days()) - date(1970, 1, 1)).days * DAY_NS
+        + rng.integers(0, 24, count) * 300 * 10**9,
+        "duration_ns": np.full(count, 10 * 10**9),
+        "cpi": rng.lognormal(0, 0.1, count),
+        "cpu_usage_cores": rng.gamma(2.0, 0.5, count),
+    }
+    lake.write_segment(samples(columns, 2), segment_stem("central-0", "0badcafe", 2))
+    builder = made(tmp_path, lake, method=method)
+    builder.start()
+    assert builder.build_once() == 1
+    assert builder._process is not None
+    process = Path(f"/proc/{builder._process.pid}")
+    bound_mib = 256 + 3 * 512
+    (limit,) = re.findall(r"Max data size +(\d+)", (process / "limits").read_text())
+    assert int(limit) == bound_mib << 20
+    (peak_kib,) = re.findall(r"VmHWM:\s+(\d+)", (process / "status").read_text())
+    assert int(peak_kib) >> 10 < bound_mib
+    builder.close()
+    here = Builder(BuildSection(memory_limit_mib=256, method=method), without)
+    assert here.build_once() == 1
+    assert builder.current is not None
+    assert here.current is not None
+    manifest = builder.current.manifest
+    assert (manifest.machines_left_out, set(manifest.jobs_left_out)) == ((), {"crowded"})
+    assert len(builder.current.jobs) == 506
+    for job in sorted(here.current.jobs):
+        (ours,), (theirs,) = builder.current.statistics(job), here.current.statistics(job)
+        assert ours.samples == theirs.samples
+        for field in ("mean_cpi", "std_cpi"):
+            assert getattr(ours, field) == pytest.approx(getattr(theirs, field), rel=1e-9)
+        if method == "panda":  # the other one fits all jobs at once
+            ours, theirs = builder.current.coefficient(job), here.current.coefficient(job)
+            assert ours.value == pytest.approx(theirs.value, rel=1e-9)
+
+
+def test_after_a_process_that_died_the_next_one_does_less_at_a_time(
+    tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = made(tmp_path, lake)
+    asked = []
+    monkeypatch.setattr(build_worker, "_tell", lambda _process, line: asked.append(line))
+    for _ in range(2):
+        builder.start()
+        assert builder._process is not None
+        builder._process.kill()
+        with pytest.raises(BuildFailedError):
+            builder.build_once()
+    assert [b'"is_short":true' in line for line in asked if b"holder" in line] == [False, True]
+    builder.close()

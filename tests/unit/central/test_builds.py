@@ -204,9 +204,9 @@ def test_only_changed_days_are_computed(lake, monkeypatch):
     computed = []
     original = Builder._compute
 
-    def compute(self, duckdb, day, scratch):
+    def compute(self, duckdb, day, scratch, **options):
         computed.append(day.day.day)
-        original(self, duckdb, day, scratch)
+        original(self, duckdb, day, scratch, **options)
 
     monkeypatch.setattr(Builder, "_compute", compute)
     parts = [write_day(lake, day, day + 1) for day in range(3)]
@@ -416,7 +416,7 @@ async def test_cancelling_ends_a_running_build(lake, monkeypatch):
     builder = Builder(SECTION, lake)
     started = threading.Event()
 
-    def endless(self, duckdb, _day, _scratch):
+    def endless(self, duckdb, _day, _scratch, **_options):
         started.set()
         duckdb.connection.raw_sql("SELECT count(*) FROM range(10000000000) a, range(1000000) b")
 

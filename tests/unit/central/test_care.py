@@ -6,10 +6,12 @@ import os
 from datetime import date, timedelta
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from central import day_states, slots
 from central.builds import Builder, BuildStoppedError
 from central.care import CareDone, LakeCare
 from central.compaction import drop_samples, drop_slots
@@ -293,3 +295,67 @@ def test_slots_without_digests_are_read_before_the_samples_go(lake, clock, what,
     with pytest.raises(DamagedError, match=f"{what}.parquet is damaged: "):
         drop_samples(lake, slots.manifests(), raw_days=2)
     assert segments(lake) == [5, 0, 5, 5]
+
+
+def without_host_1(monkeypatch, day: int) -> None:
+    """Let the roll-up of a day's rows of one machine fail for want of memory."""
+    original = slots.write_part
+
+    def write(connection, lake, new, *arguments):
+        if any(each.day == FIRST_DAY + timedelta(days=day) for each in new) and "host-1" not in arguments[-1]:
+            raise MemoryError
+        return original(connection, lake, new, *arguments)
+
+    monkeypatch.setattr(slots, "write_part", write)
+
+
+def test_samples_of_a_machine_left_out_are_kept_until_a_build_takes_them(lake, clock, monkeypatch):
+    without_host_1(monkeypatch, 0)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    manifest = built.current.manifest
+    assert (manifest.machines_left_out, built.last_error) == (("host-1",), "")
+    assert manifest.rows < 20 * 600
+    # The first two days are past retention; compaction and the others' retention work on.
+    assert segments(lake) == [1, 0, 1, 5]
+    assert verified(lake) == []
+    monkeypatch.undo()
+    SlotStore(lake, SLOT_NS).remove(FIRST_DAY)  # as the guide says: have that day rolled up anew
+    clock.unix_ns += 24 * HOUR_NS
+    assert after_build(built) == 2
+    assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == ((), 20 * 600)
+    assert segments(lake) == [0, 0, 1, 5]
+    assert verified(lake) == []
+
+
+def test_samples_of_a_machine_left_out_go_when_no_build_looks_at_their_day(lake, clock, monkeypatch):
+    without_host_1(monkeypatch, 0)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    clock.unix_ns += 24 * HOUR_NS
+    few_days = Builder(
+        msgspec.structs.replace(SECTION, days=3),
+        lake,
+        clock_unix_ns=clock,
+        lake_section=LakeSection(raw_days=2),
+    )
+    assert after_build(few_days) == 2
+    assert segments(lake) == [0, 0, 1, 5]
+    assert few_days.current.manifest.machines_left_out == ()
+    assert verified(lake) == []
+
+
+def test_a_machine_left_out_of_a_state_is_in_the_slots_so_retention_goes_on(lake, clock, monkeypatch):
+    original = day_states.write
+
+    def write(method, running, rows, *arguments):
+        if "host-1" in running.collect(rows.select("machine").distinct())["machine"].to_pylist():
+            raise ArithmeticError
+        original(method, running, rows, *arguments)
+
+    monkeypatch.setattr(day_states, "write", write)
+    built = builder(lake, clock, raw_days=2)
+    assert after_build(built) == 1
+    assert (built.current.manifest.machines_left_out, built.current.manifest.rows) == (("host-1",), 20 * 600)
+    assert segments(lake) == [0, 0, 1, 5]
+    assert verified(lake) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,8 @@ from central import day_states, slots
 from central.builds import Builder
 from central.config import BuildSection
 from central.failing_machines import MAX_LEFT_OUT, failing
-from central.lake import Lake, segment_stem
+from central.lake import DAY_NS, Lake, segment_stem
+from central.schema import SAMPLES
 from central.slots import SlotStore
 from tests.unit.central.test_builds import OURS, rows_of, samples
 
@@ -104,6 +107,43 @@ def test_a_version_is_built_without_the_machine_whose_rows_fail(lake, monkeypatc
     assert builder.current.manifest.machines_left_out == ("host-1",)
     assert builder.last_days_computed == 1
     assert SlotStore(lake, 300 * 10**9).manifests()
+
+
+def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_path) -> None:
+    rng = np.random.default_rng(7)
+    rows, segments = 150_000, 300
+    job = rng.integers(0, 6, rows)
+    columns = {
+        "machine": [f"host-{number}" for number in rng.integers(0, 6, rows)],
+        "vm": [f"{number:0100d}" for number in rng.permutation(rows)],
+        "job": [f"job-{number}" for number in job],
+        "platform": ["cpu"] * rows,
+        "latency_sensitive": job < 3,
+        "start_unix_ns": 20_000 * DAY_NS + rng.integers(0, 288, rows) * 300 * 10**9,
+        "duration_ns": np.full(rows, 10 * 10**9),
+        "cpi": (1 + job) * rng.lognormal(0, 0.1, rows),
+        "cpu_usage_cores": rng.gamma(2.0, 0.5, rows),
+    }
+    whole = samples(columns, 1)
+    found = {}
+    for limit_mib, count in ((512, 1), (64, segments)):
+        lake = Lake(tmp_path / f"{limit_mib}")
+        for number in range(count):
+            some = whole.slice(rows // count * number, rows // count)
+            sequence = pa.array([number + 1] * len(some), pa.uint64())
+            some = some.set_column(some.schema.get_field_index("sequence"), "sequence", sequence)
+            lake.write_segment(some.cast(SAMPLES), segment_stem("central-0", "0badcafe", number + 1))
+        builder = Builder(BuildSection(memory_limit_mib=limit_mib, threads=2), lake)
+        assert builder.build_once() == 1
+        manifest = builder.current.manifest
+        assert (manifest.machines_left_out, manifest.rows) == ((), rows)
+        found[limit_mib] = builder.current
+    for job_name in sorted(found[512].jobs):
+        (usual,), (short,) = (found[limit].statistics(job_name) for limit in (512, 64))
+        assert short.samples == usual.samples
+        assert short.mean_cpi == pytest.approx(usual.mean_cpi, rel=1e-9)
+        usual, short = (found[limit].coefficient(job_name) for limit in (512, 64))
+        assert short.value == pytest.approx(usual.value, rel=1e-6)
 
 
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])

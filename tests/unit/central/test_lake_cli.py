@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from central import slots
+from central.builds import Builder
 from central.cli import lake as lake_cli
 from central.compaction import compact_day, remove_superseded
+from central.config import BuildSection
 from central.lake import Lake
 from central.lake_checks import problems
 from central.lease import Lease
@@ -147,6 +152,24 @@ def test_numbers_are_whole_in_a_pipe(lake: Lake, monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     assert len(head) == len(day)
     assert (replica, versions) == ("replica central-0: 12 rows", "0 versions, the newest is 0")
+
+
+def test_machines_left_out_are_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = slots.write_part
+    (machine,) = pq.read_table(lake.segments()[0].path)["machine"].unique().to_pylist()
+
+    def write(*arguments: Any) -> tuple[int, int]:
+        if machine not in arguments[-1]:
+            raise MemoryError
+        return original(*arguments)
+
+    monkeypatch.setattr(slots, "write_part", write)
+    assert Builder(BuildSection(memory_limit_mib=256, threads=1), lake).build_once() == 1
+    assert run("stats", lake.root).splitlines()[-2:] == [
+        "1 versions, the newest is 1",
+        f"left out of it, as their rows make a build fail: {machine}",
+    ]
+    assert json.loads(run("stats", lake.root, "--json"))["machines_left_out"] == [machine]
 
 
 def test_the_slots_that_are_there_are_taken(lake: Lake) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,26 @@ def test_old_tokens_go(tmp_path: Path) -> None:
         assert one.acquire()
         one.release()
     assert sorted(int(path.stem) for path in (tmp_path / "lease").iterdir()) == [5, 6, 7, 8, 9]
+
+
+def test_days_computed_beside_each_other_renew_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    (lease,) = leases(tmp_path, clock, "a")
+    assert lease.acquire()
+    clock.now_s += 20.0
+    written = 0
+    other = threading.Thread(target=lease.check)
+
+    def write(self: Lease, _holding: object) -> None:
+        nonlocal written
+        written += 1
+        if written == 1:
+            other.start()
+            other.join(0.3)  # the other one has to wait for this one
+
+    monkeypatch.setattr(Lease, "_write", write)
+    lease.check()
+    other.join()
+    assert written == 1
