@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from central.api import metrics
 from central.api.connections import ClientProtocol, Connections
 from central.api.fleet import Fleet
+from central.api.limits import MAX_HTTP_BYTES
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from central.config import HttpSection
@@ -54,7 +55,6 @@ _STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-_MAX_REQUEST_BYTES = 1 << 16  # of its line and headers
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
 _RELOAD_S = 30.0
@@ -232,7 +232,7 @@ class HttpApi:
         app = make_app(self._fleet, is_local=is_local)
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, h11_max_incomplete_event_size=_MAX_REQUEST_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
+            server_header=False, h11_max_incomplete_event_size=MAX_HTTP_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_GRACE_S, ws="none", **options,
         )  # fmt: skip
         try:
