@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -31,11 +33,10 @@ def hidden(text: str) -> set[str]:
     }
 
 
-def shown(what: object, monkeypatch: pytest.MonkeyPatch, **options: object) -> str:
-    output = io.StringIO()
-    monkeypatch.setattr(console, "file", output)
-    console.print(what, **options)
-    return output.getvalue()
+def shown(what: object, **options: object) -> str:
+    with console.capture() as captured:
+        console.print(what, **options)
+    return captured.get()
 
 
 @given(NAMES)
@@ -43,11 +44,10 @@ def test_no_way_to_print_shows_them(name):
     table = Table("job", "n", title=name)
     table.add_row(name, "1")
     table.add_row(Text(name), Text(name, "bold"))
-    with pytest.MonkeyPatch.context() as patch:
-        for what in (table, Text(name), Panel(Text(name)), Text.assemble("VM ", (name, "bold red"))):
-            assert hidden(shown(what, patch)) == set()
-            assert hidden(shown(what, patch, soft_wrap=True)) == set()
-        assert hidden(shown(f"job {name}", patch, markup=False)) == set()
+    for what in (table, Text(name), Panel(Text(name)), Text.assemble("VM ", (name, "bold red"))):
+        assert hidden(shown(what)) == set()
+        assert hidden(shown(what, soft_wrap=True)) == set()
+    assert hidden(shown(f"job {name}", markup=False)) == set()
 
 
 @given(NAMES)
@@ -69,7 +69,19 @@ def test_a_webhook_has_them_as_numbers(name):
         assert hidden(text) == set()
 
 
-def test_a_name_has_its_whole_width_in_a_table(monkeypatch):
+def test_everything_is_printed_by_the_two_consoles():
+    root = Path(__file__).resolve().parents[3]
+    printing = re.compile(r"\bConsole\(|\btyper\.echo\(|(?<![.\w])print\(|ensure_ascii=False")
+    found = {
+        path.relative_to(root).as_posix()
+        for folder in ("agent", "central", "collector", "proto")
+        for path in (root / folder).rglob("*.py")
+        if printing.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()
+
+
+def test_a_name_has_its_whole_width_in_a_table():
     table = Table("job", "n")
     table.add_row("web\u202etxt", "1")
-    assert r"web\u202etxt" in shown(table, monkeypatch)
+    assert r"web\u202etxt" in shown(table)
