@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from agent.analysis.antagonists import CERTAIN_MN_CPI
-from whitepanda.common.config import Range, address_problem, load_toml
+from whitepanda.common.config import Range, address_problem, is_loopback, load_toml
 from whitepanda.common.tls import TlsFiles
 
 __all__ = ["RANGES", "ActSection", "AgentConfig", "JobRule", "Mode", "load", "without_real_sources"]
@@ -388,7 +388,7 @@ def _is_local_libvirt(uri: str) -> bool:
         host = urlsplit(uri).hostname
     except ValueError:
         return False
-    return not host or _is_loopback_name(host)
+    return not host or is_loopback(host)
 
 
 def _is_local_database(address: str) -> bool:
@@ -420,14 +420,7 @@ def _metrics_problems(metrics: MetricsSection) -> Iterator[str]:
 
 
 def _is_loopback(address: str) -> bool:
-    return _is_loopback_name(address.rpartition(":")[0].strip("[]"))
-
-
-def _is_loopback_name(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"  # of other names we cannot know what they mean tomorrow
+    return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 def _act_problems(act: ActSection) -> Iterator[str]:

@@ -24,6 +24,7 @@ from agent.config import MetricsSection
 from agent.exposition import render
 from agent.view import Snapshot
 from whitepanda.common import log
+from whitepanda.common.config import is_own_name
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.tls import TlsFiles, problems, stamps, warnings
 
@@ -105,6 +106,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        name = ",".join(self.headers.get_all("Host", []))
+        if not self.server.is_named(name):
+            told = (
+                f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
+            )
+            self._answer(400, told.encode(), "text/plain; charset=utf-8")
+            return
         if self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8")
             return
@@ -154,6 +162,10 @@ class _Server(ThreadingHTTPServer):
         self._warned_s = -_WARN_EACH_S
         self._free = threading.BoundedSemaphore(_MAX_CLIENTS)
         super().__init__(address, _Handler)
+
+    def is_named(self, host_header: str) -> bool:
+        """Whether a request's Host header is a name of this agent. With TLS the certificate sees to that."""
+        return self._context is not None or is_own_name(host_header, {socket.gethostname().lower()})
 
     def server_bind(self) -> None:
         """Bind without the look-up of our own name that the library makes here."""

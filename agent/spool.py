@@ -231,15 +231,14 @@ class Spool:
         try:
             self._open()
         except (sqlite3.Error, OSError) as error:
-            if not _is_full(error) or not self._reserve.release():
+            if not _is_full(error, self._path.parent) or not self._failed(error):
                 raise
-            self._failed(error)
             self._open()  # to send what waits there
             return
         self._reserve.take()
 
     def _cannot_start(self, error: Exception) -> None:
-        if _is_full(error):
+        if _is_full(error, self._path.parent):
             self._failed(error)
             return
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
@@ -458,7 +457,7 @@ class Spool:
             Whether to try again at once, because there is some room now.
 
         """
-        if _is_full(error):
+        if _is_full(error, self._path.parent):
             self._is_full = True
             self._tell("the disk is full")
             return self._reserve.release()
@@ -510,10 +509,20 @@ class Spool:
             self._db = None
 
 
-def _is_full(error: Exception) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL or (
-        getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-    )
+def _is_full(error: Exception, folder: Path) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN:  # SQLite does not say why it cannot make the file beside its own
+        return _has_no_room(folder)
+    return code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _has_no_room(folder: Path) -> bool:
+    """Whether a folder's file system has no free bytes or no free file names."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return found.f_bavail == 0 or (found.f_files > 0 and found.f_favail == 0)  # some count no names
 
 
 def _parse(payload: bytes) -> agent_pb2.CpiBatch | None:

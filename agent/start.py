@@ -34,6 +34,7 @@ def _run_agent(path: Path) -> None:
     from agent import config  # noqa: PLC0415 - after the lines above
     from whitepanda.common import log  # noqa: PLC0415 - the same
     from whitepanda.common.errors import WhitepandaError  # noqa: PLC0415 - the same
+    from whitepanda.common.texts import printable  # noqa: PLC0415 - the same
 
     try:
         settings = config.load(path)
@@ -42,7 +43,7 @@ def _run_agent(path: Path) -> None:
 
         daemon.run(settings)
     except WhitepandaError as error:
-        sys.stderr.writelines(f"error: {problem}\n" for problem in error.problems)
+        sys.stderr.writelines(f"error: {printable(problem)}\n" for problem in error.problems)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

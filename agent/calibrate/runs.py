@@ -5,8 +5,6 @@ It grows in FILE.part, run by run, and becomes FILE only when it is whole.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Iterable
@@ -15,6 +13,7 @@ from typing import NamedTuple
 
 from agent.analysis.signals import SIGNALS, Values
 from agent.calibrate.latency import Measured
+from whitepanda.common.csv_cells import csv_line
 from whitepanda.common.private_files import create_beside
 
 __all__ = ["COLUMNS", "CPU_LEVELS", "Row", "RunsFile", "cpu_level", "room_for"]
@@ -92,7 +91,7 @@ class RunsFile:
         self.part = path.with_name(f"{path.name}.part")
         self.rows = 0
         self._file = self.part.open("w", encoding="utf-8", newline="")
-        self._file.write(",".join(COLUMNS) + "\n")
+        self._file.write(csv_line(COLUMNS))
         self._file.flush()
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -122,16 +121,14 @@ class RunsFile:
 
 
 def _line(row: Row) -> str:
-    text = io.StringIO()
     numbers = (row.load_ratio, row.cpu_level, *row.measured, *row.values.tolist())
-    csv.writer(text, lineterminator="\n").writerow(
+    return csv_line(
         (
             row.scenario,
             row.repetition,
             row.phase,
             f"{row.at_s:.3f}",
             row.vm,
-            *("" if math.isnan(number) else repr(number) for number in numbers),
+            *(None if math.isnan(number) else repr(number) for number in numbers),
         )
     )
-    return text.getvalue()

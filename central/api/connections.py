@@ -21,6 +21,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from central.api.limits import MAX_HTTP_BYTES
 from central.config import HttpSection
 from whitepanda.common import log
 
@@ -277,7 +278,7 @@ class ClientProtocol(H11Protocol):
         # h11 has its state of the client at ERROR for both; too long is what it still has in its buffer.
         is_long = len(self.conn.trailing_data[0]) >= (self.config.h11_max_incomplete_event_size or 0) > 0
         if is_long:
-            self._refuse(431, "the request's line and headers are longer than 64 KiB")
+            self._refuse(431, f"the request's line and headers are longer than {MAX_HTTP_BYTES:,} bytes")
         else:
             self._refuse(400, "this is no HTTP request" if msg.startswith("Invalid HTTP") else msg)
 

@@ -25,22 +25,22 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route as HttpRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from central.api import metrics
 from central.api.connections import ClientProtocol, Connections
 from central.api.fleet import Fleet
+from central.api.limits import MAX_HTTP_BYTES
 from central.api.openapi import ROUTES, ParameterError, Route, document, read_request, to_json
 from central.api.paging import Admitted
 from central.config import HttpSection
 from central.page import files
 from central.revoked import Revoked, revoked_text
 from whitepanda.common import log
-from whitepanda.common.config import is_loopback
+from whitepanda.common.config import is_loopback, is_own_name
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import TlsFiles, serial_text, shown_names
 from whitepanda.v1 import fleet_pb2
@@ -55,7 +55,6 @@ _STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
-_MAX_REQUEST_BYTES = 1 << 16  # of its line and headers
 _KEEP_ALIVE_S = 5
 _STOP_GRACE_S = 3
 _RELOAD_S = 30.0
@@ -78,13 +77,12 @@ class _Caller(Admitted):
         raise _RefusedError(_STATUS.get(code, 500), details)
 
 
-def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
+def make_app(fleet: Fleet, *, is_local: bool) -> Starlette:
     """Make the application.
 
     Args:
         fleet: what answers.
-        hosts: names by which it may be called. On loopback only its own: else a web page could have a browser on this
-            machine ask, by a name of the page's own that leads here.
+        is_local: whether it listens on loopback, without TLS. Then only requests for a name of its own are answered.
 
     """
     text = json.dumps(document()).encode()
@@ -109,7 +107,7 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(_KnownHosts, hosts=hosts),
+            *([Middleware(_OwnNameOnly)] if is_local else []),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION),
         ],
         exception_handlers={
@@ -122,30 +120,19 @@ def make_app(fleet: Fleet, *, hosts: Sequence[str] = ("*",)) -> Starlette:
     return app
 
 
-class _KnownHosts:
-    """Starlette's look at the name by which it is called, with an answer of the documented form."""
+class _OwnNameOnly:
+    """Refuses requests for another server's name. With TLS the certificate sees to that."""
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._hosts = list(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_known = False
-
-        async def known(scope: Scope, receive: Receive, _: Send) -> None:
-            nonlocal is_known
-            is_known = True
-            await self._app(scope, receive, send)
-
-        async def unsaid(_: Message) -> None:
-            """Leave Starlette's answer, plain text, away."""
-
-        look = TrustedHostMiddleware(known, allowed_hosts=self._hosts, www_redirect=False)
-        await look(scope, receive, unsaid)
-        if not is_known:
-            name = Headers(scope=scope).get("host", "")
+        name = Headers(scope=scope).get("host", "")
+        app = self._app
+        if not is_own_name(name, ()):
             error = f"this server does not go by that name (Host {name[:80]!r}); use its address"
-            await _json({"error": error}, 400)(scope, receive, send)
+            app = _json({"error": error}, 400)
+        await app(scope, receive, send)
 
 
 def _endpoint(fleet: Fleet, route: Route) -> Any:
@@ -242,10 +229,10 @@ class HttpApi:
             options |= {"ssl_ca_certs": self._tls.ca, "ssl_cert_reqs": ssl.CERT_REQUIRED}
         else:
             options["http"] = ClientProtocol
-        app = make_app(self._fleet, hosts=("localhost", "127.0.0.1", "[::1]", host) if is_local else ("*",))
+        app = make_app(self._fleet, is_local=is_local)
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off", proxy_headers=False,
-            server_header=False, h11_max_incomplete_event_size=_MAX_REQUEST_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
+            server_header=False, h11_max_incomplete_event_size=MAX_HTTP_BYTES, timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_STOP_GRACE_S, ws="none", **options,
         )  # fmt: skip
         try:

@@ -18,6 +18,8 @@ __all__ = [
     "MAX_EPSILON",
     "MAX_EPSILONS",
     "MAX_HOSTS",
+    "MAX_HTTP_BYTES",
+    "MAX_HTTP_ITEMS",
     "MAX_LOADING",
     "MAX_NAME",
     "MAX_PAGE_SIZE",
@@ -45,6 +47,8 @@ MAX_BINS = 200
 MAX_POINTS = 500
 MAX_COUNT = 1_000_000  # jobs to observe or compare, and VMs of one of them
 MAX_HOSTS = 10_000  # of a side
+MAX_HTTP_BYTES = 1 << 16  # of the line and the headers of a request by HTTP
+MAX_HTTP_ITEMS = 1000  # of a list there; with names of up to 48 characters they fit
 MAX_BESIDE = 64
 MAX_EPSILONS = 16
 MAX_EPSILON = 0.5

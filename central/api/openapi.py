@@ -41,7 +41,7 @@ _REFUSALS = {
     408: "The request did not come in time",
     410: "The version is not kept any more, or there is no model of runtimes",
     429: "Too many questions of this kind wait",
-    431: "The request's line and headers are too long",
+    431: f"The request's line and headers are longer than {limits.MAX_HTTP_BYTES:,} bytes",
     500: "Central failed; its log says why",
     503: "Too many connections are open, or something that central needs does not answer; try again later",
 }
@@ -153,7 +153,12 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
             known = ", ".join(fields) or "none"
             raise ParameterError(f"no parameter {name[:80]!r} here; known: {known}")
         if fields[name].is_repeated:
-            getattr(request, name).append(_read_value(fields[name], value))
+            given = getattr(request, name)
+            given.append(_read_value(fields[name], value))
+            if len(given) > _max_items(fields[name]):
+                raise ParameterError(
+                    f"{name} must be at most {_max_items(fields[name]):,} in a request by HTTP"
+                )
         else:
             if name in seen:
                 raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")
@@ -162,6 +167,10 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
     if problem := limits.problem_of(request):
         raise ParameterError(problem)
     return request  # type: ignore[no-any-return] # a message, whatever its class
+
+
+def _max_items(field: FieldDescriptor) -> int:
+    return min(limits.max_items(field), limits.MAX_HTTP_ITEMS)
 
 
 def _read_value(field: FieldDescriptor, text: str) -> Any:
@@ -278,7 +287,7 @@ def _parameter(route: Route, field: FieldDescriptor) -> dict[str, Any]:
         if schema["type"] == "string":
             schema["minLength"] = 1
     if field.is_repeated:
-        schema = {"type": "array", "items": schema, "maxItems": limits.max_items(field)}
+        schema = {"type": "array", "items": schema, "maxItems": _max_items(field)}
     return {**found, "schema": schema}
 
 

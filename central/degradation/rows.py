@@ -12,11 +12,11 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 from numpy.typing import NDArray
 
 from agent.analysis.degradation import GroupBaseline, Model, parse
+from central.csv_tables import write_csv
 from central.degradation.runs import Table, baselines_of
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
@@ -133,7 +133,7 @@ def _write_table(path: Path, table: pa.Table) -> None:
         if path.suffix.lower() in (".parquet", ".pq"):
             pa.parquet.write_table(table, file)
         else:
-            pa.csv.write_csv(table, file, pa.csv.WriteOptions(quoting_style="needed"))
+            write_csv(table, file)
 
     _write(path, write)
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation import GroupBaseline, group_key
 from central import quiet_duckdb
+from whitepanda.common.csv_cells import QUOTED, csv_text
 from whitepanda.common.errors import InputError
 
 __all__ = ["Columns", "Runs", "Table", "baselines_of", "left_out_words", "make_runs", "read_runs"]
@@ -60,7 +61,9 @@ class Table:
         reader = "read_parquet(?)" if is_parquet else f"read_csv(?, header = true, {how})"
         try:
             self._duckdb.execute(f"CREATE TABLE read AS SELECT * FROM {reader}", [name])  # noqa: S608 - constants
-            self._duckdb.execute("CREATE TABLE runs AS SELECT *, rowid AS __row FROM read")
+            columns = self._duckdb.execute("DESCRIBE read").fetchall()
+            texts_of = "*" if is_parquet else ", ".join(_text(name, kind) for name, kind, *_ in columns)
+            self._duckdb.execute(f"CREATE TABLE runs AS SELECT {texts_of}, rowid AS __row FROM read")  # noqa: S608 - quoted
             self._duckdb.execute("DROP TABLE read")
             self._duckdb.execute("SET enable_external_access = false")
             self._duckdb.execute("SET lock_configuration = true")
@@ -391,6 +394,15 @@ def _shown(value: pa.Scalar) -> str:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _text(name: str, kind: str) -> str:
+    """Return a column of a CSV file as its texts and its name were before they were written."""
+    column = _quoted(name)
+    if kind == "VARCHAR":
+        pattern = QUOTED.replace("'", "''")
+        column = f"regexp_replace({column}, '{pattern}', '\\1')"
+    return f"{column} AS {_quoted(csv_text(name))}"
 
 
 def _line(error: duckdb.Error) -> str:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from central.csv_tables import read_texts, write_csv
 from central.models.groups import Column, Floats, Ints, group, sums
 from central.models.wsmeter import Observed, Shares
 from whitepanda.common.durable import replacing
@@ -332,7 +333,7 @@ def _write(path: Path, table: pa.Table) -> None:
     if path.suffix.lower() in _PARQUET:
         pq.write_table(table, buffer)
     else:
-        pa_csv.write_csv(table, buffer, pa_csv.WriteOptions(quoting_style="needed"))
+        write_csv(table, buffer)
     replace_file(path, buffer.getvalue())
 
 
@@ -358,7 +359,7 @@ def _csv(path: Path) -> pa.Table:
         table = pa_csv.read_csv(pa.BufferReader(content), convert_options=options)
     except pa.ArrowException as error:
         raise InputError(f"{path}: {_why_no_csv(content, error)}") from error
-    return table.rename_columns([name.strip() for name in table.column_names])
+    return read_texts(table.rename_columns([name.strip() for name in table.column_names]))
 
 
 def _why_no_csv(content: bytes, error: Exception) -> str:

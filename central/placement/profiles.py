@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 from central.models.dfactor import SUM_TOLERANCE, n_copies_roots, two_resources
 from central.models.dfactor_profile import Estimate, Profile, fit_runs, mean_shares
 from central.placement.tables import JOB, TAU, Rows, read_rows
+from whitepanda.common.csv_cells import csv_line
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError
 
@@ -176,16 +175,14 @@ def write_loadings(path: Path, profiles: Profiles) -> None:
         if job.loading is None:
             raise InputError(f"--out {path}: job {job.job} has no loading vector: {'; '.join(job.notes)}")
     with_times = all(job.tau_s is not None for job in profiles.jobs)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([JOB, *profiles.resources, *([TAU] if with_times else [])])
+    lines = [csv_line([JOB, *profiles.resources, *([TAU] if with_times else [])])]
     for job in profiles.jobs:
         loading = job.loading or {}
         times = [job.tau_s.value] if with_times and job.tau_s is not None else []
         cells = [f"{value:.12g}" for value in (*(loading[name] for name in profiles.resources), *times)]
-        writer.writerow([job.job, *cells])
+        lines.append(csv_line([job.job, *cells]))
     try:
         with replacing(path, mode=0o600) as file:
-            file.write(text.getvalue().encode())
+            file.write("".join(lines).encode())
     except OSError as error:
         raise InputError(f"{path}: cannot write: {error.strerror}") from error

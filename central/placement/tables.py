@@ -12,6 +12,7 @@ import numpy as np
 
 from central.models.dfactor import SUM_TOLERANCE
 from central.models.groups import Floats
+from whitepanda.common.csv_cells import csv_text
 from whitepanda.common.errors import InputError
 
 __all__ = ["JOB", "START", "TAU", "Jobs", "Rows", "jobs_of", "numbers_by_name", "read_rows", "units_of"]
@@ -114,7 +115,9 @@ def read_rows(path: Path) -> Rows:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
-            read = [(reader.line_num, tuple(cell.strip() for cell in row)) for row in reader if any(row)]
+            read = [
+                (reader.line_num, tuple(csv_text(cell.strip()) for cell in row)) for row in reader if any(row)
+            ]
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, csv.Error) as error:

@@ -10,9 +10,9 @@ from typing import IO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
+from central.csv_tables import write_csv
 from central.runtime.model import Model
 from central.runtime.tables import read_rows
 from whitepanda.common.durable import replacing
@@ -145,7 +145,7 @@ def _write(path: Path, table: pa.Table, file: IO[bytes]) -> None:
     if path.suffix.lower() in (".parquet", ".pq"):
         pa.parquet.write_table(table, file)
     else:
-        pa.csv.write_csv(_flat(table), file, pa.csv.WriteOptions(quoting_style="needed"))
+        write_csv(_flat(table), file)
 
 
 def _flat(table: pa.Table) -> pa.Table:

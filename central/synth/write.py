@@ -116,7 +116,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _writer(file: IO[bytes], *, as_csv: bool) -> Any:
     if as_csv:
-        return pcsv.CSVWriter(file, SCHEMA)
+        return pcsv.CSVWriter(file, SCHEMA)  # numbers alone
     floats = ["average_usage_cpus", "cycles_per_instruction"]
     return pq.ParquetWriter(
         file, SCHEMA, compression="zstd", use_dictionary=[n for n in SCHEMA.names if n not in floats]

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from central.incident_words import found_by, named, slow_down
+from whitepanda.common.texts import printable
 from whitepanda.v1 import fleet_pb2
 
 __all__ = ["ALERT_NAME", "firing", "resolved"]
@@ -91,7 +92,7 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
     labels = {
         "alertname": ALERT_NAME,
         "severity": "warning",
-        "host": incident.host,
+        "host": printable(incident.host),
         "incident": str(incident.id),
     }
     annotations = {
@@ -104,7 +105,8 @@ def _alert(incident: fleet_pb2.Incident, incident_url: str, status: str, ends_at
     return {
         "status": status,
         "labels": labels,
-        "annotations": {name: value for name, value in annotations.items() if value},
+        # Receivers show them to people; the API has the names as they are.
+        "annotations": {name: printable(value) for name, value in annotations.items() if value},
         "startsAt": _time(incident.first_unix_ns),
         "endsAt": ends_at,
         "generatorURL": incident_url.replace("{id}", str(incident.id)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.simulated.study import Study, StudyTick, simulate
+from whitepanda.common.csv_cells import csv_line
 
 __all__ = ["CPU_LEVELS", "KEYS", "cpu_level", "rows", "write"]
 
@@ -89,11 +89,10 @@ def write(path: Path, studies: Iterable[Study], signals: Sequence[str], matrix: 
     """
     count = 0
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*KEYS, *signals))
+        file.write(csv_line((*KEYS, *signals)))
         for study in studies:
             for row in rows(study, matrix):
-                writer.writerow("" if value is None else value for value in row)
+                file.write(csv_line(row))
                 count += 1
     return count
 

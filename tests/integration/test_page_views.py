@@ -8,6 +8,7 @@ import shlex
 import time
 from datetime import datetime
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -122,6 +123,38 @@ def report(central, suspect, number, at=None):
     host = f"host of {suspect}"
     row = TriggerRow(host, suspect, number, 0, host, at, told.SerializeToString())
     central.store.take([row], gap_ns=900 * S, oldest_unix_ns=0)
+
+
+#: All that people read, without what they typed.
+READ = """() => {
+  const titled = [...document.querySelectorAll('[title], [aria-label]')];
+  const titles = titled.flatMap((each) => [each.title, each.getAttribute('aria-label') ?? '']);
+  return [document.title, document.body.innerText, ...titles].join('\\n');
+}"""
+
+
+async def test_names_that_turn_the_reading_direction_are_shown_by_their_numbers(tmp_path, browser):
+    name = "web\u202e\u2066\x1b[31mx"
+    job = quote(name)
+    async with PageCentral(tmp_path, Size(hosts=0)) as central, watched(browser, central.url) as seen:
+        report(central, name, 1, central.now - 60 * S)
+        host = quote(f"host of {name}")
+        links = (
+            "",
+            "#/incidents",
+            "#/incident/1",
+            "#/jobs",
+            f"#/job/{job}",
+            f"#/host/{host}?hours=1",
+            "#/vm/v",
+        )
+        texts = {}
+        for link in (*links, f"#/incidents?suspect_job={job}", f"#/placement?job={job}"):
+            await seen.open(link)
+            texts[link] = await seen.page.evaluate(READ)
+            assert not re.search("[\u202a-\u202e\u2066-\u2069\x1b]", texts[link]), link
+        for link in ("#/incidents", "#/incident/1"):
+            assert r"web\u202e\u2066\x1b[31mx" in texts[link]
 
 
 async def test_central_goes_and_comes_back(tmp_path, browser):

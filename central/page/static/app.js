@@ -1,6 +1,6 @@
 // Which view is shown, and that it stays fresh: asked again every few seconds while somebody looks.
 import { ask, AskError } from "./api.js";
-import { h } from "./dom.js";
+import { h, readable } from "./dom.js";
 import { clock, zone } from "./format.js";
 
 const SOON_MS = 1000;
@@ -118,7 +118,7 @@ async function refresh() {
     const text = JSON.stringify(data);
     if (text !== shown.text) {
       Object.assign(shown, { text, data, refusal: "" });
-      document.title = `${view.title(route, data)} · whitepanda`;
+      document.title = readable(`${view.title(route, data)} · whitepanda`);
       show(view.title(route, data), view.draw(data, route));
     }
     sayFresh();
@@ -182,7 +182,7 @@ async function navigate() {
   const isSame = shown.route?.name === route.name && shown.route?.what === route.what;
   shown = { route, view, text: "", refusal: "", at: 0, data: null };
   updated.textContent = "";
-  document.title = `${view.title(route)} · whitepanda`;
+  document.title = readable(`${view.title(route)} · whitepanda`);
   // What takes long keeps its question in sight; an answer to another one goes.
   if (!isSame || view.isLive === false) show(view.title(route), [view.form?.(route), h("p", { class: "quiet" }, "Asking central …")]);
   if (!isFirst && !isSame) {

@@ -1,6 +1,6 @@
 // Charts by uPlot, which is fetched when the first one is drawn. Each is one image to a screen reader, with a sentence;
 // the figures are in tables beside it.
-import { h, svg } from "./dom.js";
+import { h, readable, svg } from "./dom.js";
 import { clock } from "./format.js";
 
 let library;
@@ -105,7 +105,7 @@ export function timeChart(title, sentence, seconds, lines, unit, spans = [], mos
     series: [
       { label: "Time", value: (_u, s) => (s === null ? "–" : clock(s * 1e3)) },
       ...lines.map((line, k) => ({
-        label: line.label,
+        label: readable(line.label),
         stroke: line.dash ? named("--ink") : colour(line.colour ?? k),
         width: line.dash ? 1 : 2,
         dash: line.dash ? [6, 4] : undefined,
@@ -143,7 +143,7 @@ export function histogram(title, sentence, edges, series, unit, what) {
     series: [
       { label: unit, value: (_u, value) => (value === null ? "–" : value.toFixed(2)) },
       ...series.map((one, k) => ({
-        label: one.label, stroke: colour(k), width: 2, fill: series.length === 1 ? named("--band") : undefined,
+        label: readable(one.label), stroke: colour(k), width: 2, fill: series.length === 1 ? named("--band") : undefined,
         paths: stairs(uPlot), points: { show: false },
       })),
     ],

@@ -1,8 +1,22 @@
 // Making elements. Text goes in as text, never as markup: nothing that a VM or a job is called can become a tag.
 
+const HIDDEN = /[^\P{C}\n]|[\p{Zl}\p{Zp}]/gu;
+
+/** A text with its control characters, and those that turn the reading direction, by their numbers: names are others' words. */
+export function readable(text) {
+  return text.replace(HIDDEN, (char) => {
+    const number = char.codePointAt(0).toString(16);
+    if (number.length <= 2) return `\\x${number.padStart(2, "0")}`;
+    return number.length <= 4 ? `\\u${number.padStart(4, "0")}` : `\\U${number.padStart(8, "0")}`;
+  });
+}
+
+/** Attributes that are read, not followed. */
+const READ = new Set(["title", "aria-label", "placeholder", "alt"]);
+
 function append(element, children) {
   for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== false) element.append(child);
+    if (child !== null && child !== undefined && child !== false) element.append(typeof child === "string" ? readable(child) : child);
   }
   return element;
 }
@@ -11,7 +25,7 @@ function make(element, attributes) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : READ.has(name) ? readable(String(value)) : String(value));
   }
   return element;
 }

@@ -1,5 +1,5 @@
 // What several views say alike: links, states of hosts, incidents as rows.
-import { h } from "./dom.js";
+import { h, readable } from "./dom.js";
 import { counted, duration, isKnown, slowDown, time } from "./format.js";
 
 export const link = (path, text, parameters = {}) => {
@@ -13,7 +13,7 @@ export const incidentLink = (id) => link(`/incident/${id}`, `#${id}`);
 /** To what a VM did; `parameters` may have a time, `at`. */
 export const vmLink = (vm, parameters) => {
   const found = link(`/vm/${encodeURIComponent(vm.vm)}`, vm.name || vm.vm, parameters);
-  found.title = vm.vm;
+  found.title = readable(vm.vm);
   return found;
 };
 

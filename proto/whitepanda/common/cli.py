@@ -7,14 +7,16 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import metadata
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
+from rich.text import Text
 
 from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
@@ -26,9 +28,25 @@ __all__ = ["GRPC_EXPERIMENTS", "build", "command", "console", "errors", "main", 
 #: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).
 GRPC_EXPERIMENTS = "-event_engine_listener"
 
+
+class _PrintableConsole(Console):
+    """A console on which no name can drive the terminal or turn the reading direction: see `printable`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, keep="\n\t"), **options)  # so that columns are wide enough
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control or text.isprintable() or text == "\n":
+                yield segment
+            else:
+                yield Segment(printable(text, keep="\n"), segment.style)
+
+
 #: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+console: Console = _PrintableConsole(highlight=False)
+errors: Console = _PrintableConsole(stderr=True, highlight=False)
 
 _READER_GONE = 141  # 128 and SIGPIPE, as a shell shows a program which that signal has ended
 _ALIKE = 0.75  # an option that is less like what was typed is no help

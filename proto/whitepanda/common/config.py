@@ -17,7 +17,16 @@ import msgspec
 
 from whitepanda.common.errors import ConfigError
 
-__all__ = ["Range", "address_problem", "convert", "is_loopback", "load_toml", "out_of_range", "read_toml"]
+__all__ = [
+    "Range",
+    "address_problem",
+    "convert",
+    "is_loopback",
+    "is_own_name",
+    "load_toml",
+    "out_of_range",
+    "read_toml",
+]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -29,6 +38,7 @@ Range = tuple[str, float, float]
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+(?:%\w+)?\]):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65535
+_HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::[0-9]{0,5})?")
 #: In place of a value that is wrong.
 _WRONG = object()
 
@@ -93,6 +103,23 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_own_name(host_header: str, names: Container[str]) -> bool:
+    """Whether an HTTP server with these names, in lower case, is meant by a request's Host header.
+
+    A web page can have a browser call any server by a name of the page's own that leads there (DNS rebinding), but not
+    by an IP address: every address is allowed, and "localhost".
+    """
+    match = _HOST_HEADER.fullmatch(host_header)
+    if match is None:
+        return False
+    name = match["name"].lower().removesuffix(".")
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name == "localhost" or name in names
+    return True
 
 
 def load_toml(

@@ -342,6 +342,34 @@ def get(address, path="/metrics", context=None, **headers):
         return answer.status, dict(answer.getheaders()), answer.read()
 
 
+async def test_a_web_page_of_another_name_cannot_scrape_through_a_browser():
+    async with serving() as address:
+        port = address.rpartition(":")[2]
+        for name in ("evil.example", f"evil.example:{port}", f"{socket.gethostname()}.evil.example", ""):
+            status, _, body = await asyncio.to_thread(get, address, Host=name)
+            assert (status, body.count(b"\n")) == (400, 1), name
+            assert repr(name).encode() in body
+        status, _, _ = await asyncio.to_thread(get, address, "/other", Host="evil.example")
+        assert status == 400  # nor does it learn what else there is
+        for name in (address, "127.0.0.1", f"localhost:{port}", f"[::1]:{port}", socket.gethostname()):
+            status, _, _ = await asyncio.to_thread(get, address, Host=name)
+            assert status == 200, name
+
+
+async def test_a_host_is_named_once():
+    async with serving() as address:
+        host, _, port = address.rpartition(":")
+
+        def ask(headers: str) -> bytes:
+            with socket.create_connection((host, int(port)), 60) as stream:
+                stream.sendall(f"GET /metrics HTTP/1.1\r\n{headers}Connection: close\r\n\r\n".encode())
+                return stream.makefile("rb").readline()
+
+        for headers in ("", "Host: localhost\r\nHost: evil.example\r\n"):
+            assert b" 400 " in await asyncio.to_thread(ask, headers)
+        assert b" 200 " in await asyncio.to_thread(ask, "Host: localhost\r\n")
+
+
 async def test_a_scrape_over_http():
     async with serving() as address:
         status, headers, body = await asyncio.to_thread(get, address)
@@ -483,6 +511,8 @@ async def test_who_drips_over_tls_is_cut_off(pki, monkeypatch):
         await until(lambda: refused)
         monkeypatch.setattr(prometheus, "_REQUEST_S", 60.0)  # a busy machine may need more than that second
         assert (await asyncio.to_thread(get, server.address, context=context))[0] == 200
+        called = await asyncio.to_thread(get, server.address, context=context, Host="node1.example.net:9747")
+        assert called[0] == 200  # the certificate has the names by which it is called
     finally:
         await server.stop()
 

@@ -424,13 +424,23 @@ def test_the_document_has_who_may_ask_the_refusals_and_the_limits():
             assert schema == {"type": "integer", "minimum": 0, "maximum": LAST_TIME}
     assert schemas["GetVmHistory", "max_windows"]["maximum"] == 10_000
     assert schemas["GetHostTimeline", "points"]["maximum"] == 500
-    assert schemas["CompareSides", "new_hosts"]["maxItems"] == 10_000
+    assert schemas["CompareSides", "new_hosts"]["maxItems"] == 1000
     assert schemas["PredictRuntime", "epsilons"]["items"] == {
         "type": "number", "exclusiveMinimum": 0.0, "maximum": 0.5,
     }  # fmt: skip
     name = schemas["ListIncidents", "host"]
     assert (name["type"], name["maxLength"]) == ("string", 512)
     assert re.search(name["pattern"], "web-\u202e1") and not re.search(name["pattern"], "a\0")
+
+
+async def test_as_many_hosts_are_taken_as_the_document_says(local):
+    def asked(count):
+        return "/v1/comparison?" + "&".join(f"current_hosts={k:048}" for k in range(count))
+
+    status, found = await get(local, asked(1000))
+    assert status == 404, found  # the lake is empty
+    status, found = await get(local, asked(1001))
+    assert (status, found) == (400, {"error": "current_hosts must be at most 1,000 in a request by HTTP"})
 
 
 async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whitepanda.common.config import convert, load_toml, read_toml
+from whitepanda.common.config import convert, is_own_name, load_toml, read_toml
 from whitepanda.common.errors import ConfigError
 
 
@@ -160,3 +160,29 @@ def test_any_toml_like_value_is_taken_or_refused_in_one_kind_of_error(data):
         convert(data, Outer, "f")
     except ConfigError as error:
         assert str(error).startswith("f: ")  # noqa: PT017 - most values are taken
+
+
+@pytest.mark.parametrize(
+    ("header", "is_own"),
+    [
+        ("localhost", True),
+        ("LOCALHOST.:9747", True),
+        ("127.0.0.1:9747", True),
+        ("10.1.2.3", True),
+        ("[::1]:9747", True),
+        ("[2001:db8::7]", True),
+        ("node1:9747", True),
+        ("Node1", True),
+        ("node1.evil.example:9747", False),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("127.0.0.1:9747,evil.example", False),
+        ("evil.example@127.0.0.1", False),
+        ("[::1", False),
+        ("::1", False),
+        ("", False),
+    ],
+)
+def test_a_server_knows_its_own_names_and_every_address(header, is_own):
+    assert is_own_name(header, {"node1"}) is is_own

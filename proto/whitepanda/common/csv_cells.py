@@ -1,0 +1,41 @@
+r"""Cells of CSV files that people may open in a spreadsheet.
+
+A spreadsheet takes a cell that begins with =, +, -, @, a tab or a carriage return for a formula. Whoever may start a VM
+chooses names that do. Such texts are written with a quote (') before them, and what reads such a file takes it away.
+Every file is written by this module or `central.csv_tables`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+
+__all__ = ["FORMULA", "NUMBER", "QUOTED", "csv_cell", "csv_line", "csv_text"]
+
+#: What is written with one more quote, unless it is a `NUMBER`: quotes are counted, so that no two texts become one.
+FORMULA = r"^'*[=+\-@\t\r]"
+NUMBER = r"^[-+]?([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][-+]?[0-9]+)?$"
+#: What was; its group is the text without.
+QUOTED = r"^'('*[=+\-@\t\r])"
+
+_FORMULA, _NUMBER, _QUOTED = re.compile(FORMULA), re.compile(NUMBER), re.compile(QUOTED)
+
+
+def csv_cell(text: str) -> str:
+    """Return a text as it is written into a cell."""
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+
+
+def csv_text(cell: str) -> str:
+    """Return the text of a cell that was read."""
+    return _QUOTED.sub(r"\1", cell)
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """Return a line of a CSV file, with its end: texts, numbers, and None for nothing."""
+    line = io.StringIO()
+    written = (csv_cell(cell) if isinstance(cell, str) else cell for cell in cells)
+    csv.writer(line, lineterminator="\r\n").writerow(written)  # so that it quotes both characters
+    return line.getvalue().removesuffix("\r\n") + "\n"
