@@ -117,25 +117,34 @@ class Ingest:
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
         self._open += 1
-        names = peer_names(context)
-        peer = self._peers.enter(names)
+        peer = self._peers.enter(peer_names(context))
         try:
-            if peer.open > peer.allowed:
-                detail = f"a certificate of {len(names)} names may have {peer.allowed} streams open"
-                raise self._greeter.refuse(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(names)
-                )
-            await self._serve(context, peer)
-        except RefusedError as refusal:
-            try:
-                await context.abort(
-                    refusal.code, str(refusal)
-                )  # a client that does not read may keep it waiting here
-            except grpc.aio.InternalError:  # until its connection ends
-                raise asyncio.CancelledError from None  # gRPC would log a traceback
+            if (refused := await self._refused(context, peer)) is not None:
+                try:
+                    await context.abort(*refused)  # a client that does not read may keep it waiting here
+                except grpc.aio.InternalError:  # until its connection ends
+                    raise asyncio.CancelledError from None  # gRPC would log a traceback
         finally:
             self._peers.leave(peer)
             self._open -= 1
+
+    async def _refused(self, context: Context, peer: Peer) -> tuple[grpc.StatusCode, str] | None:
+        """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
+
+        Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
+        gRPC keeps what it is in the context of. Cycles are collected once an hour.
+        """
+        try:
+            if peer.open > peer.allowed:
+                detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
+                raise self._greeter.refuse(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(peer.names)
+                )
+            await self._serve(context, peer)
+        except RefusedError as refusal:
+            refusal.__traceback__ = None
+            return refusal.code, str(refusal)
+        return None
 
     async def _serve(self, context: Context, peer: Peer) -> None:
         names = peer.names
@@ -151,11 +160,11 @@ class Ingest:
             )
         peer.owe_for_hello()
         await peer.wait()
-        hello = await self._greeter.read_hello(context, names)
+        hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
-        began_s = time.perf_counter()
+        began_s = time.thread_time()
         stream, record = self._greeter.admit(context, names, hello)
-        peer.owe_for(time.perf_counter() - began_s)
+        peer.owe_for(time.thread_time() - began_s)
         await self._greeter.welcome(context, stream)
         flow = Flow(stream, record)
         self.room.flows.add(flow)
@@ -236,10 +245,8 @@ class Ingest:
                 self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
-            began_s = time.perf_counter()
-            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
-            if flow.stream.is_importer:  # it may keep that process busy
-                began_s = time.perf_counter()
+            read = await self._read_large(flow, raw, peer) if len(raw) > LARGE else None
+            began_s = time.thread_time()
             if read is None:
                 read = self._take(flow, raw)
             else:
@@ -247,14 +254,14 @@ class Ingest:
                     flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks
                 )
                 self._intake.take_read(flow, read, len(raw))
-            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
+            peer.owe_for(time.thread_time() - began_s, read.report_bytes if read else 0)
 
-    async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
+    async def _read_large(self, flow: Flow, raw: bytes, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
         self._greeter.check_size(raw, flow.stream.host)
         self.room.begin(flow, len(raw))
         try:
-            return await self._greeter.read_large(raw, self._intake.sender_of(flow))
+            return await self._greeter.read_large(raw, self._intake.sender_of(flow), peer)
         finally:
             self.room.end(flow, len(raw))
 

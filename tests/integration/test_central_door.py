@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import gc
 import time
 from pathlib import Path
 
 import grpc
 import psutil
 
+from central.batch_reader import Sender
+from central.greeting import RefusedError
+from central.large_messages import Answer
+from central.quotas import OverQuotaError
 from tests.integration.test_central_ingest import CONNECT, _until, make, pki  # noqa: F401 - fixtures
 from tests.support.central_process import CentralProcess
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS
@@ -36,6 +42,39 @@ async def test_a_batch_of_tasks_without_rows_is_refused(make) -> None:
     assert central.journal.stats.rejected_batches == {"too_many_tasks": 1}
     await peer.batch(2, rows=3000)  # read by the other process too
     assert (await peer.ack()).accepted_rows == 3000
+
+
+async def test_a_certificate_has_one_large_message_read_at_a_time(make) -> None:
+    """However many streams it has. Those of others wait for one of them at most, and do not owe for that time."""
+    central = await make.central()
+    large, asked, go = central.ingest._large, [], asyncio.Event()
+    read_now = large.read
+
+    async def read(raw: bytes, sender: Sender) -> Answer:
+        asked.append(sender.host)
+        await go.wait()
+        return dataclasses.replace(await read_now(raw, sender), cpu_s=0.25 if sender.host == "h1" else 0.0)
+
+    large.read = read
+    jobs = [f"{'j' * 400}-{n}" for n in range(200)]
+    wide = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
+    for _ in range(4):
+        await make.peer(central, "h1").send(agent_pb2.AgentMessage(hello=wide))
+    await _until(lambda: central.ingest._open == 4 and asked)
+    other = make.peer(central, "h2")
+    await other.hello("h2")
+    await other.batch(1, rows=3000)
+    await _until(lambda: "h2" in asked)
+    assert asked == ["h1", "h2"]
+    began_s = time.monotonic()
+    await asyncio.sleep(0.1)
+    waited_s = time.monotonic() - began_s
+    go.set()
+    assert (await other.ack()).accepted_rows == 3000
+    await _until(lambda: asked.count("h1") == 4)
+    peers = central.ingest._peers._peers
+    assert peers[frozenset({"h2"})].until_s < began_s + 4 * waited_s
+    await _until(lambda: peers[frozenset({"h1"})].until_s > began_s + 4 * 4 * 0.25)
 
 
 async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
@@ -128,6 +167,34 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
     assert code in ("RESOURCE_EXHAUSTED", "INTERNAL")
     await _until(lambda: ingest._open == 2)
     await sending
+
+
+async def test_a_refused_stream_leaves_nothing_to_the_collector_of_cycles(make) -> None:
+    """Which comes by once an hour, and each would hold its last message until then."""
+    central = await make.central()
+    raws = {
+        "malformed": b"\xff" * 10,
+        "second_hello": agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h1")).SerializeToString(),
+        "no_hello": agent_pb2.AgentMessage().SerializeToString(),
+        "over_quota_rows": agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch(spool_id="s")).SerializeToString(),
+    }
+    gc.collect()
+    gc.disable()
+    try:
+        for reason, raw in raws.items():
+            peer = make.peer(central, "h1")
+            if reason != "no_hello":
+                await peer.hello("h1")
+            if reason == "over_quota_rows":
+                central.ingest.quotas._rows = 0.0
+            await peer.send(raw)
+            await peer.refused()
+            await _until(lambda: central.ingest._open == 0)
+            kept = (RefusedError, OverQuotaError, agent_pb2.AgentMessage)
+            await _until(lambda kept=kept: not any(isinstance(each, kept) for each in gc.get_objects()))
+            assert central.ingest.refused_streams[reason] == 1
+    finally:
+        gc.enable()
 
 
 async def test_a_certificate_has_few_streams(make) -> None:
