@@ -241,7 +241,7 @@ class Greeter:
             )
             raise self._malformed(raw, sender.host) from None
         if not sender.is_importer:
-            peer.owe_for(answer.cpu_s)
+            peer.owe_for(answer.took_s)
         if answer.body == "malformed":
             raise self._malformed(raw, sender.host)
         self.check_jobs(answer.jobs, sender.host)

@@ -162,9 +162,9 @@ class Ingest:
         await peer.wait()
         hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
-        began_s = time.thread_time()
+        began_s = time.perf_counter()
         stream, record = self._greeter.admit(context, names, hello)
-        peer.owe_for(time.thread_time() - began_s)
+        peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
         flow = Flow(stream, record)
         self.room.flows.add(flow)
@@ -246,7 +246,7 @@ class Ingest:
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
             read = await self._read_large(flow, raw, peer) if len(raw) > LARGE else None
-            began_s = time.thread_time()
+            began_s = time.perf_counter()
             if read is None:
                 read = self._take(flow, raw)
             else:
@@ -254,7 +254,7 @@ class Ingest:
                     flow, read.rows + read.reports, len(raw), read.spool_id, read.sequence, read.tasks
                 )
                 self._intake.take_read(flow, read, len(raw))
-            peer.owe_for(time.thread_time() - began_s, read.report_bytes if read else 0)
+            peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
     async def _read_large(self, flow: Flow, raw: bytes, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""

@@ -43,13 +43,13 @@ class Answer:
     """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
 
     `jobs` is the longest list of a Hello's or heartbeat's jobs. Central itself reads those that are short enough.
-    `cpu_s` is the CPU time that reading took over there, in seconds.
+    `took_s` is how long it took to be read, once its turn had come, in seconds.
     """
 
     body: str
     jobs: int = 0
     batch: ReadBatch | None = None
-    cpu_s: float = field(default=0.0, compare=False)
+    took_s: float = field(default=0.0, compare=False)
 
 
 def read(raw: bytes, sender: Sender) -> Answer:
@@ -156,13 +156,13 @@ def main() -> None:
             order, size = _HEAD.unpack(_read_exactly(sys.stdin.buffer, _HEAD.size))
             sender = msgspec.msgpack.decode(_read_exactly(sys.stdin.buffer, order), type=Sender)
             raw = _read_exactly(sys.stdin.buffer, size)
-            began_s = time.process_time()
+            began_s = time.perf_counter()
             try:
                 answer = read(raw, sender)
             except MemoryError:
                 answer = Answer("malformed")
             del raw
-            said = msgspec.msgpack.encode(replace(answer, cpu_s=time.process_time() - began_s))
+            said = msgspec.msgpack.encode(replace(answer, took_s=time.perf_counter() - began_s))
             sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)
             sys.stdout.buffer.flush()
             del answer, said

@@ -1,8 +1,8 @@
 """What one certificate costs central: how many streams it has open, and how long it waits for what it made central do.
 
-Each certificate owes time. What takes central long (a Hello, a message that needs much CPU time, many reports) adds to
-it, time itself takes from it, and as long as it owes more than a little, none of its streams is read. CPU time: what
-others made it wait for is not its debt.
+Each certificate owes time. What it makes central do (a Hello, a message to be read, many reports) adds to it, time
+itself takes from it, and as long as it owes more than a little, none of its streams is read. What others make it wait
+for is not its debt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ __all__ = ["Peer", "Peers"]
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
 _FREE_S = 0.1  # that may be owed without waiting
-_LONG_S = 0.002  # of CPU time that a message may take for nothing
 _TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
 _HELLO_S = 0.02  # owed for a Hello, beside the time that it took
 _JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
@@ -52,9 +51,9 @@ class Peer:
         """Add what it costs to look up the jobs of a Hello."""
         self.owe(jobs * _JOB_S)
 
-    def owe_for(self, cpu_s: float, report_bytes: int = 0) -> None:
-        """Add what a message costs that took so much CPU time and brought so many bytes of reports."""
-        owed_s = _TIMES * cpu_s if cpu_s > _LONG_S else 0.0
+    def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
+        """Add what a message costs that took so long to be read and brought so many bytes of reports."""
+        owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
         if owed_s:

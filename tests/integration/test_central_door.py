@@ -9,13 +9,16 @@ import dataclasses
 import gc
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import psutil
 
+from central import ingest as ingest_module
 from central.batch_reader import Sender
 from central.greeting import RefusedError
 from central.large_messages import Answer
+from central.peers import Peer
 from central.quotas import OverQuotaError
 from tests.integration.test_central_ingest import CONNECT, _until, make, pki  # noqa: F401 - fixtures
 from tests.support.central_process import CentralProcess
@@ -44,8 +47,11 @@ async def test_a_batch_of_tasks_without_rows_is_refused(make) -> None:
     assert (await peer.ack()).accepted_rows == 3000
 
 
-async def test_a_certificate_has_one_large_message_read_at_a_time(make) -> None:
+async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypatch) -> None:
     """However many streams it has. Those of others wait for one of them at most, and do not owe for that time."""
+    clock_s, owed = [0.0], []
+    monkeypatch.setattr(ingest_module, "time", SimpleNamespace(perf_counter=lambda: clock_s[0]))
+    monkeypatch.setattr(Peer, "owe_for", lambda peer, took_s, _bytes=0: owed.append((*peer.names, took_s)))
     central = await make.central()
     large, asked, go = central.ingest._large, [], asyncio.Event()
     read_now = large.read
@@ -53,7 +59,7 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make) -> None:
     async def read(raw: bytes, sender: Sender) -> Answer:
         asked.append(sender.host)
         await go.wait()
-        return dataclasses.replace(await read_now(raw, sender), cpu_s=0.25 if sender.host == "h1" else 0.0)
+        return dataclasses.replace(await read_now(raw, sender), took_s=1.0)
 
     large.read = read
     jobs = [f"{'j' * 400}-{n}" for n in range(200)]
@@ -66,15 +72,15 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make) -> None:
     await other.batch(1, rows=3000)
     await _until(lambda: "h2" in asked)
     assert asked == ["h1", "h2"]
-    began_s = time.monotonic()
-    await asyncio.sleep(0.1)
-    waited_s = time.monotonic() - began_s
+    clock_s[0] = 100.0
     go.set()
     assert (await other.ack()).accepted_rows == 3000
-    await _until(lambda: asked.count("h1") == 4)
-    peers = central.ingest._peers._peers
-    assert peers[frozenset({"h2"})].until_s < began_s + 4 * waited_s
-    await _until(lambda: peers[frozenset({"h1"})].until_s > began_s + 4 * 4 * 0.25)
+    await _until(lambda: owed.count(("h1", 1.0)) == 4)
+    assert [took_s for host, took_s in owed if host == "h2"] == [
+        0.0,
+        1.0,
+        0.0,
+    ]  # its Hello, and its batch here and there
 
 
 async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
