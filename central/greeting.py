@@ -226,22 +226,17 @@ class Greeter:
     async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is another one, which the loop can read.
 
-        One message of a certificate is read at a time, and it owes for it (importers do not): others' wait for one.
-
         Raises:
             RefusedError: it is none, or names too many jobs.
 
         """
         try:
-            async with peer.reads_large:
-                answer = await self._large.read(raw, sender)
+            answer = await self._large.read(raw, sender, peer)
         except OSError as error:
             self._log.error(
                 "a large message could not be read", host=sender.host, bytes=len(raw), error=str(error)
             )
             raise self._malformed(raw, sender.host) from None
-        if not sender.is_importer:
-            peer.owe_for(answer.took_s)
         if answer.body == "malformed":
             raise self._malformed(raw, sender.host)
         self.check_jobs(answer.jobs, sender.host)

@@ -166,12 +166,12 @@ class Ingest:
         stream, record = self._greeter.admit(context, names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
-        flow = Flow(stream, record)
+        flow = Flow(stream, record, peer)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
-        receiver = asyncio.create_task(self._receive_within_quota(flow, context, peer))
+        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
         try:
             await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
             if flow.unread.done():
@@ -222,15 +222,16 @@ class Ingest:
             if is_last:
                 return
 
-    async def _receive_within_quota(self, flow: Flow, context: Context, peer: Peer) -> None:
+    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
         try:
-            await self._receive(flow, context, peer)
+            await self._receive(flow, context)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
 
-    async def _receive(self, flow: Flow, context: Context, peer: Peer) -> None:
+    async def _receive(self, flow: Flow, context: Context) -> None:
+        peer = flow.peer
         while True:
             if peer.until_s:
                 await peer.wait()
@@ -245,7 +246,7 @@ class Ingest:
                 self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
-            read = await self._read_large(flow, raw, peer) if len(raw) > LARGE else None
+            read = await self._read_large(flow, raw) if len(raw) > LARGE else None
             began_s = time.perf_counter()
             if read is None:
                 read = self._take(flow, raw)
@@ -256,12 +257,12 @@ class Ingest:
                 self._intake.take_read(flow, read, len(raw))
             peer.owe_for(time.perf_counter() - began_s, read.report_bytes if read else 0)
 
-    async def _read_large(self, flow: Flow, raw: bytes, peer: Peer) -> ReadBatch | None:
+    async def _read_large(self, flow: Flow, raw: bytes) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is something else, of a bounded number of jobs."""
         self._greeter.check_size(raw, flow.stream.host)
         self.room.begin(flow, len(raw))
         try:
-            return await self._greeter.read_large(raw, self._intake.sender_of(flow), peer)
+            return await self._greeter.read_large(raw, self._intake.sender_of(flow), flow.peer)
         finally:
             self.room.end(flow, len(raw))
 

@@ -1,8 +1,9 @@
 """Messages above 64 KiB are read in a process of their own: 4 MiB of tiny parts take the protobuf library a second.
 
 Neither Python's lock nor the memory that this takes is then central's. Central starts the process at the first such
-message and hands it one at a time, each stream's next one after its last; what comes back has been checked and is
-small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream whose message it was reading.
+message and hands it one at a time, each stream's next one after its last, and one of a certificate at a time; what
+comes back has been checked and is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream
+whose message it was reading.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from google.protobuf.message import DecodeError
 
 from central import worker_process
 from central.batch_reader import ReadBatch, Sender, read_batch
+from central.peers import Peer
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
@@ -75,16 +77,23 @@ class LargeMessages:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, "large messages")
 
-    async def read(self, raw: bytes, sender: Sender) -> Answer:
+    async def read(self, raw: bytes, sender: Sender, peer: Peer) -> Answer:
         """Do as `read` does, over there.
+
+        One message of a peer is read at a time, so those of others wait for one of it at most. It owes for the time
+        that its messages take; importers do not.
 
         Raises:
             OSError: the process cannot be started, or it died of the message.
 
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._exchange, self._running(), raw, sender
-        )
+        async with peer.reads_large:
+            answer = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._exchange, self._running(), raw, sender
+            )
+        if not sender.is_importer:
+            peer.owe_for(answer.took_s)
+        return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:

@@ -7,12 +7,15 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import subprocess
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import grpc
 import psutil
+import pytest
 
 from central import ingest as ingest_module
 from central.batch_reader import Sender
@@ -53,15 +56,15 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
     monkeypatch.setattr(ingest_module, "time", SimpleNamespace(perf_counter=lambda: clock_s[0]))
     monkeypatch.setattr(Peer, "owe_for", lambda peer, took_s, _bytes=0: owed.append((*peer.names, took_s)))
     central = await make.central()
-    large, asked, go = central.ingest._large, [], asyncio.Event()
-    read_now = large.read
+    large, asked, go = central.ingest._large, [], threading.Event()
+    exchange = large._exchange
 
-    async def read(raw: bytes, sender: Sender) -> Answer:
+    def exchanged(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer:
         asked.append(sender.host)
-        await go.wait()
-        return dataclasses.replace(await read_now(raw, sender), took_s=1.0)
+        go.wait(20)
+        return dataclasses.replace(exchange(process, raw, sender), took_s=1.0)
 
-    large.read = read
+    large._exchange = exchanged
     jobs = [f"{'j' * 400}-{n}" for n in range(200)]
     wide = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
     for _ in range(4):
@@ -70,17 +73,35 @@ async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypa
     other = make.peer(central, "h2")
     await other.hello("h2")
     await other.batch(1, rows=3000)
-    await _until(lambda: "h2" in asked)
-    assert asked == ["h1", "h2"]
+    await _until(lambda: central.ingest.room.pending == 1)
     clock_s[0] = 100.0
     go.set()
     assert (await other.ack()).accepted_rows == 3000
     await _until(lambda: owed.count(("h1", 1.0)) == 4)
+    assert asked == ["h1", "h2", "h1", "h1", "h1"]
     assert [took_s for host, took_s in owed if host == "h2"] == [
         0.0,
         1.0,
         0.0,
     ]  # its Hello, and its batch here and there
+
+
+@pytest.mark.parametrize("rows", [2, 3000])
+async def test_a_batch_like_the_last_one_is_owed_for_where_it_is_bad(make, monkeypatch, rows: int) -> None:
+    owed = []
+    monkeypatch.setattr(Peer, "owe_for", lambda _peer, took_s, _bytes=0: owed.append(took_s))
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.batch(1, rows)
+    assert (await peer.ack()).accepted_rows == rows
+    before = len(owed)
+    await peer.batch(2, rows)
+    assert (await peer.ack()).accepted_rows == rows
+    assert len(owed) == before
+    await peer.batch(3, rows, cpi=[-1.0] * rows)
+    assert (await peer.ack()).rejected_rows[0].count == rows
+    assert len(owed) == before + 1
 
 
 async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from central.batch_reader import Sender, read_batch
 from central.large_messages import LARGE, LargeMessages, read
+from central.peers import Peer, Peers
 from central.validate import Limits
 from whitepanda.v1 import agent_pb2
 
@@ -24,6 +25,11 @@ def large() -> Iterator[LargeMessages]:
     made = LargeMessages()
     yield made
     made.close()
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peers().enter(frozenset({"h"}))
 
 
 def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
@@ -63,42 +69,42 @@ def raw_of(made: agent_pb2.CpiBatch) -> bytes:
         {"spool_id": "s" * 99},
     ],
 )
-async def test_a_batch_is_read_as_on_the_loop(large, columns) -> None:
+async def test_a_batch_is_read_as_on_the_loop(large, peer, columns) -> None:
     raw = raw_of(batch(**columns))
     assert len(raw) > LARGE
-    answer = await large.read(raw, SENDER)
+    answer = await large.read(raw, SENDER, peer)
     assert answer.batch == read_batch(agent_pb2.AgentMessage.FromString(raw).batch, raw, SENDER)
     assert answer == read(raw, SENDER)
 
 
-async def test_what_a_batch_says(large) -> None:
-    found = (await large.read(raw_of(batch()), SENDER)).batch
+async def test_what_a_batch_says(large, peer) -> None:
+    found = (await large.read(raw_of(batch()), SENDER, peer)).batch
     assert (found.rows, found.accepted_rows, found.rejected_rows) == (3000, 2999, {"bad_cpu_usage": 1})
     assert (len(found.events), found.rejected_reports, len(found.jobs)) == (1, {"bad_event": 1}, 9)
     assert len(found.names) == 2000  # as many as are kept of a host
 
 
-async def test_of_other_messages_their_jobs_are_counted(large) -> None:
+async def test_of_other_messages_their_jobs_are_counted(large, peer) -> None:
     jobs = [f"job-{number}" for number in range(5000)]
     heartbeat = agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs))
-    answer = await large.read(heartbeat.SerializeToString(), SENDER)
+    answer = await large.read(heartbeat.SerializeToString(), SENDER, peer)
     assert (answer.body, answer.jobs, answer.batch) == ("heartbeat", 5000, None)
     held = [agent_pb2.JobTag(job=job) for job in jobs]
     answer = await large.read(
-        agent_pb2.AgentMessage(hello=agent_pb2.Hello(held=held)).SerializeToString(), SENDER
+        agent_pb2.AgentMessage(hello=agent_pb2.Hello(held=held)).SerializeToString(), SENDER, peer
     )
     assert (answer.body, answer.jobs) == ("hello", 5000)
-    assert (await large.read(b"\x12" * 100_000, SENDER)).body == "malformed"
+    assert (await large.read(b"\x12" * 100_000, SENDER, peer)).body == "malformed"
 
 
-async def test_a_process_that_died_costs_one_message(large) -> None:
+async def test_a_process_that_died_costs_one_message(large, peer) -> None:
     raw = raw_of(batch())
-    await large.read(raw, SENDER)
+    await large.read(raw, SENDER, peer)
     process = large._process
     os.kill(process.pid, signal.SIGSTOP)  # so that it dies with the message
-    task = asyncio.ensure_future(large.read(raw, SENDER))
+    task = asyncio.ensure_future(large.read(raw, SENDER, peer))
     await asyncio.sleep(0)
     process.kill()
     with pytest.raises(OSError, match="ended with -9"):
         await task
-    assert (await large.read(raw, SENDER)).batch.rows == 3000
+    assert (await large.read(raw, SENDER, peer)).batch.rows == 3000
