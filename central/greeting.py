@@ -18,6 +18,7 @@ from central.config import CentralConfig
 from central.journal import HostRecord, Journal
 from central.large_messages import LARGE, LargeMessages
 from central.log_limit import LogLimit
+from central.peers import Peer
 from central.revoked import Revoked, revoked_text
 from central.streams import HostStream
 from central.validate import Limits, is_name
@@ -178,13 +179,14 @@ class Greeter:
             )
         )
 
-    async def read_hello(self, context: Context, names: frozenset[str]) -> agent_pb2.Hello:
+    async def read_hello(self, context: Context, peer: Peer) -> agent_pb2.Hello:
         """Read a stream's first message.
 
         Raises:
             RefusedError: it is no Hello, comes too late, or is too large.
 
         """
+        names = peer.names
         try:
             raw = await asyncio.wait_for(context.read(), _HELLO_TIMEOUT_S)
         except TimeoutError:
@@ -202,7 +204,7 @@ class Greeter:
         self.check_size(raw, someone(names))
         if len(raw) > LARGE:
             nobody = Sender(someone(names), "", is_importer=False, limits=Limits(), now_unix_ns=0)
-            if await self.read_large(raw, nobody) is not None:
+            if await self.read_large(raw, nobody, peer) is not None:
                 raw = _NO_HELLO
         message = self.parse(raw, someone(names))
         if message.WhichOneof("body") != "hello":
@@ -221,7 +223,7 @@ class Greeter:
             detail = f"host {host!r} names {jobs} jobs; ingest.max_host_jobs allows {limit}"
             raise self.refuse(grpc.StatusCode.INVALID_ARGUMENT, "too_many_jobs", detail, host=host)
 
-    async def read_large(self, raw: bytes, sender: Sender) -> ReadBatch | None:
+    async def read_large(self, raw: bytes, sender: Sender, peer: Peer) -> ReadBatch | None:
         """Return the batch that a large message is; None where it is another one, which the loop can read.
 
         Raises:
@@ -229,7 +231,7 @@ class Greeter:
 
         """
         try:
-            answer = await self._large.read(raw, sender)
+            answer = await self._large.read(raw, sender, peer)
         except OSError as error:
             self._log.error(
                 "a large message could not be read", host=sender.host, bytes=len(raw), error=str(error)

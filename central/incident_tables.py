@@ -352,8 +352,8 @@ def _or_none(value: Any) -> Any:
 def _merge(connection: Connection, kept: int, other: int) -> None:
     """Give what an incident has to an earlier one."""
     connection.execute(update(reports).where(reports.c.incident == other).values(incident=kept))
-    for vm in connection.execute(select(incident_vms).where(incident_vms.c.incident == other)).all():
-        _note_vm(connection, {**vm._mapping, "incident": kept})  # noqa: SLF001 - its public name
+    vms = connection.execute(select(incident_vms).where(incident_vms.c.incident == other)).all()
+    _add_vms(connection, [{**vm._mapping, "incident": kept} for vm in vms])  # noqa: SLF001 - its public name
     connection.execute(delete(incident_vms).where(incident_vms.c.incident == other))
     mine = recommendations.c.incident == other
     for advice in connection.execute(select(recommendations).where(mine)).all():
@@ -365,25 +365,28 @@ def _merge(connection: Connection, kept: int, other: int) -> None:
 def _note_vms(connection: Connection, incident: int, trigger: agent_pb2.Trigger) -> None:
     first = first_suspect(trigger)
     first_vm = (ROLE_SUSPECT, first.vm) if first is not None else None
-    seen: set[tuple[int, str]] = set()
+    found: dict[tuple[int, str], dict[str, Any]] = {}
     named: list[tuple[int, agent_pb2.TriggerVictim | agent_pb2.TriggerSuspect, float]] = [
         (ROLE_VICTIM, v, v.n_cpi) for v in trigger.victims
     ]
     named += [(ROLE_SUSPECT, s, s.score) for s in trigger.suspects]
     for role, vm, peak in named:
-        if (role, vm.vm) not in seen:
-            seen.add((role, vm.vm))
+        if (role, vm.vm) not in found:
             values = {"incident": incident, "role": role, "vm": vm.vm, "name": vm.name, "job": vm.job}
             values |= {"peak": _or_none(peak), "reports": 1, "first_reports": int((role, vm.vm) == first_vm)}
             slow = vm.slow_down if isinstance(vm, agent_pb2.TriggerVictim) else None
             is_known = slow is not None and slow.ratio > 0
             for part in _SLOW:
                 values[f"slow_{part}"] = _or_none(getattr(slow, part)) if is_known else None
-            _note_vm(connection, values)
+            found[role, vm.vm] = values
+    _add_vms(connection, list(found.values()))
 
 
-def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
-    statement = insert_into(connection, incident_vms).values(values)
+def _add_vms(connection: Connection, vms: list[dict[str, Any]]) -> None:
+    """Add what reports say of VMs to their incidents: with one statement, as a report may name 256 of them."""
+    if not vms:
+        return
+    statement = insert_into(connection, incident_vms)
     old, new = incident_vms.c, statement.excluded
     larger = func.max if connection.dialect.name == "sqlite" else func.greatest
     # By all of it, so that of equal ratios the same interval stays whatever the order of arrival.
@@ -402,7 +405,8 @@ def _note_vm(connection: Connection, values: dict[str, Any]) -> None:
                 "job": new.job,
                 **slow,
             },
-        )
+        ),
+        vms,
     )
 
 

@@ -117,25 +117,34 @@ class Ingest:
     async def connect(self, _requests: object, context: Context) -> None:
         """Serve one stream from its Hello to its end."""
         self._open += 1
-        names = peer_names(context)
-        peer = self._peers.enter(names)
+        peer = self._peers.enter(peer_names(context))
         try:
-            if peer.open > peer.allowed:
-                detail = f"a certificate of {len(names)} names may have {peer.allowed} streams open"
-                raise self._greeter.refuse(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(names)
-                )
-            await self._serve(context, peer)
-        except RefusedError as refusal:
-            try:
-                await context.abort(
-                    refusal.code, str(refusal)
-                )  # a client that does not read may keep it waiting here
-            except grpc.aio.InternalError:  # until its connection ends
-                raise asyncio.CancelledError from None  # gRPC would log a traceback
+            if (refused := await self._refused(context, peer)) is not None:
+                try:
+                    await context.abort(*refused)  # a client that does not read may keep it waiting here
+                except grpc.aio.InternalError:  # until its connection ends
+                    raise asyncio.CancelledError from None  # gRPC would log a traceback
         finally:
             self._peers.leave(peer)
             self._open -= 1
+
+    async def _refused(self, context: Context, peer: Peer) -> tuple[grpc.StatusCode, str] | None:
+        """Serve a stream; return the status and the detail that it is to end with, None for a plain end.
+
+        Only these: the exception's frames hold the stream's last message and the task that holds the exception, and
+        gRPC keeps what it is in the context of. Cycles are collected once an hour.
+        """
+        try:
+            if peer.open > peer.allowed:
+                detail = f"a certificate of {len(peer.names)} names may have {peer.allowed} streams open"
+                raise self._greeter.refuse(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, "too_many_streams", detail, host=someone(peer.names)
+                )
+            await self._serve(context, peer)
+        except RefusedError as refusal:
+            refusal.__traceback__ = None
+            return refusal.code, str(refusal)
+        return None
 
     async def _serve(self, context: Context, peer: Peer) -> None:
         names = peer.names
@@ -151,18 +160,18 @@ class Ingest:
             )
         peer.owe_for_hello()
         await peer.wait()
-        hello = await self._greeter.read_hello(context, names)
+        hello = await self._greeter.read_hello(context, peer)
         peer.owe_for_jobs(len(hello.jobs) + len(hello.held))
         began_s = time.perf_counter()
         stream, record = self._greeter.admit(context, names, hello)
         peer.owe_for(time.perf_counter() - began_s)
         await self._greeter.welcome(context, stream)
-        flow = Flow(stream, record)
+        flow = Flow(stream, record, peer)
         self.room.flows.add(flow)
         if self._registry.add(stream) is not None:
             self._warn("a newer stream of the host replaces an open one", host=stream.host, reason="replaced")
         sender = asyncio.create_task(self._send(flow, context))
-        receiver = asyncio.create_task(self._receive_within_quota(flow, context, peer))
+        receiver = asyncio.create_task(self._receive_within_quota(flow, context))
         try:
             await asyncio.wait((sender, receiver, flow.unread), return_when=asyncio.FIRST_COMPLETED)
             if flow.unread.done():
@@ -220,15 +229,16 @@ class Ingest:
             if is_last:
                 return
 
-    async def _receive_within_quota(self, flow: Flow, context: Context, peer: Peer) -> None:
+    async def _receive_within_quota(self, flow: Flow, context: Context) -> None:
         try:
-            await self._receive(flow, context, peer)
+            await self._receive(flow, context)
         except OverQuotaError as error:
             await flow.idle.wait()  # what was taken before is acknowledged, so it is not sent again
             code = grpc.StatusCode.RESOURCE_EXHAUSTED
             raise self._greeter.refuse(code, error.reason, str(error), host=flow.stream.host) from None
 
-    async def _receive(self, flow: Flow, context: Context, peer: Peer) -> None:
+    async def _receive(self, flow: Flow, context: Context) -> None:
+        peer = flow.peer
         while True:
             if peer.until_s:
                 await peer.wait()
@@ -243,10 +253,8 @@ class Ingest:
                 self._charge(flow, flow.layout.rows, len(raw), flow.layout.spool_id, sequence)
                 self._intake.take_quick(flow, flow.layout, sequence, raw)
                 continue
-            began_s = time.perf_counter()
             read = await self._read_large(flow, raw) if len(raw) > LARGE else None
-            if flow.stream.is_importer:  # it may keep that process busy
-                began_s = time.perf_counter()
+            began_s = time.perf_counter()
             if read is None:
                 read = self._take(flow, raw)
             else:
@@ -261,7 +269,7 @@ class Ingest:
         self._greeter.check_size(raw, flow.stream.host)
         self.room.begin(flow, len(raw))
         try:
-            return await self._greeter.read_large(raw, self._intake.sender_of(flow))
+            return await self._greeter.read_large(raw, self._intake.sender_of(flow), flow.peer)
         finally:
             self.room.end(flow, len(raw))
 

@@ -7,6 +7,7 @@ together (`central.columns`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -104,8 +105,10 @@ class Intake:
     def _read_whole(self, flow: Flow, raw: bytes) -> None:
         """Have it read as if it were like no other batch."""
         if len(raw) <= LARGE:
+            began_s = time.perf_counter()
             self._room.end(flow, len(raw))
             self.take_batch(flow, agent_pb2.AgentMessage.FromString(raw).batch, raw)
+            flow.peer.owe_for(time.perf_counter() - began_s)
             return
         task = asyncio.create_task(self._read_large(flow, raw))
         self._reading.add(task)
@@ -113,7 +116,7 @@ class Intake:
 
     async def _read_large(self, flow: Flow, raw: bytes) -> None:
         try:
-            answer = await self._large.read(raw, self.sender_of(flow))
+            answer = await self._large.read(raw, self.sender_of(flow), flow.peer)
         except OSError as error:
             flow.stream.close(f"a batch of {len(raw)} bytes could not be read: {error}")
             return

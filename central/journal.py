@@ -235,9 +235,11 @@ class Journal:
         while await self._call(self._forget_some):  # of a roll before, which the disk's failure had left
             continue
         roll: Roll | None = await self._call(lambda connection: self._begin_roll(connection, max_rows))
-        if self._reserve.is_drawn:  # the lake may be away for long: nobody else must take it meanwhile
-            if await self._call(lambda _connection: self._reserve.take(), is_transaction=False):
-                self._say_back()
+        # The lake may be away for long: nobody else must take it meanwhile.
+        if self._reserve.is_drawn and await self._call(
+            lambda _connection: self._reserve.take(), is_transaction=False
+        ):
+            self._say_back()
         return roll
 
     async def finish_roll(self, roll: Roll, rows: int) -> None:

@@ -1,8 +1,9 @@
 """Messages above 64 KiB are read in a process of their own: 4 MiB of tiny parts take the protobuf library a second.
 
 Neither Python's lock nor the memory that this takes is then central's. Central starts the process at the first such
-message and hands it one at a time, each stream's next one after its last; what comes back has been checked and is
-small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream whose message it was reading.
+message and hands it one at a time, each stream's next one after its last, and one of a certificate at a time; what
+comes back has been checked and is small, or bounded by `ingest.max_batch_rows`. A process that dies costs the stream
+whose message it was reading.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import resource
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +27,7 @@ from google.protobuf.message import DecodeError
 
 from central import worker_process
 from central.batch_reader import ReadBatch, Sender, read_batch
+from central.peers import Peer
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
@@ -42,11 +45,13 @@ class Answer:
     """What a large message is: `body` as in AgentMessage, "malformed" where it is none; `batch` where it is one.
 
     `jobs` is the longest list of a Hello's or heartbeat's jobs. Central itself reads those that are short enough.
+    `took_s` is how long it took to be read, once its turn had come, in seconds.
     """
 
     body: str
     jobs: int = 0
     batch: ReadBatch | None = None
+    took_s: float = field(default=0.0, compare=False)
 
 
 def read(raw: bytes, sender: Sender) -> Answer:
@@ -73,17 +78,25 @@ class LargeMessages:
         self._thread = ThreadPoolExecutor(1, "large messages")
         self._closed = False
 
-    async def read(self, raw: bytes, sender: Sender) -> Answer:
+    async def read(self, raw: bytes, sender: Sender, peer: Peer) -> Answer:
         """Do as `read` does, over there.
+
+        One message of a peer is read at a time, so those of others wait for one of it at most. It owes for the time
+        that its messages take; importers do not.
 
         Raises:
             OSError: the process cannot be started, or it died of the message.
 
         """
         loop = asyncio.get_running_loop()
-        answer = None
-        while answer is None:  # while this one waited the process died of another message
-            answer = await loop.run_in_executor(self._thread, self._exchange, self._running(), raw, sender)
+        async with peer.reads_large:
+            answer = None
+            while answer is None:  # while this one waited the process died of another message
+                answer = await loop.run_in_executor(
+                    self._thread, self._exchange, self._running(), raw, sender
+                )
+        if not sender.is_importer:
+            peer.owe_for(answer.took_s)
         return answer
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -165,12 +178,13 @@ def main() -> None:
             order, size = _HEAD.unpack(_read_exactly(sys.stdin.buffer, _HEAD.size))
             sender = msgspec.msgpack.decode(_read_exactly(sys.stdin.buffer, order), type=Sender)
             raw = _read_exactly(sys.stdin.buffer, size)
+            began_s = time.perf_counter()
             try:
                 answer = read(raw, sender)
             except MemoryError:
                 answer = Answer("malformed")
             del raw
-            said = msgspec.msgpack.encode(answer)
+            said = msgspec.msgpack.encode(replace(answer, took_s=time.perf_counter() - began_s))
             sys.stdout.buffer.write(_HEAD.pack(len(said), 0) + said)
             sys.stdout.buffer.flush()
             del answer, said

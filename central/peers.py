@@ -1,7 +1,8 @@
 """What one certificate costs central: how many streams it has open, and how long it waits for what it made central do.
 
-Each certificate owes time. What takes central long (a Hello, a message that holds the loop, many reports) adds to it,
-time itself takes from it, and as long as it owes more than a little, none of its streams is read.
+Each certificate owes time. What it makes central do (a Hello, a message to be read, many reports) adds to it, time
+itself takes from it, and as long as it owes more than a little, none of its streams is read. What others make it wait
+for is not its debt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ __all__ = ["Peer", "Peers"]
 
 _SPARE_STREAMS = 8  # beyond one for each name: some have broken off and central does not know yet
 _FREE_S = 0.1  # that may be owed without waiting
-_LONG_S = 0.002  # that a message may hold the loop for nothing
 _TIMES = 4  # what is owed for it, of the time that it took: one peer has a quarter of the loop at most
 _HELLO_S = 0.02  # owed for a Hello, beside the time that it took
 _JOB_S = 20e-6  # owed for each job in it, and for each that the host holds rows of
@@ -23,13 +23,14 @@ _LARGE_REPORTS = 16 << 10  # bytes of one batch; fewer are free
 
 
 class Peer:
-    """What a certificate has open and owes."""
+    """What a certificate has open and owes. `reads_large` is held while one of its large messages is read."""
 
-    __slots__ = ("_clock_s", "names", "open", "until_s")
+    __slots__ = ("_clock_s", "names", "open", "reads_large", "until_s")
 
     def __init__(self, names: frozenset[str], clock_s: Callable[[], float]) -> None:
         self.names = names
         self.open = 0  # streams
+        self.reads_large = asyncio.Lock()
         self.until_s = 0.0  # when nothing is owed any more; 0: nothing ever was
         self._clock_s = clock_s
 
@@ -51,8 +52,8 @@ class Peer:
         self.owe(jobs * _JOB_S)
 
     def owe_for(self, took_s: float, report_bytes: int = 0) -> None:
-        """Add what a message costs that held the loop for `took_s` and brought so many bytes of reports."""
-        owed_s = _TIMES * took_s if took_s > _LONG_S else 0.0
+        """Add what a message costs that took so long to be read and brought so many bytes of reports."""
+        owed_s = _TIMES * took_s
         if report_bytes > _LARGE_REPORTS:
             owed_s += report_bytes / _REPORT_BYTES_PER_S
         if owed_s:

@@ -12,6 +12,7 @@ from collections import deque
 from central.columns import Layout
 from central.config import IngestSection
 from central.journal import HostRecord, Journal
+from central.peers import Peer
 from central.streams import HostStream
 from whitepanda.v1 import agent_pb2
 
@@ -27,8 +28,9 @@ _SLOW_DOWN_MS = 1000
 class Flow:
     """What one stream has under way."""
 
-    def __init__(self, stream: HostStream, record: HostRecord) -> None:
+    def __init__(self, stream: HostStream, record: HostRecord, peer: Peer) -> None:
         self.stream = stream
+        self.peer = peer
         self.record = record
         self.pending = 0
         self.pace_ms = 0  # least time between its batches, by its quota

@@ -53,5 +53,6 @@ def begin(parent: int, *, nice: int) -> bool:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CENTRALS)
     with contextlib.suppress(OSError):
         os.nice(nice)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # not above a central that runs with idle priority
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     return True

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import gc
+import subprocess
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import psutil
+import pytest
 
+from central import ingest as ingest_module
+from central.batch_reader import Sender
+from central.greeting import RefusedError
+from central.large_messages import Answer
+from central.peers import Peer
+from central.quotas import OverQuotaError
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
 from tests.support.spoken_streams import CONNECT
@@ -36,6 +48,60 @@ async def test_a_batch_of_tasks_without_rows_is_refused(make) -> None:
     assert central.journal.stats.rejected_batches == {"too_many_tasks": 1}
     await peer.batch(2, rows=3000)  # read by the other process too
     assert (await peer.ack()).accepted_rows == 3000
+
+
+async def test_a_certificate_has_one_large_message_read_at_a_time(make, monkeypatch) -> None:
+    """However many streams it has. Those of others wait for one of them at most, and do not owe for that time."""
+    clock_s, owed = [0.0], []
+    monkeypatch.setattr(ingest_module, "time", SimpleNamespace(perf_counter=lambda: clock_s[0]))
+    monkeypatch.setattr(Peer, "owe_for", lambda peer, took_s, _bytes=0: owed.append((*peer.names, took_s)))
+    central = await make.central()
+    large, asked, go = central.ingest._large, [], threading.Event()
+    exchange = large._exchange
+
+    def exchanged(process: subprocess.Popen[bytes], raw: bytes, sender: Sender) -> Answer:
+        asked.append(sender.host)
+        go.wait(20)
+        return dataclasses.replace(exchange(process, raw, sender), took_s=1.0)
+
+    large._exchange = exchanged
+    jobs = [f"{'j' * 400}-{n}" for n in range(200)]
+    wide = agent_pb2.Hello(host="h1", protocol_version=2, min_protocol_version=1, jobs=jobs)
+    for _ in range(4):
+        await make.peer(central, "h1").send(agent_pb2.AgentMessage(hello=wide))
+    await until(lambda: central.ingest._open == 4 and asked)
+    other = make.peer(central, "h2")
+    await other.hello("h2")
+    await other.batch(1, rows=3000)
+    await until(lambda: central.ingest.room.pending == 1)
+    clock_s[0] = 100.0
+    go.set()
+    assert (await other.ack()).accepted_rows == 3000
+    await until(lambda: owed.count(("h1", 1.0)) == 4)
+    assert asked == ["h1", "h2", "h1", "h1", "h1"]
+    assert [took_s for host, took_s in owed if host == "h2"] == [
+        0.0,
+        1.0,
+        0.0,
+    ]  # its Hello, and its batch here and there
+
+
+@pytest.mark.parametrize("rows", [2, 3000])
+async def test_a_batch_like_the_last_one_is_owed_for_where_it_is_bad(make, monkeypatch, rows: int) -> None:
+    owed = []
+    monkeypatch.setattr(Peer, "owe_for", lambda _peer, took_s, _bytes=0: owed.append(took_s))
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+    await peer.batch(1, rows)
+    assert (await peer.ack()).accepted_rows == rows
+    before = len(owed)
+    await peer.batch(2, rows)
+    assert (await peer.ack()).accepted_rows == rows
+    assert len(owed) == before
+    await peer.batch(3, rows, cpi=[-1.0] * rows)
+    assert (await peer.ack()).rejected_rows[0].count == rows
+    assert len(owed) == before + 1
 
 
 async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
@@ -128,6 +194,34 @@ async def test_a_host_that_does_not_read_is_dropped(make) -> None:
     assert code in ("RESOURCE_EXHAUSTED", "INTERNAL")
     await until(lambda: ingest._open == 2)
     await sending
+
+
+async def test_a_refused_stream_leaves_nothing_to_the_collector_of_cycles(make) -> None:
+    """Which comes by once an hour, and each would hold its last message until then."""
+    central = await make.central()
+    raws = {
+        "malformed": b"\xff" * 10,
+        "second_hello": agent_pb2.AgentMessage(hello=agent_pb2.Hello(host="h1")).SerializeToString(),
+        "no_hello": agent_pb2.AgentMessage().SerializeToString(),
+        "over_quota_rows": agent_pb2.AgentMessage(batch=agent_pb2.CpiBatch(spool_id="s")).SerializeToString(),
+    }
+    gc.collect()
+    gc.disable()
+    try:
+        for reason, raw in raws.items():
+            peer = make.peer(central, "h1")
+            if reason != "no_hello":
+                await peer.hello("h1")
+            if reason == "over_quota_rows":
+                central.ingest.quotas._rows = 0.0
+            await peer.send(raw)
+            await peer.refused()
+            await until(lambda: central.ingest._open == 0)
+            kept = (RefusedError, OverQuotaError, agent_pb2.AgentMessage)
+            await until(lambda kept=kept: not any(isinstance(each, kept) for each in gc.get_objects()))
+            assert central.ingest.refused_streams[reason] == 1
+    finally:
+        gc.enable()
 
 
 async def test_a_certificate_has_few_streams(make) -> None:

@@ -360,6 +360,24 @@ def test_the_order_of_arrival_does_not_matter(tmp_path_factory, rows, seed, spli
     assert found[0] == found[1]
 
 
+def test_a_report_of_many_vms_takes_no_more_statements_than_one_of_few(store):
+    """Each takes Python's lock from the loop that acknowledges, and hosts choose how many VMs a report names."""
+    statements = []
+    sa.event.listen(store._engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+
+    def taken(number: int, vms: int, at: int) -> int:
+        victims = [agent_pb2.TriggerVictim(vm=f"vm-{each}", job="web") for each in range(vms)]
+        statements.clear()
+        take(store, told(number, agent_pb2.Trigger(unix_ns=at, victims=victims)))
+        return len(statements)
+
+    assert taken(1, 256, NOW) == taken(2, 1, NOW + 2 * GAP)
+    between = taken(3, 1, NOW + GAP)  # makes them one incident, whose VMs are merged
+    assert between < 30
+    (whole,) = listed(store)
+    assert {vm.vm: vm.reports for vm in whole.victims} == {f"vm-{n}": 1 if n else 3 for n in range(256)}
+
+
 def test_recurrence_over_hosts(store):
     for host in range(3):
         for day in range(host + 1):

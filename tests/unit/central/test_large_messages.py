@@ -14,6 +14,7 @@ import pytest
 
 from central.batch_reader import Sender, read_batch
 from central.large_messages import LARGE, LargeMessages, read
+from central.peers import Peer, Peers
 from central.validate import Limits
 from whitepanda.v1 import agent_pb2
 
@@ -26,6 +27,11 @@ def large() -> Iterator[LargeMessages]:
     made = LargeMessages()
     yield made
     made.close()
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peers().enter(frozenset({"h"}))
 
 
 def batch(rows: int = 3000, **columns) -> agent_pb2.CpiBatch:
@@ -65,40 +71,42 @@ def raw_of(made: agent_pb2.CpiBatch) -> bytes:
         {"spool_id": "s" * 99},
     ],
 )
-async def test_a_batch_is_read_as_on_the_loop(large, columns) -> None:
+async def test_a_batch_is_read_as_on_the_loop(large, peer, columns) -> None:
     raw = raw_of(batch(**columns))
     assert len(raw) > LARGE
-    answer = await large.read(raw, SENDER)
+    answer = await large.read(raw, SENDER, peer)
     assert answer.batch == read_batch(agent_pb2.AgentMessage.FromString(raw).batch, raw, SENDER)
     assert answer == read(raw, SENDER)
 
 
-async def test_what_a_batch_says(large) -> None:
-    found = (await large.read(raw_of(batch()), SENDER)).batch
+async def test_what_a_batch_says(large, peer) -> None:
+    found = (await large.read(raw_of(batch()), SENDER, peer)).batch
     assert (found.rows, found.accepted_rows, found.rejected_rows) == (3000, 2999, {"bad_cpu_usage": 1})
     assert (len(found.events), found.rejected_reports, len(found.jobs)) == (1, {"bad_event": 1}, 9)
     assert len(found.names) == 2000  # as many as are kept of a host
 
 
-async def test_of_other_messages_their_jobs_are_counted(large) -> None:
+async def test_of_other_messages_their_jobs_are_counted(large, peer) -> None:
     jobs = [f"job-{number}" for number in range(5000)]
     heartbeat = agent_pb2.AgentMessage(heartbeat=agent_pb2.Heartbeat(jobs=jobs))
-    answer = await large.read(heartbeat.SerializeToString(), SENDER)
+    answer = await large.read(heartbeat.SerializeToString(), SENDER, peer)
     assert (answer.body, answer.jobs, answer.batch) == ("heartbeat", 5000, None)
     held = [agent_pb2.JobTag(job=job) for job in jobs]
     answer = await large.read(
-        agent_pb2.AgentMessage(hello=agent_pb2.Hello(held=held)).SerializeToString(), SENDER
+        agent_pb2.AgentMessage(hello=agent_pb2.Hello(held=held)).SerializeToString(), SENDER, peer
     )
     assert (answer.body, answer.jobs) == ("hello", 5000)
-    assert (await large.read(b"\x12" * 100_000, SENDER)).body == "malformed"
+    assert (await large.read(b"\x12" * 100_000, SENDER, peer)).body == "malformed"
 
 
 async def dying(large: LargeMessages, raw: bytes, *, waiting: int = 0) -> list[asyncio.Task]:
-    """Have the process die of a message, while so many others wait."""
-    await large.read(raw, SENDER)
+    """Have the process die of a message, while so many of other hosts wait."""
+    peers = Peers()
+    first, *others = (peers.enter(frozenset({f"h{number}"})) for number in range(1 + waiting))
+    await large.read(raw, SENDER, first)
     process = large._process
     os.kill(process.pid, signal.SIGSTOP)
-    tasks = [asyncio.create_task(large.read(raw, SENDER)) for _ in range(1 + waiting)]
+    tasks = [asyncio.create_task(large.read(raw, SENDER, each)) for each in (first, *others)]
     arrived = bytearray(4)
     async with asyncio.timeout(20):
         while not int.from_bytes(arrived):
@@ -108,14 +116,14 @@ async def dying(large: LargeMessages, raw: bytes, *, waiting: int = 0) -> list[a
     return tasks
 
 
-async def test_a_process_that_died_costs_the_message_that_it_was_reading(large) -> None:
+async def test_a_process_that_died_costs_the_message_that_it_was_reading(large, peer) -> None:
     raw = raw_of(batch())
     first, *others = await dying(large, raw, waiting=3)
     process = large._process
     with pytest.raises(OSError, match="ended with -9"):
         await first
     assert [(await each).batch.rows for each in others] == [3000] * 3
-    assert (await large.read(raw, SENDER)).batch.rows == 3000
+    assert (await large.read(raw, SENDER, peer)).batch.rows == 3000
     assert process.stdin.closed
     assert process.stdout.closed
 

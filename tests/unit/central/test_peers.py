@@ -20,13 +20,22 @@ def test_what_took_long_is_waited_for_four_times_as_long() -> None:
     clock = Clock()
     peers = Peers(clock)
     one, other = peers.enter(ONE), peers.enter(OTHER)
-    one.owe_for(0.002)
-    assert one.wait_s() == 0
+    one.owe_for(0.025)
+    assert one.wait_s() == pytest.approx(0)  # a tenth of a second is free
     one.owe_for(0.1)
-    assert one.wait_s() == pytest.approx(0.3)  # a tenth of a second is free
+    assert one.wait_s() == pytest.approx(0.4)
     assert other.wait_s() == 0
-    clock.now_s += 0.3
+    clock.now_s += 0.4
     assert one.wait_s() == pytest.approx(0)
+
+
+def test_short_messages_add_up() -> None:
+    clock = Clock()
+    peer = Peers(clock).enter(ONE)
+    for _ in range(1000):
+        peer.owe_for(0.001)
+        clock.now_s += 0.001
+    assert peer.wait_s() == pytest.approx(2.9)
 
 
 def test_reports_are_waited_for_by_their_bytes() -> None:
