@@ -174,9 +174,7 @@ class BuildSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: Literal["duckdb", "spark"] = "duckdb"  # what state and coefficients are computed on
     spark_master: str = "local[2]"  # of engine spark; its workers must see the state's folder
     lease_s: float = 120.0  # a builder silent for so long is taken over by another replica of the lake
-    max_machine_jobs: int = (
-        500  # of a machine day, once with each platform; of more the most common ones count
-    )
+    max_machine_jobs: int = 500  # of a machine day, by platform; of more the most common ones count
 
 
 class PlacementSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

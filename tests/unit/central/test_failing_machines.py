@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from central import day_states, slots
 from central.builds import Builder
 from central.config import BuildSection
+from central.engine import Engine
 from central.failing_machines import MAX_LEFT_OUT, failing
 from central.lake import DAY_NS, Lake, segment_stem
 from central.schema import SAMPLES
@@ -144,6 +145,31 @@ def test_a_build_short_of_memory_does_less_at_a_time_and_leaves_nobody_out(tmp_p
         assert short.mean_cpi == pytest.approx(usual.mean_cpi, rel=1e-9)
         usual, short = (found[limit].coefficient(job_name) for limit in (512, 64))
         assert short.value == pytest.approx(usual.value, rel=1e-6)
+
+
+def test_a_day_that_is_too_much_for_two_threads_is_computed_by_one(lake, monkeypatch) -> None:
+    original = day_states.write
+
+    def write(method, running, rows, *arguments):
+        ((threads,),) = running.connection.con.execute("SELECT current_setting('threads')").fetchall()
+        machines = running.collect(rows.select("machine").distinct())["machine"].to_pylist()
+        if threads > 1 and "host-1" in machines:
+            raise MemoryError
+        original(method, running, rows, *arguments)
+
+    monkeypatch.setattr(day_states, "write", write)
+    builder = Builder(BuildSection(memory_limit_mib=256, threads=2), lake)
+    assert (builder.build_once(), builder.current.manifest.machines_left_out) == (1, ())
+
+
+def test_an_engine_makes_the_folder_for_what_does_not_fit(tmp_path) -> None:
+    with Engine(memory_limit_mib=64, threads=1, spill_dir=tmp_path / "spill" / "lane-0") as engine:
+        connection = engine.connection.con
+        connection.execute(
+            "CREATE TABLE kept AS SELECT hash(range) AS a, hash(-range) AS b FROM range(8000000)"
+        )
+        assert connection.execute("SELECT count(*) FROM kept").fetchall() == [(8_000_000,)]
+        assert list((tmp_path / "spill" / "lane-0").iterdir())
 
 
 @pytest.mark.parametrize("method", ["whitepanda", "panda"])
