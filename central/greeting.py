@@ -227,16 +227,14 @@ class Greeter:
         """Return the batch that a large message is; None where it is another one, which the loop can read.
 
         Raises:
-            RefusedError: it is none, or names too many jobs.
+            RefusedError: it is none, names too many jobs, or could not be read.
 
         """
         try:
             answer = await self._large.read(raw, sender, peer)
         except OSError as error:
-            self._log.error(
-                "a large message could not be read", host=sender.host, bytes=len(raw), error=str(error)
-            )
-            raise self._malformed(raw, sender.host) from None
+            detail = f"a message of {len(raw)} bytes could not be read: {error}"
+            raise self.refuse(grpc.StatusCode.UNAVAILABLE, "not_read", detail, host=sender.host) from None
         if answer.body == "malformed":
             raise self._malformed(raw, sender.host)
         self.check_jobs(answer.jobs, sender.host)

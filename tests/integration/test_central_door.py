@@ -104,6 +104,24 @@ async def test_a_batch_like_the_last_one_is_owed_for_where_it_is_bad(make, monke
     assert len(owed) == before + 1
 
 
+async def test_a_message_that_could_not_be_read_is_not_said_to_be_malformed(make, monkeypatch) -> None:
+    central = await make.central()
+    peer = make.peer(central, "h1")
+    await peer.hello("h1")
+
+    def ended(*_arguments: object) -> None:
+        raise OSError("the process that reads large messages ended with -9")
+
+    monkeypatch.setattr(central.ingest._large, "_exchange", ended)
+    await peer.batch(1, rows=3000)
+    code, detail = await peer.refused()
+    assert code == "UNAVAILABLE"
+    assert detail.startswith("a message of ")
+    assert detail.endswith("could not be read: the process that reads large messages ended with -9")
+    assert central.ingest.refused_streams == {"not_read": 1}
+    assert not central.journal.stats.rejected_batches
+
+
 async def test_jobs_are_counted_before_they_are_looked_up(make) -> None:
     central = await make.central(max_host_jobs=100)
     for size, name in ((101, "job"), (101, "j" * 500)):  # read by the loop, and by the other process
