@@ -156,9 +156,7 @@ def read_request(route: Route, values: list[tuple[str, str]]) -> Message:
             given = getattr(request, name)
             given.append(_read_value(fields[name], value))
             if len(given) > _max_items(fields[name]):
-                raise ParameterError(
-                    f"{name} must be at most {_max_items(fields[name]):,} in a request by HTTP"
-                )
+                raise ParameterError(f"{name} takes at most {_max_items(fields[name]):,} values by HTTP")
         else:
             if name in seen:
                 raise ParameterError(f"{name} is given twice (values {seen[name][:80]!r}, {value[:80]!r})")

@@ -228,7 +228,6 @@ def test_the_recommendation_helps_and_is_undone_after_its_time(operator, vms):
         # What the agent says is printed only: a server that still waits more than before is a victim to it.
         said_s = seconds_until(lambda: operator.behaviours()[SERVER] == "steady", 20)
         print(f"recovered after {time.monotonic() - began_s:.0f} s; the agent's word for it {said_s} s later")
-        capped_s = client.p95_s(MEASURED_S)
         assert vms.quota(STRESSOR_UUID) == quota, "it was undone before it was looked at"
         lasted_s = undone_in_s(vms, ACTION_S)
         again_s = client.p95_s(MEASURED_S)

@@ -440,7 +440,7 @@ async def test_as_many_hosts_are_taken_as_the_document_says(local):
     status, found = await get(local, asked(1000))
     assert status == 404, found  # the lake is empty
     status, found = await get(local, asked(1001))
-    assert (status, found) == (400, {"error": "current_hosts must be at most 1,000 in a request by HTTP"})
+    assert (status, found) == (400, {"error": "current_hosts takes at most 1,000 values by HTTP"})
 
 
 async def test_a_page_of_another_name_cannot_ask_through_a_browser(local):
