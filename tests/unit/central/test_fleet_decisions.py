@@ -335,7 +335,7 @@ WRONG_PREDICTIONS = [
     ("job=web&host=h1&platform=p", 400, "name either the host, or the platform"),
     ("job=web&host=h1&beside=db", 400, "beside goes with platform; a host's VMs are known"),
     ("job=web&platform=p" + "&beside=db" * 65, 400, "beside takes at most 64 values by HTTP"),
-    ("job=web&platform=p" + "&epsilons=0.1" * 17, 400, "epsilons must be at most 16 (value 17)"),
+    ("job=web&platform=p" + "&epsilons=0.1" * 17, 400, "epsilons takes at most 16 values by HTTP"),
     ("job=web&platform=p&epsilons=0.6", 400, "epsilons must be above 0 and up to 0.5 (value 0.6)"),
     (
         "job=web&platform=p&epsilons=0.001",
