@@ -96,9 +96,7 @@ class IngestSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits and pace of what agents send."""
 
     max_batch_rows: int = 10_000  # larger batches are refused whole
-    max_host_jobs: int = (
-        4_000  # a batch, heartbeat or Hello that names more is refused; importers' batches are not
-    )
+    max_host_jobs: int = 4_000  # a message that names more is refused, but for importers' batches
     max_message_bytes: int = 4 << 20  # larger messages end the stream
     max_streams: int = 12_000  # further hosts are refused until others leave
     unread_s: float = 60.0  # a host that reads none of its acknowledgements for so long is disconnected
