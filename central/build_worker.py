@@ -8,7 +8,6 @@ The version comes by way of the lake, as another replica's does; lease and manif
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -27,6 +26,7 @@ from central.builds import Builder, BuildStoppedError
 from central.config import BuildSection, CentralConfig
 from central.lake import Lake
 from central.left_out import LeftOut
+from central.own_threads import in_own_thread
 from whitepanda.common import log
 from whitepanda.common.errors import WhitepandaError
 
@@ -175,11 +175,11 @@ class BuildProcess(Builder):
         return answer
 
     async def _build_in_thread(self) -> None:
-        if await asyncio.to_thread(self._has_something):
+        if await in_own_thread(self._has_something):
             self.start()
         await super()._build_in_thread()
         if self._section.interval_s >= _KEPT_S:
-            await asyncio.to_thread(self.close)
+            await in_own_thread(self.close)
 
     def _has_something(self) -> bool:
         """Whether a build may find anything: what cannot be looked at is the build's to tell of."""

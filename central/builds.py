@@ -45,6 +45,7 @@ from central.lanes import Interruptible, duckdb_lanes, in_lanes
 from central.lease import Lease
 from central.left_out import LeftOut, LeftOutDays, OlderDay
 from central.other_settings import OtherSettings
+from central.own_threads import in_own_thread
 from central.slots import SlotManifest, SlotStore
 from central.spark import SparkEngine
 from central.states import StateFolders
@@ -173,7 +174,7 @@ class Builder:
     async def _build_in_thread(self) -> None:
         """Build, tell of the version, and only then do what the lake needs, which may take long."""
         failed_before = self.last_error
-        await asyncio.to_thread(self._others.look)
+        await in_own_thread(self._others.look)
         try:
             number = await self._stoppable(self.build_once)
         except Exception:  # noqa: BLE001 - whatever failed, the daemon goes on with the last version
@@ -188,7 +189,7 @@ class Builder:
 
     async def _stoppable(self, work: Callable[[], _T]) -> _T:
         """Run it in a thread; a cancellation stops it and waits for that."""
-        running = asyncio.ensure_future(asyncio.to_thread(work))
+        running = asyncio.ensure_future(in_own_thread(work))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -203,7 +204,7 @@ class Builder:
             OSError, LakeError: the lake cannot be read.
 
         """
-        if await asyncio.to_thread(self._take_newer) and self.current is not None:
+        if await in_own_thread(self._take_newer) and self.current is not None:
             self._log.info("version of another replica taken", version=self.current.version)
             for call in self.on_version:
                 call(self.current)

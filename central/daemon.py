@@ -31,6 +31,7 @@ from central.ingest import Ingest
 from central.journal import Journal
 from central.journal_reserve import reserve_bytes
 from central.lake import Lake
+from central.own_threads import in_own_thread
 from central.publish import Publisher
 from central.refusals import Refusals, reading_standard_error
 from central.replicas import other_journals, replica_of
@@ -103,7 +104,7 @@ class Central:
         )
         self.journal.start()
         try:
-            self.incidents = await asyncio.to_thread(IncidentStore, config.incidents.url, state)
+            self.incidents = await in_own_thread(IncidentStore, config.incidents.url, state)
             self.recorder = IncidentRecorder(
                 config.incidents, self.journal, self.incidents, slot_s=config.build.slot_s
             )
@@ -154,7 +155,7 @@ class Central:
         """Warn where others write into the lake under this replica's name, or incidents are each one's own."""
         name, own = self.config.central.replica, self.journal.origin
         try:
-            found = await asyncio.to_thread(other_journals, self.lake, own)
+            found = await in_own_thread(other_journals, self.lake, own)
         except OSError:  # whoever builds or rolls tells of it
             return
         if namesakes := [each for each in found if replica_of(each) == name]:
@@ -215,7 +216,7 @@ class Central:
     async def _watch_revoked(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await asyncio.to_thread(self.revoked.look)
+            await in_own_thread(self.revoked.look)
             for stream in self.registry.close_revoked(self.revoked):
                 told = "stream closed: its certificate is revoked"
                 self._log.warning(told, host=stream.host, certificate_serial=stream.serial)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from central.config import IncidentsSection
 from central.incident_store import IncidentStore, StoreError
 from central.journal import Journal
+from central.own_threads import in_own_thread
 from whitepanda.common import log
 
 __all__ = ["IncidentRecorder"]
@@ -84,10 +85,10 @@ class IncidentRecorder:
             StoreError: the database does not take them; they wait on.
 
         """
-        waiting = await asyncio.to_thread(self._journal.read_triggers, _AT_ONCE)
+        waiting = await in_own_thread(self._journal.read_triggers, _AT_ONCE)
         if waiting:
             rows = [row for _, row in waiting]
-            new = await asyncio.to_thread(
+            new = await in_own_thread(
                 self._store.take, rows, gap_ns=self.gap_ns, oldest_unix_ns=self._oldest_unix_ns()
             )
             self.recorded += new
@@ -104,7 +105,7 @@ class IncidentRecorder:
 
         """
         oldest, gone = self._oldest_unix_ns(), 0
-        while some := await asyncio.to_thread(self._store.prune, oldest):
+        while some := await in_own_thread(self._store.prune, oldest):
             gone += some
         if gone:
             self._log.info("old incidents forgotten", incidents=gone)

@@ -11,6 +11,7 @@ from importlib import metadata
 from central.config import IngestSection
 from central.journal import Journal, Roll
 from central.lake import Lake
+from central.own_threads import in_own_thread
 from central.roll_worker import RollWorker, write_roll
 from whitepanda.common import log
 
@@ -60,7 +61,7 @@ class Roller:
         while (roll := await self._journal.begin_roll(self._config.roll_rows)) is not None:
             if self._worker is not None:
                 self._worker.start()
-            rows = await asyncio.to_thread(self._write, roll)
+            rows = await in_own_thread(self._write, roll)
             await self._journal.finish_roll(roll, rows)
             total += rows
             for call in self.on_rolled:

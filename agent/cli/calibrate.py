@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -74,7 +73,7 @@ def calibrate(
         except OSError as error:
             raise UnavailableError(f"{runs}: cannot write: {error.strerror}{_left(file)}") from error
         except KeyboardInterrupt:
-            errors.print(f"stopped; {runs} was not written{_left(file)}", markup=False, soft_wrap=True)
+            errors.print(f"stopped; {runs} was not written{_left(file)}", soft_wrap=True)
             raise typer.Exit(_INTERRUPTED) from None
         except WhitepandaError as error:
             raise type(error)(f"{error}; {runs} was not written{_left(file)}") from error
@@ -93,7 +92,7 @@ class _Watch:
     results: list[RunResult] = field(default_factory=list)
     _bar: Progress = field(
         default_factory=lambda: Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeRemainingColumn(),
             console=errors,
@@ -111,14 +110,13 @@ class _Watch:
         self._bar.stop()
 
     def progress(self, what: str, seconds: float) -> None:
-        self._bar.update(self._bar.task_ids[0], description=escape(what), completed=seconds)
+        self._bar.update(self._bar.task_ids[0], description=what, completed=seconds)
 
     def take(self, result: RunResult) -> None:
         self.file.add(result.rows)
         self.results.append(result)
         errors.print(
             f"{len(self.results)}/{self.plan.runs} {_line(result)}",
-            markup=False,
             soft_wrap=True,
         )
 
@@ -204,9 +202,7 @@ def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ..
             }
         )
         return
-    console.print(
-        f"{escape(str(file.path))}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True
-    )
+    console.print(f"{file.path!s}: {file.rows:,} rows of {len(watch.results):,} runs", soft_wrap=True)
     _show_sources(campaign)
     for name in left:
         console.print(f"  {name}: left to the agent that runs here", soft_wrap=True)
@@ -215,4 +211,4 @@ def _show(file: RunsFile, watch: _Watch, campaign: Campaign, left: tuple[str, ..
 def _show_sources(campaign: Campaign) -> None:
     for source in campaign.sources:
         if source.state not in ("off", "available"):
-            console.print(f"  {source.name}: {source.state}: {escape(source.detail)}", soft_wrap=True)
+            console.print(f"  {source.name}: {source.state}: {source.detail}", soft_wrap=True)

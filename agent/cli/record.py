@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Annotated, Any, Self
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.cli._options import JsonOption
@@ -83,7 +82,7 @@ def _make(file: Path, header: Header, *, replace: bool) -> Recorder:
     for other in unfinished(file):
         if other.name != recorder.part.name:  # the same folder; that of FILE may be relative
             what = "a recording that was killed, or still runs; `replay` reads it, remove it if it was killed"
-            errors.print(f"{escape(str(other))}: {what}", soft_wrap=True)
+            errors.print(f"{other!s}: {what}", soft_wrap=True)
     return recorder
 
 
@@ -147,7 +146,7 @@ def _show(file: Path, size_bytes: int, result: Recorded) -> None:
     end = "ended early; " if result.ended_early else ""
     missed = f" ({result.missed_ticks} missed)" if result.missed_ticks else ""
     console.print(
-        f"{escape(str(file))}: {end}{samples:,} samples of {vms:,} {'VM' if vms == 1 else 'VMs'}, "
+        f"{file!s}: {end}{samples:,} samples of {vms:,} {'VM' if vms == 1 else 'VMs'}, "
         f"{result.ticks:,} {'tick' if result.ticks == 1 else 'ticks'}{missed} in {result.seconds:.1f} s, "
         f"{-(-size_bytes // 1000):,} kB",
         soft_wrap=True,
@@ -156,4 +155,4 @@ def _show(file: Path, size_bytes: int, result: Recorded) -> None:
         count = result.samples.get(source.name, 0)
         failures = f", {source.failures:,} failures" if source.failures else ""
         state = "" if source.state == "available" else f"; {source.state}: {source.detail}"
-        console.print(f"  {source.name}: {count:,} samples{failures}{escape(state)}", soft_wrap=True)
+        console.print(f"  {source.name}: {count:,} samples{failures}{state}", soft_wrap=True)

@@ -186,7 +186,7 @@ class _Bar:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),

@@ -59,7 +59,7 @@ class OverviewQueries:
     _recent: RecentVms
     _refreshing: asyncio.Task[None] | None
     _registry: StreamRegistry
-    _segment_totals: Callable[[], dict[str, tuple[Segment, int]]]
+    _segment_totals: Callable[[], Awaitable[dict[str, tuple[Segment, int]]]]
     check_operator: Callable[[Context], Awaitable[None]]
 
     async def GetOverview(  # noqa: N802 - the name in fleet.proto
@@ -111,7 +111,7 @@ class OverviewQueries:
         """What the lake has by day, and which hosts send nothing."""
         await self.check_operator(context)
         top = await read_top(request.top, 100, context)
-        segments = (await asyncio.to_thread(self._segment_totals)).values()
+        segments = (await self._segment_totals()).values()
         silence = self._silence(self._clock_unix_ns())
         newest = max((segment.modified_unix_s for segment, _ in segments), default=0.0)
         return fleet_pb2.DataHealth(

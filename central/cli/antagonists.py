@@ -151,7 +151,7 @@ def _print_fit(summary: dict[str, Any]) -> None:
         f"written to {summary['out']} in {summary['seconds']:.1f} s",
     )
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 @app.command()
@@ -210,16 +210,15 @@ def evaluate(
     if summary["events"]:
         console.print(_ranks(summary))
     else:
-        console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True, markup=False)
+        console.print(f"nothing to rank: {summary['no_event_because']}", soft_wrap=True)
     few = " (too few for intervals)" if 0 < summary["machines"] < LEAST_MACHINES else ""
     console.print(
         f"{summary['events']:,} events of {summary['triggers']:,} triggers, on {summary['machines']:,} machines{few} "
         f"in {summary['evaluated_days']} of {summary['days']} days; {summary['antagonists']} of the antagonists are in "
         "the trace",
         soft_wrap=True,
-        markup=False,
     )
-    console.print(rows_line(summary["rows"]), soft_wrap=True, markup=False)
+    console.print(rows_line(summary["rows"]), soft_wrap=True)
 
 
 def _ranks(summary: dict[str, Any]) -> Table:
@@ -244,7 +243,12 @@ def _ranks(summary: dict[str, Any]) -> Table:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int | None], None]]:
     """Show on a terminal's standard error what is being done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
         task = progress.add_task("reading", total=None)
 
@@ -294,7 +298,7 @@ def show(
         console.print("central has built no coefficients yet")
         return
     if job and not rows:
-        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True, markup=False)
+        console.print(f"version {version} has no coefficient of job {job}", soft_wrap=True)
         return
     table = Table(title=f"Version {version}", title_justify="left")
     table.add_column("job", no_wrap=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.table import Table as Grid
+from rich.text import Text
 
 from agent.analysis.degradation import parse
 from central.cli._outputs import check_output
@@ -122,8 +123,8 @@ def fit(
     _print_choice(data["choice"])
     tables = summary_tables(data)
     if tables:
-        console.print(tables, markup=False, soft_wrap=True)
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+        console.print(tables, soft_wrap=True)
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -156,10 +157,10 @@ def predict(
             "predicted_column": predicted.predicted_column,
         })  # fmt: skip
         return
-    console.print(f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated", markup=False)
+    console.print(f"rows: {predicted.rows:,} read, {predicted.estimated:,} estimated")
     for reason, count in predicted.reasons.items():
-        console.print(f"cannot tell, {reason}: {count:,}", markup=False)
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+        console.print(f"cannot tell, {reason}: {count:,}")
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -276,11 +277,9 @@ def _model_line(part: dict[str, Any]) -> dict[str, Any]:
 def _print_rows(counts: dict[str, int], left_out: tuple[str, ...]) -> None:
     words = left_out_words(counts)
     missing = f", {words}" if words else ""
-    console.print(
-        f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}", markup=False, soft_wrap=True
-    )
+    console.print(f"rows: {counts['read']:,} read, {counts['used']:,} used{missing}", soft_wrap=True)
     if left_out:
-        console.print(f"no row has a value of: {', '.join(left_out)}", markup=False, soft_wrap=True)
+        console.print(f"no row has a value of: {', '.join(left_out)}", soft_wrap=True)
 
 
 def _print_choice(choice: dict[str, Any]) -> None:
@@ -304,11 +303,8 @@ def _print_choice(choice: dict[str, Any]) -> None:
 def _warn_of_useless(choice: dict[str, Any]) -> None:
     chosen = next(row for row in choice["errors"] if row["method"] == choice["method"])
     if chosen["mean_ape"] >= choice["constant"]["mean_ape"]:
-        errors.print(
-            "[bold yellow]warning:[/] held out, the model is no better than a constant: an agent should not use it",
-            soft_wrap=True,
-            markup=True,
-        )
+        text = "held out, the model is no better than a constant: an agent should not use it"
+        errors.print(Text.assemble(("warning:", "bold yellow"), " ", text), soft_wrap=True)
 
 
 def _print_evaluation(result: dict[str, Any]) -> None:
@@ -325,9 +321,9 @@ def _print_evaluation(result: dict[str, Any]) -> None:
     console.print(grid)
     if not math.isnan(result["coverage"]):
         width = f"intervals: {result['nominal']:.0%} nominal, median width {result['median_width']:.3g}"
-        console.print(width, markup=False)
+        console.print(width)
     for reason, count in result["reasons"].items():
-        console.print(f"cannot tell, {reason}: {count:,}", markup=False)
+        console.print(f"cannot tell, {reason}: {count:,}")
 
 
 def _percent(value: float) -> str:

@@ -300,9 +300,7 @@ def make_jobs(
         return
     counts = f"{len(jobs.job):,} jobs, {int(jobs.instances.sum()):,} instances, metric {seen.metric}"
     told = errors if is_standard_output(out) else console
-    told.print(
-        f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True, markup=False
-    )
+    told.print(f"{counts}; {flat:,} jobs without any spread left out; written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -348,7 +346,7 @@ def simulate(
     if json:
         print_json(told)
         return
-    console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True, markup=False)
+    console.print(f"{told['rows']:,} instances written to {out}", soft_wrap=True)
 
 
 def _read_sides(current: str, new: str, metric: str, lake: str) -> tuple[Rows, Rows]:
@@ -381,7 +379,6 @@ def _tell(
         console.print(
             f"{jobs_in_all:,} jobs in all, of which central tells the {len(found.jobs):,} heaviest",
             soft_wrap=True,
-            markup=False,
         )
 
 

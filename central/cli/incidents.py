@@ -274,7 +274,7 @@ def _print(table: Table) -> None:
         return
     width = console.measure(table, options=console.options.update(max_width=_MAX_WIDTH)).maximum
     for line in console.render_lines(table, console.options.update(width=width, max_width=width), pad=False):
-        console.print("".join(part.text for part in line).rstrip(), soft_wrap=True, markup=False)
+        console.print("".join(part.text for part in line).rstrip(), soft_wrap=True)
 
 
 def _n_cpi(value: float) -> str:

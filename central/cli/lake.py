@@ -59,7 +59,7 @@ def verify(
         for line in itertools.chain(problems(opened, connection, is_quick=quick), states):
             found.append(line)
             if not json:
-                console.print(line, soft_wrap=True, markup=False, highlight=False)
+                console.print(line, soft_wrap=True, highlight=False)
         without_digest = not_covered(opened)
     if json:
         print_json({"lake": lake, "problems": found, "not_covered_by_a_digest": without_digest})
@@ -100,7 +100,6 @@ def show_stats(lake: _Lake, slot_s: _SlotS = None, json: _Json = False) -> None:
         console.print(
             f"left out of it, as their rows make a build fail: {names}",
             soft_wrap=True,
-            markup=False,
             highlight=False,
         )
 
@@ -176,7 +175,7 @@ def _lease(lake: Lake) -> Iterator[Lease]:
         who = f"lake {lake.name}: {holder} is building, or died while it did"
         if holder == UNREADABLE:
             who = lease_problem(lake.objects) or f"lake {lake.name}: nobody knows who is building"
-        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True, markup=False)
+        errors.print(f"{who}: waiting for a sign of life, at most {ttl_s:g} s", soft_wrap=True)
 
     if not lease.outwait(tell):
         raise UnavailableError(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from central.pki import CA_DAYS, LEAF_DAYS, REVOKED, CertificateInfo, describe, issue, make_ca, renew, revoke
 from whitepanda.common.cli import console, print_json
@@ -160,7 +161,7 @@ def show(
         print_json([{"file": path, **_as_json(info)} for path, info in found.items()])
         return
     for path, info in found.items():
-        console.print(f"[bold]{path}[/]", soft_wrap=True)
+        console.print(path, style="bold", soft_wrap=True)
         console.print(_table(info))
 
 
@@ -189,14 +190,14 @@ def _table(info: CertificateInfo) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     purposes = ["authority"] if info.is_ca else list(info.purposes)
     if info.days_left < 0:
-        left = "[bold red]expired[/]"
+        left = Text("expired", "bold red")
     elif info.days_left < CERTIFICATE_WARN_DAYS:
-        left = f"[yellow]{info.days_left} days left[/]"
+        left = Text(f"{info.days_left} days left", "yellow")
     else:
-        left = f"{info.days_left} days left"
+        left = Text(f"{info.days_left} days left")
     table.add_row("  names", ", ".join(info.names) or "-")
     table.add_row("  for", ", ".join(purposes) or "-")
-    table.add_row("  valid", f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, {left}")
+    table.add_row("  valid", Text(f"{info.not_before:%Y-%m-%d} to {info.not_after:%Y-%m-%d}, ") + left)
     table.add_row("  subject", info.subject or "-")
     table.add_row("  issuer", info.issuer)
     table.add_row("  serial", info.serial)

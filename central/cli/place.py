@@ -200,7 +200,7 @@ def _show_live(found: fleet_pb2.HostRanking, what: str, *, json: bool) -> None:
     console.print(table)
     console.print(f"{len(rows)} of {found.hosts_in_all} hosts", soft_wrap=True)
     for each in found.unmeasured:
-        console.print(f"left out: {each.resource}: {each.why}", soft_wrap=True, markup=False)
+        console.print(f"left out: {each.resource}: {each.why}", soft_wrap=True)
 
 
 def _need_times(rule: str, vms: list[Vm], path: Path) -> None:
@@ -234,7 +234,7 @@ def _mean_dilation(vms: list[Vm], done: Schedule) -> float:
 
 def _print(summary: dict[str, Any]) -> None:
     for row in summary["placements"]:
-        console.print(f"{row['job']}: {row['why']}", soft_wrap=True, markup=False)
+        console.print(f"{row['job']}: {row['why']}", soft_wrap=True)
         if len(row["ranked"]) > 1:
             table = Table(show_header=True, box=None)
             table.add_column("host")

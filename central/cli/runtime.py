@@ -89,9 +89,7 @@ def fit(
     platforms = read_features(platform_features, "platform")
     rows = named.placed(workloads.names, platforms.names, "give its features")
     training = {"steps": steps} if steps else {}
-    checkpoint = Checkpoint(
-        out, lambda line: errors.print(line, style="yellow", markup=False, soft_wrap=True)
-    )
+    checkpoint = Checkpoint(out, lambda line: errors.print(line, style="yellow", soft_wrap=True))
     with _progress() as bar:
         task = bar.add_task("fitting", total=1.0)
         model = fit_model(
@@ -112,10 +110,9 @@ def fit(
     counts = model.provenance["rows"]
     console.print(
         f"rows: {len(rows):,} read, {counts['trained']:,} trained on, {counts['calibrated']:,} calibrate bounds",
-        markup=False,
     )
-    console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms", markup=False)
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+    console.print(f"{len(model.workloads):,} workloads, {len(model.platforms):,} platforms")
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -147,12 +144,12 @@ def predict(
         })  # fmt: skip
         return
     told = errors if is_standard_output(out) else console
-    told.print(f"rows: {found.rows - found.unknown:,} predicted", markup=False)
+    told.print(f"rows: {found.rows - found.unknown:,} predicted")
     if found.unknown:
-        told.print(f"left empty, with names that the model has not: {found.unknown:,} rows", markup=False)
+        told.print(f"left empty, with names that the model has not: {found.unknown:,} rows")
     for count, size in found.unbounded.items():
-        told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows", markup=False)
-    told.print(f"written to {out}", soft_wrap=True, markup=False)
+        told.print(f"no bound beside {count} others, of which the fit had none: {size:,} rows")
+    told.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -183,10 +180,9 @@ def update(
     console.print(
         f"added {len(found.workloads):,} workloads and {len(found.platforms):,} platforms from {found.used:,} rows; "
         f"{found.left_out:,} rows left out (nothing new, or beside what is not known)",
-        markup=False,
         soft_wrap=True,
     )
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -253,7 +249,7 @@ def embeddings(
         print_json({"out": str(out), "dimensions": parts[0].values.shape[1], "neighbours": told})
         return
     show_neighbours(found)
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 @app.command()
@@ -294,22 +290,21 @@ def observations(
         print_json({"out": str(out), **counts})
         return
     names = f"{counts['workloads']:,} workloads, {counts['platforms']:,} platforms"
-    console.print(f"{counts['rows']:,} rows of {found.days:,} days: {names}", markup=False)
+    console.print(f"{counts['rows']:,} rows of {found.days:,} days: {names}")
     if found.share < 1:
-        console.print(f"a sample: {found.share:.1%} of the machines' slots", markup=False)
+        console.print(f"a sample: {found.share:.1%} of the machines' slots")
     if found.crowded or found.not_counted:
         console.print(
             f"left out: {found.not_counted:,} VMs' slots without instructions, {found.crowded:,} machines' slots "
             "with more than 65 busy VMs",
-            markup=False,
             soft_wrap=True,
         )
-    console.print(f"written to {out}", soft_wrap=True, markup=False)
+    console.print(f"written to {out}", soft_wrap=True)
 
 
 def _progress() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),

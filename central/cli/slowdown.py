@@ -183,7 +183,7 @@ def profile(
     else:
         _print_profiles(found)
         if out is not None:
-            console.print(f"written to {out}", soft_wrap=True, markup=False)
+            console.print(f"written to {out}", soft_wrap=True)
     _refuse_without_vectors(runs, found)
 
 
@@ -215,9 +215,9 @@ def _print_profiles(found: Profiles) -> None:
     for job in found.jobs:
         for vector in job.candidates if job.loading is None else [job.loading]:
             words = ", ".join(f"{name} {share:.4g}" for name, share in vector.items())
-            console.print(f"{job.job}: {words}", soft_wrap=True, markup=False)
+            console.print(f"{job.job}: {words}", soft_wrap=True)
         for note in job.notes:
-            console.print(f"{job.job}: {note}", soft_wrap=True, markup=False)
+            console.print(f"{job.job}: {note}", soft_wrap=True)
 
 
 def _profile_json(job: JobProfile) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def pairs(
     told = errors if out is not None and is_standard_output(out) else console
     _print_pairs(known, found, told)
     if asked is not None:
-        told.print(f"{len(asked.slowdown):,} rows written to {out}", soft_wrap=True, markup=False)
+        told.print(f"{len(asked.slowdown):,} rows written to {out}", soft_wrap=True)
 
 
 def _print_pairs(known: Measured, found: HeldOut, to: Console) -> None:

@@ -92,7 +92,6 @@ def synth(
         f"written to {out}; {len(written.antagonists)} antagonists in {truth}, "
         f"{written.antagonists_with_rows} of them ran",
         soft_wrap=True,
-        markup=False,
     )
 
 
@@ -106,7 +105,7 @@ def presets(json: _Json = False) -> None:  # noqa: FBT002 - a flag of typer's
         print_json({"presets": named, "knobs": meanings})
         return
     for name, (text, _) in PRESETS.items():
-        console.print(f"{name}: {text}", soft_wrap=True, markup=False)
+        console.print(f"{name}: {text}", soft_wrap=True)
     table = Table(title="Knobs", title_justify="left")
     for column in ("knob", "default", "meaning", "presets"):
         table.add_column(column)

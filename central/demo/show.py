@@ -44,7 +44,7 @@ class PlainShow:
 
     def event(self, text: str) -> None:
         """Print one line."""
-        self._console.print(f"{time.monotonic() - self._began:5.1f} s  {text}", soft_wrap=True, markup=False)
+        self._console.print(f"{time.monotonic() - self._began:5.1f} s  {text}", soft_wrap=True)
 
     def refresh(self, agents: Sequence[AgentWatch]) -> None:
         """Print one line every few seconds."""
@@ -102,23 +102,22 @@ class LiveShow:
                 agent.name,
                 agent.uplink if agent.answers else "starting",
                 version,
-                "[bold red]YES[/]" if agent.victims else "no",
+                Text("YES", "bold red") if agent.victims else "no",
                 *counts,
                 _number(agent.mn_cpi),
-                "[red]" + ", ".join(agent.victims) + "[/]" if agent.victims else "",
+                Text(", ".join(agent.victims), "red"),
             )
         return Group(table, *(Text(line) for line in self._events))
 
 
 def print_outcome(console: Console, outcome: Outcome) -> None:
     """Tell people the result: the suspects, then the victims beside the truth."""
-    verdict = (
-        "[bold green]the injected antagonist[/]" if outcome.correct else "[bold red]NOT the injected one[/]"
-    )
+    right, wrong = ("the injected antagonist", "bold green"), ("NOT the injected one", "bold red")
+    verdict = right if outcome.correct else wrong
+    end = f" ({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started."
+    suspect = (str(outcome.first_suspect), "bold")
     console.print(
-        f"\nFirst suspect on {outcome.host}: [bold]{outcome.first_suspect}[/], {verdict} "
-        f"({outcome.injected_antagonist}), {outcome.detection_s:.1f} s after it started.",
-        soft_wrap=True,
+        Text.assemble(f"\nFirst suspect on {outcome.host}: ", suspect, ", ", verdict, end), soft_wrap=True
     )
     suspects = Table(title=f"Suspects, ranked by the agent on {outcome.host}")
     for heading in ("VM", "job"):
@@ -132,9 +131,7 @@ def print_outcome(console: Console, outcome: Outcome) -> None:
     for v in outcome.victims:
         if v.latency_untold:
             moments = f"at {v.latency_untold} of {v.latency_told + v.latency_untold} moments"
-            console.print(
-                f"{v.vm}: latency cannot be told {moments}: {v.cannot_tell}", soft_wrap=True, markup=False
-            )
+            console.print(f"{v.vm}: latency cannot be told {moments}: {v.cannot_tell}", soft_wrap=True)
     console.print(
         f"{len(outcome.hosts)} hosts, {outcome.windows_acknowledged} live CPI windows acknowledged, "
         f"{outcome.past_windows} simulated ones before; {outcome.seconds:.1f} s.",
@@ -148,7 +145,6 @@ def print_next_step(console: Console) -> None:
         "Next: whitepanda demo --stay (make demo ARGS=--stay) goes on until Ctrl-C, "
         "with the fleet page and whitepanda top.",
         soft_wrap=True,
-        markup=False,
     )
 
 
@@ -163,7 +159,7 @@ def print_where(console: Console, *, page: str, host: str, top: str, incidents: 
         "  the incidents that central keeps:",
         f"    {incidents}",
     ):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
 
 
 def _victims(outcome: Outcome) -> Table:

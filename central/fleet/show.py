@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from central.fleet.draw import Drawn
@@ -94,9 +93,7 @@ def show_plan(made: Plan) -> None:
     for k in range(min(_SHOWN, len(observe))):
         cells = [f"{made.jobs.weight[k]:.1%}", f"{observe[k]:,}", f"{made.jobs.instances[k]:,}"]
         cells += [f"{made.more[k]:,}"] if more else []
-        table.add_row(
-            escape(str(made.jobs.job[k])), *cells, bar(float(observe[k]), float(observe.max()), _BAR)
-        )
+        table.add_row(str(made.jobs.job[k]), *cells, bar(float(observe[k]), float(observe.max()), _BAR))
     console.print(table)
     if len(observe) > _SHOWN:
         _say(f"... and {_counted(len(observe) - _SHOWN, 'more job')}; all with --json")
@@ -160,7 +157,7 @@ def show_comparison(found: Comparison, metric: str, weighed_by: str) -> None:
         values = (f"{job.current:.4g}", f"{job.new:.4g}", *((n,) if is_wider else ())) if is_wide else ()
         bars = (signed_bar(job.difference.value, largest, _BAR // 3),) if is_wide else ()
         changes = (f"{_percents(job.difference.value)} %", _range(job.difference))
-        table.add_row(escape(str(job.job)), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)
+        table.add_row(str(job.job), f"{job.weight:.1%}", *values, *changes, *bars, job.verdict)
     console.print(table)
     if len(found.jobs) > _SHOWN:
         _say(f"... and {_counted(len(found.jobs) - _SHOWN, 'more job')}; all with --json")
@@ -223,4 +220,4 @@ def _percents(share: float) -> str:
 
 
 def _say(line: str) -> None:
-    console.print(line, soft_wrap=True, markup=False)
+    console.print(line, soft_wrap=True)

@@ -75,7 +75,6 @@ def show_neighbours(found: Mapping[str, Neighbours]) -> None:
             f"{kind}s: {one.names:,} in {one.groups:,} groups; the nearest other one is of the same group for "
             f"{one.share:.1%}, by chance for {one.chance:.1%} ({one.chance_low:.1%} to {one.chance_high:.1%}; "
             f"p = {one.p:.2g})",
-            markup=False,
             soft_wrap=True,
         )
 

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from central.config import WebhooksSection
 from central.incident_store import IncidentStore, StoreError
+from central.own_threads import in_own_thread
 from central.webhooks import tables
 from central.webhooks.sender import Answer, Sender, receiver_names
 from whitepanda.common import log
@@ -169,7 +170,7 @@ class Webhooks:
 
     async def _turn(self, receiver: _Receiver) -> float:
         """Note what is new and post what is next, if it is time; return how long to wait before the next turn."""
-        notice = await asyncio.to_thread(self._look, receiver)
+        notice = await in_own_thread(self._look, receiver)
         if notice is None:
             self._tell(receiver, "")
             return self._timing.poll_s
@@ -183,7 +184,7 @@ class Webhooks:
             if answer.is_final:
                 await self._give_up(receiver, notice, "refused", answer.why)
             else:
-                await asyncio.to_thread(self._store.write, partial(tables.forget, notice=notice))
+                await in_own_thread(self._store.write, partial(tables.forget, notice=notice))
                 receiver.delivered += 1
             self._tell(receiver, "")
             return 0.0
@@ -228,7 +229,7 @@ class Webhooks:
         return max(answer.delay_s, ceiling_s * self._rng.uniform(0.5, 1.0))
 
     async def _give_up(self, receiver: _Receiver, notice: tables.Notice, reason: str, why: str) -> None:
-        await asyncio.to_thread(self._store.write, partial(tables.forget, notice=notice))
+        await in_own_thread(self._store.write, partial(tables.forget, notice=notice))
         receiver.dropped[reason] += 1
         self._log.error(
             "a webhook's notice is given up", receiver=receiver.name, reason=reason, why=why, notice=notice.id
@@ -241,7 +242,7 @@ class Webhooks:
                 tables.forget_receivers, unclaimed_for_ns=_KEEP_UNCLAIMED_NS, now_unix_ns=self._clock()
             )
             try:
-                gone = await asyncio.to_thread(self._store.write, forget)
+                gone = await in_own_thread(self._store.write, forget)
             except StoreError:
                 gone = 0  # told by those who have something to do there
             if gone:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from central.demo import fleet
 from central.demo.run import Demo
@@ -21,6 +20,7 @@ from tests.support.prometheus_server import PrometheusServer, get, promtool, que
 from tests.support.waiting import wait_until
 from tests.support.webhook_receiver import Receiver
 from tests.unit.agent.test_cardinality import documented
+from whitepanda.common.cli import PlainConsole
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -80,7 +80,7 @@ class Watched:
         work, sockets = folder / "work", folder / "s"
         work.mkdir()
         sockets.mkdir()
-        self.demo = Demo(7, work, sockets, PlainShow(Console()))
+        self.demo = Demo(7, work, sockets, PlainShow(PlainConsole()))
         write_files = self.demo._write_files
 
         def and_watch(address):

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-from rich.console import Console
 
 from central.cli import fleet as command
 from central.fleet import show
 from central.lake import DAY_NS, Lake, segment_stem
 from central.schema import SAMPLES
 from whitepanda.common import cli
+from whitepanda.common.cli import PlainConsole
 
 HEADER = "job,weight,mean,std,instances,cost"
 PAPER = f"{HEADER}\ncompute,0.5,100,7.4,1500,1\nnetwork,0.5,100,17.5,1500,1\n"
@@ -28,8 +28,8 @@ def run(capsys, monkeypatch):
     def call(*arguments, width=120):
         monkeypatch.setattr(sys, "argv", ["whitepanda", "fleet", *map(str, arguments)])
         for module in (command, show):
-            monkeypatch.setattr(module, "console", Console(highlight=False, width=width))
-        monkeypatch.setattr(cli, "errors", Console(stderr=True, highlight=False, width=200))
+            monkeypatch.setattr(module, "console", PlainConsole(width=width))
+        monkeypatch.setattr(cli, "errors", PlainConsole(stderr=True, width=200))
         monkeypatch.setattr(cli, "build", _app)
         try:
             cli.main()

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.segment import Segment
 from rich.text import Text
 
@@ -22,20 +21,25 @@ from whitepanda.common.errors import WhitepandaError
 from whitepanda.common.extras import how_to_install
 from whitepanda.common.texts import printable
 
-__all__ = ["GRPC_EXPERIMENTS", "build", "command", "console", "errors", "main", "print_json"]
+__all__ = ["GRPC_EXPERIMENTS", "PlainConsole", "build", "command", "console", "errors", "main", "print_json"]
 
 #: Of central's core. Without its new listener the thread that waits for a completion polls the sockets too, instead of
 #: handing each to a pool: ten thousand idle streams cost 3/4 of the CPU time, saturated ones 2/3 (docs/adr/0003).
 GRPC_EXPERIMENTS = "-event_engine_listener"
 
 
-class _PrintableConsole(Console):
-    """A console on which no name can drive the terminal or turn the reading direction: see `printable`."""
+class PlainConsole(Console):
+    """A console on which no name is markup, drives the terminal or turns the reading direction (see `printable`)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False} | options)
 
     def render_str(self, text: str, **options: Any) -> Text:
+        """Do as rich does, with what is printable of a text."""
         return super().render_str(printable(text, keep="\n\t"), **options)  # so that columns are wide enough
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Do as rich does, with what is printable of what came by another way."""
         for segment in super().render(renderable, options):
             text = segment.text
             if segment.control or text.isprintable() or text == "\n":
@@ -45,8 +49,8 @@ class _PrintableConsole(Console):
 
 
 #: Where results for people go. Progress bars and errors go to `errors`, so that a pipe sees only results.
-console: Console = _PrintableConsole(highlight=False)
-errors: Console = _PrintableConsole(stderr=True, highlight=False)
+console: Console = PlainConsole()
+errors: Console = PlainConsole(stderr=True)
 
 _READER_GONE = 141  # 128 and SIGPIPE, as a shell shows a program which that signal has ended
 _ALIKE = 0.75  # an option that is less like what was typed is no help
@@ -184,8 +188,8 @@ def main() -> None:
 
 def _fail(*problems: str, exit_code: int) -> NoReturn:
     for problem in problems:
-        shown = escape(printable(problem, keep="\n"))
-        errors.print(f"[bold red]error:[/] {shown}", soft_wrap=True, markup=True)
+        shown = printable(problem, keep="\n")
+        errors.print(Text.assemble(("error:", "bold red"), " ", shown), soft_wrap=True)
     sys.exit(exit_code)
 
 

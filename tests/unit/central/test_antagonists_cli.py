@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from central import trace_fit
 from central.cli import antagonists
 from central.evaluation.methods import METHODS
 from central.trace_evaluation import ORACLE
 from whitepanda.common import cli
+from whitepanda.common.cli import PlainConsole
 
 SLOT_US = 300 * 10**6
 BEGIN_US = 600 * 10**6  # the trace's clock starts 600 s before the first record
@@ -438,7 +438,7 @@ def test_the_fits_table_is_whole_on_a_narrow_terminal(monkeypatch, capsys, width
     }
     counts = {"read": 1, "used": 1, "rejected": {}, "unusable_cpi": 0, "without_cpi": 0, "first": {}}
     summary = {"top": [row], "rows": counts, "jobs": 1, "task_slots": 1, "machine_slots": 1, "last_day": 4}
-    monkeypatch.setattr(antagonists, "console", Console(width=width))
+    monkeypatch.setattr(antagonists, "console", PlainConsole(width=width))
     antagonists._print_fit({**summary, "out": "a.parquet", "seconds": 1.0})
     text = capsys.readouterr().out
     assert "…" not in text

@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from agent.analysis.degradation import parse
 from central.cli import degradation as command
@@ -18,6 +17,7 @@ from central.degradation.choose import fit_model, folds_of, held_out, scenario_s
 from central.degradation.fit import FitOptions, Rival, inputs_of
 from central.degradation.runs import Columns, Table, read_runs
 from whitepanda.common import cli
+from whitepanda.common.cli import PlainConsole
 
 FEATURES = ("ipc", "memory_bandwidth_bytes_per_s", "total_stall_ratio")
 SIGNALS = (*FEATURES, "memory_stall_ratio", "guest_ratio")
@@ -42,7 +42,7 @@ FIT = (
 def run(capsys, monkeypatch, *arguments):
     """The exit code, standard output and standard error of `whitepanda degradation ...`."""
     monkeypatch.setattr(sys, "argv", ["whitepanda", "degradation", *map(str, arguments)])
-    monkeypatch.setattr(command, "console", Console(highlight=False, width=120))
+    monkeypatch.setattr(command, "console", PlainConsole(width=120))
     code = 0
     try:
         cli.main()

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from agent import config as agent_config_module
@@ -31,6 +30,7 @@ from central.demo.show import LiveShow, PlainShow, Show, print_outcome
 from central.demo.watch import LATENCY_TRUTH, AgentWatch, Latency, Ranked, SlotEstimate, Truth
 from collector.simulated.profiles import PROFILES
 from collector.simulated.scenario import parse
+from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2, host_pb2
@@ -415,7 +415,7 @@ def test_json_is_one_object_and_a_wrong_suspect_is_an_error(capsys: pytest.Captu
 )
 def test_people_see_suspects_victims_and_the_truth(first: str, words: str) -> None:
     screen = io.StringIO()
-    print_outcome(Console(file=screen, width=80), outcome(first))
+    print_outcome(PlainConsole(file=screen, width=80), outcome(first))
     text = screen.getvalue()
     for expected in (words, "scan-1", "+3.850", "321 live CPI windows"):
         assert expected in text
@@ -434,7 +434,7 @@ def test_progress_as_lines_and_as_a_screen() -> None:
     agents[0].answers, agents[0].mn_cpi, agents[0].windows_acknowledged = True, 4.25, 77
     agents[0].victims = ("web-1",)
     lines, screen = io.StringIO(), io.StringIO()
-    plain = PlainShow(Console(file=lines, width=200))
+    plain = PlainShow(PlainConsole(file=lines, width=200))
     plain.event("started [not markup]")
     plain.refresh(agents)
     assert len(lines.getvalue().splitlines()) == 1  # the hosts only every few seconds
@@ -445,7 +445,7 @@ def test_progress_as_lines_and_as_a_screen() -> None:
     assert (
         "windows acknowledged 77, coefficient versions -/-, mnCPI host-1 4.25  host-2 -" in lines.getvalue()
     )
-    live = LiveShow(Console(file=screen, width=150, force_terminal=True))
+    live = LiveShow(PlainConsole(file=screen, width=150, force_terminal=True))
     live.event("something [happened]")
     live.refresh(agents)
     live.close()
@@ -468,7 +468,7 @@ def test_the_screen_fits_whatever_the_terminals_width(width: int) -> None:
         victims=("web1-host-1", "search-host-1"),
     )
     screen = io.StringIO()
-    live = LiveShow(Console(file=screen, width=width, force_terminal=True, color_system=None))
+    live = LiveShow(PlainConsole(file=screen, width=width, force_terminal=True, color_system=None))
     live.refresh([agent])
     live.close()
     text = screen.getvalue()
@@ -584,8 +584,8 @@ played: list[PlayedDemo] = []
 
 def prepare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(demo_command, "Demo", PlayedDemo)
-    monkeypatch.setattr(demo_command, "console", Console(width=200))
-    monkeypatch.setattr(demo_command, "errors", Console(width=200, stderr=True))
+    monkeypatch.setattr(demo_command, "console", PlainConsole(width=200))
+    monkeypatch.setattr(demo_command, "errors", PlainConsole(width=200, stderr=True))
     app = typer.Typer()
     app.command()(demo)
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
@@ -635,7 +635,7 @@ def test_who_stops_it_is_told_so_when_all_is_gone(
     said: list[tuple[str, bool, bool]] = []
     monkeypatch.setattr(PlayedDemo, "run", lambda _self: signal.raise_signal(number))
     runner = prepare(monkeypatch)
-    monkeypatch.setattr(demo_command, "errors", Console())
+    monkeypatch.setattr(demo_command, "errors", PlainConsole())
     assert runner("--stay").exit_code == 128 + number
     assert said == [("stopped", True, False)]
 
@@ -665,7 +665,7 @@ def test_the_program_is_called_by_its_whole_path_where_no_path_has_it(
 def test_what_does_not_happen_in_time_is_told_with_the_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     monkeypatch.setattr("central.demo.run._DEADLINE_S", 0.0)
     running._daemons.start("central", ["--version"], tmp_path / "log")
     monkeypatch.setattr(running._daemons, "check", lambda: None)  # it ends at once: here only its words count
@@ -679,7 +679,7 @@ def test_what_does_not_happen_in_time_is_told_with_the_last_words(
 
 
 def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Path) -> None:
-    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     assert running.socket() == tmp_path / f"{running._fleet.target}.sock"
     (tmp_path / "central" / "state").mkdir(parents=True)
     (tmp_path / "central" / "state" / "http_port").write_text("4711\n")
@@ -695,7 +695,7 @@ def test_who_stays_is_told_when_a_daemon_ends_and_where_the_page_is(tmp_path: Pa
 
 
 def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> None:
-    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     other = next(agent for agent in running._agents if agent is not running._target)
     running._target.victims = ("web-1",)
     running._injected_unix_ns = 1
@@ -711,7 +711,7 @@ def test_alarms_before_the_injection_or_elsewhere_are_false(tmp_path: Path) -> N
 
 
 def test_slots_before_the_antagonist_was_there_are_not_compared(tmp_path: Path) -> None:
-    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     running._injected_unix_ns = 100 * S
     running._target.slots["web"] = {
         start * S: SlotEstimate(start * S, 1.5, "victim") for start in (97, 99, 101, 103)
@@ -721,7 +721,7 @@ def test_slots_before_the_antagonist_was_there_are_not_compared(tmp_path: Path) 
 
 
 def test_an_estimate_is_compared_with_the_truth_of_its_own_moment(tmp_path: Path) -> None:
-    running = Demo(1, tmp_path, tmp_path, PlainShow(Console(file=io.StringIO())))
+    running = Demo(1, tmp_path, tmp_path, PlainShow(PlainConsole(file=io.StringIO())))
     file = tmp_path / "truth.jsonl"
     with file.open("w") as lines:
         for at_s, true in ((100, 1.0), (102, 1.5), (104, 1.5)):

@@ -47,7 +47,22 @@ def test_no_way_to_print_shows_them(name):
     for what in (table, Text(name), Panel(Text(name)), Text.assemble("VM ", (name, "bold red"))):
         assert hidden(shown(what)) == set()
         assert hidden(shown(what, soft_wrap=True)) == set()
-    assert hidden(shown(f"job {name}", markup=False)) == set()
+    assert hidden(shown(f"job {name}")) == set()
+
+
+MARKUP = ["[/]", "[red]", "[conceal]web-1[/]", "[link=http://example.net]web-1[/link]", "a\\[b]", ":warning:"]
+
+
+@pytest.mark.parametrize("name", MARKUP)
+def test_a_name_in_brackets_is_shown_as_it_is(name):
+    """Not taken for rich's markup, which could hide it, link it, or end the command."""
+    table = Table("job", title=name)
+    table.add_row(name)
+    for what in (name, table, Panel(name), f"VM {name} of web"):
+        text = shown(what, width=100)
+        assert name in text
+        assert "\x1b" not in text
+    assert shown(table, width=100).count(name) == 2
 
 
 @given(NAMES)

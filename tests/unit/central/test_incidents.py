@@ -15,7 +15,6 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from typer.testing import CliRunner
 
 from agent.analysis import recommendations
@@ -31,6 +30,7 @@ from central.incidents import IncidentRecorder
 from central.journal import Journal, Roll, Submission
 from central.triggers import TriggerRow, check_triggers, first_suspect
 from central.validate import Limits
+from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import UnavailableError
 from whitepanda.v1 import agent_pb2, fleet_pb2
 
@@ -774,7 +774,9 @@ def test_piped_tables_are_whole_and_a_narrow_terminal_keeps_who_and_how_much(ans
     incidents_cli.show("7", "h:1", **FILES)
     (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith(vm["name"]))
     assert "1.90x [1.60, 2.20]" in line
-    monkeypatch.setattr(incidents_cli, "console", Console(force_terminal=True, color_system=None, width=90))
+    monkeypatch.setattr(
+        incidents_cli, "console", PlainConsole(force_terminal=True, color_system=None, width=90)
+    )
     incidents_cli.list_("h:1", **FILES)
     _, line, *_ = (x for x in capsys.readouterr().out.splitlines() if "NO" in x or "node0001" in x)
     for part in ("node0001", "open", "1.90x [1.60, 2.20]", "scan-1 of job scan"):

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from central.cli import runtime as command
 from central.cli._outputs import is_standard_output
@@ -21,6 +20,7 @@ from central.runtime.model import read_model
 from central.runtime.predict import parse_epsilons
 from central.runtime.tables import read_rows
 from whitepanda.common import cli
+from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError
 
 WORKLOADS, PLATFORMS = 30, 20
@@ -34,7 +34,7 @@ def _needs_jax():
 def run(capsys, monkeypatch, *arguments):
     """The exit code, standard output and standard error of `whitepanda runtime ...`."""
     monkeypatch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, arguments)])
-    monkeypatch.setattr(command, "console", Console(highlight=False, width=160))
+    monkeypatch.setattr(command, "console", PlainConsole(width=160))
     code = 0
     try:
         cli.main()
@@ -103,7 +103,7 @@ def model(study):
         patch.setattr(
             sys, "argv", ["whitepanda", "runtime", *map(str, fit_arguments(study, study / "model"))]
         )
-        patch.setattr(command, "console", Console(file=io.StringIO()))
+        patch.setattr(command, "console", PlainConsole(file=io.StringIO()))
         with pytest.raises(SystemExit, match="0"):
             cli.main()
     return study / "model"
@@ -446,7 +446,7 @@ def test_an_evaluation_fits_80_columns_and_names_shares_by_their_digits(study, m
     assert code == 0
     assert list(json.loads(out)["co_runners"]["1"]["bounds"]) == ["0.1", "0.05"]
     monkeypatch.setattr(sys, "argv", ["whitepanda", "runtime", *map(str, arguments)])
-    monkeypatch.setattr(show, "console", Console(file=(text := io.StringIO()), highlight=False, width=80))
+    monkeypatch.setattr(show, "console", PlainConsole(file=(text := io.StringIO()), width=80))
     with pytest.raises(SystemExit, match="0"):
         cli.main()
     table = text.getvalue()

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
 from central.cli import runtime
@@ -22,6 +21,7 @@ from central.runtime.embeddings import Embedded, embed, groups_of, neighbours, p
 from central.runtime.model import Model, write_model
 from central.runtime.plots import Map, plot_maps, plot_measures
 from central.runtime.tables import Names
+from whitepanda.common.cli import PlainConsole
 from whitepanda.common.errors import InputError, UnavailableError
 
 app = typer.Typer()
@@ -163,7 +163,7 @@ RESULT = {
 
 def test_measures_are_bars_in_a_terminal_of_80_columns(monkeypatch):
     text = io.StringIO()
-    monkeypatch.setattr(show, "console", Console(file=text, highlight=False, width=80))
+    monkeypatch.setattr(show, "console", PlainConsole(file=text, width=80))
     show.show_measures(RESULT)
     errors, _, bars = text.getvalue().split("Error by number of co-runners")[1].partition("Coverage less")
     assert "█" * 14 in errors and "█" * 7 + " " in errors
