@@ -93,6 +93,15 @@ def samples_of(body: bytes) -> dict[str, list]:
 # -- names and values
 
 
+@pytest.fixture(autouse=True)
+def _no_client_is_left():
+    """What the server notes of a client that broke off does not come in the middle of another test's output."""
+    yield
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(30)
+
+
 def test_every_metric_of_the_table_is_there_with_its_value():
     page = page_of(snapshot(VmSnapshot("u1", "db7", "db", RATES, traffic=TOTALS)))
     assert set(page) == {family_name(metric) for metric in METRICS} | {"whitepanda_agent_info"}
