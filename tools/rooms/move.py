@@ -16,9 +16,9 @@ import fixes as F
 RUFF = str(Path(sys.executable).parent / "ruff")
 #: What stays at the top of its package.
 STAYS = {"agent": "config clock daemon host_info start", "collector": "base registry proc_parse",
-         "central": "config daemon pki revoked worker_process", "bench": ""}
+         "central": "config daemon own_threads pki revoked worker_process", "bench": ""}
 TESTS_STAY = {"agent": "agent_config daemon every_column host_info linear_work shipped_config source_settings start",
-              "central": "central_config identity pki revoked", "collector": "kept_files proc_parse registry slow_answers"}
+              "central": "own_threads central_config identity pki revoked", "collector": "kept_files proc_parse registry slow_answers"}
 #: Folders that end; their remaining files (__init__) are deleted.
 ENDS = {"central/fleet": "central/upgrades", "central/runtime": "central/runtimes", "central/synth": "central/traces/generator",
         "central/evaluation": "central/traces", "central/webhooks": "central/incidents"}
