@@ -635,7 +635,7 @@ def test_who_stops_it_is_told_so_when_all_is_gone(
     said: list[tuple[str, bool, bool]] = []
     monkeypatch.setattr(PlayedDemo, "run", lambda _self: signal.raise_signal(number))
     runner = prepare(monkeypatch)
-    monkeypatch.setattr(demo_command, "errors", PlainConsole())
+    monkeypatch.setattr(demo_command, "errors", Console())
     assert runner("--stay").exit_code == 128 + number
     assert said == [("stopped", True, False)]
 
