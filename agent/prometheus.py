@@ -108,10 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = ",".join(self.headers.get_all("Host", []))
         if not self.server.is_named(name):
-            told = (
+            refusal = (
                 f"this agent does not go by that name (Host {name[:80]!r}); use its address, or localhost\n"
             )
-            self._answer(400, told.encode(), "text/plain; charset=utf-8")
+            self._answer(400, refusal.encode(), "text/plain; charset=utf-8")
             return
         if self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"metrics are at /metrics\n", "text/plain; charset=utf-8")

@@ -34,7 +34,7 @@ def _run_agent(path: Path) -> None:
     from agent import config  # noqa: PLC0415 - after the lines above
     from whitepanda.common import log  # noqa: PLC0415 - the same
     from whitepanda.common.errors import WhitepandaError  # noqa: PLC0415 - the same
-    from whitepanda.common.texts import printable  # noqa: PLC0415 - the same
+    from whitepanda.common.texts import printable  # noqa: PLC0415 - after the lines above
 
     try:
         settings = config.load(path)
