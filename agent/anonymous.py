@@ -15,9 +15,10 @@ from typing import Any, get_args
 import msgspec
 
 from agent.config import AgentConfig
-from agent.metrics import METRICS
 from agent.pseudonyms import Pseudonyms
-from agent.state import SourceState, UplinkState
+from agent.sampling.metrics import METRICS
+from agent.sampling.views import SourceState
+from agent.state import UplinkState
 from collector.base import PERF_EVENTS, VM_PARTS, Reason, SourceSample, VmIdentity, VmSample
 from collector.registry import SOURCES
 

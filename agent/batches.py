@@ -7,9 +7,9 @@ from typing import Any
 
 from agent.events import VmEvent
 from agent.recommendation_messages import recommendation_message
+from agent.sampling.windows import CpiWindow
 from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.verdicts import Degradation, Shown
-from agent.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2

@@ -28,9 +28,9 @@ from agent.analysis.signals import (
 )
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels
-from agent.rates import HostRates, VmRates
+from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.vms import Vm
 from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
-from agent.vm_table import Vm
 from collector.base import Reason, VmIdentity
 
 __all__ = ["CloudWhite", "make_detector", "matrix_of"]

@@ -13,7 +13,7 @@ from agent.analysis import antagonists
 from agent.analysis.antagonists import SlotState, TaskSlot
 from agent.analysis.trigger import NoiseScaledTrigger
 from agent.config import AnalysisSection
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 
 __all__ = ["MIN_COVERAGE", "Contention"]
 

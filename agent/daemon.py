@@ -21,18 +21,17 @@ from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
 from agent.decisions import Decisions
 from agent.host_info import platform_name
-from agent.pipeline import Pipeline, timely_sources
-from agent.slots import STOP_WAIT_S, Slots, SourcePlan
-from agent.ticks import TickSchedule, first_due_ns
+from agent.sampling.pipeline import Pipeline
+from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
+from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.startup import make_plans
+from agent.sampling.windows import CpiWindow
 from agent.update_limits import AskedJobs, Refusals
 from agent.view import Counters, Names, StateView
-from agent.windows import CpiWindow
-from collector.base import NumaPlacement, Reason, SourceError
+from collector.base import NumaPlacement
 from collector.llc import llc_domains
-from collector.registry import SOURCES, build_sources, make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
-from whitepanda.common.extras import how_to_install
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate
 
@@ -40,13 +39,13 @@ if TYPE_CHECKING:
     from agent.baseline_file import BaselineFile
     from agent.cloud_white import CloudWhite
     from agent.coefficients import CoefficientStore
-    from agent.host_suspects import HostSuspects
     from agent.prometheus import MetricsServer
+    from agent.sampling.host_cgroups import HostSuspects
     from agent.triggers import Trigger
     from agent.uplink import Uplink
     from whitepanda.v1 import agent_pb2
 
-__all__ = ["Daemon", "make_plans", "run"]
+__all__ = ["Daemon", "run"]
 
 _log = log.get("agent")
 
@@ -74,7 +73,6 @@ _EFFECTS = {
     f"start of {_CLOUD_WHITE}": "it has no view of the VMs until the agent is restarted",
 }
 _MAX_UPDATES = 3  # of coefficients that wait for the disk
-_DEADLINE_S = 2.0  # of a source whose section has no setting for it
 
 
 def run(config: AgentConfig) -> None:
@@ -85,27 +83,6 @@ def run(config: AgentConfig) -> None:
 
     """
     asyncio.run(Daemon(config).run())
-
-
-def make_plans(config: AgentConfig) -> list[SourcePlan]:
-    """Make every source as configured; one that cannot even be made says so as its probe would."""
-    sources = timely_sources(config)
-    inventory = make_inventory(sources)
-    plans = []
-    for spec in SOURCES:
-        section = getattr(sources, spec.name)
-        deadline_ns = round(getattr(section, "deadline_s", _DEADLINE_S) * 1e9)
-        try:
-            built = build_sources(sources, inventory, specs=(spec,))
-        except ImportError as error:
-            broken = SourceError(
-                f"{spec.name}: this installation lacks '{error.name}'; {how_to_install('host')}",
-                Reason.NOT_PRESENT,
-            )
-            plans.append(SourcePlan(spec.name, section.mode, None, deadline_ns, broken))
-        else:
-            plans.append(SourcePlan(spec.name, section.mode, built[0][0] if built else None, deadline_ns))
-    return plans
 
 
 class Daemon:
@@ -447,7 +424,7 @@ class Daemon:
                 self.state, self._store, limits_of(resctrl, self._config.act, self._config.uplink.address)
             )
             if most and sources.cgroup.mode != "off":  # a simulated host's neighbours are not ours
-                from agent.host_suspects import HostSuspects  # noqa: PLC0415 - only where it is on
+                from agent.sampling.host_cgroups import HostSuspects  # noqa: PLC0415 - only where it is on
 
                 self._host_suspects = HostSuspects(sources.cgroup.root, most, sources.procfs.root)
         except WhitepandaError:

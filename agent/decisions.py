@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from agent.config import AgentConfig
 from agent.events import Events
+from agent.sampling.vms import Vm
 from agent.triggers import Trigger, Triggers, TriggerVictim
 from agent.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
-from agent.vm_table import Vm
 from collector.base import Reason
 
 if TYPE_CHECKING:

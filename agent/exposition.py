@@ -1,4 +1,4 @@
-"""The text of /metrics, made of a `Snapshot` by `agent.metrics.METRICS`.
+"""The text of /metrics, made of a `Snapshot` by `agent.sampling.metrics.METRICS`.
 
 A value that is not known has no sample; `whitepanda_vm_part_absent` says why where all of a part is absent,
 `whitepanda_vm_metric_absent` where only that metric is. Source and age are told once per VM and part, so that a series
@@ -15,9 +15,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from agent import metrics
-from agent.deltas import Reading
-from agent.state import SourceView, UplinkView
+from agent.sampling import metrics
+from agent.sampling.deltas import Reading
+from agent.sampling.views import SourceView
+from agent.state import UplinkView
 from agent.verdicts import VERDICTS, runs
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason

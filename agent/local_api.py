@@ -19,7 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from agent.local_messages import explanation_message, status_message, vms_message
-from agent.state import AgentState, VmView
+from agent.sampling.views import VmView
+from agent.state import AgentState
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
 from whitepanda.common.texts import several_named

@@ -19,7 +19,8 @@ from agent.batches import (
 from agent.decisions import HostDecision
 from agent.host_analysis import Explanation, Verdict
 from agent.recommendation_messages import recommendation_message
-from agent.state import AgentState, MetricView, SourceView, UplinkView, VmView
+from agent.sampling.views import MetricView, SourceView, VmView
+from agent.state import AgentState, UplinkView
 from agent.verdicts import Reasoning, SuspectView
 from agent.verdicts import Verdict as Suffering
 from collector.base import Reason

@@ -1,6 +1,7 @@
 """Recordings into what the agent made, or would have made, of them: the same pipeline over the recorded ticks.
 
-No clocks and no threads: a tick works on what it was given (`agent.pipeline.Inputs`), and a recording has just that.
+No clocks and no threads: a tick works on what it was given (`agent.sampling.pipeline.Inputs`), and a recording has
+just that.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import msgspec
 
 from agent.clock import SystemClock
 from agent.config import AgentConfig, AgentSection
-from agent.pipeline import Inputs, Pipeline
-from agent.slots import Slots
-from agent.windows import CpiWindow
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
+from agent.sampling.windows import CpiWindow
 from collector.recorded import Header, Reader, RecordedTick
 from whitepanda.common.errors import InputError
 

@@ -14,12 +14,12 @@ import msgspec
 
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
-from agent.daemon import make_plans
 from agent.local_client import answers
-from agent.pipeline import Inputs, take
-from agent.slots import STOP_WAIT_S, Slot, Slots
-from agent.state import SourceView
-from agent.ticks import TickSchedule, first_due_ns
+from agent.sampling.pipeline import Inputs, take
+from agent.sampling.runner import STOP_WAIT_S, Slot, Slots
+from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.startup import make_plans
+from agent.sampling.views import SourceView
 from collector.base import Reason
 from collector.recorded import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError

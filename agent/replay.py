@@ -23,9 +23,9 @@ from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSec
 from agent.decisions import Decisions
 from agent.events import VmEvent
 from agent.playback import Playback
+from agent.sampling.windows import CpiWindow
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.windows import CpiWindow
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
 from whitepanda.common.tls import TlsFiles

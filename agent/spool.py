@@ -27,8 +27,8 @@ from google.protobuf.message import DecodeError
 
 from agent.batch_queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from agent.batches import Report, pieces
+from agent.sampling.windows import CpiWindow
 from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
-from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES

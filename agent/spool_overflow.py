@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.batches import Report, pieces
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 
 __all__ = ["Acknowledged", "MemoryQueue", "Reserve", "Waiting"]
 

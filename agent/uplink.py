@@ -19,11 +19,11 @@ import grpc
 from agent.batch_queue import BatchQueue
 from agent.batches import Report, encodable
 from agent.config import UplinkSection
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.state import UplinkView
 from agent.update_limits import Refusals
 from agent.uplink_stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
-from agent.windows import CpiWindow
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.clock import Clock
-from agent.deltas import JoinedVm
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
-from agent.metrics import METRICS, Metric
-from agent.pipeline import Pipeline
-from agent.rates import HostRates, VmRates
-from agent.state import HostView, MetricView, UplinkView, VmView
-from agent.ticks import ClockSteps, TickSchedule
-from agent.vm_table import Vm
+from agent.sampling.deltas import JoinedVm
+from agent.sampling.metrics import METRICS, Metric
+from agent.sampling.pipeline import Pipeline
+from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.scheduler import ClockSteps, TickSchedule
+from agent.sampling.views import MetricView, VmView
+from agent.sampling.vms import Vm
+from agent.state import HostView, UplinkView
 from collector.base import Reason, VmIdentity
 from collector.registry import source_of
 
@@ -68,7 +69,7 @@ class VmSnapshot(NamedTuple):
     suffering: Suffering | None = None
     state: str = "running"
     decision: VmDecision | None = None
-    traffic: tuple[int | None, ...] = ()  # `agent.traffic.TRAFFIC`; None: not known
+    traffic: tuple[int | None, ...] = ()  # `agent.sampling.traffic.TRAFFIC`; None: not known
     identity: VmIdentity | None = None
     owner: str = ""
     latency_sensitive: bool = False

@@ -36,7 +36,7 @@ from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.decisions import Decisions
 from agent.degradation_models import load
-from agent.rates import VmRates
+from agent.sampling.rates import VmRates
 from collector.base import Reason
 
 BAR_MS = 3.0

@@ -195,7 +195,7 @@ def contend(daemon: Any) -> dict[str, list[float]]:
 def loop(seconds: float, work: Any) -> None:
     """Tick on the same schedule and clock as the agent, doing only `work`."""
     from agent.clock import SystemClock
-    from agent.ticks import TickSchedule
+    from agent.sampling.scheduler import TickSchedule
 
     clock = SystemClock()
     schedule = TickSchedule(10**9, clock.mono_ns() + 10**9)

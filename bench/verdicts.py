@@ -25,7 +25,7 @@ from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
 from agent.decisions import Decisions
 from agent.degradation_models import load
-from agent.rates import HostRates, VmRates
+from agent.sampling.rates import HostRates, VmRates
 from collector.base import Reason
 from collector.simulated.paper import quiet_day, singles
 from collector.simulated.profiles import STRESSORS

@@ -1,8 +1,8 @@
 """What every source of the host says, and how.
 
-A source gives raw cumulative counters with both clocks; rates are made elsewhere (`agent.rates`). A value that is not
-known is absent and has a `Reason`, never a zero. Only the standard library is needed here: samples are also taken
-inside bare guests.
+A source gives raw cumulative counters with both clocks; rates are made elsewhere (`agent.sampling.rates`). A value
+that is not known is absent and has a `Reason`, never a zero. Only the standard library is needed here: samples are
+also taken inside bare guests.
 
 Counters and samples are not to be changed once made. Those of every VM and tick are not declared frozen, because that
 makes each four to six times as dear to make.

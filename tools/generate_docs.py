@@ -26,7 +26,7 @@ MADE = "<!-- made by tools/generate_docs.py from the code; edit that -->\n\n"
 
 def metrics_page() -> str:
     """Render the metric table."""
-    from agent.metrics import METRICS  # noqa: PLC0415 - each page needs only its own part of the code
+    from agent.sampling.metrics import METRICS  # noqa: PLC0415 - each page needs only its own part of the code
 
     lines = [
         "# Metrics",

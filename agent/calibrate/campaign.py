@@ -20,7 +20,7 @@ from agent.calibrate.sampling import Sampler
 from agent.calibrate.stressors import Stressors
 from agent.clock import SystemClock
 from agent.config import AgentConfig
-from agent.state import SourceView
+from agent.sampling.views import SourceView
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 
 __all__ = ["Campaign", "Run", "RunResult", "runs_of"]

@@ -12,14 +12,14 @@ import msgspec
 from agent.analysis.signals import Tick, Values, VmKey, load_factors, signals_of
 from agent.clock import SystemClock
 from agent.config import AgentConfig
-from agent.daemon import make_plans
-from agent.pipeline import Pipeline
-from agent.rates import HostRates, VmRates
 from agent.recording import troubles_of
-from agent.slots import STOP_WAIT_S, Slots
-from agent.state import SourceView
-from agent.ticks import TickSchedule, first_due_ns
-from agent.vm_table import Vm
+from agent.sampling.pipeline import Pipeline
+from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.runner import STOP_WAIT_S, Slots
+from agent.sampling.scheduler import TickSchedule, first_due_ns
+from agent.sampling.startup import make_plans
+from agent.sampling.views import SourceView
+from agent.sampling.vms import Vm
 from collector.base import Reason
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.texts import several_named

@@ -14,7 +14,7 @@ from agent.cli._options import JsonOption
 from agent.local_client import find_config
 from agent.playback import header_of
 from agent.recording import Recorded, Recording, beside_agent
-from agent.state import SourceView
+from agent.sampling.views import SourceView
 from collector.recorded import Header, Recorder, unfinished
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json

@@ -15,7 +15,7 @@ from agent.degradation_models import load
 from agent.host_analysis import HostAnalysis
 from agent.local_messages import explanation_message, status_message, vms_message
 from agent.playback import Playback
-from agent.ticks import TickSchedule
+from agent.sampling.scheduler import TickSchedule
 from agent.top.columns import METRICS
 from agent.top.model import Frame
 from agent.view import Names, StateView

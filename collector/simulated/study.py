@@ -124,7 +124,7 @@ class StudyTick(NamedTuple):
 
     at_s: float
     phase: str  # quiet, stress or after
-    vms: tuple[dict[str, float], ...]  # metrics that are known, by name, as `agent.rates` makes them
+    vms: tuple[dict[str, float], ...]  # metrics that are known, by name, as `agent.sampling.rates` makes them
     host: dict[str, float]
     truths: tuple[Truth, ...]
 
@@ -202,7 +202,7 @@ def moments_of(study: Study, at_s: Array) -> Moments:
 
 
 def metrics(counted: Counted, vcpus: Array) -> dict[str, Array]:
-    """Make the metrics that `agent.rates` makes of the same counters, NaN where it has a reason instead."""
+    """Make the metrics that `agent.sampling.rates` makes of the same counters, NaN where it has a reason instead."""
     c = counted
     active = (c.cpu_cores >= _MIN_ACTIVITY_CORES) & (c.instructions > 0)
 

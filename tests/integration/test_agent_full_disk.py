@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
-from agent.windows import CpiWindow
 
 ROWS = 100
 

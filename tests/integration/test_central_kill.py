@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from agent.config import UplinkSection
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.windows import CpiWindow
 from central.config import IngestSection
 from central.journal import Journal
 from central.lake import Lake

@@ -19,8 +19,8 @@ from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
 from agent.decisions import Decisions
 from agent.degradation_models import load
-from agent.pipeline import Inputs, Pipeline
-from agent.slots import Slots
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing

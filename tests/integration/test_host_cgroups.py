@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.deltas import JoinedVm, Reading
-from agent.rates import derive
+from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.rates import derive
 from collector.base import VM_PARTS, Reason
 from collector.cgroups import CgroupSource
 from collector.identity import Inventory

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.deltas import JoinedVm, Reading
-from agent.rates import derive
+from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.rates import derive
 from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
 from collector.identity import Inventory

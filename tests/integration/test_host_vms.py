@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.deltas import JoinedVm, Reading
-from agent.rates import derive
+from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.rates import derive
 from collector.base import Reason, SourceError, SourceSample
 from collector.identity import Inventory
 from collector.libvirt_domains import LibvirtSource

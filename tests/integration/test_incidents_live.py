@@ -20,8 +20,8 @@ import pytest
 from agent.advice import Advisor
 from agent.analysis.recommendations import HostLimits
 from agent.config import AnalysisSection, UplinkSection
+from agent.sampling.views import VmView
 from agent.spool import Spool
-from agent.state import VmView
 from agent.triggers import Trigger
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing

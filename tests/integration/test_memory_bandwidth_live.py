@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from agent.config import AgentConfig, AgentSection, UplinkSection
-from agent.pipeline import Inputs, Pipeline
-from agent.slots import Slots
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.windows import CpiWindow
 from collector.base import Reason, SourceSample
 from collector.identity import Inventory
 from collector.procfs import ProcfsSource

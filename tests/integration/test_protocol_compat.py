@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from agent.config import UplinkSection
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.windows import CpiWindow
 from central.lake import Lake
 from central.pki import issue, make_ca
 from tests.support.central_process import ROOT, CentralProcess

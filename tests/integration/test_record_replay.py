@@ -16,9 +16,9 @@ import pytest
 from agent.cli.record import record
 from agent.config import load
 from agent.daemon import Daemon
-from agent.deltas import CpuDelta
 from agent.playback import Playback, header_of
-from agent.rates import HostRates
+from agent.sampling.deltas import CpuDelta
+from agent.sampling.rates import HostRates
 from collector.base import Reason, SourceError
 from collector.procfs import ProcfsSource
 from collector.recorded import RecordedTick, Recorder

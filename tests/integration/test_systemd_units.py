@@ -489,7 +489,7 @@ def test_a_wrong_configuration_is_not_retried(machine, override):
     time.sleep(3)
     assert machine.is_active("whitepanda-agent") == "failed"
     assert machine.show("whitepanda-agent", "NRestarts") == "0"
-    assert "unknown key 'agent.ticks'" in machine.journal("whitepanda-agent")
+    assert "unknown key 'agent.sampling.scheduler'" in machine.journal("whitepanda-agent")
 
 
 # -- mutants: each thing that the unit leaves open is needed -----------------------------------------------------

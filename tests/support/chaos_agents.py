@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from agent.config import UplinkSection
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
-from agent.windows import CpiWindow
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 

@@ -20,7 +20,9 @@ from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E40
 from agent.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.local_api import LocalApi  # noqa: E402 - after the path is set
-from agent.state import HostView, MetricView, SourceView, UplinkView, VmView  # noqa: E402 - after the path is set
+from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
+from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
+from agent.state import HostView, UplinkView  # noqa: E402 - after the path is set
 from agent.verdicts import (  # noqa: E402 - after the path is set
     Degradation,
     Reasoning,
@@ -28,7 +30,6 @@ from agent.verdicts import (  # noqa: E402 - after the path is set
     SignalView,
     Verdict,
 )
-from agent.windows import CpiWindow  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
 
@@ -118,7 +119,7 @@ class Quiet:
 
 
 def in_table(view, *, alert=True):
-    """A VM as `agent.vm_table` has it, as far as decisions ask."""
+    """A VM as `agent.sampling.vms` has it, as far as decisions ask."""
     cores = next((m.value for m in view.metrics if m.name == "cpu_usage_cores"), None)
     return SimpleNamespace(
         identity=SimpleNamespace(uuid=view.uuid, epoch=view.epoch, name=view.name, state=view.state),

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.analysis.behaviour import Behaviour, Detection, Evidence, VmState
 from agent.analysis.degradation import Estimates
-from agent.rates import VmRates
+from agent.sampling.rates import VmRates
 from collector.base import Reason
 
 QUIET = (Behaviour.STEADY, "as at its baseline", ())
@@ -89,7 +89,7 @@ class ToldModel:
 
 
 def host_vm(uuid, name="", epoch="e1", rates=None, workers=None, **more):
-    """As much of `agent.vm_table.Vm` as the analyses and decisions look at."""
+    """As much of `agent.sampling.vms.Vm` as the analyses and decisions look at."""
     identity = SimpleNamespace(
         uuid=uuid, name=name or f"name-{uuid}", epoch=epoch, vcpus=2, state=more.pop("state", "running")
     )

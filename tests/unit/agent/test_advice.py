@@ -15,7 +15,7 @@ from agent.analysis.recommendations import HostLimits
 from agent.batches import trigger_message
 from agent.config import ActSection, AnalysisSection
 from agent.local_api import LocalApi
-from agent.state import MetricView, VmView
+from agent.sampling.views import MetricView, VmView
 from agent.verdicts import Degradation
 from agent.verdicts import Verdict as Suffering
 from tests.unit.agent.canned_agents import HOST, Quiet, State

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batches import encode
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT
 

@@ -34,7 +34,7 @@ from agent.config import (
 from agent.doctor import Check
 from agent.playback import Playback
 from agent.pseudonyms import Pseudonyms
-from agent.slots import SourcePlan
+from agent.sampling.runner import SourcePlan
 from collector.base import (
     DiskCounters,
     DiskDevice,

@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.decisions import VmDecision
-from agent.deltas import JoinedVm, Reading
 from agent.exposition import render
 from agent.host_analysis import Verdict
-from agent.metrics import METRICS
-from agent.rates import VmRates
-from agent.state import SourceView
+from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.metrics import METRICS
+from agent.sampling.rates import VmRates
+from agent.sampling.views import SourceView
 from agent.verdicts import VERDICTS, Degradation, SuspectView
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot

@@ -18,7 +18,7 @@ from agent.baseline_file import BaselineFile
 from agent.cloud_white import CloudWhite, make_detector, matrix_of
 from agent.config import CloudWhiteSection
 from agent.degradation_models import HostModels, load
-from agent.rates import HostRates, VmRates
+from agent.sampling.rates import HostRates, VmRates
 from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S
 from tests.unit.agent.cloud_white_fakes import (

@@ -12,7 +12,7 @@ from agent.analysis.antagonists import ROBUST_CLIP, CpiStatistics, RobustLogCpi,
 from agent.analysis.trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
 from agent.config import AnalysisSection
 from agent.contention import Contention
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 
 S = 10**9

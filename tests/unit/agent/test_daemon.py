@@ -27,10 +27,11 @@ from agent.config import (
     Sources,
     UplinkSection,
 )
-from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon, make_plans
+from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon
 from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
-from agent.slots import Slots, SourcePlan
+from agent.sampling.runner import Slots, SourcePlan
+from agent.sampling.startup import make_plans
 from agent.uplink import _FLUSH_S, Uplink
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample

@@ -24,7 +24,7 @@ from agent.exposition import render
 from agent.host_analysis import Explanation, JudgedSlot
 from agent.host_analysis import Verdict as ByJob
 from agent.local_messages import explanation_message, status_message, vms_message
-from agent.state import MetricView, VmView
+from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
 from agent.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
 from agent.view import Snapshot, VmSnapshot

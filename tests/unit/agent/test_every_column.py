@@ -16,11 +16,11 @@ from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
 from agent.decisions import Decisions
 from agent.degradation_models import load
-from agent.pipeline import Inputs, Pipeline
 from agent.replay import RecordedRows
-from agent.slots import Slots
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
-from agent.windows import CpiWindow
 from collector.base import Reason, SourceSample
 from collector.cgroups import CgroupSource
 from collector.identity import Inventory

@@ -12,7 +12,7 @@ from agent.coefficients import CoefficientStore
 from agent.config import AgentConfig, AgentSection, AnalysisSection
 from agent.decisions import Decisions
 from agent.host_analysis import CpiPoint, HostAnalysis, SuspectView
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.v1 import agent_pb2
 

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from agent.host_suspects import HostSuspects, job_of_group
-from agent.windows import CpiWindow
+from agent.sampling.host_cgroups import HostSuspects, job_of_group
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 
 S = 10**9

@@ -8,7 +8,7 @@ import pytest
 from agent.advice import Advisor
 from agent.analysis.recommendations import HostLimits
 from agent.config import AnalysisSection
-from agent.state import MetricView, VmView
+from agent.sampling.views import MetricView, VmView
 from agent.verdicts import Verdict as Suffering
 from tests.unit.agent.canned_agents import HOST, Quiet, State, in_table
 from tests.unit.agent.test_host_analysis import SCAN, VICTIM, update

@@ -11,7 +11,7 @@ import pytest
 from agent.analysis.antagonists import n_cpi
 from agent.config import AgentConfig, AgentSection, AnalysisSection, JobRule
 from agent.daemon import Daemon
-from agent.slots import SourcePlan
+from agent.sampling.runner import SourcePlan
 from collector.base import NumaPlacement, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from tests.unit.agent.test_host_analysis import CALM, PLATFORM, SCAN, VICTIM, Host, update, window

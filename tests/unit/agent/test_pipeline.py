@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
-from agent.daemon import make_plans
 from agent.decisions import Decisions
 from agent.exposition import render
-from agent.metrics import METRICS
-from agent.pipeline import Pipeline, timely_sources
-from agent.rates import HostRates, VmRates
-from agent.slots import Slots
+from agent.sampling.metrics import METRICS
+from agent.sampling.pipeline import Pipeline, timely_sources
+from agent.sampling.rates import HostRates, VmRates
+from agent.sampling.runner import Slots
+from agent.sampling.scheduler import TickSchedule
+from agent.sampling.startup import make_plans
+from agent.sampling.traffic import TRAFFIC
 from agent.state import UplinkView
-from agent.ticks import TickSchedule
-from agent.traffic import TRAFFIC
 from agent.verdicts import Verdict
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp

@@ -29,12 +29,13 @@ from agent.daemon import Daemon
 from agent.decisions import VmDecision
 from agent.exposition import family_name, render
 from agent.host_analysis import Verdict
-from agent.metrics import METRICS
 from agent.prometheus import MetricsServer
-from agent.rates import VmRates
-from agent.slots import SourcePlan
-from agent.state import HostView, MetricView, SourceView, UplinkView
-from agent.traffic import TRAFFIC
+from agent.sampling.metrics import METRICS
+from agent.sampling.rates import VmRates
+from agent.sampling.runner import SourcePlan
+from agent.sampling.traffic import TRAFFIC
+from agent.sampling.views import MetricView, SourceView
+from agent.state import HostView, UplinkView
 from agent.verdicts import VERDICTS, Degradation, SuspectView
 from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot

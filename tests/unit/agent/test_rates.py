@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deltas import CpuDelta, PerfDelta, Reading, delta
-from agent.rates import (
+from agent.sampling.deltas import CpuDelta, PerfDelta, Reading, delta
+from agent.sampling.rates import (
     Limits,
     VmRates,
     derive,

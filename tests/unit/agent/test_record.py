@@ -18,7 +18,7 @@ from rich.console import Console
 from agent import recording
 from agent.cli import record as module
 from agent.cli.record import record
-from agent.slots import SourcePlan
+from agent.sampling.runner import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
 from collector.recorded import Reader, Recorder
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample

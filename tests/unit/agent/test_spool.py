@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.batch_queue import QueueCounts
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.spool_overflow import Acknowledged
-from agent.windows import CpiWindow
 from whitepanda.common.errors import UnavailableError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,7 +185,7 @@ CHILD = """
     import sys
     from pathlib import Path
     from agent.spool import Spool
-    from agent.windows import CpiWindow
+    from agent.sampling.windows import CpiWindow
     spool = Spool(Path(sys.argv[1]), max_bytes=1 << 26, boot_id="boot-1")
     tag = int(sys.argv[2])
     while True:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import vm_table
-from agent.rates import Limits, rates_of
-from agent.vm_table import JobRules, VmTable
+from agent.sampling import vms as vm_table
+from agent.sampling.rates import Limits, rates_of
+from agent.sampling.vms import JobRules, VmTable
 from collector.base import (
     CgroupCounters,
     DiskCounters,

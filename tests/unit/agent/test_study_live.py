@@ -11,8 +11,8 @@ import pytest
 
 from agent.analysis.signals import SIGNALS, signals_of
 from agent.config import AgentConfig, AgentSection
-from agent.pipeline import Inputs, Pipeline
-from agent.slots import Slots
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
 from collector.base import Reason
 from collector.registry import SOURCES
 from collector.simulated.paper import single

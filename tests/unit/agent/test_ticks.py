@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ticks import TickSchedule, first_due_ns
+from agent.sampling.scheduler import TickSchedule, first_due_ns
 
 S = 10**9
 

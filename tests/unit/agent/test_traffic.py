@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from agent.clock import Clock
 from agent.config import AgentConfig, AgentSection
-from agent.pipeline import Inputs, Pipeline
-from agent.slots import Slots
-from agent.ticks import TickSchedule
-from agent.traffic import TRAFFIC
+from agent.sampling.pipeline import Inputs, Pipeline
+from agent.sampling.runner import Slots
+from agent.sampling.scheduler import TickSchedule
+from agent.sampling.traffic import TRAFFIC
 from agent.view import Names, StateView
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES

@@ -13,10 +13,10 @@ import agent.uplink as uplink_module
 import agent.uplink_stream as stream_module
 from agent.config import UplinkSection
 from agent.events import VmEvent
+from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing, explain
-from agent.windows import CpiWindow
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until
 from whitepanda.common.errors import TlsError, UnavailableError

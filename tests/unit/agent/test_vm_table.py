@@ -6,9 +6,9 @@ import pytest
 import structlog
 
 from agent.config import JobRule
-from agent.deltas import PerfDelta
-from agent.rates import Limits, VmRates
-from agent.vm_table import JobRules, VmTable
+from agent.sampling.deltas import PerfDelta
+from agent.sampling.rates import Limits, VmRates
+from agent.sampling.vms import JobRules, VmTable
 from collector.base import (
     CgroupCounters,
     PerfCounters,

@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from agent.batches import encode
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from central.cli import place as place_cli
 from central.config import PlacementSection
 from central.lake import Lake, segment_stem

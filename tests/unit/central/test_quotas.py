@@ -11,7 +11,7 @@ from agent.analysis.actions import recommend
 from agent.batches import encode
 from agent.config import UplinkSection
 from agent.recommendation_messages import recommendation_message
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from central.config import IngestSection, QuotaSection
 from central.quotas import OverQuotaError, Quotas
 from central.triggers import TriggerRow

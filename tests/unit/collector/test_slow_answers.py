@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.rates import Limits
-from agent.vm_table import JobRules, VmTable
+from agent.sampling.rates import Limits
+from agent.sampling.vms import JobRules, VmTable
 from collector.base import InterfaceDevice, Reason, SourceSample, Stamp, VmIdentity
 from collector.coverage import Coverage
 from collector.libvirt_domains import LibvirtSource

@@ -11,7 +11,7 @@ import pytest
 from agent.cli import _render
 from agent.config import AgentConfig
 from agent.config import load as load_agent
-from agent.metrics import METRICS
+from agent.sampling.metrics import METRICS
 from central import refusals
 from central.api import connections
 from central.config import CentralConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.rates import Limits
-from agent.vm_table import JobRules, VmTable
+from agent.sampling.rates import Limits
+from agent.sampling.vms import JobRules, VmTable
 from central.models.slots import SLOTS_PER_DAY, TaskSlots
 from collector.base import InterfaceDevice, Reason, Source, VmIdentity
 from collector.registry import SourceSpec, build_sources

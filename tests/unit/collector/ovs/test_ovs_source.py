@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deltas import JoinedVm, Reading
-from agent.rates import derive
+from agent.sampling.deltas import JoinedVm, Reading
+from agent.sampling.rates import derive
 from collector.base import InterfaceCounters, InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.coverage import Coverage
 from collector.ovs import source as source_module

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.deltas import JoinedVm, PerfDelta, Reading, delta
+from agent.sampling.deltas import JoinedVm, PerfDelta, Reading, delta
 from collector.base import PerfGroup, Reason, SourceError, VmIdentity
 from collector.perf.binding import FLAG_PID_CGROUP, EventAttr, Kernel, open_group
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, TASK_CLOCK_NS, TYPE_RAW, Catalog, Event

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from agent.config import JobRule
-from agent.deltas import SUBTRACT, JoinedVm, PerfDelta, Reading, VmDelta
-from agent.metrics import METRICS
-from agent.rates import Limits, VmRates, rates_of
-from agent.traffic import Traffic
+from agent.sampling.deltas import SUBTRACT, JoinedVm, PerfDelta, Reading, VmDelta
+from agent.sampling.metrics import METRICS
+from agent.sampling.rates import Limits, VmRates, rates_of
+from agent.sampling.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
 from collector.registry import PART_SOURCES, why_absent
 from whitepanda.common import log

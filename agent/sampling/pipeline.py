@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from agent.config import AgentConfig, Sources
-from agent.rates import HostRates, Limits, derive_host
-from agent.slots import Slots
-from agent.vm_table import JobRules, VmTable
-from agent.windows import CpiWindow, WindowAccumulator
+from agent.sampling.rates import HostRates, Limits, derive_host
+from agent.sampling.runner import Slots
+from agent.sampling.vms import JobRules, VmTable
+from agent.sampling.windows import CpiWindow, WindowAccumulator
 from collector.base import HostCounters, Reason, SourceSample
 from collector.registry import SOURCES
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from agent.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
+from agent.sampling.changes import DiskDelta, JoinedVm, NetworkDelta, ProcessDelta, Reading, VmDelta
 from collector.base import VM_PARTS, DiskCounters, InterfaceCounters, ProcessCounters, Reason
 
 __all__ = ["TRAFFIC", "Traffic"]

@@ -1,4 +1,4 @@
-"""Differences of a VM's hardware counters, scaled for multiplexing. Pure, as `agent.deltas`, which it is part of."""
+"""Differences of a VM's hardware counters, scaled for multiplexing. Pure, as `agent.sampling.deltas`, which it is part of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from operator import add
 from typing import NamedTuple
 
-from agent.changes import MAX_READ_JITTER_NS, EventDelta, PerfDelta, Reading, why_no_interval
+from agent.sampling.changes import MAX_READ_JITTER_NS, EventDelta, PerfDelta, Reading, why_no_interval
 from collector.base import PerfCounters, PerfGroup, Reason
 from collector.perf.scale import ScaledDelta, scale_delta
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent.clock import Clock
 from agent.config import Mode
-from agent.state import SourceState, SourceView
+from agent.sampling.views import SourceState, SourceView
 from collector.base import Probe, Reason, Source, SourceError, SourceSample
 from whitepanda.common import log
 from whitepanda.common.texts import printable

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from agent.windows import CpiWindow
+from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from collector.cgroup_tree import CgroupTree, parse_cgroups
 from collector.kept_files import NoFdError, read_once

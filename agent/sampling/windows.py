@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agent.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
-from agent.rates import Limits
+from agent.sampling.deltas import CgroupDelta, CpuDelta, DiskDelta, NetworkDelta, PerfDelta, RdtDelta, VmDelta
+from agent.sampling.rates import Limits
 from collector.base import Reason
 
 __all__ = ["CpiWindow", "WindowAccumulator"]

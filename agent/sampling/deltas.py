@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.changes import (
+from agent.sampling.changes import (
     MAX_READ_JITTER_NS,
     CgroupDelta,
     CpuDelta,
@@ -26,7 +26,7 @@ from agent.changes import (
     VmDelta,
     why_no_interval,
 )
-from agent.perf_deltas import perf_delta
+from agent.sampling.perf_deltas import perf_delta
 from collector.base import (
     CgroupCounters,
     DiskCounters,
@@ -62,7 +62,7 @@ _MAX_PER_S = 1e10
 
 
 def delta(now: JoinedVm, last: JoinedVm) -> VmDelta:
-    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.rates.derive`)."""
+    """Subtract two readings of one VM, part by part; a reason where that cannot be (see `agent.sampling.rates.derive`)."""
     if now.epoch != last.epoch:
         starting = Reason.VM_STARTING
         return VmDelta(*(starting if isinstance(part, Reading) else part for part in now[2:]))

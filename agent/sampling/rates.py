@@ -1,7 +1,7 @@
 """Rates of a VM from two joined readings. Pure: no I/O, no clocks; every time comes with the samples.
 
 A metric is a number or the `Reason` why there is none; never a zero in place of the unknown, never a negative
-or absurd value. What is subtracted from what is `agent.deltas`' business.
+or absurd value. What is subtracted from what is `agent.sampling.deltas`' business.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.deltas import (
+from agent.sampling.deltas import (
     CgroupDelta,
     CpuDelta,
     DiskDelta,

@@ -1,8 +1,8 @@
 """The one table of metrics: their names, kinds, units, where they come from and what they mean.
 
-docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.rates.VmRates` and
-`HostRates` are its `vm` and `host` rows, `agent.traffic.TRAFFIC` its `traffic` rows. `certificate`, `source` and
-`uplink` rows are of each own certificate, of each source and of the stream to central.
+docs/metrics.md is generated from it (tools/generate_docs.py); the fields of `agent.sampling.rates.VmRates` and
+`HostRates` are its `vm` and `host` rows, `agent.sampling.traffic.TRAFFIC` its `traffic` rows. `certificate`,
+`source` and `uplink` rows are of each own certificate, of each source and of the stream to central.
 """
 
 from __future__ import annotations
