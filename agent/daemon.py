@@ -36,9 +36,9 @@ from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
-    from agent.baseline_file import BaselineFile
-    from agent.cloud_white import CloudWhite
     from agent.coefficients import CoefficientStore
+    from agent.detection.baselines import BaselineFile
+    from agent.detection.cloud_white import CloudWhite
     from agent.prometheus import MetricsServer
     from agent.sampling.host_cgroups import HostSuspects
     from agent.triggers import Trigger
@@ -438,9 +438,9 @@ class Daemon:
         if section.detector == "off":
             return
         try:
-            from agent.baseline_file import BaselineFile  # noqa: PLC0415 - off it costs nothing
-            from agent.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
-            from agent.degradation_models import load  # noqa: PLC0415 - as the import above
+            from agent.detection.baselines import BaselineFile  # noqa: PLC0415 - off it costs nothing
+            from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it
+            from agent.detection.degradation_models import load  # noqa: PLC0415 - as the import above
 
             cloud_white = CloudWhite(section, load(section.models))
             self._baselines = BaselineFile(

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from agent.config import AgentConfig
+from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
 from agent.events import Events
 from agent.sampling.vms import Vm
 from agent.triggers import Trigger, Triggers, TriggerVictim
-from agent.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
 from collector.base import Reason
 
 if TYPE_CHECKING:
-    from agent.cloud_white import CloudWhite
+    from agent.detection.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis
 
 __all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]

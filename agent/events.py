@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.config import CloudWhiteSection
+from agent.detection.verdicts import Analysis, Degradation, Held, Shown
 from agent.sampling.vms import Vm
-from agent.verdicts import Analysis, Degradation, Held, Shown
 
 if TYPE_CHECKING:
     from agent.decisions import VmDecision

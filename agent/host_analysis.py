@@ -25,8 +25,8 @@ from agent.analysis.antagonists import CpiStatistics, TaskSlot
 from agent.coefficients import CoefficientStore
 from agent.config import AnalysisSection
 from agent.contention import MIN_COVERAGE, Contention
+from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
-from agent.verdicts import Degradation, SuspectView
 from collector.base import NumaPlacement, Reason
 from collector.llc import domains_of
 

@@ -17,12 +17,12 @@ from agent.batches import (
     reason_number,
 )
 from agent.decisions import HostDecision
+from agent.detection.verdicts import Reasoning, SuspectView
+from agent.detection.verdicts import Verdict as Suffering
 from agent.host_analysis import Explanation, Verdict
 from agent.recommendation_messages import recommendation_message
 from agent.sampling.views import MetricView, SourceView, VmView
 from agent.state import AgentState, UplinkView
-from agent.verdicts import Reasoning, SuspectView
-from agent.verdicts import Verdict as Suffering
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2

@@ -32,7 +32,7 @@ from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 
 if TYPE_CHECKING:
-    from agent.cloud_white import CloudWhite
+    from agent.detection.cloud_white import CloudWhite
     from collector.traces import TraceBatch, TraceReader
 
 __all__ = [
@@ -282,8 +282,8 @@ class RecordedRows:
 def _cloud_white(section: CloudWhiteSection) -> CloudWhite | None:
     if section.detector == "off":
         return None
-    from agent.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it; traces go without
-    from agent.degradation_models import load  # noqa: PLC0415 - as the import above
+    from agent.detection.cloud_white import CloudWhite  # noqa: PLC0415 - numpy comes with it; traces go without
+    from agent.detection.degradation_models import load  # noqa: PLC0415 - as the import above
 
     return CloudWhite(section, load(section.models))
 

@@ -14,8 +14,8 @@ from agent.sampling.views import MetricView, SourceView, VmView
 
 if TYPE_CHECKING:
     from agent.advice import Advisor
-    from agent.cloud_white import CloudWhite
     from agent.decisions import Decisions
+    from agent.detection.cloud_white import CloudWhite
     from agent.host_analysis import HostAnalysis
 
 __all__ = ["AgentState", "HostView", "UplinkView"]

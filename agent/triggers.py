@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from agent.analysis.recommendations import Recommendation
-from agent.verdicts import Analysis, Degradation, SuspectView
+from agent.detection.verdicts import Analysis, Degradation, SuspectView
 
 __all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerVictim", "Triggers"]
 

@@ -21,10 +21,10 @@ from collector.registry import source_of
 
 if TYPE_CHECKING:
     from agent.advice import Advisor
-    from agent.cloud_white import CloudWhite
     from agent.decisions import Decisions, VmDecision
+    from agent.detection.cloud_white import CloudWhite
+    from agent.detection.verdicts import Verdict as Suffering
     from agent.host_analysis import HostAnalysis, Verdict
-    from agent.verdicts import Verdict as Suffering
     from whitepanda.common.tls import OwnCertificate
 
 __all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]

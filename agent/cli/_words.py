@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.cli import _render as render
-from agent.verdicts import runs
+from agent.detection.verdicts import runs
 from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from agent.cloud_white import CloudWhite
 from agent.coefficients import CoefficientStore
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.decisions import Decisions
-from agent.degradation_models import load
+from agent.detection.cloud_white import CloudWhite
+from agent.detection.degradation_models import load
 from agent.host_analysis import HostAnalysis
 from agent.local_messages import explanation_message, status_message, vms_message
 from agent.playback import Playback

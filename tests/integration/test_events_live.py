@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from agent.batches import event_message
-from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
 from agent.decisions import Decisions
-from agent.degradation_models import load
+from agent.detection.cloud_white import CloudWhite
+from agent.detection.degradation_models import load
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.spool import Spool

@@ -18,18 +18,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 from agent.coefficients import CoefficientStore  # noqa: E402 - after the path
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
 from agent.decisions import Decisions  # noqa: E402 - after the path is set
-from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
-from agent.local_api import LocalApi  # noqa: E402 - after the path is set
-from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
-from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
-from agent.state import HostView, UplinkView  # noqa: E402 - after the path is set
-from agent.verdicts import (  # noqa: E402 - after the path is set
+from agent.detection.verdicts import (  # noqa: E402 - after the path is set
     Degradation,
     Reasoning,
     Shown,
     SignalView,
     Verdict,
 )
+from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
+from agent.local_api import LocalApi  # noqa: E402 - after the path is set
+from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
+from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
+from agent.state import HostView, UplinkView  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
 
@@ -105,7 +105,7 @@ FULL = (
 
 
 class Quiet:
-    """Of a host where all VMs are as at their baselines: `agent.cloud_white.CloudWhite`, as far as it is asked."""
+    """Of a host where all VMs are as at their baselines: `agent.detection.cloud_white.CloudWhite`, as far as it is asked."""
 
     def behaviour(self, uuid):
         return self.verdict(uuid).behaviour
@@ -196,7 +196,7 @@ def analysis(folder, *, coefficients=True, slot_s=10, statistics=None):
 
 
 class _Told(Quiet):
-    """As much of `agent.cloud_white.CloudWhite` as the local API asks for."""
+    """As much of `agent.detection.cloud_white.CloudWhite` as the local API asks for."""
 
     def __init__(self, verdicts, estimate):
         self._verdicts, self._estimate = verdicts, estimate

@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.decisions import VmDecision
+from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
+from agent.detection.verdicts import Verdict as Suffering
 from agent.exposition import render
 from agent.host_analysis import Verdict
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.views import SourceView
-from agent.verdicts import VERDICTS, Degradation, SuspectView
-from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from collector.registry import PART_SOURCES

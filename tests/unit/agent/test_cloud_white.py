@@ -14,10 +14,10 @@ from agent.analysis.baseline import BaselineSettings
 from agent.analysis.detector import DetectorSettings
 from agent.analysis.paper_detector import PaperDetector
 from agent.analysis.signals import INDEX, SIGNALS, signals_of
-from agent.baseline_file import BaselineFile
-from agent.cloud_white import CloudWhite, make_detector, matrix_of
 from agent.config import CloudWhiteSection
-from agent.degradation_models import HostModels, load
+from agent.detection.baselines import BaselineFile
+from agent.detection.cloud_white import CloudWhite, make_detector, matrix_of
+from agent.detection.degradation_models import HostModels, load
 from agent.sampling.rates import HostRates, VmRates
 from collector.base import Reason
 from tests.unit.agent.agent_fakes import UNIX0, S

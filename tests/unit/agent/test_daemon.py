@@ -16,7 +16,6 @@ import msgspec
 import pytest
 import structlog
 
-from agent.cloud_white import CloudWhite
 from agent.config import (
     AgentConfig,
     AgentSection,
@@ -28,6 +27,7 @@ from agent.config import (
     UplinkSection,
 )
 from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon
+from agent.detection.cloud_white import CloudWhite
 from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
 from agent.sampling.runner import Slots, SourcePlan

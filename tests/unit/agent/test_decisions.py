@@ -20,13 +20,13 @@ from agent.cli import vms as vms_command
 from agent.cli._words import host_line
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.decisions import Decisions, decide
+from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
 from agent.exposition import render
 from agent.host_analysis import Explanation, JudgedSlot
 from agent.host_analysis import Verdict as ByJob
 from agent.local_messages import explanation_message, status_message, vms_message
 from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
-from agent.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
 from agent.view import Snapshot, VmSnapshot
 from collector.base import Reason
 from tests.unit.agent.canned_agents import HOST, State, in_table

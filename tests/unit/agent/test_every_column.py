@@ -12,10 +12,10 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from agent.batches import Report
-from agent.cloud_white import CloudWhite
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
 from agent.decisions import Decisions
-from agent.degradation_models import load
+from agent.detection.cloud_white import CloudWhite
+from agent.detection.degradation_models import load
 from agent.replay import RecordedRows
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from agent.cli import _render as render
 from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, suspects
-from agent.verdicts import VERDICTS
+from agent.detection.verdicts import VERDICTS
 from whitepanda.v1 import agent_pb2, host_pb2
 
 

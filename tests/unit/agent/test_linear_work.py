@@ -8,8 +8,8 @@ import pytest
 from agent.advice import Advisor
 from agent.analysis.recommendations import HostLimits
 from agent.config import AnalysisSection
+from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView
-from agent.verdicts import Verdict as Suffering
 from tests.unit.agent.canned_agents import HOST, Quiet, State, in_table
 from tests.unit.agent.test_host_analysis import SCAN, VICTIM, update
 from tests.unit.agent.test_llc_contention import LEFT, RIGHT, TwoSockets, on
@@ -35,7 +35,7 @@ def calls(work) -> int:
 
 
 class Found(Quiet):
-    """`agent.cloud_white.CloudWhite`: which suspects inflict, by their numbers; each on the VMs beside it."""
+    """`agent.detection.cloud_white.CloudWhite`: which suspects inflict, by their numbers; each on the VMs beside it."""
 
     def __init__(self, inflicting):
         self._inflicting = inflicting

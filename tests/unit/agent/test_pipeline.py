@@ -7,6 +7,7 @@ import pytest
 
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.decisions import Decisions
+from agent.detection.verdicts import Verdict
 from agent.exposition import render
 from agent.sampling.metrics import METRICS
 from agent.sampling.pipeline import Pipeline, timely_sources
@@ -16,7 +17,6 @@ from agent.sampling.scheduler import TickSchedule
 from agent.sampling.startup import make_plans
 from agent.sampling.traffic import TRAFFIC
 from agent.state import UplinkView
-from agent.verdicts import Verdict
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample

@@ -27,6 +27,8 @@ from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.decisions import VmDecision
+from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
+from agent.detection.verdicts import Verdict as Suffering
 from agent.exposition import family_name, render
 from agent.host_analysis import Verdict
 from agent.prometheus import MetricsServer
@@ -36,8 +38,6 @@ from agent.sampling.runner import SourcePlan
 from agent.sampling.traffic import TRAFFIC
 from agent.sampling.views import MetricView, SourceView
 from agent.state import HostView, UplinkView
-from agent.verdicts import VERDICTS, Degradation, SuspectView
-from agent.verdicts import Verdict as Suffering
 from agent.view import Snapshot, VmSnapshot
 from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from agent.analysis.degradation import parse
 from agent.analysis.signals import signals_of
-from agent.degradation_models import load
+from agent.detection.degradation_models import load
 from central.cli.degradation import app as degradation_app
 from collector.simulated import paper
 from collector.simulated.study import blocks, simulate

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.baseline_file import BaselineFile
 from agent.coefficients import CoefficientStore
+from agent.detection.baselines import BaselineFile
 from central.degradation.rows import write_model
 from whitepanda.common.durable import replacing
 from whitepanda.v1 import agent_pb2

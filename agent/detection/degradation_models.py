@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agent.analysis.degradation import Model, parse
 from agent.analysis.signals import INDEX, Values
-from agent.verdicts import Degradation
+from agent.detection.verdicts import Degradation
 from whitepanda.common import log
 
 __all__ = ["HostModels", "load", "read_model"]

@@ -27,10 +27,10 @@ from agent.analysis.signals import (
     set_others,
 )
 from agent.config import CloudWhiteSection
-from agent.degradation_models import HostModels
+from agent.detection.degradation_models import HostModels
+from agent.detection.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.vms import Vm
-from agent.verdicts import Behaviour, Degradation, Reasoning, Shown, SignalView, Verdict
 from collector.base import Reason, VmIdentity
 
 __all__ = ["CloudWhite", "make_detector", "matrix_of"]
