@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from agent.antagonists.events import VmEvent
+from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.detection.verdicts import Degradation, Shown
-from agent.events import VmEvent
 from agent.recommendation_messages import recommendation_message
 from agent.sampling.windows import CpiWindow
-from agent.triggers import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2

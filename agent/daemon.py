@@ -16,17 +16,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.antagonists.decisions import Decisions
+from agent.antagonists.update_limits import AskedJobs, Refusals
 from agent.batches import Report
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
-from agent.decisions import Decisions
 from agent.host_info import platform_name
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import make_plans
 from agent.sampling.windows import CpiWindow
-from agent.update_limits import AskedJobs, Refusals
 from agent.view import Counters, Names, StateView
 from collector.base import NumaPlacement
 from collector.llc import llc_domains
@@ -36,12 +36,12 @@ from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate
 
 if TYPE_CHECKING:
-    from agent.coefficients import CoefficientStore
+    from agent.antagonists.coefficients import CoefficientStore
+    from agent.antagonists.reports import Trigger
     from agent.detection.baselines import BaselineFile
     from agent.detection.cloud_white import CloudWhite
     from agent.prometheus import MetricsServer
     from agent.sampling.host_cgroups import HostSuspects
-    from agent.triggers import Trigger
     from agent.uplink import Uplink
     from whitepanda.v1 import agent_pb2
 
@@ -400,9 +400,9 @@ class Daemon:
             wait_s = min(2 * wait_s, _RETRY_MAX_S)
 
     def _start_analysis(self) -> None:
-        from agent.advice import Advisor, limits_of  # noqa: PLC0415 - as the import below
-        from agent.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
-        from agent.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
+        from agent.antagonists.advice import Advisor, limits_of  # noqa: PLC0415 - as the import below
+        from agent.antagonists.coefficients import CoefficientStore  # noqa: PLC0415 - a sink: its import may fail alone
+        from agent.antagonists.host_analysis import HostAnalysis  # noqa: PLC0415 - as the import above
 
         path = Path(self._config.agent.state_dir) / "coefficients.json"
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from agent.antagonists.host_analysis import Explanation, Verdict
+from agent.antagonists.vm_decision import HostDecision
 from agent.batches import (
     analyses_message,
     behaviour_number,
@@ -16,10 +18,8 @@ from agent.batches import (
     evidence_message,
     reason_number,
 )
-from agent.decisions import HostDecision
 from agent.detection.verdicts import Reasoning, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
-from agent.host_analysis import Explanation, Verdict
 from agent.recommendation_messages import recommendation_message
 from agent.sampling.views import MetricView, SourceView, VmView
 from agent.state import AgentState, UplinkView

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agent.antagonists.decisions import Decisions
+from agent.antagonists.events import VmEvent
 from agent.batch_queue import QueueCounts, QueuedBatch
 from agent.batches import encode
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
-from agent.decisions import Decisions
-from agent.events import VmEvent
 from agent.playback import Playback
 from agent.sampling.windows import CpiWindow
 from agent.uplink import Uplink

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from agent.sampling.views import MetricView, SourceView, VmView
 
 if TYPE_CHECKING:
-    from agent.advice import Advisor
-    from agent.decisions import Decisions
+    from agent.antagonists.advice import Advisor
+    from agent.antagonists.decisions import Decisions
+    from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
-    from agent.host_analysis import HostAnalysis
 
 __all__ = ["AgentState", "HostView", "UplinkView"]
 

@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 import grpc
 
+from agent.antagonists.update_limits import Refusals
 from agent.batch_queue import BatchQueue
 from agent.batches import Report, encodable
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.state import UplinkView
-from agent.update_limits import Refusals
 from agent.uplink_stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from agent.antagonists.update_limits import Refusals, has_more_parts
 from agent.batch_queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
-from agent.update_limits import Refusals, has_more_parts
 from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,

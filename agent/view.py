@@ -20,11 +20,12 @@ from collector.base import Reason, VmIdentity
 from collector.registry import source_of
 
 if TYPE_CHECKING:
-    from agent.advice import Advisor
-    from agent.decisions import Decisions, VmDecision
+    from agent.antagonists.advice import Advisor
+    from agent.antagonists.decisions import Decisions
+    from agent.antagonists.host_analysis import HostAnalysis, Verdict
+    from agent.antagonists.vm_decision import VmDecision
     from agent.detection.cloud_white import CloudWhite
     from agent.detection.verdicts import Verdict as Suffering
-    from agent.host_analysis import HostAnalysis, Verdict
     from whitepanda.common.tls import OwnCertificate
 
 __all__ = ["Counters", "Names", "Snapshot", "StateView", "VmSnapshot"]

@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from agent.analysis.detector import Detector, DetectorSettings
 from agent.analysis.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
+from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
-from agent.decisions import Decisions
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.rates import VmRates

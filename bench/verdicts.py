@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "proto"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
-from agent.decisions import Decisions
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.rates import HostRates, VmRates

@@ -67,7 +67,8 @@ def head(answer: host_pb2.VmExplanation) -> Iterator[Piece]:
         found = slow_down_of(vm)
         if math.isfinite(found.ratio):
             of = "CPI / mean CPI of the job" if found.model == "cpi" else "latency (p95)"
-            # The last estimate counts for a while after the model cannot estimate any more (`agent.decisions`).
+            # The last estimate counts for a while after the model cannot estimate any more
+            # (`agent.antagonists.decisions`).
             is_old = found.model != "cpi" and vm.cloud_white.degradation.cannot_tell
             yield _say(f"slow-down {render.degradation(found)}: {of}{', of a moment ago' if is_old else ''}")
         else:

@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent import config as agent_config
+from agent.antagonists.events import VmEvent
 from agent.batches import event_message
 from agent.cli._options import JsonOption
 from agent.cli._render import event_json, event_line
-from agent.events import VmEvent
 from agent.replay import (
     RecordedRows,
     ReplayResult,

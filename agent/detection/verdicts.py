@@ -27,7 +27,7 @@ __all__ = [
 
 #: The words of `agent.analysis.detector.Behaviour`.
 Behaviour = Literal["unknown", "steady", "inflicting", "victim"]
-#: The words of `agent.decisions`: what is held of a VM by all analyses.
+#: The words of `agent.antagonists.decisions`: what is held of a VM by all analyses.
 Held = Literal["unknown", "steady", "inflicting", "affected", "victim"]
 VERDICTS: tuple[Held, ...] = ("unknown", "steady", "inflicting", "affected", "victim")
 #: Which analysis found something: the host's own, or the one by the fleet's statistics.

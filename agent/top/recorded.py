@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
+from agent.antagonists.decisions import Decisions
+from agent.antagonists.host_analysis import HostAnalysis
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.decisions import Decisions
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.host_analysis import HostAnalysis
 from agent.local_messages import explanation_message, status_message, vms_message
 from agent.playback import Playback
 from agent.sampling.scheduler import TickSchedule

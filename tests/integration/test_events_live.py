@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from agent.antagonists.decisions import Decisions
 from agent.batches import event_message
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
-from agent.decisions import Decisions
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.pipeline import Inputs, Pipeline

@@ -17,12 +17,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.advice import Advisor
 from agent.analysis.recommendations import HostLimits
+from agent.antagonists.advice import Advisor
+from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection
 from agent.sampling.views import VmView
 from agent.spool import Spool
-from agent.triggers import Trigger
 from agent.uplink import Uplink
 from agent.uplink_stream import Timing
 from tests.support.central_process import MAIN, CentralProcess

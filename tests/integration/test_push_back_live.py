@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
 from agent.config import UplinkSection
 from agent.spool import Spool
 from agent.uplink import Uplink

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 
-from agent.coefficients import CoefficientStore  # noqa: E402 - after the path
+from agent.antagonists.coefficients import CoefficientStore  # noqa: E402 - after the path
+from agent.antagonists.decisions import Decisions  # noqa: E402 - after the path is set
+from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
-from agent.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.detection.verdicts import (  # noqa: E402 - after the path is set
     Degradation,
     Reasoning,
@@ -25,7 +26,6 @@ from agent.detection.verdicts import (  # noqa: E402 - after the path is set
     SignalView,
     Verdict,
 )
-from agent.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
 from agent.local_api import LocalApi  # noqa: E402 - after the path is set
 from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.advice import Advisor, limits_of
 from agent.analysis.antagonists import ROBUST_CLIP
 from agent.analysis.recommendations import HostLimits
+from agent.antagonists.advice import Advisor, limits_of
 from agent.batches import trigger_message
 from agent.config import ActSection, AnalysisSection
 from agent.detection.verdicts import Degradation

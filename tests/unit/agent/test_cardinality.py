@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.decisions import VmDecision
+from agent.antagonists.host_analysis import Verdict
+from agent.antagonists.vm_decision import VmDecision
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
 from agent.exposition import render
-from agent.host_analysis import Verdict
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates

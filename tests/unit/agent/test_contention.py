@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from agent.analysis.antagonists import ROBUST_CLIP, CpiStatistics, RobustLogCpi, TaskSlot
 from agent.analysis.trigger import SPANS_S, WARM_UP_S, NoiseScaledTrigger
+from agent.antagonists.contention import Contention
 from agent.config import AnalysisSection
-from agent.contention import Contention
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 

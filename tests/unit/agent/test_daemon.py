@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import structlog
 
+from agent.antagonists.host_analysis import HostAnalysis
 from agent.config import (
     AgentConfig,
     AgentSection,
@@ -28,7 +29,6 @@ from agent.config import (
 )
 from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon
 from agent.detection.cloud_white import CloudWhite
-from agent.host_analysis import HostAnalysis
 from agent.local_api import LocalApi
 from agent.sampling.runner import Slots, SourcePlan
 from agent.sampling.startup import make_plans

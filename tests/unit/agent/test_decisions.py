@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.advice import Advisor
 from agent.analysis.antagonists import CpiStatistics
 from agent.analysis.recommendations import HostLimits
+from agent.antagonists.advice import Advisor
+from agent.antagonists.decisions import Decisions, decide
+from agent.antagonists.host_analysis import Explanation, JudgedSlot
+from agent.antagonists.host_analysis import Verdict as ByJob
 from agent.batches import event_message, trigger_message
 from agent.cli import _explanation as explanation
 from agent.cli import vms as vms_command
 from agent.cli._words import host_line
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
-from agent.decisions import Decisions, decide
 from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
 from agent.exposition import render
-from agent.host_analysis import Explanation, JudgedSlot
-from agent.host_analysis import Verdict as ByJob
 from agent.local_messages import explanation_message, status_message, vms_message
 from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
@@ -686,7 +686,7 @@ class Views:
 
 
 class NoCoefficients:
-    """`agent.advice.Coefficients` that knows none."""
+    """`agent.antagonists.advice.Coefficients` that knows none."""
 
     def coefficient(self, _job, _now):
         return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection
-from agent.decisions import Decisions
 from tests.unit.agent.agent_fakes import UNIX0, S
 from tests.unit.agent.cloud_white_fakes import INFLICTS, QUIET, SUFFERS, ToldModel, host_vm, rates_of
 from tests.unit.agent.test_cloud_white import Host as Judged

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from agent.antagonists.decisions import Decisions
 from agent.batches import Report
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
-from agent.decisions import Decisions
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.replay import RecordedRows

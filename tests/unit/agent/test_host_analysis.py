@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from agent.analysis.antagonists import CpiStatistics
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
+from agent.antagonists.decisions import Decisions
+from agent.antagonists.host_analysis import CpiPoint, HostAnalysis, SuspectView
 from agent.config import AgentConfig, AgentSection, AnalysisSection
-from agent.decisions import Decisions
-from agent.host_analysis import CpiPoint, HostAnalysis, SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from whitepanda.v1 import agent_pb2

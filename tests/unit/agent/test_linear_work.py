@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.advice import Advisor
 from agent.analysis.recommendations import HostLimits
+from agent.antagonists.advice import Advisor
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, VmView

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
-from agent.decisions import Decisions
 from agent.detection.verdicts import Verdict
 from agent.exposition import render
 from agent.sampling.metrics import METRICS

@@ -22,15 +22,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent import prometheus
+from agent.antagonists.host_analysis import Verdict
+from agent.antagonists.vm_decision import VmDecision
 from agent.batches import behaviour_number
 from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
-from agent.decisions import VmDecision
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
 from agent.exposition import family_name, render
-from agent.host_analysis import Verdict
 from agent.prometheus import MetricsServer
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates

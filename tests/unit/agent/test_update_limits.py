@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from agent.antagonists.update_limits import AskedJobs, Refusals, has_more_parts
 from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
 from agent.local_messages import _uplink
 from agent.state import UplinkView
-from agent.update_limits import AskedJobs, Refusals, has_more_parts
 from agent.uplink_stream import explain
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, until
 from tests.unit.agent.test_coefficients import DAY, NOW, SLOT, S, kept, tagged, update
@@ -415,11 +415,11 @@ def test_a_message_that_is_too_large_is_said_with_the_setting():
 _AGENT = """
     import asyncio, sys, time
     from pathlib import Path
-    from agent.coefficients import CoefficientStore
+    from agent.antagonists.coefficients import CoefficientStore
     from agent.config import UplinkSection
     from agent.host_info import resident_bytes
     from agent.spool import Spool
-    from agent.update_limits import Refusals
+    from agent.antagonists.update_limits import Refusals
     from agent.uplink import Uplink
     from agent.uplink_stream import Timing
     from whitepanda.common.tls import TlsFiles

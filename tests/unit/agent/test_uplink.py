@@ -11,8 +11,8 @@ import pytest
 
 import agent.uplink as uplink_module
 import agent.uplink_stream as stream_module
+from agent.antagonists.events import VmEvent
 from agent.config import UplinkSection
-from agent.events import VmEvent
 from agent.sampling.windows import CpiWindow
 from agent.spool import Spool
 from agent.uplink import Uplink

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
 from central import publish
 from central.publish import Publisher
 from central.streams import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry

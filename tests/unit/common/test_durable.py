@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
 from agent.detection.baselines import BaselineFile
 from central.degradation.rows import write_model
 from whitepanda.common.durable import replacing

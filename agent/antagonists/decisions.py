@@ -16,18 +16,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from agent.antagonists.events import Events
+from agent.antagonists.reports import Trigger, Triggers, TriggerVictim
+from agent.antagonists.vm_decision import HostDecision, VmDecision
 from agent.config import AgentConfig
 from agent.detection.verdicts import Analysis, Degradation, Held, SuspectView, Verdict, runs
-from agent.events import Events
 from agent.sampling.vms import Vm
-from agent.triggers import Trigger, Triggers, TriggerVictim
 from collector.base import Reason
 
 if TYPE_CHECKING:
+    from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
-    from agent.host_analysis import HostAnalysis
 
-__all__ = ["Decisions", "HostDecision", "VmDecision", "decide"]
+__all__ = ["Decisions", "decide"]
 
 #: The last estimate counts for the verdict so long after the model cannot estimate any more, and is shown so long.
 _ESTIMATE_NS = 30 * 10**9
@@ -63,47 +64,6 @@ def decide(
     is_sure = not known or any(one.low > least for one in known)
     stays = was == "victim" and any(one.ratio > least for one in known)
     return "victim" if is_sure or stays else "affected"
-
-
-def _first(suspects: Sequence[SuspectView]) -> SuspectView | None:
-    return suspects[0] if suspects and suspects[0].is_blamed else None
-
-
-@dataclass(frozen=True, slots=True)
-class VmDecision:
-    """What is held of one VM, and why.
-
-    `since_ns`: monotonic, 0 where it is not known. `slow_down`, `found_by`, `suspects`: of a VM that suffers; suspects
-    are those that inflict, or by the scores alone the first one, the likeliest first.
-    """
-
-    uuid: str
-    verdict: Held
-    reason: str
-    since_ns: int = 0
-    slow_down: Degradation | None = None
-    found_by: tuple[Analysis, ...] = ()
-    suspects: tuple[SuspectView, ...] = ()
-
-    @property
-    def suspect(self) -> SuspectView | None:
-        """The first suspect; None where nobody is blamed."""
-        return _first(self.suspects)
-
-
-@dataclass(frozen=True, slots=True)
-class HostDecision:
-    """What is held of the host. `victims`: the slowest first; `suspects`: of what they suffer, the likeliest first."""
-
-    victims: tuple[VmDecision, ...] = ()
-    affected: int = 0
-    inflicting: int = 0
-    suspects: tuple[SuspectView, ...] = ()
-
-    @property
-    def suspect(self) -> SuspectView | None:
-        """The first suspect; None where nobody is blamed."""
-        return _first(self.suspects)
 
 
 @dataclass(slots=True)

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 
 from agent.analysis.antagonists import CpiStatistics, RobustLogCpi
+from agent.antagonists.update_limits import Refusals
 from agent.config import UplinkSection
-from agent.update_limits import Refusals
 from whitepanda.common import durable, log
 from whitepanda.common.bounded_files import read_bounded
 from whitepanda.common.job_tags import tag_of

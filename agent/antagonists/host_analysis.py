@@ -7,9 +7,9 @@ than one over 300 s and the two do not compare.
 The trigger is `agent.analysis.trigger` by default, which takes mnCPI of each window as it ends; until it has seen an
 hour, and where it is so configured, it is the paper's rule over slots.
 
-mnCPI and trigger are per domain of a last-level cache (`agent.contention`), and a VM's suspects are those that were in
-a domain of its own over the slot: one on another socket does not raise its CPI. A VM that was in several counts in
-each; one of which that is not known, and a control group beside the VMs, counts in all.
+mnCPI and trigger are per domain of a last-level cache (`agent.antagonists.contention`), and a VM's suspects are
+those that were in a domain of its own over the slot: one on another socket does not raise its CPI. A VM that was in
+several counts in each; one of which that is not known, and a control group beside the VMs, counts in all.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Literal
 
 from agent.analysis import antagonists
 from agent.analysis.antagonists import CpiStatistics, TaskSlot
-from agent.coefficients import CoefficientStore
+from agent.antagonists.coefficients import CoefficientStore
+from agent.antagonists.contention import MIN_COVERAGE, Contention
 from agent.config import AnalysisSection
-from agent.contention import MIN_COVERAGE, Contention
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason

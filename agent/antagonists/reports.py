@@ -1,6 +1,6 @@
 """What central is told of victims on this host: when there are some, once per slot as long as there are, and the end.
 
-Plain values and when to tell them; `agent.decisions` finds them. Nothing here reads a clock.
+Plain values and when to tell them; `agent.antagonists.decisions` finds them. Nothing here reads a clock.
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ from typing import Protocol
 from agent.analysis.actions import pursued, recommend
 from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
-from agent.coefficients import Coefficient
+from agent.antagonists.coefficients import Coefficient
+from agent.antagonists.reports import Trigger, TriggerVictim
 from agent.config import ActSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.views import VmView
 from agent.state import AgentState
-from agent.triggers import Trigger, TriggerVictim
 
 __all__ = ["Advisor", "Coefficients", "limits_of"]
 
 
 class Coefficients(Protocol):
-    """Where coefficients with their standard errors are; `agent.coefficients.CoefficientStore`."""
+    """Where coefficients with their standard errors are; `agent.antagonists.coefficients.CoefficientStore`."""
 
     def coefficient(self, job: str, now_unix_ns: int) -> Coefficient | None:
         """A_k of a job; None: not known."""

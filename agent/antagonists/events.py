@@ -1,4 +1,4 @@
-"""Events: a VM began or ceased to suffer or to inflict, as `agent.decisions` holds it. Nothing here reads a clock."""
+"""Events: a VM began or ceased to suffer or to inflict, as `agent.antagonists.decisions` holds it. Nothing here reads a clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.detection.verdicts import Analysis, Degradation, Held, Shown
 from agent.sampling.vms import Vm
 
 if TYPE_CHECKING:
-    from agent.decisions import VmDecision
+    from agent.antagonists.vm_decision import VmDecision
 
 __all__ = ["Events", "VmEvent"]
 
