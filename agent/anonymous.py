@@ -18,7 +18,7 @@ from agent.config import AgentConfig
 from agent.pseudonyms import Pseudonyms
 from agent.sampling.metrics import METRICS
 from agent.sampling.views import SourceState
-from agent.state import UplinkState
+from agent.uplink.view import UplinkState
 from collector.base import PERF_EVENTS, VM_PARTS, Reason, SourceSample, VmIdentity, VmSample
 from collector.registry import SOURCES
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.update_limits import AskedJobs, Refusals
-from agent.batches import Report
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
 from agent.host_info import platform_name
@@ -27,6 +26,7 @@ from agent.sampling.runner import STOP_WAIT_S, Slots, SourcePlan
 from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import make_plans
 from agent.sampling.windows import CpiWindow
+from agent.uplink.batches import Report
 from agent.view import Counters, Names, StateView
 from collector.base import NumaPlacement
 from collector.llc import llc_domains
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from agent.detection.cloud_white import CloudWhite
     from agent.prometheus import MetricsServer
     from agent.sampling.host_cgroups import HostSuspects
-    from agent.uplink import Uplink
+    from agent.uplink.client import Uplink
     from whitepanda.v1 import agent_pb2
 
 __all__ = ["Daemon", "run"]
@@ -519,8 +519,8 @@ class Daemon:
         if not section.address:
             yield
             return
-        from agent.spool import Spool  # noqa: PLC0415 - only with an uplink
-        from agent.uplink import Uplink  # noqa: PLC0415 - as the import above
+        from agent.uplink.client import Uplink  # noqa: PLC0415 - as the import above
+        from agent.uplink.spool import Spool  # noqa: PLC0415 - only with an uplink
 
         spool = Spool(
             Path(self._config.agent.state_dir) / "spool.db",

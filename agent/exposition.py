@@ -19,7 +19,7 @@ from agent.detection.verdicts import VERDICTS, runs
 from agent.sampling import metrics
 from agent.sampling.deltas import Reading
 from agent.sampling.views import SourceView
-from agent.state import UplinkView
+from agent.uplink.view import UplinkView
 from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name

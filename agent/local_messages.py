@@ -10,7 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from agent.antagonists.host_analysis import Explanation, Verdict
 from agent.antagonists.vm_decision import HostDecision
-from agent.batches import (
+from agent.detection.verdicts import Reasoning, SuspectView
+from agent.detection.verdicts import Verdict as Suffering
+from agent.sampling.views import MetricView, SourceView, VmView
+from agent.state import AgentState
+from agent.uplink.batches import (
     analyses_message,
     behaviour_number,
     degradation_message,
@@ -18,11 +22,8 @@ from agent.batches import (
     evidence_message,
     reason_number,
 )
-from agent.detection.verdicts import Reasoning, SuspectView
-from agent.detection.verdicts import Verdict as Suffering
-from agent.recommendation_messages import recommendation_message
-from agent.sampling.views import MetricView, SourceView, VmView
-from agent.state import AgentState, UplinkView
+from agent.uplink.recommendation_messages import recommendation_message
+from agent.uplink.view import UplinkView
 from collector.base import Reason
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, host_pb2

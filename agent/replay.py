@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.events import VmEvent
-from agent.batch_queue import QueueCounts, QueuedBatch
-from agent.batches import encode
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
 from agent.playback import Playback
 from agent.sampling.windows import CpiWindow
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.batches import encode
+from agent.uplink.client import Uplink
+from agent.uplink.queue import QueueCounts, QueuedBatch
+from agent.uplink.stream import Timing
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.protocol import MAX_BATCH_ROWS
 from whitepanda.common.tls import TlsFiles

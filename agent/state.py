@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.sampling.views import MetricView, SourceView, VmView
+from agent.uplink.view import UplinkView
 
 if TYPE_CHECKING:
     from agent.antagonists.advice import Advisor
@@ -18,27 +19,7 @@ if TYPE_CHECKING:
     from agent.antagonists.host_analysis import HostAnalysis
     from agent.detection.cloud_white import CloudWhite
 
-__all__ = ["AgentState", "HostView", "UplinkView"]
-
-UplinkState = Literal["off", "connecting", "connected"]
-
-
-@dataclass(frozen=True, slots=True)
-class UplinkView:
-    """The stream to central and the spool behind it; counts are since the start but for what is spooled."""
-
-    state: UplinkState = "off"
-    address: str = ""
-    spooled_batches: int = 0
-    spooled_bytes: int = 0
-    acknowledged_batches: int = 0
-    acknowledged_windows: int = 0
-    dropped_batches: int = 0
-    rejected_rows: int = 0
-    last_error: str = ""
-    refused_updates: int = 0
-    refused_update_rows: int = 0
-    last_refusal: str = ""
+__all__ = ["AgentState", "HostView"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.scheduler import ClockSteps, TickSchedule
 from agent.sampling.views import MetricView, VmView
 from agent.sampling.vms import Vm
-from agent.state import HostView, UplinkView
+from agent.state import HostView
+from agent.uplink.view import UplinkView
 from collector.base import Reason, VmIdentity
 from collector.registry import source_of
 

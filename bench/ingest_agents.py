@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.uplink_stream import FIRST_WINDOW
+from agent.uplink.stream import FIRST_WINDOW
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, DEFAULT_HEARTBEAT_MS
 from whitepanda.v1 import agent_pb2
 

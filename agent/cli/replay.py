@@ -15,7 +15,6 @@ from rich.text import Text
 
 from agent import config as agent_config
 from agent.antagonists.events import VmEvent
-from agent.batches import event_message
 from agent.cli._options import JsonOption
 from agent.cli._render import event_json, event_line
 from agent.replay import (
@@ -28,6 +27,7 @@ from agent.replay import (
     send,
     spool_id_of,
 )
+from agent.uplink.batches import event_message
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError

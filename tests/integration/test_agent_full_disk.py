@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
+from agent.uplink.spool import Spool
 
 ROWS = 100
 

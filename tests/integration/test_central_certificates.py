@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agent.config import UplinkSection
-from agent.spool import Spool
-from agent.uplink import Timing, Uplink
+from agent.uplink.client import Timing, Uplink
+from agent.uplink.spool import Spool
 from central import pki
 from central.api.paging import Admitted
 from central.cli.pki import app as pki_app

@@ -16,9 +16,9 @@ import pytest
 
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from central.config import IngestSection
 from central.journal import Journal
 from central.lake import Lake

@@ -15,15 +15,15 @@ import grpc
 import pytest
 
 from agent.antagonists.decisions import Decisions
-from agent.batches import event_message
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, JobRule, UplinkSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.batches import event_message
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from collector.base import Reason
 from collector.registry import SOURCES
 from collector.simulated.source import SimulatedSource

@@ -22,9 +22,9 @@ from agent.antagonists.advice import Advisor
 from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection
 from agent.sampling.views import VmView
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from tests.support.central_process import MAIN, CentralProcess
 from tests.unit.agent import canned_agents
 from tests.unit.agent import test_host_analysis as made_up

@@ -21,9 +21,9 @@ from agent.config import AgentConfig, AgentSection, UplinkSection
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from collector.base import Reason, SourceSample
 from collector.identity import Inventory
 from collector.procfs import ProcfsSource

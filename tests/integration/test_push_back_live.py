@@ -12,9 +12,9 @@ import pytest
 
 from agent.antagonists.coefficients import CoefficientStore
 from agent.config import UplinkSection
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from central.lake import DAY_NS, Lake, segment_stem
 from central.schema import SAMPLES
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing
 from whitepanda.common.tls import TlsFiles
 from whitepanda.v1 import agent_pb2
 

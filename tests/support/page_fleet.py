@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from agent.analysis.actions import recommend
 from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim
-from agent.recommendation_messages import recommendation_message
+from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
 from central.builds import Builder

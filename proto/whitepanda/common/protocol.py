@@ -54,7 +54,7 @@ CLIENT_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", 2 * MAX_MESSAGE_BYTES),
-    # Each uplink has its own connection and its own back-off (agent.uplink), jittered over all of it.
+    # Each uplink has its own connection and its own back-off (agent.uplink.client), jittered over all of it.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )

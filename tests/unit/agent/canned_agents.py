@@ -29,7 +29,8 @@ from agent.detection.verdicts import (  # noqa: E402 - after the path is set
 from agent.local_api import LocalApi  # noqa: E402 - after the path is set
 from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
-from agent.state import HostView, UplinkView  # noqa: E402 - after the path is set
+from agent.state import HostView  # noqa: E402 - after the path is set
+from agent.uplink.view import UplinkView  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.batches import encode
 from agent.sampling.windows import CpiWindow
+from agent.uplink.batches import encode
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT
 

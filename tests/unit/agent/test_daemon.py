@@ -32,7 +32,7 @@ from agent.detection.cloud_white import CloudWhite
 from agent.local_api import LocalApi
 from agent.sampling.runner import Slots, SourcePlan
 from agent.sampling.startup import make_plans
-from agent.uplink import _FLUSH_S, Uplink
+from agent.uplink.client import _FLUSH_S, Uplink
 from collector.base import Probe, Reason, SourceError, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, vm_sample
 from tests.unit.agent.cloud_white_fakes import SUFFERS, ToldDetector

@@ -12,7 +12,6 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from agent.antagonists.decisions import Decisions
-from agent.batches import Report
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
@@ -20,7 +19,8 @@ from agent.replay import RecordedRows
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
+from agent.uplink.batches import Report
+from agent.uplink.spool import Spool
 from collector.base import Reason, SourceSample
 from collector.cgroups import CgroupSource
 from collector.identity import Inventory

@@ -16,7 +16,7 @@ from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
 from agent.sampling.startup import make_plans
 from agent.sampling.traffic import TRAFFIC
-from agent.state import UplinkView
+from agent.uplink.view import UplinkView
 from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample

@@ -24,7 +24,6 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from agent import prometheus
 from agent.antagonists.host_analysis import Verdict
 from agent.antagonists.vm_decision import VmDecision
-from agent.batches import behaviour_number
 from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
@@ -37,7 +36,9 @@ from agent.sampling.rates import VmRates
 from agent.sampling.runner import SourcePlan
 from agent.sampling.traffic import TRAFFIC
 from agent.sampling.views import MetricView, SourceView
-from agent.state import HostView, UplinkView
+from agent.state import HostView
+from agent.uplink.batches import behaviour_number
+from agent.uplink.view import UplinkView
 from agent.view import Snapshot, VmSnapshot
 from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.batch_queue import QueueCounts
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.spool_overflow import Acknowledged
+from agent.uplink.overflow import Acknowledged
+from agent.uplink.queue import QueueCounts
+from agent.uplink.spool import Spool
 from whitepanda.common.errors import UnavailableError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -184,7 +184,7 @@ def test_the_power_cut_test_would_notice(tmp_path):
 CHILD = """
     import sys
     from pathlib import Path
-    from agent.spool import Spool
+    from agent.uplink.spool import Spool
     from agent.sampling.windows import CpiWindow
     spool = Spool(Path(sys.argv[1]), max_bytes=1 << 26, boot_id="boot-1")
     tag = int(sys.argv[2])

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger, Triggers, TriggerVictim
-from agent.batches import encode, pieces, trigger_message
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Degradation, SuspectView
+from agent.uplink.batches import encode, pieces, trigger_message
 from collector.base import Reason
 from tests.unit.agent.test_host_analysis import CALM, ODD, SCAN, VICTIM, Host, update
 from whitepanda.v1 import agent_pb2

@@ -17,8 +17,8 @@ from agent.antagonists.update_limits import AskedJobs, Refusals, has_more_parts
 from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
 from agent.local_messages import _uplink
-from agent.state import UplinkView
-from agent.uplink_stream import explain
+from agent.uplink.stream import explain
+from agent.uplink.view import UplinkView
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, until
 from tests.unit.agent.test_coefficients import DAY, NOW, SLOT, S, kept, tagged, update
 from tests.unit.agent.test_uplink import Agent, windows
@@ -418,10 +418,10 @@ _AGENT = """
     from agent.antagonists.coefficients import CoefficientStore
     from agent.config import UplinkSection
     from agent.host_info import resident_bytes
-    from agent.spool import Spool
+    from agent.uplink.spool import Spool
     from agent.antagonists.update_limits import Refusals
-    from agent.uplink import Uplink
-    from agent.uplink_stream import Timing
+    from agent.uplink.client import Uplink
+    from agent.uplink.stream import Timing
     from whitepanda.common.tls import TlsFiles
     from whitepanda.v1 import agent_pb2
 

@@ -9,14 +9,14 @@ from itertools import pairwise
 import grpc
 import pytest
 
-import agent.uplink as uplink_module
-import agent.uplink_stream as stream_module
 from agent.antagonists.events import VmEvent
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.uplink import Uplink
-from agent.uplink_stream import Timing, explain
+from agent.uplink import client as uplink_module
+from agent.uplink import stream as stream_module
+from agent.uplink.client import Uplink
+from agent.uplink.spool import Spool
+from agent.uplink.stream import Timing, explain
 from central.pki import issue, make_ca
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, obedient, until
 from whitepanda.common.errors import TlsError, UnavailableError

@@ -9,8 +9,8 @@ import sqlite3
 import pytest
 
 from agent.antagonists.events import VmEvent
-from agent.batches import encode
 from agent.detection.verdicts import Degradation, Shown
+from agent.uplink.batches import encode
 from central.events import check_events
 from central.journal import Journal, Submission
 from central.validate import Limits

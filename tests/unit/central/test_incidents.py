@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from agent.analysis import recommendations
 from agent.analysis.actions import recommend
-from agent.recommendation_messages import recommendation_message
+from agent.uplink.recommendation_messages import recommendation_message
 from central import incident_store
 from central import incident_tables as tables
 from central.api.incidents import mark_open

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from agent.batches import encode
 from agent.sampling.windows import CpiWindow
+from agent.uplink.batches import encode
 from central.cli import place as place_cli
 from central.config import PlacementSection
 from central.lake import Lake, segment_stem

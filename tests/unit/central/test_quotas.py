@@ -8,10 +8,10 @@ import pytest
 
 from agent.analysis import recommendations
 from agent.analysis.actions import recommend
-from agent.batches import encode
 from agent.config import UplinkSection
-from agent.recommendation_messages import recommendation_message
 from agent.sampling.windows import CpiWindow
+from agent.uplink.batches import encode
+from agent.uplink.recommendation_messages import recommendation_message
 from central.config import IngestSection, QuotaSection
 from central.quotas import OverQuotaError, Quotas
 from central.triggers import TriggerRow

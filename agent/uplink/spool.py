@@ -7,7 +7,7 @@ new batches after every boot, for every new file, and after every error of the d
 queued before keep theirs.
 
 While the disk cannot be written, because it is full or fails, new batches wait in memory under another spool_id
-(see `agent.spool_overflow`), and acknowledged ones are remembered until they can be deleted. Batches in memory
+(see `agent.uplink.overflow`), and acknowledged ones are remembered until they can be deleted. Batches in memory
 keep their numbers when they move to the disk later: a number means the same data wherever it lies.
 """
 
@@ -25,10 +25,10 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from agent.batch_queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
-from agent.batches import Report, pieces
 from agent.sampling.windows import CpiWindow
-from agent.spool_overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
+from agent.uplink.batches import Report, pieces
+from agent.uplink.overflow import MEMORY_BYTES, RESERVE_BYTES, Acknowledged, MemoryQueue, Reserve, Waiting
+from agent.uplink.queue import ENVELOPE_BYTES, QueueCounts, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.protocol import MAX_MESSAGE_BYTES

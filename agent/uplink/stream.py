@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from agent.antagonists.update_limits import Refusals, has_more_parts
-from agent.batch_queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
+from agent.uplink.queue import ENVELOPE_BYTES, BatchQueue, QueuedBatch
 from whitepanda.common import log
 from whitepanda.common.protocol import (
     DEFAULT_HEARTBEAT_MS,

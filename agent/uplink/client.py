@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 import grpc
 
 from agent.antagonists.update_limits import Refusals
-from agent.batch_queue import BatchQueue
-from agent.batches import Report, encodable
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
-from agent.spool import Spool
-from agent.state import UplinkView
-from agent.uplink_stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
+from agent.uplink.batches import Report, encodable
+from agent.uplink.queue import BatchQueue
+from agent.uplink.spool import Spool
+from agent.uplink.stream import AckTotals, Outage, StreamError, Taker, Timing, UplinkStream, explain
+from agent.uplink.view import UplinkView
 from whitepanda.common import log
 from whitepanda.common.errors import TlsError, UnavailableError
 from whitepanda.common.protocol import CLIENT_CHANNEL_OPTIONS, MAX_BATCH_ROWS, MAX_MESSAGE_BYTES

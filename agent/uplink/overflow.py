@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.batches import Report, pieces
 from agent.sampling.windows import CpiWindow
+from agent.uplink.batches import Report, pieces
 
 __all__ = ["Acknowledged", "MemoryQueue", "Reserve", "Waiting"]
 

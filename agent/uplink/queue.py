@@ -1,4 +1,4 @@
-"""What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.spool`) or of a replay."""
+"""What the uplink sends from: batches that wait to be acknowledged, on disk (`agent.uplink.spool`) or of a replay."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from typing import Any
 from agent.antagonists.events import VmEvent
 from agent.antagonists.reports import MAX_SUSPECTS, MAX_VICTIMS, Trigger
 from agent.detection.verdicts import Degradation, Shown
-from agent.recommendation_messages import recommendation_message
 from agent.sampling.windows import CpiWindow
+from agent.uplink.recommendation_messages import recommendation_message
 from collector.base import Reason
 from whitepanda.common.protocol import UNKNOWN_COUNT, or_nan
 from whitepanda.v1 import agent_pb2
