@@ -31,9 +31,9 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from agent.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
+from agent.api.client import connect
 from agent.config import AgentConfig
 from agent.doctor import Check
-from agent.local_client import connect
 from agent.playback import header_of
 from agent.pseudonyms import Pseudonyms
 from agent.recording import Recording, beside_agent

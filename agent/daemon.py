@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.update_limits import AskedJobs, Refusals
+from agent.api.view import Counters, Names, StateView
 from agent.clock import Clock, SystemClock, boot_id
 from agent.config import AgentConfig, without_real_sources
 from agent.host_info import platform_name
@@ -27,7 +28,6 @@ from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import make_plans
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
-from agent.view import Counters, Names, StateView
 from collector.base import NumaPlacement
 from collector.llc import llc_domains
 from whitepanda.common import log, sdnotify
@@ -38,9 +38,9 @@ from whitepanda.common.tls import OwnCertificate
 if TYPE_CHECKING:
     from agent.antagonists.coefficients import CoefficientStore
     from agent.antagonists.reports import Trigger
+    from agent.api.prometheus import MetricsServer
     from agent.detection.baselines import BaselineFile
     from agent.detection.cloud_white import CloudWhite
-    from agent.prometheus import MetricsServer
     from agent.sampling.host_cgroups import HostSuspects
     from agent.uplink.client import Uplink
     from whitepanda.v1 import agent_pb2
@@ -542,7 +542,7 @@ class Daemon:
 
     @contextlib.asynccontextmanager
     async def _running_local_api(self) -> AsyncIterator[None]:
-        from agent.local_api import LocalApi  # noqa: PLC0415 - grpc comes with it
+        from agent.api.server import LocalApi  # noqa: PLC0415 - grpc comes with it
 
         api = LocalApi(self.state, Path(self._config.agent.socket))
         retry: asyncio.Task[Any] | None = None
@@ -578,7 +578,7 @@ class Daemon:
                     await self._metrics.stop()
 
     async def _start_metrics(self) -> None:
-        from agent.prometheus import MetricsServer  # noqa: PLC0415 - a sink, and off it costs nothing
+        from agent.api.prometheus import MetricsServer  # noqa: PLC0415 - a sink, and off it costs nothing
 
         schedule = self.state.schedule
         section, tick_s = self._config.metrics, self._config.agent.tick_s

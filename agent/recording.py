@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from agent.api.client import answers
 from agent.clock import Clock, SystemClock
 from agent.config import AgentConfig
-from agent.local_client import answers
 from agent.sampling.pipeline import Inputs, take
 from agent.sampling.runner import STOP_WAIT_S, Slot, Slots
 from agent.sampling.scheduler import TickSchedule, first_due_ns

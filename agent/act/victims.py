@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.local_client import connect
+from agent.api.client import connect
 from whitepanda.common.errors import WhitepandaError
 
 __all__ = ["Degradation", "degradation_of"]

@@ -17,10 +17,10 @@ from agent.analysis.antagonists import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim
+from agent.api.state import AgentState
 from agent.config import ActSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.views import VmView
-from agent.state import AgentState
 
 __all__ = ["Advisor", "Coefficients", "limits_of"]
 

@@ -9,7 +9,7 @@ import typer
 
 __all__ = ["ConfigOption", "JsonOption", "SocketOption"]
 
-#: Both name the agent's socket: `agent.local_client.find_socket`.
+#: Both name the agent's socket: `agent.api.client.find_socket`.
 #: typer would refuse a socket that may not be read, without our remedy.
 SocketOption = Annotated[Path | None, typer.Option(readable=False, help="Where the agent answers.")]
 ConfigOption = Annotated[Path | None, typer.Option(help="The agent's configuration, which names the socket.")]

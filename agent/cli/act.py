@@ -15,9 +15,9 @@ from agent.act.client import ask
 from agent.act.journal import is_empty
 from agent.act.limits import is_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
+from agent.api.client import DEFAULT_CONFIG, find_config
 from agent.cli._options import JsonOption
 from agent.cli._render import Column, cell, print_table
-from agent.local_client import DEFAULT_CONFIG, find_config
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError

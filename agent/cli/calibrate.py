@@ -13,12 +13,12 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from agent.api.client import find_config
 from agent.calibrate.campaign import Campaign, RunResult
 from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
 from agent.cli._options import JsonOption
-from agent.local_client import find_config
 from agent.recording import beside_agent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json

@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agent.api.client import find_config
 from agent.cli import _render as render
 from agent.cli._options import JsonOption
 from agent.cli._words import BAD, DIM, GOOD
 from agent.config import AgentConfig
 from agent.doctor import Check, examine
-from agent.local_client import find_config
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError

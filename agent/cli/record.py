@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agent.api.client import find_config
 from agent.cli._options import JsonOption
-from agent.local_client import find_config
 from agent.playback import header_of
 from agent.recording import Recorded, Recording, beside_agent
 from agent.sampling.views import SourceView

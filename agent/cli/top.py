@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from agent import config as agent_config
+from agent.api.client import connect, find_socket
 from agent.cli._options import SocketOption
-from agent.local_client import connect, find_socket
 from whitepanda.common import log
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install

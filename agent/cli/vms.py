@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from agent.api.client import connect, find_socket
 from agent.cli import _render as render
 from agent.cli import _words as words
 from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
@@ -25,7 +26,6 @@ from agent.cli._words import (
     slow_down_of,
     word_of,
 )
-from agent.local_client import connect, find_socket
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 

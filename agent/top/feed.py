@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from agent.local_client import Client, connect
+from agent.api.client import Client, connect
 from agent.top.columns import METRICS
 from agent.top.model import Frame
 from whitepanda.common.errors import InputError, UnavailableError

@@ -10,15 +10,15 @@ import msgspec
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.host_analysis import HostAnalysis
+from agent.api.messages import explanation_message, status_message, vms_message
+from agent.api.view import Names, StateView
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.local_messages import explanation_message, status_message, vms_message
 from agent.playback import Playback
 from agent.sampling.scheduler import TickSchedule
 from agent.top.columns import METRICS
 from agent.top.model import Frame
-from agent.view import Names, StateView
 from whitepanda.common.errors import InputError
 from whitepanda.v1 import host_pb2
 

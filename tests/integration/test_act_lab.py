@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.act.records import ActError, Apply, Undo
-from agent.local_client import answers
+from agent.api.client import answers
 from tests.support.act_process import ROOT, ActProcess
 from tests.support.central_process import MAIN
 from tests.support.waiting import wait_until

@@ -21,10 +21,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from agent.api.client import connect
 from agent.calibrate.campaign import Campaign
 from agent.calibrate.plan import Load, Phases, Plan, Requests, Scenario, Served, Stressor
 from agent.config import AgentConfig, AgentSection
-from agent.local_client import connect
 from tests.support.central_process import CentralProcess
 from whitepanda.common.tls import channel_credentials
 from whitepanda.v1 import agent_pb2, fleet_pb2, fleet_pb2_grpc

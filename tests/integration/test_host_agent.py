@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.api.client import connect
 from agent.cli._render import summary_json
-from agent.local_client import connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.local_client import connect
+from agent.api.client import connect
 from whitepanda.common.errors import UnavailableError
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(1200)]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.api.client import connect
 from agent.calibrate.plan import Requests
 from agent.cli._render import behaviour_word
-from agent.local_client import connect
 from tests.support import inner_lab
 from tests.support.browser import chromium, watched
 from tests.support.debian_packages import ROOT, packages

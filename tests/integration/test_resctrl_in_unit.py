@@ -82,7 +82,7 @@ mode = "off"
 # and every bandwidth and occupancy that it was told.
 WATCH = """
 import collections, json, math, pathlib, sys, time
-from agent.local_client import connect
+from agent.api.client import connect
 from collector.base import Reason
 seconds, wanted = float(sys.argv[1]), int(sys.argv[2])
 seen, reasons = set(), collections.Counter()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.api.client import connect
 from agent.cli._words import VICTIM, host_line, word_of
-from agent.local_client import connect
 from agent.top.columns import row_of
 from central.demo.watch import Truth
 from tests.integration.test_demo import start

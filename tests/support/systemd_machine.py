@@ -90,7 +90,7 @@ class Machine:
 
     def python(self, code):
         """Ask the agent by its own client; `code` prints JSON of `client`."""
-        head = "import json,sys,pathlib\nfrom agent.local_client import connect\n"
+        head = "import json,sys,pathlib\nfrom agent.api.client import connect\n"
         with_client = f"with connect(pathlib.Path('/run/whitepanda/agent.sock')) as client:\n    {code}\n"
         return json.loads(self.run("/opt/whitepanda/bin/python", "-c", head + with_client))
 

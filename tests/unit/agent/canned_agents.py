@@ -18,6 +18,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "proto")]
 from agent.antagonists.coefficients import CoefficientStore  # noqa: E402 - after the path
 from agent.antagonists.decisions import Decisions  # noqa: E402 - after the path is set
 from agent.antagonists.host_analysis import HostAnalysis  # noqa: E402 - after the path is set
+from agent.api.server import LocalApi  # noqa: E402 - after the path is set
+from agent.api.state import HostView  # noqa: E402 - after the path is set
 from agent.config import AgentConfig, AgentSection, AnalysisSection  # noqa: E402 - after the path is set
 from agent.detection.verdicts import (  # noqa: E402 - after the path is set
     Degradation,
@@ -26,10 +28,8 @@ from agent.detection.verdicts import (  # noqa: E402 - after the path is set
     SignalView,
     Verdict,
 )
-from agent.local_api import LocalApi  # noqa: E402 - after the path is set
 from agent.sampling.views import MetricView, SourceView, VmView  # noqa: E402 - after the path is set
 from agent.sampling.windows import CpiWindow  # noqa: E402 - after the path is set
-from agent.state import HostView  # noqa: E402 - after the path is set
 from agent.uplink.view import UplinkView  # noqa: E402 - after the path is set
 from collector.base import Reason  # noqa: E402 - after the path is set
 from whitepanda.v1 import agent_pb2  # noqa: E402 - after the path is set
@@ -143,7 +143,7 @@ def decided(vms, analysis, cloud_white):
 
 
 class State:
-    """`agent.state.AgentState` that never changes."""
+    """`agent.api.state.AgentState` that never changes."""
 
     advisor = None
 

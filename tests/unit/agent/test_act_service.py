@@ -21,10 +21,10 @@ from agent.act.quota import Quota, Virsh
 from agent.act.records import ActError, Apply, Ask, RefusedError, Undo
 from agent.act.server import Server, limits_of, make_actor
 from agent.act.victims import degradation_of
+from agent.api.client import connect
+from agent.api.server import LocalApi
 from agent.cli import act as command
 from agent.config import ActSection, AgentConfig, AgentSection, load
-from agent.local_api import LocalApi
-from agent.local_client import connect
 from collector.base import SourceError, VmIdentity
 from tests.unit.agent import canned_agents
 from tests.unit.agent.act_fakes import LIMITS, OPERATOR, OTHER, VICTIM, VM, FakeBackend, asked, make

@@ -12,10 +12,10 @@ import pytest
 from agent.analysis.antagonists import ROBUST_CLIP
 from agent.analysis.recommendations import HostLimits
 from agent.antagonists.advice import Advisor, limits_of
+from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection
 from agent.detection.verdicts import Degradation
 from agent.detection.verdicts import Verdict as Suffering
-from agent.local_api import LocalApi
 from agent.sampling.views import MetricView, VmView
 from agent.uplink.batches import trigger_message
 from tests.unit.agent.canned_agents import HOST, Quiet, State

@@ -12,14 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from agent.antagonists.host_analysis import Verdict
 from agent.antagonists.vm_decision import VmDecision
+from agent.api.exposition import render
+from agent.api.view import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
-from agent.exposition import render
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.views import SourceView
-from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from collector.registry import PART_SOURCES
 from tests.unit.agent.agent_fakes import identity

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from agent.antagonists.host_analysis import HostAnalysis
+from agent.api.server import LocalApi
 from agent.config import (
     AgentConfig,
     AgentSection,
@@ -29,7 +30,6 @@ from agent.config import (
 )
 from agent.daemon import _CLOUD_WHITE, _EFFECTS, Daemon
 from agent.detection.cloud_white import CloudWhite
-from agent.local_api import LocalApi
 from agent.sampling.runner import Slots, SourcePlan
 from agent.sampling.startup import make_plans
 from agent.uplink.client import _FLUSH_S, Uplink

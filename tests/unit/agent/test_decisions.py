@@ -17,17 +17,17 @@ from agent.antagonists.advice import Advisor
 from agent.antagonists.decisions import Decisions, decide
 from agent.antagonists.host_analysis import Explanation, JudgedSlot
 from agent.antagonists.host_analysis import Verdict as ByJob
+from agent.api.exposition import render
+from agent.api.messages import explanation_message, status_message, vms_message
+from agent.api.view import Snapshot, VmSnapshot
 from agent.cli import _explanation as explanation
 from agent.cli import vms as vms_command
 from agent.cli._words import host_line
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
-from agent.exposition import render
-from agent.local_messages import explanation_message, status_message, vms_message
 from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
 from agent.uplink.batches import event_message, trigger_message
-from agent.view import Snapshot, VmSnapshot
 from collector.base import Reason
 from tests.unit.agent.canned_agents import HOST, State, in_table
 from tests.unit.agent.test_prometheus import RATES

@@ -409,7 +409,7 @@ def test_a_closed_door_is_named(run, tmp_path, monkeypatch):
     def refuse(_self, _address):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("agent.local_client.socket.socket.connect", refuse)
+    monkeypatch.setattr("agent.api.client.socket.socket.connect", refuse)
     code, _, err = run("vms", "--socket", str(tmp_path / "a.sock"))
     assert code == 4
     assert err.startswith(
@@ -430,7 +430,7 @@ def test_a_socket_that_may_not_be_read_has_our_remedy(run, tmp_path, monkeypatch
 
 def test_somebody_else_on_the_socket_is_no_traceback(run, tmp_path, monkeypatch):
     """A server that takes connections and never says a word."""
-    monkeypatch.setattr("agent.local_client._DEADLINE_S", 0.3)
+    monkeypatch.setattr("agent.api.client._DEADLINE_S", 0.3)
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "a.sock"))
         mute.listen()

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from agent.local_api import LocalApi
+from agent.api.server import LocalApi
 from whitepanda.common.errors import ConfigError, UnavailableError
 from whitepanda.v1 import agent_pb2, host_pb2, host_pb2_grpc
 

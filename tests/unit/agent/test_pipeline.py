@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from agent.antagonists.decisions import Decisions
+from agent.api.exposition import render
+from agent.api.view import Names, StateView
 from agent.config import AgentConfig, AgentSection, JobRule, LibvirtSection, QemuSection, Sources
 from agent.detection.verdicts import Verdict
-from agent.exposition import render
 from agent.sampling.metrics import METRICS
 from agent.sampling.pipeline import Pipeline, timely_sources
 from agent.sampling.rates import HostRates, VmRates
@@ -17,7 +18,6 @@ from agent.sampling.scheduler import TickSchedule
 from agent.sampling.startup import make_plans
 from agent.sampling.traffic import TRAFFIC
 from agent.uplink.view import UplinkView
-from agent.view import Names, StateView
 from collector.base import HostCounters, Reason, SourceSample, Stamp
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, disk, identity, vm_sample
 

@@ -21,25 +21,25 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent import prometheus
 from agent.antagonists.host_analysis import Verdict
 from agent.antagonists.vm_decision import VmDecision
+from agent.api import prometheus
+from agent.api.exposition import family_name, render
+from agent.api.prometheus import MetricsServer
+from agent.api.state import HostView
+from agent.api.view import Snapshot, VmSnapshot
 from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
-from agent.exposition import family_name, render
-from agent.prometheus import MetricsServer
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.runner import SourcePlan
 from agent.sampling.traffic import TRAFFIC
 from agent.sampling.views import MetricView, SourceView
-from agent.state import HostView
 from agent.uplink.batches import behaviour_number
 from agent.uplink.view import UplinkView
-from agent.view import Snapshot, VmSnapshot
 from central.pki import describe, issue, make_ca, renew
 from collector.base import Reason, SourceSample
 from tests.unit.agent.agent_fakes import FakeSource, S, identity, joined, vm_sample

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from agent.api.server import LocalApi
 from agent.cli import top
-from agent.local_api import LocalApi
 from agent.top.feed import Came, Gone, LiveFeed
 from agent.top.model import HISTORY, Model
 from agent.top.player import Player

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.api.view import Names, StateView
 from agent.clock import Clock
 from agent.config import AgentConfig, AgentSection
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.scheduler import TickSchedule
 from agent.sampling.traffic import TRAFFIC
-from agent.view import Names, StateView
 from collector.base import DiskCounters, InterfaceCounters, ProcessCounters, Reason, VmIdentity, VmSample
 from collector.registry import SOURCES
 from tests.unit.agent.agent_fakes import UNIX0, FakeClock, S, identity, threads

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.antagonists.update_limits import AskedJobs, Refusals, has_more_parts
+from agent.api.messages import _uplink
 from agent.cli.agent_status import _json, _lines
 from agent.config import UplinkSection
-from agent.local_messages import _uplink
 from agent.uplink.stream import explain
 from agent.uplink.view import UplinkView
 from tests.support.fake_central import FakeCentral, Message, ack, ack_of, until

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from agent.exposition import family_name
+from agent.api.exposition import family_name
 from agent.sampling.metrics import METRICS
 from central.api import metrics as central
 from central.config import load

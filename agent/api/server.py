@@ -18,9 +18,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from agent.local_messages import explanation_message, status_message, vms_message
+from agent.api.messages import explanation_message, status_message, vms_message
+from agent.api.state import AgentState
 from agent.sampling.views import VmView
-from agent.state import AgentState
 from whitepanda.common import log
 from whitepanda.common.errors import ConfigError, UnavailableError
 from whitepanda.common.texts import several_named

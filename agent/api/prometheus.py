@@ -1,7 +1,7 @@
 """Metrics for Prometheus: /metrics over HTTP, made of what the agent knows. Imported only where they are on.
 
-The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.exposition` makes the text
-of it in the scrape's thread, once per tick however many ask.
+The server has threads of its own. For a scrape the loop only hands over a `Snapshot`; `agent.api.exposition` makes
+the text of it in the scrape's thread, once per tick however many ask.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 from prometheus_client.exposition import choose_encoder
 
+from agent.api.exposition import render
+from agent.api.view import Snapshot
 from agent.config import MetricsSection
-from agent.exposition import render
-from agent.view import Snapshot
 from whitepanda.common import log
 from whitepanda.common.config import is_own_name
 from whitepanda.common.errors import TlsError, UnavailableError

@@ -1,6 +1,6 @@
 """What the agent knows as messages of the local API: for the server on the socket, and for a recording that is shown.
 
-Everything is made at once from `agent.state`, on the loop that owns it; nothing here waits.
+Everything is made at once from `agent.api.state`, on the loop that owns it; nothing here waits.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 from agent.antagonists.host_analysis import Explanation, Verdict
 from agent.antagonists.vm_decision import HostDecision
+from agent.api.state import AgentState
 from agent.detection.verdicts import Reasoning, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
 from agent.sampling.views import MetricView, SourceView, VmView
-from agent.state import AgentState
 from agent.uplink.batches import (
     analyses_message,
     behaviour_number,

@@ -15,12 +15,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from agent.api.view import Snapshot, VmSnapshot
 from agent.detection.verdicts import VERDICTS, runs
 from agent.sampling import metrics
 from agent.sampling.deltas import Reading
 from agent.sampling.views import SourceView
 from agent.uplink.view import UplinkView
-from agent.view import Snapshot, VmSnapshot
 from collector.base import VM_PARTS, Reason
 from whitepanda.common.texts import clean_name
 

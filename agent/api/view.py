@@ -1,4 +1,4 @@
-"""The daemon's side of `agent.state`: views of what it knows, made only when somebody asks."""
+"""The daemon's side of `agent.api.state`: views of what it knows, made only when somebody asks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.api.state import HostView
 from agent.clock import Clock
 from agent.host_info import cpu_seconds, open_fds, resident_bytes, threads
 from agent.sampling.deltas import JoinedVm
@@ -15,7 +16,6 @@ from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.scheduler import ClockSteps, TickSchedule
 from agent.sampling.views import MetricView, VmView
 from agent.sampling.vms import Vm
-from agent.state import HostView
 from agent.uplink.view import UplinkView
 from collector.base import Reason, VmIdentity
 from collector.registry import source_of
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True)
 class StateView:
-    """`agent.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start.
+    """`agent.api.state.AgentState`. `uplink` gives the stream's status; `analysis` None: it could not start.
 
     `cloud_white` None: it is off, or could not start; `advisor` None: the analysis could not.
     """

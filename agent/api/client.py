@@ -12,8 +12,8 @@ from typing import NoReturn, cast
 
 import grpc
 
+from agent.api.server import MAX_MESSAGE_BYTES
 from agent.config import AgentConfig, AgentSection, load
-from agent.local_api import MAX_MESSAGE_BYTES
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.texts import clean_name
 from whitepanda.v1 import host_pb2, host_pb2_grpc
