@@ -34,9 +34,9 @@ from agent.anonymous import anonymous_sample, learn_device, learn_host, learn_id
 from agent.api.client import connect
 from agent.config import AgentConfig
 from agent.doctor import Check
-from agent.playback import header_of
 from agent.pseudonyms import Pseudonyms
-from agent.recording import Recording, beside_agent
+from agent.recording.playback import header_of
+from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample
 from collector.recorded import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory

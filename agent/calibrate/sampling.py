@@ -12,7 +12,7 @@ import msgspec
 from agent.analysis.signals import Tick, Values, VmKey, load_factors, signals_of
 from agent.clock import SystemClock
 from agent.config import AgentConfig
-from agent.recording import troubles_of
+from agent.recording.record import troubles_of
 from agent.sampling.pipeline import Pipeline
 from agent.sampling.rates import HostRates, VmRates
 from agent.sampling.runner import STOP_WAIT_S, Slots

@@ -19,7 +19,7 @@ from agent.calibrate.plan import Plan, load
 from agent.calibrate.preflight import file_problem
 from agent.calibrate.runs import RunsFile
 from agent.cli._options import JsonOption
-from agent.recording import beside_agent
+from agent.recording.record import beside_agent
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import UnavailableError, WhitepandaError

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agent.api.client import find_config
 from agent.cli._options import JsonOption
-from agent.playback import header_of
-from agent.recording import Recorded, Recording, beside_agent
+from agent.recording.playback import header_of
+from agent.recording.record import Recorded, Recording, beside_agent
 from agent.sampling.views import SourceView
 from collector.recorded import Header, Recorder, unfinished
 from whitepanda.common import log

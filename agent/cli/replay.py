@@ -17,7 +17,7 @@ from agent import config as agent_config
 from agent.antagonists.events import VmEvent
 from agent.cli._options import JsonOption
 from agent.cli._render import event_json, event_line
-from agent.replay import (
+from agent.recording.replay import (
     RecordedRows,
     ReplayResult,
     Rows,

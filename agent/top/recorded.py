@@ -15,7 +15,7 @@ from agent.api.view import Names, StateView
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.playback import Playback
+from agent.recording.playback import Playback
 from agent.sampling.scheduler import TickSchedule
 from agent.top.columns import METRICS
 from agent.top.model import Frame

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from agent.config import AgentConfig, AgentSection, Sources
-from agent.playback import Playback, header_of
-from agent.recording import Recording
+from agent.recording.playback import Playback, header_of
+from agent.recording.record import Recording
 from collector.base import Reason
 from collector.recorded import Reader, Recorder
 

@@ -16,7 +16,7 @@ import pytest
 from agent.cli.record import record
 from agent.config import load
 from agent.daemon import Daemon
-from agent.playback import Playback, header_of
+from agent.recording.playback import Playback, header_of
 from agent.sampling.deltas import CpuDelta
 from agent.sampling.rates import HostRates
 from collector.base import Reason, SourceError

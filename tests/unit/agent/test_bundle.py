@@ -19,7 +19,6 @@ import pytest
 from typer.testing import CliRunner
 
 from agent import bundle as module
-from agent import recording
 from agent.anonymous import learn_device, learn_host, vocabulary
 from agent.bundle import kernel_facts, make_bundle, versions, write_bundle
 from agent.config import (
@@ -32,8 +31,9 @@ from agent.config import (
     UplinkSection,
 )
 from agent.doctor import Check
-from agent.playback import Playback
 from agent.pseudonyms import Pseudonyms
+from agent.recording import record
+from agent.recording.playback import Playback
 from agent.sampling.runner import SourcePlan
 from collector.base import (
     DiskCounters,
@@ -225,7 +225,7 @@ class FakeAgent:
 def host(monkeypatch, tmp_path):
     """A host whose every part tells secrets."""
     monkeypatch.setattr(
-        recording,
+        record,
         "make_plans",
         lambda _config: [SourcePlan("simulated", "auto", FakeSource("simulated", take))],
     )
@@ -362,7 +362,7 @@ def test_the_manifest_lists_what_is_in_the_bundle(host, config, tmp_path):
 
 def test_what_cannot_be_had_is_noted(config, monkeypatch):
     nothing = SourcePlan("procfs", "auto", FakeSource("procfs", take, replace_probe()))
-    monkeypatch.setattr(recording, "make_plans", lambda _config: [nothing])
+    monkeypatch.setattr(record, "make_plans", lambda _config: [nothing])
     made = make_bundle(config, FINDINGS, record_s=0.2)
     assert [note.partition(":")[0] for note in made.notes] == ["agent", "recording"]
     assert "no source is available here; procfs is unavailable: no /proc" in made.notes[1]
@@ -377,13 +377,13 @@ def replace_probe():
 
 
 def test_beside_an_agent_what_changes_the_host_is_left_to_it(config, monkeypatch):
-    monkeypatch.setattr(recording, "answers", lambda _path: True)
-    settings, left = recording.beside_agent(config)
+    monkeypatch.setattr(record, "answers", lambda _path: True)
+    settings, left = record.beside_agent(config)
     assert left == ("resctrl",)
     assert settings.sources.resctrl.mode == "off"
     assert settings.sources.procfs == config.sources.procfs
-    monkeypatch.setattr(recording, "answers", lambda _path: False)
-    assert recording.beside_agent(config) == (config, ())
+    monkeypatch.setattr(record, "answers", lambda _path: False)
+    assert record.beside_agent(config) == (config, ())
 
 
 def test_the_configuration_is_told_without_what_is_secret(host, config):

@@ -15,7 +15,7 @@ from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection, JobRule
 from agent.detection.cloud_white import CloudWhite
 from agent.detection.degradation_models import load
-from agent.replay import RecordedRows
+from agent.recording.replay import RecordedRows
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow

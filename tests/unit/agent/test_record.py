@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent import recording
 from agent.cli import record as module
 from agent.cli.record import record
+from agent.recording import record as recording
 from agent.sampling.runner import SourcePlan
 from collector.base import Probe, Reason, SourceError, SourceSample
 from collector.recorded import Reader, Recorder

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.playback import Playback
-from agent.replay import RecordedRows, read_all
+from agent.recording.playback import Playback
+from agent.recording.replay import RecordedRows, read_all
 from collector.base import Reason
 
 FILE = Path(__file__).parents[2] / "fixtures" / "recordings" / "three_vms.jsonl"

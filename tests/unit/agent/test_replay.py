@@ -10,7 +10,15 @@ from typer.testing import CliRunner
 
 import agent.cli.replay as command
 from agent.config import AgentConfig, AgentSection, JobRule
-from agent.replay import RecordedRows, ReplayResult, TraceRows, is_recording, read_all, send, spool_id_of
+from agent.recording.replay import (
+    RecordedRows,
+    ReplayResult,
+    TraceRows,
+    is_recording,
+    read_all,
+    send,
+    spool_id_of,
+)
 from collector.base import (
     HostCounters,
     PerfCounters,

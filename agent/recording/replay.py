@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from agent.antagonists.decisions import Decisions
 from agent.antagonists.events import VmEvent
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection, UplinkSection
-from agent.playback import Playback
+from agent.recording.playback import Playback
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from agent.uplink.client import Uplink
