@@ -15,7 +15,7 @@ from agent.cli import _render as render
 from agent.cli._options import JsonOption
 from agent.cli._words import BAD, DIM, GOOD
 from agent.config import AgentConfig
-from agent.doctor import Check, examine
+from agent.doctor.checks import Check, examine
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError
@@ -62,7 +62,7 @@ def doctor(
 def _bundle(
     file: Path, settings: AgentConfig, findings: list[Check], *, anonymise: bool, record_s: float
 ) -> None:
-    from agent.bundle import make_bundle, write_bundle  # noqa: PLC0415 - rarely wanted
+    from agent.doctor.bundle import make_bundle, write_bundle  # noqa: PLC0415 - rarely wanted
 
     if os.path.lexists(file):
         raise InputError(f"{file}: exists already; give another name")

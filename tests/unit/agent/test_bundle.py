@@ -18,9 +18,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from agent import bundle as module
-from agent.anonymous import learn_device, learn_host, vocabulary
-from agent.bundle import kernel_facts, make_bundle, versions, write_bundle
 from agent.config import (
     AgentConfig,
     AgentSection,
@@ -30,8 +27,11 @@ from agent.config import (
     Sources,
     UplinkSection,
 )
-from agent.doctor import Check
-from agent.pseudonyms import Pseudonyms
+from agent.doctor import bundle as module
+from agent.doctor.anonymous import learn_device, learn_host, vocabulary
+from agent.doctor.bundle import kernel_facts, make_bundle, versions, write_bundle
+from agent.doctor.checks import Check
+from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording import record
 from agent.recording.playback import Playback
 from agent.sampling.runner import SourcePlan

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-import agent.doctor
+import agent.doctor.checks
 from agent.cli import doctor as command
 from agent.config import AgentConfig, AgentSection, MetricsSection, ProcfsSection, Sources, UplinkSection
-from agent.doctor import Check, examine
+from agent.doctor.checks import Check, examine
 from central.pki import describe, issue, make_ca
 from collector.base import Probe, Reason
 from collector.registry import SourceSpec
@@ -65,8 +65,8 @@ class Sandbox:
         section = msgspec.structs.replace(getattr(self.config.sources, name), mode="auto", **settings)
         sources = msgspec.structs.replace(self.config.sources, **{name: section})
         self.config = msgspec.structs.replace(self.config, sources=sources)
-        rest = tuple(spec for spec in agent.doctor.SOURCES if spec.name != name)
-        monkeypatch.setattr(agent.doctor, "SOURCES", rest)
+        rest = tuple(spec for spec in agent.doctor.checks.SOURCES if spec.name != name)
+        monkeypatch.setattr(agent.doctor.checks, "SOURCES", rest)
 
     def checks(self, *, file=Path("agent.toml")):
         return {check.name: check for check in examine(self.config, file, self.root)}
@@ -82,7 +82,7 @@ def host(tmp_path, monkeypatch):
     sandbox = Sandbox(tmp_path / "root", config)
     sandbox.write("proc/self/status", ALL_CAPS)
     sandbox.write("proc/sys/kernel/perf_event_paranoid", "2\n")
-    monkeypatch.setattr(agent.doctor, "_DEADLINE_S", 2.0)
+    monkeypatch.setattr(agent.doctor.checks, "_DEADLINE_S", 2.0)
     yield sandbox
     for server in sandbox.held:
         server.close()
@@ -223,7 +223,7 @@ def test_a_hybrid_or_arm_cpu_has_a_pmu(host):
 
 
 def with_source(host, monkeypatch, mode, factory):
-    monkeypatch.setattr(agent.doctor, "SOURCES", (SourceSpec("procfs", factory, "guest time"),))
+    monkeypatch.setattr(agent.doctor.checks, "SOURCES", (SourceSpec("procfs", factory, "guest time"),))
     sources = msgspec.structs.replace(host.config.sources, procfs=ProcfsSection(mode=mode))
     host.config = msgspec.structs.replace(host.config, sources=sources)
     return host.checks()["source procfs"]
@@ -393,7 +393,7 @@ def test_no_central_there(host, pki):
 
 
 def test_a_central_that_never_answers_costs_no_more_than_the_deadline(host, pki, monkeypatch):
-    monkeypatch.setattr(agent.doctor, "_DEADLINE_S", 0.2)
+    monkeypatch.setattr(agent.doctor.checks, "_DEADLINE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         check = central_of(host, f"127.0.0.1:{mute.getsockname()[1]}", pki["node1"])["central"]
     assert check.state == "missing"
@@ -515,7 +515,7 @@ def test_certificates_that_expire(host, tmp_path, monkeypatch, days, state, said
     make_ca(tmp_path)
     node, scraped = issue(tmp_path, "node1", days=500), issue(tmp_path, "m", days=500, server=True)
     end_s = min(describe(files.certificate).not_after.timestamp() for files in (node, scraped))
-    monkeypatch.setattr(agent.doctor, "time", SimpleNamespace(time=lambda: end_s - days * 86400 - 60))
+    monkeypatch.setattr(agent.doctor.checks, "time", SimpleNamespace(time=lambda: end_s - days * 86400 - 60))
     host.config = msgspec.structs.replace(host.config, metrics=MetricsSection("0.0.0.0:9747", scraped))
     checks = central_of(host, "127.0.0.1:1", node)
     for setting, files in (("uplink.tls", node), ("metrics.tls", scraped)):

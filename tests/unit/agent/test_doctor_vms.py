@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from agent.config import Sources
-from agent.doctor_vms import examine_vms
+from agent.doctor.vms import examine_vms
 from collector.base import DiskDevice, Reason, SourceError, VmIdentity
 from collector.qemu.cmdline import CommandLine
 from collector.qemu.discovery import QemuFinder

@@ -30,11 +30,11 @@ import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from agent.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
 from agent.api.client import connect
 from agent.config import AgentConfig
-from agent.doctor import Check
-from agent.pseudonyms import Pseudonyms
+from agent.doctor.anonymous import anonymous_sample, learn_device, learn_host, learn_identity, vocabulary
+from agent.doctor.checks import Check
+from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording.playback import header_of
 from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.config import Sources
-from agent.findings import Check
+from agent.doctor.findings import Check
 from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
 from collector.identity import Inventory

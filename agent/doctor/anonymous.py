@@ -15,7 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from agent.config import AgentConfig
-from agent.pseudonyms import Pseudonyms
+from agent.doctor.pseudonyms import Pseudonyms
 from agent.sampling.metrics import METRICS
 from agent.sampling.views import SourceState
 from agent.uplink.view import UplinkState

@@ -18,8 +18,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from agent.config import AgentConfig, LibvirtSection, OvsSection, ResctrlSection, UplinkSection
-from agent.doctor_vms import examine_vms
-from agent.findings import Check, State
+from agent.doctor.findings import Check, State
+from agent.doctor.vms import examine_vms
 from collector.base import Reason
 from collector.identity import Inventory
 from collector.registry import SOURCES, SourceSpec, make_inventory
