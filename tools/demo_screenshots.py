@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from agent.cli._words import VICTIM
+from agent.display.words import VICTIM
 from agent.top.app import TopApp
 from agent.top.feed import LiveFeed
 from agent.top.model import Model

@@ -17,7 +17,7 @@ from agent.act.limits import is_uuid
 from agent.act.records import AMOUNTS, Action, Answer, Apply, Ask, Done, Undo
 from agent.api.client import DEFAULT_CONFIG, find_config
 from agent.cli._options import JsonOption
-from agent.cli._render import Column, cell, print_table
+from agent.display.render import Column, cell, print_table
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError, UnavailableError

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
-from agent.cli import _render as render
-from agent.cli._render import UNKNOWN, Column, cell
+from agent.display import render
+from agent.display.render import UNKNOWN, Column, cell
 from whitepanda.common.cli import console, print_json
 from whitepanda.v1 import host_pb2
 

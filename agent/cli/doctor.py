@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.api.client import find_config
-from agent.cli import _render as render
 from agent.cli._options import JsonOption
-from agent.cli._words import BAD, DIM, GOOD
 from agent.config import AgentConfig
+from agent.display import render
+from agent.display.words import BAD, DIM, GOOD
 from agent.doctor.checks import Check, examine
 from whitepanda.common import log
 from whitepanda.common.cli import console, errors, print_json

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from agent.api.client import connect, find_socket
-from agent.cli import _render as render
-from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
+from agent.display import render
+from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, recommended, suspects
 from whitepanda.common.cli import console, print_json
 from whitepanda.common.recommendations import recommendation_json
 from whitepanda.v1 import host_pb2

@@ -16,7 +16,7 @@ from rich.text import Text
 from agent import config as agent_config
 from agent.antagonists.events import VmEvent
 from agent.cli._options import JsonOption
-from agent.cli._render import event_json, event_line
+from agent.display.render import event_json, event_line
 from agent.recording.replay import (
     RecordedRows,
     ReplayResult,

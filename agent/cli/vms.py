@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from agent.api.client import connect, find_socket
-from agent.cli import _render as render
-from agent.cli import _words as words
-from agent.cli._numbers import Numbers, missing, not_shown, sum_of, values_of
 from agent.cli._options import ConfigOption, JsonOption, SocketOption
-from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import (
+from agent.display import render, words
+from agent.display.numbers import Numbers, missing, not_shown, sum_of, values_of
+from agent.display.render import UNKNOWN, Column, cell
+from agent.display.words import (
     BAD,
     DIM,
     INFLICTING,

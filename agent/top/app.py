@@ -19,8 +19,8 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
-from agent.cli import _render as render
-from agent.cli._words import AFFECTED, BAD, DIM, INFLICTING, VICTIM, WARNING, host_line
+from agent.display import render
+from agent.display.words import AFFECTED, BAD, DIM, INFLICTING, VICTIM, WARNING, host_line
 from agent.top import columns
 from agent.top.columns import Row
 from agent.top.detail import Detail

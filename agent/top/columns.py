@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.cli import _render as render
-from agent.cli._numbers import Numbers, sum_of, values_of
-from agent.cli._words import Word, by_of, need_of, slow_down_of, word_of
+from agent.display import render
+from agent.display.numbers import Numbers, sum_of, values_of
+from agent.display.words import Word, by_of, need_of, slow_down_of, word_of
 from whitepanda.v1 import host_pb2
 
 __all__ = [

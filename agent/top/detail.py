@@ -9,10 +9,9 @@ from rich.text import Text
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from agent.cli import _explanation as explanation
-from agent.cli import _render as render
-from agent.cli._explanation import Grid
-from agent.cli._words import DIM, TREND
+from agent.display import explanation, render
+from agent.display.explanation import Grid
+from agent.display.words import DIM, TREND
 from agent.top.columns import COLUMNS, Row
 from agent.top.model import HISTORY, Model, sparkline
 from whitepanda.v1 import host_pb2

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from agent.cli._words import DIM, WORDS
+from agent.display.words import DIM, WORDS
 from agent.top.columns import COLUMNS
 
 __all__ = ["KEYS", "PLAYER_KEYS", "Keys"]

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent.cli._numbers import Numbers, not_shown
-from agent.cli._words import shown_names
+from agent.display.numbers import Numbers, not_shown
+from agent.display.words import shown_names
 from agent.top import columns
 from agent.top.columns import COLUMNS, NO_STATISTICS, NO_STATISTICS_RECORDED, Column, Row, row_of
 from whitepanda.v1 import host_pb2

@@ -15,8 +15,8 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from agent.cli import _render as render
-from agent.cli._words import INFLICTING, TREND, VICTIM
+from agent.display import render
+from agent.display.words import INFLICTING, TREND, VICTIM
 from agent.top import columns
 from agent.top.columns import Column, Row, Shown
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from agent.api.client import connect
-from agent.cli._render import summary_json
+from agent.display.render import summary_json
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

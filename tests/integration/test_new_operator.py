@@ -18,7 +18,7 @@ import pytest
 
 from agent.api.client import connect
 from agent.calibrate.plan import Requests
-from agent.cli._render import behaviour_word
+from agent.display.render import behaviour_word
 from tests.support import inner_lab
 from tests.support.browser import chromium, watched
 from tests.support.debian_packages import ROOT, packages

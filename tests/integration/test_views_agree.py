@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from agent.api.client import connect
-from agent.cli._words import VICTIM, host_line, word_of
+from agent.display.words import VICTIM, host_line, word_of
 from agent.top.columns import row_of
 from central.demo.watch import Truth
 from tests.integration.test_demo import start

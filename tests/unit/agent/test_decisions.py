@@ -20,11 +20,11 @@ from agent.antagonists.host_analysis import Verdict as ByJob
 from agent.api.exposition import render
 from agent.api.messages import explanation_message, status_message, vms_message
 from agent.api.view import Snapshot, VmSnapshot
-from agent.cli import _explanation as explanation
 from agent.cli import vms as vms_command
-from agent.cli._words import host_line
 from agent.config import AgentConfig, AgentSection, AnalysisSection, CloudWhiteSection
 from agent.detection.verdicts import VERDICTS, Degradation, Reasoning, SuspectView, Verdict
+from agent.display import explanation
+from agent.display.words import host_line
 from agent.sampling.views import MetricView, VmView
 from agent.top.columns import row_of
 from agent.uplink.batches import event_message, trigger_message

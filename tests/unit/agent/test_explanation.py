@@ -5,9 +5,9 @@ import math
 import pytest
 from rich.console import Console
 
-from agent.cli import _render as render
-from agent.cli._explanation import Grid, arithmetic, found_here, head, numbers, suspects
 from agent.detection.verdicts import VERDICTS
+from agent.display import render
+from agent.display.explanation import Grid, arithmetic, found_here, head, numbers, suspects
 from whitepanda.v1 import agent_pb2, host_pb2
 
 

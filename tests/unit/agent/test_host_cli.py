@@ -13,11 +13,9 @@ import pytest
 from rich.text import Text
 from typer.testing import CliRunner
 
-from agent.cli import _explanation as explanation
-from agent.cli import _render as render
-from agent.cli import _words as words
 from agent.cli import agent_status
 from agent.cli import vms as vms_command
+from agent.display import explanation, render, words
 from collector.base import Reason
 from whitepanda.common import cli
 from whitepanda.v1 import agent_pb2, host_pb2

@@ -28,11 +28,11 @@ from agent.api.exposition import family_name, render
 from agent.api.prometheus import MetricsServer
 from agent.api.state import HostView
 from agent.api.view import Snapshot, VmSnapshot
-from agent.cli._words import VICTIM, word_of
 from agent.config import AgentConfig, AgentSection, MetricsSection, UplinkSection, load
 from agent.daemon import Daemon
 from agent.detection.verdicts import VERDICTS, Degradation, SuspectView
 from agent.detection.verdicts import Verdict as Suffering
+from agent.display.words import VICTIM, word_of
 from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.runner import SourcePlan

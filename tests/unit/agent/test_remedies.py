@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.cli._render import remedy
+from agent.display.render import remedy
 from collector.base import Reason
 
 

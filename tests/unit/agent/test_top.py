@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from textual.color import Color
 
-from agent.cli import _explanation
+from agent.display import explanation as _explanation
 from agent.top.columns import COLUMNS
 from agent.top.feed import Came, Gone
 from agent.top.keys import KEYS, PLAYER_KEYS

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from agent.cli._words import AFFECTED, INFLICTING, VICTIM, word_of
+from agent.display.words import AFFECTED, INFLICTING, VICTIM, word_of
 from agent.top.app import TopApp
 from agent.top.columns import METRICS
 from agent.top.feed import Came

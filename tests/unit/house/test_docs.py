@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.cli import _render
 from agent.config import AgentConfig
 from agent.config import load as load_agent
+from agent.display import render
 from agent.sampling.metrics import METRICS
 from central import refusals
 from central.api import connections
@@ -157,7 +157,7 @@ def reason_codes() -> dict[str, set[str]]:
     trace_rows = re.findall(r'^ +"(\w+)": [~a-z]', inspect.getsource(TraceReader._accept), re.MULTILINE)
     return {
         "values": {reason.code for reason in Reason if reason is not Reason.UNSPECIFIED},
-        "slow-downs": set(_render._CANNOT_TELL),
+        "slow-downs": set(render._CANNOT_TELL),
         "batches and rows": {*BATCH_REASONS, *ROW_REASONS},
         "reports": {
             *EVENT_REASONS,

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.cli import _render as render
+from agent.display import render
 from collector.base import Reason
 from whitepanda.v1 import host_pb2
 

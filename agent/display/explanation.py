@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from agent.cli import _render as render
-from agent.cli._render import UNKNOWN, Column, cell
-from agent.cli._words import (
+from agent.display import render
+from agent.display.render import UNKNOWN, Column, cell
+from agent.display.words import (
     AFFECTED,
     DIM,
     INFLICTING,

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.cli import _render as render
 from agent.detection.verdicts import runs
+from agent.display import render
 from whitepanda.v1 import agent_pb2, host_pb2
 
 __all__ = [
