@@ -29,8 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "proto"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent.analysis.detector import Detector, DetectorSettings
-from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detection.detector import Detector, DetectorSettings
+from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import INDEX, SIGNALS, SUMS, Tick, VmKey, set_others
 from agent.antagonists.decisions import Decisions
 from agent.config import AgentConfig, AgentSection, CloudWhiteSection

@@ -27,9 +27,9 @@ from cloud_white_runs import (
     watch,
 )
 
-from agent.analysis.behaviour import AnyDetector
 from agent.analysis.degradation import Model
-from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detection.behaviour import AnyDetector
+from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
 from collector.simulated.study import Study
 
 __all__ = ["READINGS", "Read", "numbers_of", "print_readings", "quiet_day", "read"]

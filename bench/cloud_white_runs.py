@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.alita import polluters
-from agent.analysis.behaviour import AnyDetector, Behaviour
 from agent.analysis.degradation import Model
-from agent.analysis.detector import Detector, DetectorSettings
-from agent.analysis.paper_detector import PaperDetector, PaperSettings
+from agent.analysis.detection.alita import polluters
+from agent.analysis.detection.behaviour import AnyDetector, Behaviour
+from agent.analysis.detection.detector import Detector, DetectorSettings
+from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
 from agent.analysis.signals import (
     INDEX,
     OTHERS,

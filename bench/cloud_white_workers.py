@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "proto"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from agent.analysis.workers import LEAST_POSTERIOR, posteriors
+from agent.analysis.detection.workers import LEAST_POSTERIOR, posteriors
 from collector.simulated.paper import LOADS
 from collector.simulated.profiles import APPLICATIONS, HOST
 

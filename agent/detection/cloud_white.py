@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from agent.analysis.behaviour import AnyDetector, Detection, VmState
+from agent.analysis.detection.behaviour import AnyDetector, Detection, VmState
 from agent.analysis.signals import (
     INDEX,
     SIGNALS,
@@ -52,11 +52,11 @@ _OWN_COLUMNS, _SUM_COLUMNS, _HOST_COLUMNS = (
 def make_detector(section: CloudWhiteSection) -> AnyDetector:
     """Make the configured detector; only that one is loaded."""
     if section.detector == "paper":
-        from agent.analysis.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
+        from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings  # noqa: PLC0415 - only the configured detector is loaded, for memory
 
         return PaperDetector(PaperSettings())
-    from agent.analysis.baseline import BaselineSettings  # noqa: PLC0415 - for memory, as above
-    from agent.analysis.detector import Detector, DetectorSettings  # noqa: PLC0415 - for memory, as above
+    from agent.analysis.detection.baseline import BaselineSettings  # noqa: PLC0415 - for memory, as above
+    from agent.analysis.detection.detector import Detector, DetectorSettings  # noqa: PLC0415 - for memory, as above
 
     usual, baseline = DetectorSettings(), BaselineSettings()
     settings = replace(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis import baseline as baseline_module
-from agent.analysis.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.detection import baseline as baseline_module
+from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
 from agent.analysis.signals import VmKey
 from tests.unit.agent.interference import remembered
 

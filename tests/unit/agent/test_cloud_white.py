@@ -10,9 +10,9 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.baseline import BaselineSettings
-from agent.analysis.detector import DetectorSettings
-from agent.analysis.paper_detector import PaperDetector
+from agent.analysis.detection.baseline import BaselineSettings
+from agent.analysis.detection.detector import DetectorSettings
+from agent.analysis.detection.paper_detector import PaperDetector
 from agent.analysis.signals import INDEX, SIGNALS, signals_of
 from agent.config import CloudWhiteSection
 from agent.detection.baselines import BaselineFile

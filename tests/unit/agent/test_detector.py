@@ -9,13 +9,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from agent.analysis import detector as detector_module
-from agent.analysis.baseline import BaselineSettings
-from agent.analysis.behaviour import Behaviour, Evidence
-from agent.analysis.detector import Detector, DetectorSettings
-from agent.analysis.detector_words import _more
+from agent.analysis.detection import detector as detector_module
+from agent.analysis.detection.baseline import BaselineSettings
+from agent.analysis.detection.behaviour import Behaviour, Evidence
+from agent.analysis.detection.detector import Detector, DetectorSettings
+from agent.analysis.detection.detector_words import _more
+from agent.analysis.detection.workers import running_shares
 from agent.analysis.signals import INDEX, SIGNALS, Tick, VmKey, load_factors
-from agent.analysis.workers import running_shares
 from tests.unit.agent.interference import during, said, stressed, world
 
 STEADY, VICTIM, INFLICTING, UNKNOWN = "steady", "victim", "inflicting", "unknown"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from agent.analysis import workers as workers_module
+from agent.analysis.detection import workers as workers_module
+from agent.analysis.detection.workers import EVERY_TICKS, WorkersRule, posteriors, running_shares
 from agent.analysis.signals import VmKey
-from agent.analysis.workers import EVERY_TICKS, WorkersRule, posteriors, running_shares
 
 ALL = np.array([0])
 

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent.analysis.workers import running_shares
+from agent.analysis.detection.workers import running_shares
 from collector.simulated.profiles import APPLICATIONS
 from collector.simulated.requests import RequestQueue
 from tests.support.central_process import ROOT

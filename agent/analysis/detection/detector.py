@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.baseline import Baselines, BaselineSettings, taken
-from agent.analysis.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
-from agent.analysis.detector_words import Judged, Verdicts
+from agent.analysis.detection.baseline import Baselines, BaselineSettings, taken
+from agent.analysis.detection.behaviour import AnyDetector, Behaviour, Detection, Evidence, VmState
+from agent.analysis.detection.detector_words import Judged, Verdicts
+from agent.analysis.detection.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
+from agent.analysis.detection.workers import WorkersRule
 from agent.analysis.signals import IDLE, INDEX, SIGNALS, Tick, Values, load_factors
-from agent.analysis.symptoms import ACTS, CLOCK, COLUMNS, KINDS, SYMPTOMS, clock_effect, columns_of
-from agent.analysis.workers import WorkersRule
 
 __all__ = [
     "AnyDetector",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.baseline import taken
+from agent.analysis.detection.baseline import taken
 from agent.analysis.signals import VmKey
 
 __all__ = [

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.baseline import taken
-from agent.analysis.behaviour import Behaviour, Detection, Evidence, VmState
+from agent.analysis.detection.baseline import taken
+from agent.analysis.detection.behaviour import Behaviour, Detection, Evidence, VmState
 from agent.analysis.signals import INDEX, SIGNALS, Tick, Values, VmKey
 
 __all__ = ["PaperDetector", "PaperSettings"]

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.analysis.detection.workers import LearntWorkers
 from agent.analysis.signals import Tick, Values, VmKey
-from agent.analysis.workers import LearntWorkers
 
 __all__ = ["AnyDetector", "Behaviour", "Detection", "Evidence", "VmState"]
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.behaviour import Behaviour, Evidence, VmState
+from agent.analysis.detection.behaviour import Behaviour, Evidence, VmState
+from agent.analysis.detection.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 from agent.analysis.signals import Tick
-from agent.analysis.symptoms import ACTS, KINDS, SYMPTOMS, in_unit
 
 __all__ = ["AS_USUAL", "Judged", "Verdicts"]
 
