@@ -40,7 +40,7 @@ import cloud_white_readings as readings  # noqa: E402 - numpy must find the thre
 import cloud_white_tables as tables  # noqa: E402
 from cloud_white_runs import Run, alita_shares, detector_of, evaluate, quiet_day_of, seeded  # noqa: E402 - the same
 
-from agent.analysis.degradation import parse  # noqa: E402
+from agent.analysis.degradation.model import parse  # noqa: E402
 from agent.analysis.signals import SIGNALS, signals_of  # noqa: E402
 from central.degradation.choose import fit_model, only  # noqa: E402
 from central.degradation.fit import RULE_SIGNALS, FitOptions, document, fit_parts, rivals  # noqa: E402

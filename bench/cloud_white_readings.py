@@ -27,7 +27,7 @@ from cloud_white_runs import (
     watch,
 )
 
-from agent.analysis.degradation import Model
+from agent.analysis.degradation.model import Model
 from agent.analysis.detection.behaviour import AnyDetector
 from agent.analysis.detection.paper_detector import PaperDetector, PaperSettings
 from collector.simulated.study import Study

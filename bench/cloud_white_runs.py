@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import Model
+from agent.analysis.degradation.model import Model
 from agent.analysis.detection.alita import polluters
 from agent.analysis.detection.behaviour import AnyDetector, Behaviour
 from agent.analysis.detection.detector import Detector, DetectorSettings

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import parse
-from agent.analysis.glm import Glm
-from agent.analysis.trees import Trees
+from agent.analysis.degradation.glm import Glm
+from agent.analysis.degradation.model import parse
+from agent.analysis.degradation.trees import Trees
 from central.degradation import glm, trees
 from central.degradation.choose import fit_model, folds_of, only
 from central.degradation.fit import FitOptions

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import Model, parse
+from agent.analysis.degradation.model import Model, parse
 from agent.analysis.signals import INDEX, Values
 from agent.detection.verdicts import Degradation
 from whitepanda.common import log

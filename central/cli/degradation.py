@@ -13,7 +13,7 @@ import typer
 from rich.table import Table as Grid
 from rich.text import Text
 
-from agent.analysis.degradation import parse
+from agent.analysis.degradation.model import parse
 from central.cli._outputs import check_output
 from central.degradation.choose import fit_model
 from central.degradation.evaluate import evaluate_as_is, evaluate_refitted

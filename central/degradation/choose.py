@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import Model
+from agent.analysis.degradation.model import Model
 from central.degradation.fit import (
     FitOptions,
     Rival,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import Estimates, Model, parse
+from agent.analysis.degradation.model import Estimates, Model, parse
 from central.degradation.choose import constant_of, fit_model, folds_of, only
 from central.degradation.fit import FitOptions, inputs_of
 from central.degradation.runs import Runs, left_out_words

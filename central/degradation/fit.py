@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import (
+from agent.analysis.degradation.glm import LINKS
+from agent.analysis.degradation.model import (
     CPU_BOUND,
     CPU_LEVELS,
     FORMAT,
@@ -19,8 +20,7 @@ from agent.analysis.degradation import (
     parse,
     used_share,
 )
-from agent.analysis.glm import LINKS
-from agent.analysis.relative import relative
+from agent.analysis.degradation.relative import relative
 from central.degradation import glm
 from central.degradation.glm import FitError
 from central.degradation.runs import Columns, Runs
@@ -211,7 +211,7 @@ def with_ranges(parts: list[dict[str, Any]], runs: Runs, options: FitOptions) ->
 def document(
     runs: Runs, parts: list[dict[str, Any]], choice: dict[str, Any], options: FitOptions
 ) -> dict[str, Any]:
-    """Return a model file's content: see `agent.analysis.degradation`."""
+    """Return a model file's content: see `agent.analysis.degradation.model`."""
     columns = runs.columns
     sizes = [g.rows for g in runs.groups.values()]
     young = options.min_baseline_rows or max(1, min(_MAX_MIN_BASELINE_ROWS, int(np.median(sizes) / 2)))

@@ -1,6 +1,6 @@
 """Gamma regression, fitted as the paper does: candidates by correlation, IRLS, backward elimination by significance.
 
-Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.glm` evaluates what is written here.
+Source: "Cloud White", section 6.3. statsmodels fits; `agent.analysis.degradation.glm` evaluates what is written here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.glm import LINKS
-from agent.analysis.relative import relative
+from agent.analysis.degradation.glm import LINKS
+from agent.analysis.degradation.relative import relative
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.extras import how_to_install
 
@@ -190,7 +190,7 @@ def fit(
         link: "inverse" or "log".
 
     Returns:
-        The estimator block of a model file (see `agent.analysis.glm`), and the regression behind it.
+        The estimator block of a model file (see `agent.analysis.degradation.glm`), and the regression behind it.
 
     Raises:
         FitError: as `regress` and `candidates`.

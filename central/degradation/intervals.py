@@ -2,7 +2,8 @@
 
 Scores are |log(estimate / measured)| / difficulty, so that widths follow where errors are large; their quantile gives
 the nominal coverage on rows like those of training. Errors on whole scenarios that were held out then say by how much
-intervals have to widen as rows are farther from all of training: see `agent.analysis.intervals` for the formula.
+intervals have to widen as rows are farther from all of training: see `agent.analysis.degradation.intervals` for the
+formula.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.intervals import Intervals, Novelty, mean_distance, with_log
-from agent.analysis.trees import Terms, Trees
+from agent.analysis.degradation.intervals import Intervals, Novelty, mean_distance, with_log
+from agent.analysis.degradation.trees import Terms, Trees
 from central.degradation import trees
 from central.degradation.glm import FitError
 
@@ -80,7 +81,7 @@ def fit(
         seed: of the folds, prototypes and trees.
 
     Returns:
-        An intervals block, see `agent.analysis.intervals`.
+        An intervals block, see `agent.analysis.degradation.intervals`.
 
     Raises:
         FitError: fewer than 20 rows, or no feature varies.

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import GroupBaseline, Model, parse
+from agent.analysis.degradation.model import GroupBaseline, Model, parse
 from central.csv_tables import write_csv
 from central.degradation.runs import Table, baselines_of
 from whitepanda.common.durable import replacing

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import GroupBaseline, group_key
+from agent.analysis.degradation.model import GroupBaseline, group_key
 from central import quiet_duckdb
 from whitepanda.common.csv_cells import QUOTED, csv_text
 from whitepanda.common.errors import InputError

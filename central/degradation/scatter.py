@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.degradation import parse
-from agent.analysis.intervals import Intervals
+from agent.analysis.degradation.intervals import Intervals
+from agent.analysis.degradation.model import parse
 from central.degradation.fit import FitOptions, cells, document, inputs_of
 from central.degradation.runs import Runs
 

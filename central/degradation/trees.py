@@ -1,4 +1,4 @@
-"""Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.trees`.
+"""Extra-trees and gradient boosting, fitted with scikit-learn and written as numbers for `agent.analysis.degradation.trees`.
 
 Terms: each feature as it is, its baseline, and the one relative to the other. Trees cannot extrapolate, so what they
 learn of "as without interference" they learn from baseline rows: give them (degradation about 1) along with the rest.
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.relative import relative
-from agent.analysis.trees import Terms, Trees
+from agent.analysis.degradation.relative import relative
+from agent.analysis.degradation.trees import Terms, Trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def fit(
         method: of `METHODS`.
 
     Returns:
-        An estimator block, see `agent.analysis.trees`, with `uses`: the features that it needs.
+        An estimator block, see `agent.analysis.degradation.trees`, with `uses`: the features that it needs.
 
     Raises:
         FitError: no feature varies.
@@ -139,7 +139,7 @@ def fit_extra_trees(
         baseline: as `fit`.
         degradation: as `fit`.
         seed: of the trees' randomness.
-        link: of `agent.analysis.trees.LINKS`.
+        link: of `agent.analysis.degradation.trees.LINKS`.
         trees: how many.
         leaf_rows: rows that a leaf needs; 0: 2, and more where there are many rows, so that the file stays small.
         terms: what to split; None: all of `terms_of`.
@@ -233,13 +233,13 @@ def terms_of(values: Floats, baseline: Floats) -> Terms:
 
 
 def _scales(values: Floats) -> Floats:
-    """Return a typical magnitude of each feature: see `agent.analysis.relative`."""
+    """Return a typical magnitude of each feature: see `agent.analysis.degradation.relative`."""
     scales = np.abs(values).mean(axis=0)
     return np.where(scales > 0, scales, 1.0)
 
 
 def _link(degradation: Floats, link: str) -> Floats:
-    """Return what trees average: the inverse of `agent.analysis.trees.degradation_of`."""
+    """Return what trees average: the inverse of `agent.analysis.degradation.trees.degradation_of`."""
     if link == "log":
         return np.log(degradation)
     return degradation ** {"identity": 1.0, "inverse": -1.0, "inverse-square-root": -0.5}[link]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.degradation import group_key, parse
-from agent.analysis.relative import relative
+from agent.analysis.degradation.model import group_key, parse
+from agent.analysis.degradation.relative import relative
 
 # "Cloud White", Table 2: specjbb at 20 % CPU.
 PUBLISHED = {

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.intervals import Intervals, mean_distance
+from agent.analysis.degradation.intervals import Intervals, mean_distance
 
 # The expected |log error| is 0.1 for estimates up to e, and 0.3 above (column 1 is the log of the estimate).
 BLOCK = {

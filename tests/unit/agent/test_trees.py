@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.trees import LINKS, Trees, degradation_of
+from agent.analysis.degradation.trees import LINKS, Trees, degradation_of
 
 # Term 0: the feature's value. Term 1: the same relative to its baseline. Two trees:
 #     value <= 2 ? 1.0 : (relative <= 1.5 ? 2.0 : 3.0)      and      relative <= 1.25 ? 0.5 : 4.0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from agent.analysis.degradation import parse
+from agent.analysis.degradation.model import parse
 from agent.analysis.signals import signals_of
 from agent.detection.degradation_models import load
 from central.cli.degradation import app as degradation_app

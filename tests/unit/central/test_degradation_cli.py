@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent.analysis.degradation import parse
+from agent.analysis.degradation.model import parse
 from central.cli import degradation as command
 from central.degradation import evaluate
 from central.degradation.choose import fit_model, folds_of, held_out, scenario_sets

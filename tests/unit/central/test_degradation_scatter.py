@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.degradation import parse
+from agent.analysis.degradation.model import parse
 from central.degradation.choose import fit_model
 from central.degradation.evaluate import errors, evaluate_as_is, evaluate_refitted
 from central.degradation.fit import FitOptions

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from agent.analysis.intervals import Intervals
+from agent.analysis.degradation.intervals import Intervals
 from central.degradation import intervals
 from central.degradation.glm import FitError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.ensemble import ExtraTreesRegressor, HistGradientBoostingRegressor
 
-from agent.analysis.trees import Trees
+from agent.analysis.degradation.trees import Trees
 from central.degradation import trees
 from central.degradation.glm import FitError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.analysis.glm import Glm
+from agent.analysis.degradation.glm import Glm
 from central.degradation import glm
 from central.degradation.table import summary_table
 

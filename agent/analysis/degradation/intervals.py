@@ -27,8 +27,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
-from agent.analysis.trees import Terms, Trees, numbers_of
+from agent.analysis.degradation.model_numbers import FEATURE, NOMINAL, SCALE, number, numbers_from, whole
+from agent.analysis.degradation.trees import Terms, Trees, numbers_of
 
 __all__ = ["Intervals", "Novelty", "mean_distance", "with_log"]
 

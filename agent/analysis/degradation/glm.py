@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.model_numbers import MOST_COLUMNS, SCALE, TERM, number, whole
-from agent.analysis.relative import relative
+from agent.analysis.degradation.model_numbers import MOST_COLUMNS, SCALE, TERM, number, whole
+from agent.analysis.degradation.relative import relative
 
 __all__ = ["LINKS", "Glm"]
 

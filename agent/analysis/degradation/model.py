@@ -35,9 +35,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.analysis.glm import Glm
-from agent.analysis.intervals import Intervals
-from agent.analysis.model_numbers import (
+from agent.analysis.degradation.glm import Glm
+from agent.analysis.degradation.intervals import Intervals
+from agent.analysis.degradation.model_numbers import (
     FEATURE,
     MOST_COLUMNS,
     NOMINAL,
@@ -47,9 +47,9 @@ from agent.analysis.model_numbers import (
     numbers_from,
     whole,
 )
-from agent.analysis.relative import relative
+from agent.analysis.degradation.relative import relative
+from agent.analysis.degradation.trees import Trees
 from agent.analysis.signals import IDLE
-from agent.analysis.trees import Trees
 
 __all__ = [
     "CPU_BOUND",
@@ -87,14 +87,14 @@ _T = TypeVar("_T")
 
 
 class Estimator(Protocol):
-    """What predicts: `agent.analysis.glm.Glm`, `agent.analysis.trees.Trees`."""
+    """What predicts: `agent.analysis.degradation.glm.Glm`, `agent.analysis.degradation.trees.Trees`."""
 
     def predict(self, values: Floats, baseline: Floats) -> Floats:
         """Return the degradation, shape (n,), of features (n, k) and their baselines (n, k); NaN: cannot tell."""
 
 
 class Interval(Protocol):
-    """What bounds it: `agent.analysis.intervals.Intervals`."""
+    """What bounds it: `agent.analysis.degradation.intervals.Intervals`."""
 
     def bounds(
         self, values: Floats, baseline: Floats, degradation: Floats
