@@ -33,8 +33,8 @@ from scipy.stats import chi2
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from agent.analysis.antagonists import CERTAIN_MN_CPI, ROBUST_CLIP  # noqa: E402 - after the path
-from agent.analysis.trigger import NoiseScaledTrigger  # noqa: E402 - after the path
+from agent.analysis.antagonists.panda import CERTAIN_MN_CPI, ROBUST_CLIP  # noqa: E402 - after the path
+from agent.analysis.antagonists.trigger import NoiseScaledTrigger  # noqa: E402 - after the path
 
 Array = NDArray[np.float64]
 

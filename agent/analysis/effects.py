@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from agent.analysis.antagonists import ROBUST_CLIP
+from agent.analysis.antagonists.panda import ROBUST_CLIP
 from agent.analysis.recommendations import Effect, Situation, Suspect, Victim
 
 __all__ = [

@@ -124,7 +124,8 @@ class HostLimits:
 class Situation:
     """One host's contention. `mn_cpi` and its threshold are None where the host itself found the victims only.
 
-    `is_cut`: nCPI of a victim was cut (`agent.analysis.antagonists.ROBUST_CLIP`), so `mn_cpi` may be more than it says.
+    `is_cut`: nCPI of a victim was cut (`agent.analysis.antagonists.panda.ROBUST_CLIP`), so `mn_cpi` may be more than
+    it says.
     """
 
     victims: tuple[Victim, ...]

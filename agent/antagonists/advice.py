@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent.analysis.actions import pursued, recommend
-from agent.analysis.antagonists import is_cut
+from agent.analysis.antagonists.panda import is_cut
 from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim

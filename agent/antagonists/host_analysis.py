@@ -4,8 +4,8 @@ After each window the trailing slots are looked at anew: the last one ends now, 
 length ago, and so on. The slot length is that of central's statistics, because a CPI over 10 s varies more
 than one over 300 s and the two do not compare.
 
-The trigger is `agent.analysis.trigger` by default, which takes mnCPI of each window as it ends; until it has seen an
-hour, and where it is so configured, it is the paper's rule over slots.
+The trigger is `agent.analysis.antagonists.trigger` by default, which takes mnCPI of each window as it ends; until it
+has seen an hour, and where it is so configured, it is the paper's rule over slots.
 
 mnCPI and trigger are per domain of a last-level cache (`agent.antagonists.contention`), and a VM's suspects are
 those that were in a domain of its own over the slot: one on another socket does not raise its CPI. A VM that was in
@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.analysis import antagonists
-from agent.analysis.antagonists import CpiStatistics, TaskSlot
+from agent.analysis.antagonists import panda as antagonists
+from agent.analysis.antagonists.panda import CpiStatistics, TaskSlot
 from agent.antagonists.coefficients import CoefficientStore
 from agent.antagonists.contention import MIN_COVERAGE, Contention
 from agent.config import AnalysisSection

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agent.analysis.antagonists import is_cut
+from agent.analysis.antagonists.panda import is_cut
 from central.api.openapi import to_json
 from central.cli._fleet import asking
 from central.incident_words import found_by, named, slow_down_or_why

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agent.analysis.antagonists import VICTIM_STDS
+from agent.analysis.antagonists.panda import VICTIM_STDS
 from central.models.groups import Column, Floats, Ints, find, group, sums
 from central.models.panda import JobStatistics
 from central.models.slots import TaskSlots

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agent.analysis.antagonists import suspect_score
+from agent.analysis.antagonists.panda import suspect_score
 from central.evaluation.events import Event
 from central.models import cpi2, proctor
 from central.models.groups import Column, Floats, find

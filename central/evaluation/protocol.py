@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agent.analysis.antagonists import percentile_ranks
+from agent.analysis.antagonists.panda import percentile_ranks
 from central.evaluation.events import WINDOW_SLOTS, Event, History, events_of
 from central.evaluation.methods import Method
 from central.models.groups import Column, Floats, sums

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.analysis.antagonists import ROBUST_CLIP
+from agent.analysis.antagonists.panda import ROBUST_CLIP
 from agent.analysis.recommendations import HostLimits
 from agent.antagonists.advice import Advisor, limits_of
 from agent.api.server import LocalApi

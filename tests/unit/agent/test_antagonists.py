@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.antagonists import (
+from agent.analysis.antagonists.panda import (
     CERTAIN_MN_CPI,
     MIN_HISTORY_SLOTS,
     CpiStatistics,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from agent.analysis.antagonists import CpiStatistics
+from agent.analysis.antagonists.panda import CpiStatistics
 from agent.analysis.recommendations import HostLimits
 from agent.antagonists.advice import Advisor
 from agent.antagonists.decisions import Decisions, decide

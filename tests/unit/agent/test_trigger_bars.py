@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from agent.analysis.trigger import THRESHOLD
+from agent.analysis.antagonists.trigger import THRESHOLD
 from tests.support.central_process import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))

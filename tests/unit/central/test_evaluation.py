@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.antagonists import Suspect, rank_suspects
+from agent.analysis.antagonists.panda import Suspect, rank_suspects
 from central.evaluation.events import Event, History, events_of
 from central.evaluation.methods import METHODS, Known, Panda
 from central.evaluation.protocol import LEAST_MACHINES, evaluate

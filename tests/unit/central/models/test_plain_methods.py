@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from agent.analysis.antagonists import percentile_ranks
+from agent.analysis.antagonists.panda import percentile_ranks
 from central.models import cpi2, panda, proctor
 from central.models.panda_local import LocalState
 from central.models.slots import TaskSlots

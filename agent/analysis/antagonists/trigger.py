@@ -1,7 +1,7 @@
 """The live trigger: is this host's mnCPI higher than its own noise explains? Pure; one value at a time.
 
-The paper's trigger (`agent.analysis.antagonists.is_triggered`) fires above the host's own 99th percentile: one slot
-in a hundred by construction. This one asks for more, and for less where contention lasts:
+The paper's trigger (`agent.analysis.antagonists.panda.is_triggered`) fires above the host's own 99th percentile: one
+slot in a hundred by construction. This one asks for more, and for less where contention lasts:
 
 * The level of mnCPI is followed slowly, so that the course of a day is none of the host's noise. Steps beyond two
   standard deviations pull at it no more than two do, and while the trigger is on it hardly moves.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import fmean, median, quantiles
 
-from agent.analysis.antagonists import CERTAIN_MN_CPI
+from agent.analysis.antagonists.panda import CERTAIN_MN_CPI
 
 __all__ = ["SPANS_S", "THRESHOLD", "WARM_UP_S", "NoiseScaledTrigger"]
 
