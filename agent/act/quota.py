@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from agent.act.records import ActError
-from agent.analysis.recommendations import QUOTA_PERIOD_US, quota_us
+from agent.analysis.advice.recommendations import QUOTA_PERIOD_US, quota_us
 
 __all__ = ["Quota", "Virsh"]
 

@@ -1,4 +1,4 @@
-"""What could be done about contention on this host: gathers the facts for `agent.analysis.actions`.
+"""What could be done about contention on this host: gathers the facts for `agent.analysis.advice.actions`.
 
 A report to central takes the recommendations along; `whitepanda explain` shows those of the VM that is asked for. Only
 where somebody suffers is anything gathered. Nothing here changes anything: that is `agent.act`, another process.
@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from agent.analysis.actions import pursued, recommend
+from agent.analysis.advice.actions import pursued, recommend
+from agent.analysis.advice.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.analysis.antagonists.panda import is_cut
-from agent.analysis.recommendations import HostLimits, Recommendation, Situation, Suspect, Victim
 from agent.antagonists.coefficients import Coefficient
 from agent.antagonists.reports import Trigger, TriggerVictim
 from agent.api.state import AgentState

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.analysis.recommendations import Recommendation
+from agent.analysis.advice.recommendations import Recommendation
 from agent.detection.verdicts import Analysis, Degradation, SuspectView
 
 __all__ = ["MAX_SUSPECTS", "MAX_VICTIMS", "Trigger", "TriggerVictim", "Triggers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.analysis.recommendations import Recommendation
+from agent.analysis.advice.recommendations import Recommendation
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2
 

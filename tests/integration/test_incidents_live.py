@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.analysis.recommendations import HostLimits
+from agent.analysis.advice.recommendations import HostLimits
 from agent.antagonists.advice import Advisor
 from agent.antagonists.reports import Trigger
 from agent.config import AnalysisSection, UplinkSection

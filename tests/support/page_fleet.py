@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from agent.analysis.actions import recommend
-from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim
+from agent.analysis.advice.actions import recommend
+from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim
 from agent.uplink.recommendation_messages import recommendation_message
 from central.api.fleet import Fleet
 from central.api.http import HttpApi

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.analysis.actions import MAX_RECOMMENDATIONS, recommend
-from agent.analysis.effects import MATERIAL_SHARE, NEAR_SHARE
-from agent.analysis.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
+from agent.analysis.advice.actions import MAX_RECOMMENDATIONS, recommend
+from agent.analysis.advice.effects import MATERIAL_SHARE, NEAR_SHARE
+from agent.analysis.advice.recommendations import HostLimits, Situation, Suspect, Victim, quota_us, shell_text
 from agent.uplink.recommendation_messages import recommendation_message
 from whitepanda.common.recommendations import effect_text, recommendation_lines
 

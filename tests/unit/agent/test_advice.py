@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.antagonists.panda import ROBUST_CLIP
-from agent.analysis.recommendations import HostLimits
 from agent.antagonists.advice import Advisor, limits_of
 from agent.api.server import LocalApi
 from agent.config import ActSection, AnalysisSection

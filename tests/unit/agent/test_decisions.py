@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from agent.analysis.advice.recommendations import HostLimits
 from agent.analysis.antagonists.panda import CpiStatistics
-from agent.analysis.recommendations import HostLimits
 from agent.antagonists.advice import Advisor
 from agent.antagonists.decisions import Decisions, decide
 from agent.antagonists.host_analysis import Explanation, JudgedSlot

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.analysis.recommendations import HostLimits
+from agent.analysis.advice.recommendations import HostLimits
 from agent.antagonists.advice import Advisor
 from agent.config import AnalysisSection
 from agent.detection.verdicts import Verdict as Suffering

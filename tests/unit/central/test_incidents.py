@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from agent.analysis import recommendations
-from agent.analysis.actions import recommend
+from agent.analysis.advice import recommendations
+from agent.analysis.advice.actions import recommend
 from agent.uplink.recommendation_messages import recommendation_message
 from central import incident_store
 from central import incident_tables as tables

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from agent.analysis import recommendations
-from agent.analysis.actions import recommend
+from agent.analysis.advice import recommendations
+from agent.analysis.advice.actions import recommend
 from agent.config import UplinkSection
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from agent.analysis.advice.recommendations import Effect, Situation, Suspect, Victim
 from agent.analysis.antagonists.panda import ROBUST_CLIP
-from agent.analysis.recommendations import Effect, Situation, Suspect, Victim
 
 __all__ = [
     "MATERIAL_SHARE",

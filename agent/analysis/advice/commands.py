@@ -8,7 +8,14 @@ Proxmox' number.
 
 from __future__ import annotations
 
-from agent.analysis.recommendations import QUOTA_PERIOD_US, Command, Situation, Suspect, Victim, quota_us
+from agent.analysis.advice.recommendations import (
+    QUOTA_PERIOD_US,
+    Command,
+    Situation,
+    Suspect,
+    Victim,
+    quota_us,
+)
 
 __all__ = ["act_command", "cap_commands", "cap_notes", "migration", "migration_notes"]
 

@@ -5,7 +5,7 @@ the same linear model that accuses the suspect, mnCPI = sum A_k * u: a suspect w
 A_k * d, and the coefficient's standard error gives the interval. Of cache, memory bandwidth and another host no
 coefficient is known: what is expected of them is said to be unknown, with the reason.
 
-`agent.analysis.commands` has the command of each, by who manages the VM.
+`agent.analysis.advice.commands` has the command of each, by who manages the VM.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from agent.analysis.commands import act_command, cap_commands, cap_notes, migration, migration_notes
-from agent.analysis.effects import (
+from agent.analysis.advice.commands import act_command, cap_commands, cap_notes, migration, migration_notes
+from agent.analysis.advice.effects import (
     Z95,
     cut_words,
     effect_of_less,
@@ -27,7 +27,7 @@ from agent.analysis.effects import (
     signal_of,
     unknown_effect,
 )
-from agent.analysis.recommendations import (
+from agent.analysis.advice.recommendations import (
     MIN_QUOTA_US,
     QUOTA_PERIOD_US,
     Action,

@@ -1,4 +1,4 @@
-"""What a recommendation is made of, and what it is: plain values. `agent.analysis.actions` ranks them."""
+"""What a recommendation is made of, and what it is: plain values. `agent.analysis.advice.actions` ranks them."""
 
 from __future__ import annotations
 
