@@ -1,1 +1,6 @@
-"""What the host can tell, one file per source. No analysis."""
+"""The host's sources, one room per source. No analysis.
+
+In: /proc, cgroups, perf, resctrl, libvirt, QEMU, Open vSwitch. Out: samples with raw cumulative counters (`base`).
+`registry` has one row per source.
+Next: `agent.sampling`.
+"""

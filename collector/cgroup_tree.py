@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collector.base import Reason
-from collector.kept_files import read_once
+from collector.files import read_once
 
 __all__ = ["CgroupTree", "Mount", "VmGroups", "parse_cgroups", "parse_mounts"]
 

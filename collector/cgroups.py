@@ -26,11 +26,11 @@ from collector.base import (
     VmSample,
 )
 from collector.cgroup_tree import CgroupTree, VmGroups
+from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.identity import Inventory
-from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
-from collector.moments import read_in_turn
 from collector.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
+from collector.timestamps import read_in_turn
 
 __all__ = ["CgroupSource", "Quota", "quota_of", "vcpu_groups_of"]
 
@@ -125,7 +125,7 @@ class CgroupSource:
         numa_poll_s: how often the group, quota and NUMA placement of a VM are looked at.
         sys_root: where /sys is.
         max_fds: at most this many files are kept open (up to five per VM, and one more per vCPU where quotas are on
-            vCPUs); None: this source's share (`collector.kept_files.fd_share`).
+            vCPUs); None: this source's share (`collector.files.fd_share`).
 
     """
 

@@ -8,7 +8,7 @@ import threading
 import psutil
 
 from collector.base import HostCounters
-from collector.kept_files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import Pressure, parse_pressure
 
 __all__ = ["HostTotals"]

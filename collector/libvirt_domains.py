@@ -28,7 +28,7 @@ from collector.base import (
 )
 from collector.identity import Inventory
 from collector.libvirt_connection import Answer, Connection, clocks_now
-from collector.moments import Moments
+from collector.timestamps import Moments
 
 __all__ = ["LibvirtSource", "parse_disks", "parse_interfaces"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from collector.base import NumaPlacement, Reason
-from collector.kept_files import NoFdError, read_once, reason_of
+from collector.files import NoFdError, read_once, reason_of
 from collector.proc_parse import parse_task_stat
 
 __all__ = [

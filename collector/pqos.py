@@ -36,11 +36,11 @@ from collector.base import (
     VmSample,
 )
 from collector.identity import Inventory
-from collector.moments import read_in_turn
 from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
+from collector.timestamps import read_in_turn
 
 __all__ = ["PqosSource"]
 

@@ -1,7 +1,7 @@
 """CPU time, guest time, run-queue wait and storage bytes of each VM, and the host's CPU time, from /proc.
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
-and io; all by files that are kept open (`collector.kept_files`). What reads as it did the last time is not parsed, and
+and io; all by files that are kept open (`collector.files`). What reads as it did the last time is not parsed, and
 of a process none of whose threads ran since the last time (`collector.process_time`) its stat and io are not read:
 only it can change them. Waits are always read: those of a thread that gets no CPU grow as the kernel moves it about.
 
@@ -30,10 +30,9 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
+from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.host_totals import HostTotals
 from collector.identity import Inventory
-from collector.kept_files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
-from collector.moments import read_in_turn
 from collector.proc_parse import (
     NS_PER_TICK,
     TaskStat,
@@ -44,6 +43,7 @@ from collector.proc_parse import (
 )
 from collector.process_time import ProcessTime
 from collector.storage import StorageBytes
+from collector.timestamps import read_in_turn
 
 __all__ = ["ProcfsSource"]
 
@@ -100,7 +100,7 @@ class ProcfsSource:
         inventory: the VMs; called once per sample.
         root: where /proc is.
         max_fds: at most this many files are kept open (two per vCPU thread, two per VM, four for the host); those
-            beyond it are opened for each reading. None: this source's share (`collector.kept_files.fd_share`).
+            beyond it are opened for each reading. None: this source's share (`collector.files.fd_share`).
 
     """
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from collector.base import Reason, VmIdentity
 from collector.cgroup_tree import CgroupTree
-from collector.kept_files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import parse_io_stat, parse_process_io
 
 __all__ = ["StorageBytes", "devices_below", "seen_by_kernel"]

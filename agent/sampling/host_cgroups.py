@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
 from collector.cgroup_tree import CgroupTree, parse_cgroups
-from collector.kept_files import NoFdError, read_once
+from collector.files import NoFdError, read_once
 from collector.proc_parse import parse_flat
 
 __all__ = ["HostSuspects", "job_of_group"]

@@ -25,10 +25,10 @@ from collector.base import (
     VmSample,
 )
 from collector.identity import Inventory
-from collector.moments import Moments
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port, VmPorts, match_ports
+from collector.timestamps import Moments
 
 __all__ = ["OvsSource"]
 

@@ -1,1 +1,5 @@
-"""Hardware counters through perf_event_open, without a library."""
+"""Hardware counters by perf_event_open, without a library.
+
+In: the kernel's event tables, and the VMs' threads or control groups. Out: samples of source `perf`.
+Next: `agent.sampling`.
+"""

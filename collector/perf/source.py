@@ -19,8 +19,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.kept_files import fd_share
-from collector.moments import read_in_turn
+from collector.files import fd_share
 from collector.perf.binding import GroupReading, Kernel, PerfError, close_group, open_group, read_group
 from collector.perf.encoding import Event
 from collector.perf.events import CYCLES_AND_INSTRUCTIONS, Catalog, read_catalog
@@ -28,6 +27,7 @@ from collector.perf.host import REMEDIES, PerfHost
 from collector.perf.plan import Budget, Plan, Trial, basic_plan, fit_plan
 from collector.perf.scopes import CgroupScope, Scope, Target, ThreadScope
 from collector.perf.slices import Slices
+from collector.timestamps import read_in_turn
 
 __all__ = ["PerfSource"]
 
@@ -63,7 +63,7 @@ class PerfSource:
         proc_root: where /proc is.
         sys_root: where /sys is.
         opens_per_tick: at most this many groups are opened per sample (but one target's at least).
-        max_fds: at most this many file descriptors; None: this source's share (`collector.kept_files.fd_share`).
+        max_fds: at most this many file descriptors; None: this source's share (`collector.files.fd_share`).
         kernel: the system calls.
         catalog: what the CPU can count; None: found out.
 

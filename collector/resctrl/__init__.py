@@ -1,1 +1,5 @@
-"""Cache occupancy and memory bandwidth of each VM from the kernel's resctrl (Documentation/filesystems/resctrl.rst)."""
+"""Cache occupancy and memory bandwidth from the kernel's resctrl (Documentation/filesystems/resctrl.rst).
+
+In: /sys/fs/resctrl, one monitoring group per VM. Out: samples of source `resctrl`.
+Next: `agent.sampling`.
+"""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection
 
 from collector.base import RdtDomain, Reason
-from collector.kept_files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.resctrl.counters import EVENTS, make_domain, parse_value
 from collector.resctrl.tree import domains_of
 

@@ -22,15 +22,15 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
+from collector.files import KeptFiles, fd_share
 from collector.identity import Inventory
-from collector.kept_files import KeptFiles, fd_share
-from collector.moments import read_in_turn
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups
 from collector.resctrl.tree import PREFIX, Monitoring, Place, Tree
 from collector.resctrl.turns import Turns
 from collector.resctrl.vms import Vm
+from collector.timestamps import read_in_turn
 
 __all__ = ["ResctrlSource"]
 
@@ -64,7 +64,7 @@ class ResctrlSource:
         proc_root: where /proc is.
         tree: the tree at `root`; another one for tests.
         max_fds: at most this many files are kept open (three per VM and cache domain, two per VM); those beyond it are
-            opened for each reading. None: this source's share (`collector.kept_files.fd_share`).
+            opened for each reading. None: this source's share (`collector.files.fd_share`).
         clock: monotonic, in nanoseconds.
 
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from collector.kept_files import KeptFile, KeptFiles, NoFdError
+from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.resctrl.tree import Place
 
 __all__ = ["Threads", "parse_groups", "read_groups"]

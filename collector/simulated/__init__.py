@@ -1,1 +1,5 @@
-"""A synthetic hypervisor: scenario file, contention model, source, and whole simulated days."""
+"""A synthetic hypervisor.
+
+In: a scenario file, or a study's parameters. Out: samples of source `simulated`, and the truth behind them.
+Next: `agent.sampling`.
+"""

@@ -15,8 +15,8 @@ from collector import cgroups
 from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, Stamp
 from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
 from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
+from collector.files import KeptFile
 from collector.identity import Inventory
-from collector.kept_files import KeptFile
 from tests.support.reading_times import ReadingTimes
 from tests.support.waiting import wait_until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import DiskDevice, Reason, VmIdentity
-from collector.kept_files import KeptFile
+from collector.files import KeptFile
 from collector.process_time import ProcessTime
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes

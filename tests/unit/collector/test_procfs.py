@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
+from collector.files import KeptFile, KeptFiles
 from collector.identity import Inventory
-from collector.kept_files import KeptFile, KeptFiles
 from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes, devices_below
@@ -807,7 +807,7 @@ def test_the_shipped_units_one_capability_does_not_open_another_users_io(tmp_pat
     script = """
 import sys
 from collector.base import VmIdentity
-from collector.kept_files import KeptFiles, read_once
+from collector.files import KeptFiles, read_once
 from collector.storage import StorageBytes
 vm = VmIdentity("u", "n", int(sys.argv[1]), "e")
 read_once(f"/proc/{vm.pid}/schedstat"), read_once(f"/proc/{vm.pid}/stat")

@@ -11,10 +11,10 @@ from agent.sampling.vms import JobRules, VmTable
 from collector.base import InterfaceDevice, Reason, SourceSample, Stamp, VmIdentity
 from collector.coverage import Coverage
 from collector.libvirt_domains import LibvirtSource
-from collector.moments import Moments
 from collector.ovs import source as ovs_source
 from collector.ovs.openflow import PortStats
 from collector.ovs.ports import Port
+from collector.timestamps import Moments
 
 S = 1_000_000_000
 MB = 1_000_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import RdtDomain, Reason
-from collector.kept_files import KeptFiles
+from collector.files import KeptFiles
 from collector.resctrl.counters import add_up, make_domain, parse_value, unbroken, unwrap
 from collector.resctrl.groups import GroupReader
 from collector.resctrl.threads import Threads, parse_groups

@@ -12,7 +12,7 @@ import pytest
 
 import collector.resctrl.tree
 from collector.base import RdtDomain, Reason, Source, SourceError
-from collector.kept_files import KeptFile
+from collector.files import KeptFile
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import PREFIX, Place
 from tests.support.reading_times import ReadingTimes
