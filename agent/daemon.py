@@ -29,7 +29,7 @@ from agent.sampling.startup import make_plans
 from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from collector.base import NumaPlacement
-from collector.llc import llc_domains
+from collector.inventory.llc import llc_domains
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION

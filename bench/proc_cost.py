@@ -170,7 +170,7 @@ def loop(seconds: float, work: Callable[[], Any], **more: float) -> None:
 def child_sources(state_dir: Path, seconds: float) -> None:
     """Read procfs and cgroup, in turn, in one thread."""
     from collector.cgroups import CgroupSource
-    from collector.identity import Inventory
+    from collector.inventory.inventory import Inventory
     from collector.procfs import ProcfsSource
 
     inventory = Inventory(str(state_dir), fresh_s=0.04)  # as the agent makes it
@@ -184,7 +184,7 @@ def child_psutil(state_dir: Path, seconds: float) -> None:
     """Read the same threads' CPU times with plain psutil: no wait, no pressures, no rates."""
     import psutil
 
-    from collector.identity import Inventory
+    from collector.inventory.inventory import Inventory
 
     processes = [psutil.Process(vm.pid) for vm in Inventory(str(state_dir)).vms()]
     last: dict[int, float] = {}

@@ -27,8 +27,8 @@ from collector.base import (
 )
 from collector.cgroup_tree import CgroupTree, VmGroups
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
-from collector.identity import Inventory
-from collector.numa import Numa
+from collector.inventory.inventory import Inventory
+from collector.inventory.numa import Numa
 from collector.proc_parse import Pressure, parse_flat, parse_pressure
 from collector.timestamps import read_in_turn
 

@@ -1,9 +1,9 @@
 """Disk and network counters of the VMs from libvirt, read-only, asking it as little as will do.
 
-VMs, their epochs and states come from libvirt's status files (`collector.identity`), which libvirt writes anew at each
-change of state before it sends the event, so that no tick asks for them. Network counters are asked for each time, in
-one call, of VMs that Open vSwitch does not tell. Disk counters cost libvirtd and QEMU most and are polled slowly, each
-VM at its own moment of the period; the last reading is handed on with its own time.
+VMs, their epochs and states come from libvirt's status files (`collector.inventory.inventory`), which libvirt writes
+anew at each change of state before it sends the event, so that no tick asks for them. Network counters are asked for
+each time, in one call, of VMs that Open vSwitch does not tell. Disk counters cost libvirtd and QEMU most and are
+polled slowly, each VM at its own moment of the period; the last reading is handed on with its own time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.libvirt_connection import Answer, Connection, clocks_now
 from collector.timestamps import Moments
 

@@ -35,7 +35,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads

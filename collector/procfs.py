@@ -32,7 +32,7 @@ from collector.base import (
 )
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.host_totals import HostTotals
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.proc_parse import (
     NS_PER_TICK,
     TaskStat,

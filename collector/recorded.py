@@ -34,7 +34,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.registry import PART_SOURCES, why_absent
+from collector.inventory.coverage import PART_SOURCES, why_absent
 from whitepanda.common.private_files import create_beside
 
 if TYPE_CHECKING:

@@ -7,37 +7,15 @@ only when it is on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collector.base import LIBVIRT_MANAGERS, Reason, Source
-from collector.identity import Finder, Inventory
+from collector.base import Source
+from collector.inventory.inventory import Finder, Inventory
 
-__all__ = [
-    "PART_SOURCES",
-    "SOURCES",
-    "SourceSpec",
-    "build_sources",
-    "make_inventory",
-    "source_of",
-    "why_absent",
-]
-
-
-#: Which sources can tell a part, best first: they say why it is absent.
-PART_SOURCES: Mapping[str, tuple[str, ...]] = {
-    "threads": ("procfs", "simulated", "recorded"),
-    "perf": ("perf", "simulated", "recorded"),
-    "disks": ("libvirt", "qemu", "simulated", "recorded"),
-    "interfaces": ("ovs", "libvirt", "qemu", "simulated", "recorded"),
-    "process": ("procfs", "simulated", "recorded"),
-    "cgroup": ("cgroup", "simulated", "recorded"),
-    "rdt": ("resctrl", "pqos", "simulated", "recorded"),
-    "numa": ("cgroup", "simulated", "recorded"),
-    "host": ("procfs", "simulated", "recorded"),
-}
+__all__ = ["SOURCES", "SourceSpec", "build_sources", "make_inventory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,46 +167,3 @@ def build_sources(
     shared = make_inventory(sections) if inventory is None else inventory
     rows = ((spec, getattr(sections, spec.name)) for spec in specs)
     return [(spec.factory(row, shared), row.mode) for spec, row in rows if row.mode != "off"]
-
-
-def why_absent(part: str, trouble: Callable[[str], Reason | None]) -> Reason | None:
-    """Say why no source tells a part of the VMs; None: one that could tell it works.
-
-    Args:
-        part: of `PART_SOURCES`.
-        trouble: why a source, by name, has nothing new to say; None where it works.
-
-    """
-    reasons = [trouble(source) for source in PART_SOURCES[part]]
-    on = [reason for reason in reasons if reason is not Reason.SOURCE_OFF]
-    if not on:
-        return Reason.SOURCE_OFF
-    troubles = [reason for reason in on if reason is not None]
-    # A source for which there is nothing on this host (no Open vSwitch, no Proxmox) says nothing of the others.
-    telling = [reason for reason in troubles if reason is not Reason.NOT_PRESENT]
-    return (telling or troubles)[0] if telling or len(troubles) == len(on) else None
-
-
-def source_of(part: str, manager: str, reason: Reason, trouble: Callable[[str], Reason | None]) -> str:
-    """Say which source `reason` is of, for which a part of one VM is absent.
-
-    That whose state is the cause; else the first one that works, because the reason is its word on the VM.
-
-    Args:
-        part: of `PART_SOURCES`.
-        manager: the VM's (`VmIdentity.manager`): libvirt tells nothing of others' VMs, qemu nothing of libvirt's.
-        reason: why the part is absent.
-        trouble: why a source, by name, has nothing new to say; None where it works.
-
-    """
-    foreign = "qemu" if manager in LIBVIRT_MANAGERS else "libvirt"
-    troubles = {source: trouble(source) for source in PART_SOURCES[part] if source != foreign}
-    works = next((source for source, why in troubles.items() if why is None), None)
-    cause = next((source for source, why in troubles.items() if why is reason), None)
-    # What is not on this host says nothing of what another source can tell.
-    if cause is not None and (works is None or reason is not Reason.NOT_PRESENT):
-        return cause
-    idle = {Reason.NOT_PRESENT, Reason.SOURCE_OFF}
-    return works or next(
-        (source for source, why in troubles.items() if why not in idle), next(iter(troubles))
-    )

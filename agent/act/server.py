@@ -45,7 +45,7 @@ from agent.clock import boot_id
 from agent.config import ActSection, AgentConfig
 from collector.base import SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError, WhitepandaError

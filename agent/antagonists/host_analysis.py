@@ -28,7 +28,7 @@ from agent.config import AnalysisSection
 from agent.detection.verdicts import Degradation, SuspectView
 from agent.sampling.windows import CpiWindow
 from collector.base import NumaPlacement, Reason
-from collector.llc import domains_of
+from collector.inventory.llc import domains_of
 
 __all__ = ["CpiPoint", "Explanation", "HostAnalysis", "JudgedSlot", "Verdict"]
 
@@ -135,7 +135,8 @@ class HostAnalysis:
         section: thresholds and history length.
         platform: CPU model of this host; statistics are per platform.
         store: what central sent.
-        domain_of_node: as from `collector.llc.llc_domains`; nothing, or a single domain: all VMs may hurt all.
+        domain_of_node: as from `collector.inventory.llc.llc_domains`; nothing, or a single domain: all VMs may hurt
+            all.
 
     """
 

@@ -18,7 +18,7 @@ from agent.sampling.views import MetricView, VmView
 from agent.sampling.vms import Vm
 from agent.uplink.view import UplinkView
 from collector.base import Reason, VmIdentity
-from collector.registry import source_of
+from collector.inventory.coverage import source_of
 
 if TYPE_CHECKING:
     from agent.antagonists.advice import Advisor

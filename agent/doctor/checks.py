@@ -21,7 +21,7 @@ from agent.config import AgentConfig, LibvirtSection, OvsSection, ResctrlSection
 from agent.doctor.findings import Check, State
 from agent.doctor.vms import examine_vms
 from collector.base import Reason
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.registry import SOURCES, SourceSpec, make_inventory
 from whitepanda.common.tls import (
     CERTIFICATE_CRITICAL_DAYS,

@@ -15,7 +15,7 @@ from agent.config import Sources
 from agent.doctor.findings import Check
 from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.storage import seen_by_kernel
 
 if TYPE_CHECKING:

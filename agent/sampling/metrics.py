@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from collector.registry import PART_SOURCES
+from collector.inventory.coverage import PART_SOURCES
 
 __all__ = ["METRICS", "PART_SOURCES", "Metric", "Part", "Scope"]
 

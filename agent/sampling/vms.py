@@ -17,7 +17,7 @@ from agent.sampling.metrics import METRICS
 from agent.sampling.rates import Limits, VmRates, rates_of
 from agent.sampling.traffic import Traffic
 from collector.base import VM_PARTS, Reason, SourceSample, VmIdentity
-from collector.registry import PART_SOURCES, why_absent
+from collector.inventory.coverage import PART_SOURCES, why_absent
 from whitepanda.common import log
 from whitepanda.common.texts import clean_name
 

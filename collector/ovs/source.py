@@ -24,7 +24,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.ovs.openflow import BridgeClient, PortStats
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port, VmPorts, match_ports

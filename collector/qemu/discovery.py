@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from collector.base import MAX_PID, DiskDevice, InterfaceDevice, Probe, Reason, VmIdentity
-from collector.identity import boot_of, epoch_of
-from collector.pci import passed_interfaces
+from collector.inventory.inventory import boot_of, epoch_of
+from collector.inventory.pci import passed_interfaces
 from collector.proc_parse import parse_life, parse_task_stat
 from collector.qemu.cmdline import CommandLine, is_libvirts, is_qemu, parse_command_line
 from collector.qemu.launch import Launch, absolute, listed, network_namespace, read_start, taps_of
@@ -109,7 +109,7 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 class QemuFinder:
-    """A `collector.identity.Finder`. May be called from any thread.
+    """A `collector.inventory.inventory.Finder`. May be called from any thread.
 
     Args:
         proc_root: where /proc is.

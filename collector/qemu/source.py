@@ -24,7 +24,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.launch import Launch, network_namespace
 from collector.qemu.poller import DiskReading, Poller

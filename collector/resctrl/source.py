@@ -23,7 +23,7 @@ from collector.base import (
     VmSample,
 )
 from collector.files import KeptFiles, fd_share
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.resctrl.counters import SETTLE_NS, add_up, unbroken
 from collector.resctrl.groups import GroupGoneError, GroupReader
 from collector.resctrl.threads import Threads, read_groups

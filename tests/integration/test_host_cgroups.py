@@ -14,7 +14,7 @@ from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import VM_PARTS, Reason
 from collector.cgroups import CgroupSource
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.procfs import ProcfsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

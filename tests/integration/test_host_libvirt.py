@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import Reason, SourceError
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.libvirt_domains import LibvirtSource
 from tests.support.waiting import wait_until
 

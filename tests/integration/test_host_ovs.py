@@ -26,8 +26,8 @@ import pytest
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
-from collector.coverage import Coverage
-from collector.identity import Inventory
+from collector.inventory.coverage import Coverage
+from collector.inventory.inventory import Inventory
 from collector.libvirt_domains import LibvirtSource
 from collector.ovs.source import OvsSource
 

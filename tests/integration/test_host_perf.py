@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from collector.cgroup_tree import CgroupTree
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.perf.binding import EventAttr, Kernel
 from collector.perf.encoding import Event
 from collector.perf.source import PerfSource

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import DiskDevice, InterfaceDevice, Reason
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.procfs import ProcfsSource
 from collector.qemu import qmp
 from collector.qemu.discovery import QemuFinder

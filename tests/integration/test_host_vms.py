@@ -16,7 +16,7 @@ import pytest
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import Reason, SourceError, SourceSample
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.libvirt_domains import LibvirtSource
 from collector.procfs import ProcfsSource
 

@@ -25,7 +25,7 @@ from agent.uplink.client import Uplink
 from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from collector.base import Reason, SourceSample
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.procfs import ProcfsSource
 from collector.registry import SOURCES
 from collector.resctrl.tree import PREFIX, Place

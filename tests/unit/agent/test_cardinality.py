@@ -21,7 +21,7 @@ from agent.sampling.metrics import METRICS
 from agent.sampling.rates import VmRates
 from agent.sampling.views import SourceView
 from collector.base import VM_PARTS, Reason
-from collector.registry import PART_SOURCES
+from collector.inventory.coverage import PART_SOURCES
 from tests.unit.agent.agent_fakes import identity
 from tests.unit.agent.test_prometheus import RATES, TOTALS, S, host_view
 

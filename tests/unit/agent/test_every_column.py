@@ -23,7 +23,7 @@ from agent.uplink.batches import Report
 from agent.uplink.spool import Spool
 from collector.base import Reason, SourceSample
 from collector.cgroups import CgroupSource
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.procfs import ProcfsSource
 from collector.registry import SOURCES
 from collector.simulated.source import SimulatedSource

@@ -92,4 +92,4 @@ def host(tmp_path):
 def _patient(request, monkeypatch):
     """A busy machine's threads read many new VMs' command lines late; what hangs is tested where little is waited."""
     if request.path.name not in ("test_identity.py", "test_qemu_discovery.py"):
-        monkeypatch.setattr("collector.identity._PATIENCE_S", 20)
+        monkeypatch.setattr("collector.inventory.inventory._PATIENCE_S", 20)

@@ -16,7 +16,7 @@ from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, S
 from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
 from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
 from collector.files import KeptFile
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from tests.support.reading_times import ReadingTimes
 from tests.support.waiting import wait_until
 

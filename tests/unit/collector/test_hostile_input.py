@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import MAX_PID
-from collector.identity import Inventory
-from collector.process_watch import ProcessWatch
+from collector.inventory.inventory import Inventory
+from collector.inventory.process_watch import ProcessWatch
+from collector.inventory.status_file import StatusError, parse_status
 from collector.qemu.qmp import parse_blockstats, parse_devices, parse_state, parse_tids
-from collector.status_file import StatusError, parse_status
 from whitepanda.common.bounded_files import read_bounded
 
 STATUS = (

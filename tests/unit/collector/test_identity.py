@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import Reason, SourceError
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from tests.support.waiting import wait_until
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_warns_once_and_is_tried_again(host, inventor
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "whitepanda"):
-        patch.setattr("collector.identity.read_bounded", denied)
+        patch.setattr("collector.inventory.inventory.read_bounded", denied)
         for _ in range(3):
             assert inventory.vms() == ()
     said = f"{host.state / 'a.xml'}: Permission denied; this VM is not measured"
@@ -135,7 +135,7 @@ def test_an_unchanged_file_is_not_parsed_again(host, inventory, monkeypatch):
     host.vm("a", 10, [11])
     first = inventory.vms()[0]
     parsed = []
-    monkeypatch.setattr("collector.identity.parse_status", parsed.append)
+    monkeypatch.setattr("collector.inventory.inventory.parse_status", parsed.append)
     assert inventory.vms()[0] is first
     assert parsed == []
 
@@ -153,7 +153,7 @@ def test_probe_says_what_cannot_be_read(host, inventory, monkeypatch):
     def denied(path, _most):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr("collector.identity.read_bounded", denied)
+    monkeypatch.setattr("collector.inventory.inventory.read_bounded", denied)
     probe = inventory.probe()
     assert (probe.available, probe.reason) == (False, Reason.NO_PERMISSION)
     assert probe.detail == f"{host.state / 'a.xml'}: Permission denied; run the agent as root"
@@ -239,8 +239,8 @@ def test_a_known_vm_that_becomes_wedged_stays_even_when_its_file_changes(host, i
 
 
 def test_so_many_may_hang(host, inventory, wedge, monkeypatch, caplog):
-    monkeypatch.setattr("collector.identity._PATIENCE_S", 0.05)
-    monkeypatch.setattr("collector.identity._MAX_HUNG", 2)
+    monkeypatch.setattr("collector.inventory.inventory._PATIENCE_S", 0.05)
+    monkeypatch.setattr("collector.inventory.inventory._MAX_HUNG", 2)
     for number in range(4):
         host.vm(f"vm{number}", 10 + number, [])
         wedge(10 + number)
@@ -299,7 +299,7 @@ def test_threads_may_ask_at_once(host, inventory):
 
 def test_a_young_list_is_given_again(host, monkeypatch):
     now_ns = 10**12
-    monkeypatch.setattr("collector.identity.time.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("collector.inventory.inventory.time.monotonic_ns", lambda: now_ns)
     inventory = Inventory(str(host.state), str(host.proc), fresh_s=0.04)
     assert inventory.vms() == ()
     host.vm("a", 10, [11])

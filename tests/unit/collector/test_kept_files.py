@@ -8,7 +8,7 @@ import pytest
 
 from collector.cgroups import CgroupSource
 from collector.files import KeptFiles, fd_share
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.perf.source import PerfSource
 from collector.procfs import ProcfsSource
 from collector.resctrl.source import ResctrlSource

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError, Stamp
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.libvirt_domains import LibvirtSource, parse_disks, parse_interfaces
 
 S = 10**9

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collector.base import NumaPlacement
-from collector.llc import domains_of, llc_domains
+from collector.inventory.llc import domains_of, llc_domains
 
 
 def host(root: Path, nodes: dict[int, str], caches: dict[str, str]) -> Path:

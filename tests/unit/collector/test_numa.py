@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector import numa
 from collector.base import NumaPlacement, Reason
-from collector.numa import Numa, parse_cpu_list, parse_numa_maps, parse_numa_stat_v1, parse_numa_stat_v2
+from collector.inventory import numa
+from collector.inventory.numa import (
+    Numa,
+    parse_cpu_list,
+    parse_numa_maps,
+    parse_numa_stat_v1,
+    parse_numa_stat_v2,
+)
 
 V2 = b"anon N0=4096 N1=8192\nfile N0=100 N1=200\nkernel_stack N0=1 N1=2\nshmem N0=1000 N1=0\nfile_mapped N0=5 N1=5\n"
 V1 = b"total=3 N0=2 N1=1\nfile=1 N0=1 N1=0\nanon=2 N0=1 N1=1\nhierarchical_total=30 N0=20 N1=10\n"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from collector.identity import Inventory
-from collector.process_watch import ProcessWatch
+from collector.inventory.inventory import Inventory
+from collector.inventory.process_watch import ProcessWatch
 from tests.support.waiting import wait_until
 
 
@@ -73,7 +73,7 @@ def test_a_watched_vm_costs_no_reading_and_is_gone_at_once(host, sleeper, monkey
     inventory = Inventory(str(host.state), "/proc")
     (first,) = inventory.vms()
     reads = []
-    monkeypatch.setattr("collector.identity._read", reads.append)
+    monkeypatch.setattr("collector.inventory.inventory._read", reads.append)
     assert inventory.vms() == (first,)
     assert reads == []
     process.kill()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
 from collector.files import KeptFile, KeptFiles
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.proc_parse import NS_PER_TICK
 from collector.procfs import ProcfsSource
 from collector.storage import StorageBytes, devices_below

@@ -16,7 +16,8 @@ from agent.config import (
     Sources,
 )
 from collector.base import Reason, Source
-from collector.registry import SOURCES, build_sources, make_inventory, source_of
+from collector.inventory.coverage import source_of
+from collector.registry import SOURCES, build_sources, make_inventory
 
 
 def test_every_source_of_the_configuration_has_a_row():

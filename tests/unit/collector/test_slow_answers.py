@@ -9,7 +9,7 @@ import pytest
 from agent.sampling.rates import Limits
 from agent.sampling.vms import JobRules, VmTable
 from collector.base import InterfaceDevice, Reason, SourceSample, Stamp, VmIdentity
-from collector.coverage import Coverage
+from collector.inventory.coverage import Coverage
 from collector.libvirt_domains import LibvirtSource
 from collector.ovs import source as ovs_source
 from collector.ovs.openflow import PortStats

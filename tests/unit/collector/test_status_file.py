@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.base import DiskDevice, InterfaceDevice
-from collector.status_file import StatusError, parse_status
+from collector.inventory.status_file import StatusError, parse_status
 
 REAL = Path(__file__).parents[2] / "fixtures" / "libvirt" / "status.xml"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import InterfaceCounters, InterfaceDevice, Reason, SourceError, VmIdentity
-from collector.coverage import Coverage
+from collector.inventory.coverage import Coverage
 from collector.ovs import source as source_module
 from collector.ovs.openflow import PortStats
 from collector.ovs.ports import Port

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from collector.base import Reason, SourceError
-from collector.coverage import Coverage
-from collector.identity import Inventory
+from collector.inventory.coverage import Coverage
+from collector.inventory.inventory import Inventory
 from collector.ovs.ovsdb import PortsDatabase
 from collector.ovs.ports import Port
 from collector.ovs.source import OvsSource

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from collector.base import DiskDevice, InterfaceDevice, Reason
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.qemu import discovery
 from collector.qemu.cmdline import disk_kind, parse_options
 from collector.qemu.discovery import Learned, QemuFinder

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.config import LibvirtSection, ProcfsSection, QemuSection, Sources
 from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError, Stamp
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.poller import DiskReading
 from collector.qemu.source import QemuSource, parse_tap

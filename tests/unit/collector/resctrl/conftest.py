@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import collector.resctrl.groups
-from collector.identity import Inventory
+from collector.inventory.inventory import Inventory
 from collector.resctrl.source import ResctrlSource
 from collector.resctrl.tree import Place, Tree
 

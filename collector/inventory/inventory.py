@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Protocol
 
 from collector.base import Probe, Reason, SourceError, VmIdentity
-from collector.coverage import Coverage
-from collector.pci import passed_interfaces
+from collector.inventory.coverage import Coverage
+from collector.inventory.pci import passed_interfaces
+from collector.inventory.process_watch import ProcessWatch
+from collector.inventory.status_file import StatusError, VmStatus, parse_status
 from collector.proc_parse import parse_life
-from collector.process_watch import ProcessWatch
-from collector.status_file import StatusError, VmStatus, parse_status
 from whitepanda.common.bounded_files import read_bounded
 
 __all__ = ["Finder", "Inventory", "boot_of", "epoch_of"]
