@@ -171,7 +171,7 @@ def child_sources(state_dir: Path, seconds: float) -> None:
     """Read procfs and cgroup, in turn, in one thread."""
     from collector.cgroups import CgroupSource
     from collector.inventory.inventory import Inventory
-    from collector.procfs import ProcfsSource
+    from collector.procfs.source import ProcfsSource
 
     inventory = Inventory(str(state_dir), fresh_s=0.04)  # as the agent makes it
     sources = (ProcfsSource(inventory), CgroupSource(inventory))

@@ -54,7 +54,7 @@ def _perf(section: Any, inventory: Inventory) -> Source:
 
 
 def _procfs(section: Any, inventory: Inventory) -> Source:
-    from collector.procfs import ProcfsSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.procfs.source import ProcfsSource  # noqa: PLC0415 - a source that is off costs nothing
 
     return ProcfsSource(inventory, root=section.root)
 

@@ -16,7 +16,7 @@ from agent.doctor.findings import Check
 from collector.base import Reason, SourceError, VmIdentity
 from collector.cgroup_tree import CgroupTree
 from collector.inventory.inventory import Inventory
-from collector.storage import seen_by_kernel
+from collector.procfs.storage import seen_by_kernel
 
 if TYPE_CHECKING:
     from collector.qemu.launch import Launch

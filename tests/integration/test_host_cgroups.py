@@ -15,7 +15,7 @@ from agent.sampling.rates import derive
 from collector.base import VM_PARTS, Reason
 from collector.cgroups import CgroupSource
 from collector.inventory.inventory import Inventory
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -19,7 +19,7 @@ import pytest
 
 from collector.base import DiskDevice, InterfaceDevice, Reason
 from collector.inventory.inventory import Inventory
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 from collector.qemu import qmp
 from collector.qemu.discovery import QemuFinder
 from collector.qemu.source import QemuSource

@@ -18,7 +18,7 @@ from agent.sampling.rates import derive
 from collector.base import Reason, SourceError, SourceSample
 from collector.inventory.inventory import Inventory
 from collector.libvirt_domains import LibvirtSource
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

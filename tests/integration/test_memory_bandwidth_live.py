@@ -26,7 +26,7 @@ from agent.uplink.spool import Spool
 from agent.uplink.stream import Timing
 from collector.base import Reason, SourceSample
 from collector.inventory.inventory import Inventory
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 from collector.registry import SOURCES
 from collector.resctrl.tree import PREFIX, Place
 from tests.support.central_process import MAIN, CentralProcess

@@ -20,7 +20,7 @@ from agent.recording.playback import Playback, header_of
 from agent.sampling.deltas import CpuDelta
 from agent.sampling.rates import HostRates
 from collector.base import Reason, SourceError
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 from collector.recorded import RecordedTick, Recorder
 from collector.simulated.source import SimulatedSource
 

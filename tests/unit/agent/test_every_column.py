@@ -24,7 +24,7 @@ from agent.uplink.spool import Spool
 from collector.base import Reason, SourceSample
 from collector.cgroups import CgroupSource
 from collector.inventory.inventory import Inventory
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 from collector.registry import SOURCES
 from collector.simulated.source import SimulatedSource
 from tests.support.waiting import wait_until

@@ -10,7 +10,7 @@ from collector.cgroups import CgroupSource
 from collector.files import KeptFiles, fd_share
 from collector.inventory.inventory import Inventory
 from collector.perf.source import PerfSource
-from collector.procfs import ProcfsSource
+from collector.procfs.source import ProcfsSource
 from collector.resctrl.source import ResctrlSource
 
 SHARERS = ("perf", "resctrl", "procfs", "cgroup")

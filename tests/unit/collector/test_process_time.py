@@ -15,9 +15,9 @@ import pytest
 
 from collector.base import DiskDevice, Reason, VmIdentity
 from collector.files import KeptFile
-from collector.process_time import ProcessTime
-from collector.procfs import ProcfsSource
-from collector.storage import StorageBytes
+from collector.procfs.process_time import ProcessTime
+from collector.procfs.source import ProcfsSource
+from collector.procfs.storage import StorageBytes
 from tests.support.waiting import wait_until
 
 WORKER = """

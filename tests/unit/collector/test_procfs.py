@@ -22,8 +22,8 @@ from collector.cgroup_tree import CgroupTree
 from collector.files import KeptFile, KeptFiles
 from collector.inventory.inventory import Inventory
 from collector.proc_parse import NS_PER_TICK
-from collector.procfs import ProcfsSource
-from collector.storage import StorageBytes, devices_below
+from collector.procfs.source import ProcfsSource
+from collector.procfs.storage import StorageBytes, devices_below
 from tests.support.reading_times import ReadingTimes
 from tests.support.waiting import wait_until
 from tests.unit.collector.conftest import HostTree
@@ -297,8 +297,8 @@ def test_a_sleeping_thread_is_not_parsed_again(host, make, monkeypatch):
     host.vm("a", 10, [11])
     source = make()
     first = source.sample().vms[host.uuid_of("a")].threads[11]
-    monkeypatch.setattr("collector.procfs.parse_schedstat", None)
-    monkeypatch.setattr("collector.procfs.parse_task_stat", None)
+    monkeypatch.setattr("collector.procfs.source.parse_schedstat", None)
+    monkeypatch.setattr("collector.procfs.source.parse_task_stat", None)
     assert source.sample().vms[host.uuid_of("a")].threads[11] is first
 
 
@@ -367,7 +367,7 @@ def test_vcpus_that_run_when_they_are_seen_first_are_counted(host, make, looked)
 
 
 def test_vms_take_turns_where_many_vcpus_may_run(host, make, monkeypatch, looked):
-    monkeypatch.setattr("collector.procfs._MOST_LOOKS", 3)
+    monkeypatch.setattr("collector.procfs.source._MOST_LOOKS", 3)
     host.vm("a", 10, [11, 12])
     host.vm("b", 20, [21, 22])
     host.vm("idle", 30, [31])
@@ -808,7 +808,7 @@ def test_the_shipped_units_one_capability_does_not_open_another_users_io(tmp_pat
 import sys
 from collector.base import VmIdentity
 from collector.files import KeptFiles, read_once
-from collector.storage import StorageBytes
+from collector.procfs.storage import StorageBytes
 vm = VmIdentity("u", "n", int(sys.argv[1]), "e")
 read_once(f"/proc/{vm.pid}/schedstat"), read_once(f"/proc/{vm.pid}/stat")
 print(*StorageBytes("/proc", KeptFiles(9), vm).read(vm))

@@ -2,8 +2,9 @@
 
 Per vCPU thread only schedstat is read each time (CPU time and wait in nanoseconds), per process its stat (guest time)
 and io; all by files that are kept open (`collector.files`). What reads as it did the last time is not parsed, and
-of a process none of whose threads ran since the last time (`collector.process_time`) its stat and io are not read:
-only it can change them. Waits are always read: those of a thread that gets no CPU grow as the kernel moves it about.
+of a process none of whose threads ran since the last time (`collector.procfs.process_time`) its stat and io are not
+read: only it can change them. Waits are always read: those of a thread that gets no CPU grow as the kernel moves it
+    about.
 
 How many threads run at this instant is then counted, one right after the other, of those whose schedstat moved since
 the last look and those that ran then: no other can be on a CPU, as getting there moves it. A look costs five times what
@@ -31,7 +32,6 @@ from collector.base import (
     VmSample,
 )
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
-from collector.host_totals import HostTotals
 from collector.inventory.inventory import Inventory
 from collector.proc_parse import (
     NS_PER_TICK,
@@ -41,8 +41,9 @@ from collector.proc_parse import (
     parse_schedstat,
     parse_task_stat,
 )
-from collector.process_time import ProcessTime
-from collector.storage import StorageBytes
+from collector.procfs.host_totals import HostTotals
+from collector.procfs.process_time import ProcessTime
+from collector.procfs.storage import StorageBytes
 from collector.timestamps import read_in_turn
 
 __all__ = ["ProcfsSource"]
