@@ -45,7 +45,7 @@ sys.stdin.read()
 @contextlib.contextmanager
 def groups(pids: list[int]) -> Iterator[int]:
     """Put each process in a control group of its own, named as libvirt's are, in every hierarchy that counts."""
-    from collector.cgroup_tree import CgroupTree
+    from collector.cgroup.tree import CgroupTree
 
     made: list[Path] = []
     try:
@@ -169,7 +169,7 @@ def loop(seconds: float, work: Callable[[], Any], **more: float) -> None:
 
 def child_sources(state_dir: Path, seconds: float) -> None:
     """Read procfs and cgroup, in turn, in one thread."""
-    from collector.cgroups import CgroupSource
+    from collector.cgroup.source import CgroupSource
     from collector.inventory.inventory import Inventory
     from collector.procfs.source import ProcfsSource
 

@@ -60,7 +60,7 @@ def _procfs(section: Any, inventory: Inventory) -> Source:
 
 
 def _cgroup(section: Any, inventory: Inventory) -> Source:
-    from collector.cgroups import CgroupSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.cgroup.source import CgroupSource  # noqa: PLC0415 - a source that is off costs nothing
 
     return CgroupSource(inventory, root=section.root, numa_poll_s=section.numa_poll_s)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent.act.records import ActError
 from collector.base import Reason, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 
 __all__ = ["CpuMax", "cpu_max_of"]
 

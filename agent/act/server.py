@@ -44,7 +44,7 @@ from agent.act.victims import degradation_of
 from agent.clock import boot_id
 from agent.config import ActSection, AgentConfig
 from collector.base import SourceError, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.inventory.inventory import Inventory
 from collector.registry import make_inventory
 from whitepanda.common import log, sdnotify

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agent.config import Sources
 from agent.doctor.findings import Check
 from collector.base import Reason, SourceError, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.inventory.inventory import Inventory
 from collector.procfs.storage import seen_by_kernel
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.sampling.windows import CpiWindow
 from collector.base import Reason
-from collector.cgroup_tree import CgroupTree, parse_cgroups
+from collector.cgroup.tree import CgroupTree, parse_cgroups
 from collector.files import NoFdError, read_once
 from collector.proc_parse import parse_flat
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from collector.base import Reason, SourceError, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.perf.binding import FLAG_PID_CGROUP, PerfError, reason_for
 from collector.perf.cpu import parse_cpu_list
 from collector.perf.slices import Slices

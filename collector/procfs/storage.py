@@ -15,7 +15,7 @@ import errno
 from pathlib import Path
 
 from collector.base import Reason, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.files import KeptFile, KeptFiles, NoFdError
 from collector.proc_parse import parse_io_stat, parse_process_io
 

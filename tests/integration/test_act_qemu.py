@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.act.records import ActError, Apply, RefusedError, Undo
-from collector.cgroup_tree import parse_mounts
+from collector.cgroup.tree import parse_mounts
 from tests.support.act_process import ActProcess
 from tests.support.waiting import wait_until
 

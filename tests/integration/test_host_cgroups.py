@@ -13,7 +13,7 @@ import pytest
 from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import VM_PARTS, Reason
-from collector.cgroups import CgroupSource
+from collector.cgroup.source import CgroupSource
 from collector.inventory.inventory import Inventory
 from collector.procfs.source import ProcfsSource
 

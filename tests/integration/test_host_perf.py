@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.inventory.inventory import Inventory
 from collector.perf.binding import EventAttr, Kernel
 from collector.perf.encoding import Event

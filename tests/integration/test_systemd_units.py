@@ -22,7 +22,7 @@ from agent.config import load as load_agent
 from central.config import BuildSection, CentralConfig, CentralSection
 from central.config import load as load_central
 from central.pki import issue, make_ca
-from collector.cgroup_tree import parse_mounts
+from collector.cgroup.tree import parse_mounts
 from tests.support.systemd_machine import (
     UNITS,
     booted,

@@ -20,7 +20,7 @@ sys.path.insert(0, "/app")
 from agent.act.cpu_max import CpuMax, cpu_max_of
 from agent.act.records import ActError
 from collector.base import VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 
 GROUPS = Path("/sys/fs/cgroup")
 VM = "57500000-0000-4000-8000-0000000ac700"

@@ -15,7 +15,7 @@ from agent.act.cpu_max import CpuMax, cpu_max_of
 from agent.act.journal import Journal
 from agent.act.records import ActError, RefusedError, Undo
 from collector.base import VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from tests.unit.agent.act_fakes import OPERATOR, OTHER, VICTIM, VM, FakeBackend, FakeClock, asked, make
 from tests.unit.agent.test_act import KilledError, killed_at
 

@@ -22,7 +22,7 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import Report
 from agent.uplink.spool import Spool
 from collector.base import Reason, SourceSample
-from collector.cgroups import CgroupSource
+from collector.cgroup.source import CgroupSource
 from collector.inventory.inventory import Inventory
 from collector.procfs.source import ProcfsSource
 from collector.registry import SOURCES

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from collector import cgroups
 from collector.base import CgroupCounters, NumaPlacement, Reason, SourceError, Stamp
-from collector.cgroup_tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
-from collector.cgroups import CgroupSource, Quota, quota_of, vcpu_groups_of
+from collector.cgroup import source as cgroups
+from collector.cgroup.source import CgroupSource, Quota, quota_of, vcpu_groups_of
+from collector.cgroup.tree import CgroupTree, VmGroups, parse_cgroups, parse_mounts
 from collector.files import KeptFile
 from collector.inventory.inventory import Inventory
 from tests.support.reading_times import ReadingTimes

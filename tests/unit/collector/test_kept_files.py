@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from collector.cgroups import CgroupSource
+from collector.cgroup.source import CgroupSource
 from collector.files import KeptFiles, fd_share
 from collector.inventory.inventory import Inventory
 from collector.perf.source import PerfSource

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.base import DiskDevice, ProcessCounters, Reason, SourceError, VmIdentity
-from collector.cgroup_tree import CgroupTree
+from collector.cgroup.tree import CgroupTree
 from collector.files import KeptFile, KeptFiles
 from collector.inventory.inventory import Inventory
 from collector.proc_parse import NS_PER_TICK

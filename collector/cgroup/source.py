@@ -25,7 +25,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.cgroup_tree import CgroupTree, VmGroups
+from collector.cgroup.tree import CgroupTree, VmGroups
 from collector.files import GONE, KeptFile, KeptFiles, NoFdError, fd_share, read_once, reason_of
 from collector.inventory.inventory import Inventory
 from collector.inventory.numa import Numa
