@@ -31,7 +31,7 @@ class SourceSpec:
 
 
 def _libvirt(section: Any, inventory: Inventory) -> Source:
-    from collector.libvirt_domains import LibvirtSource  # noqa: PLC0415 - only what is on is imported
+    from collector.libvirt.source import LibvirtSource  # noqa: PLC0415 - only what is on is imported
 
     return LibvirtSource(
         section.uri,

@@ -13,7 +13,7 @@ import pytest
 
 from collector.base import Reason, SourceError
 from collector.inventory.inventory import Inventory
-from collector.libvirt_domains import LibvirtSource
+from collector.libvirt.source import LibvirtSource
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -28,7 +28,7 @@ from agent.sampling.rates import derive
 from collector.base import InterfaceDevice, Reason, SourceError, VmIdentity
 from collector.inventory.coverage import Coverage
 from collector.inventory.inventory import Inventory
-from collector.libvirt_domains import LibvirtSource
+from collector.libvirt.source import LibvirtSource
 from collector.ovs.source import OvsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]  # traffic is counted against the clock

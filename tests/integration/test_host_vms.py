@@ -17,7 +17,7 @@ from agent.sampling.deltas import JoinedVm, Reading
 from agent.sampling.rates import derive
 from collector.base import Reason, SourceError, SourceSample
 from collector.inventory.inventory import Inventory
-from collector.libvirt_domains import LibvirtSource
+from collector.libvirt.source import LibvirtSource
 from collector.procfs.source import ProcfsSource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -12,7 +12,7 @@ import pytest
 
 from collector.base import DiskCounters, InterfaceCounters, Reason, SourceError, Stamp
 from collector.inventory.inventory import Inventory
-from collector.libvirt_domains import LibvirtSource, parse_disks, parse_interfaces
+from collector.libvirt.source import LibvirtSource, parse_disks, parse_interfaces
 
 S = 10**9
 UNIX0 = 1_700_000_000 * S
@@ -228,7 +228,7 @@ def inventory(host):
 @pytest.fixture
 def source(host, module, clocks, inventory, monkeypatch):
     # The process's one event loop is the real binding's: tests of the real libvirtd may follow.
-    monkeypatch.setattr("collector.libvirt_connection._event_loop", None)
+    monkeypatch.setattr("collector.libvirt.connection._event_loop", None)
     host.vm("a", 10, [11], extra=DEVICES)
     host.vm("b", 20, [21], extra=DEVICES)
     module.domains = {host.uuid_of("a"): NET | BLOCKS, host.uuid_of("b"): NET | BLOCKS}

@@ -10,7 +10,7 @@ from agent.sampling.rates import Limits
 from agent.sampling.vms import JobRules, VmTable
 from collector.base import InterfaceDevice, Reason, SourceSample, Stamp, VmIdentity
 from collector.inventory.coverage import Coverage
-from collector.libvirt_domains import LibvirtSource
+from collector.libvirt.source import LibvirtSource
 from collector.ovs import source as ovs_source
 from collector.ovs.openflow import PortStats
 from collector.ovs.ports import Port
@@ -108,7 +108,7 @@ def libvirt(daemon, monkeypatch):
     for event in ("LIFECYCLE", "DEVICE_ADDED", "DEVICE_REMOVED"):
         setattr(module, f"VIR_DOMAIN_EVENT_ID_{event}", event)
     Raw.domainEventRegisterAny = lambda *_: 1
-    monkeypatch.setattr("collector.libvirt_connection._start_event_loop", lambda _: None)
+    monkeypatch.setattr("collector.libvirt.connection._start_event_loop", lambda _: None)
     inventory = SimpleNamespace(vms=lambda: (VM,), interfaces_told=Coverage())
     return LibvirtSource("qemu:///system", inventory=inventory, binding=module, clocks=daemon.clocks)
 

@@ -27,7 +27,7 @@ from collector.base import (
     VmSample,
 )
 from collector.inventory.inventory import Inventory
-from collector.libvirt_connection import Answer, Connection, clocks_now
+from collector.libvirt.connection import Answer, Connection, clocks_now
 from collector.timestamps import Moments
 
 __all__ = ["LibvirtSource", "parse_disks", "parse_interfaces"]
