@@ -78,7 +78,7 @@ def _resctrl(section: Any, inventory: Inventory) -> Source:
 
 
 def _pqos(section: Any, inventory: Inventory) -> Source:
-    from collector.pqos import PqosSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.pqos.source import PqosSource  # noqa: PLC0415 - a source that is off costs nothing
 
     return PqosSource(inventory, interface=section.interface, max_groups=section.max_groups)
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.config import load
 from collector.base import Reason, SourceError, VmIdentity
-from collector.pqos import PqosSource
+from collector.pqos.source import PqosSource
 from collector.registry import SOURCES, build_sources
 from tests.support.reading_times import ReadingTimes
 from whitepanda.common.errors import ConfigError

@@ -36,7 +36,7 @@ from collector.base import (
     VmSample,
 )
 from collector.inventory.inventory import Inventory
-from collector.pqos_library import EVENTS, Leftovers, Library, load, monitored
+from collector.pqos.library import EVENTS, Leftovers, Library, load, monitored
 from collector.resctrl.counters import SETTLE_NS
 from collector.resctrl.threads import Threads
 from collector.resctrl.tree import Place, Tree
