@@ -107,7 +107,7 @@ def _simulated(section: Any, _inventory: Inventory) -> Source:
 
 
 def _recorded(section: Any, _inventory: Inventory) -> Source:
-    from collector.recorded import RecordedSource  # noqa: PLC0415 - a source that is off costs nothing
+    from collector.recorded.source import RecordedSource  # noqa: PLC0415 - a source that is off costs nothing
 
     return RecordedSource(Path(section.file))
 

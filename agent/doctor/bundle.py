@@ -38,7 +38,7 @@ from agent.doctor.pseudonyms import Pseudonyms
 from agent.recording.playback import header_of
 from agent.recording.record import Recording, beside_agent
 from collector.base import SourceSample
-from collector.recorded import Reader, RecordedTick, Recorder
+from collector.recorded.source import Reader, RecordedTick, Recorder
 from collector.registry import make_inventory
 from whitepanda.common.errors import InputError, UnavailableError, WhitepandaError
 from whitepanda.common.private_files import create_beside

@@ -18,7 +18,7 @@ from agent.config import AgentConfig, AgentSection
 from agent.sampling.pipeline import Inputs, Pipeline
 from agent.sampling.runner import Slots
 from agent.sampling.windows import CpiWindow
-from collector.recorded import Header, Reader, RecordedTick
+from collector.recorded.source import Header, Reader, RecordedTick
 from whitepanda.common.errors import InputError
 
 __all__ = ["Playback", "header_of"]
@@ -46,7 +46,7 @@ class Playback:
     """One recorded host through the agent's pipeline. A context manager, which closes the file.
 
     Args:
-        file: the recording (`collector.recorded`).
+        file: the recording (`collector.recorded.source`).
         config: job rules, windows and limits; without it those that it was recorded under, and no job rules.
 
     Raises:

@@ -21,7 +21,7 @@ from agent.sampling.scheduler import TickSchedule, first_due_ns
 from agent.sampling.startup import make_plans
 from agent.sampling.views import SourceView
 from collector.base import Reason
-from collector.recorded import RecordedTick, Recorder
+from collector.recorded.source import RecordedTick, Recorder
 from whitepanda.common.errors import UnavailableError
 
 __all__ = ["Recorded", "Recording", "beside_agent", "troubles_of"]

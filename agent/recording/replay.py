@@ -208,7 +208,7 @@ class RecordedRows:
         """Set up.
 
         Args:
-            files: recordings (`collector.recorded`).
+            files: recordings (`collector.recorded.source`).
             config: windows, limits and job rules; without it those that the recording was made under, and no rules.
             machine: which host the rows are of; "" for the certificate's own. Importers name others.
             batch_rows: at most so many windows in a batch.

@@ -18,7 +18,7 @@ from agent.config import AgentConfig, AgentSection, Sources
 from agent.recording.playback import Playback, header_of
 from agent.recording.record import Recording
 from collector.base import Reason
-from collector.recorded import Reader, Recorder
+from collector.recorded.source import Reader, Recorder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -21,7 +21,7 @@ from agent.sampling.deltas import CpuDelta
 from agent.sampling.rates import HostRates
 from collector.base import Reason, SourceError
 from collector.procfs.source import ProcfsSource
-from collector.recorded import RecordedTick, Recorder
+from collector.recorded.source import RecordedTick, Recorder
 from collector.simulated.source import SimulatedSource
 
 pytestmark = pytest.mark.integration

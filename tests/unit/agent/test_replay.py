@@ -28,7 +28,7 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.recorded import Header, RecordedTick, Recorder
+from collector.recorded.source import Header, RecordedTick, Recorder
 from collector.traces import TraceLimits, read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector import recorded
 from collector.base import (
     CgroupCounters,
     DiskCounters,
@@ -31,7 +30,8 @@ from collector.base import (
     VmIdentity,
     VmSample,
 )
-from collector.recorded import Header, Reader, RecordedSource, RecordedTick, Recorder, unfinished
+from collector.recorded import source as recorded
+from collector.recorded.source import Header, Reader, RecordedSource, RecordedTick, Recorder, unfinished
 
 S = 1_000_000_000
 count = st.integers(0, 2**63 - 1)
@@ -509,7 +509,7 @@ def test_on_a_full_disk_a_recording_ends_at_its_last_whole_tick(tmp_path, room):
 
 
 def test_a_header_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.recorded.MAX_LINE_BYTES", 5)
+    monkeypatch.setattr("collector.recorded.source.MAX_LINE_BYTES", 5)
     with pytest.raises(OSError, match="longer than a line may be"):
         Recorder(tmp_path / "host.jsonl", HEADER)
     assert list(tmp_path.iterdir()) == []
