@@ -24,7 +24,7 @@ from central.trace_slots import (
     slot_file,
     trace_names,
 )
-from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
+from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.errors import InputError
 
 __all__ = ["DEFAULT_METHOD", "ORACLE", "TraceEvaluation", "TraceEvaluationOptions", "Truth", "evaluate_trace"]
@@ -189,7 +189,7 @@ def evaluate_trace(
     """Evaluate methods on the files of one trace.
 
     Args:
-        traces: Google cluster trace v3 usage rows, see `collector.traces`.
+        traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
         truth: who the antagonists are.
         options: methods, days, rules and limits.
         on_progress: called with the step ("read", "fit" or "day"), what is done, and all of it where known.

@@ -16,7 +16,7 @@ from central import engine, estimator
 from central.models.slots import SLOT_S
 from central.spark import SparkEngine
 from central.trace_slots import EngineOptions, SlotFile, no_sensitive_task, slot_file, trace_names
-from collector.traces import LatencySensitiveRule, TraceCounts, TraceLimits
+from collector.traces.google import LatencySensitiveRule, TraceCounts, TraceLimits
 from whitepanda.common.durable import replacing
 from whitepanda.common.errors import InputError, UnavailableError
 
@@ -88,7 +88,7 @@ def fit_trace(
     """Fit antagonist coefficients to the files of one trace and write them to `out`.
 
     Args:
-        traces: Google cluster trace v3 usage rows, see `collector.traces`.
+        traces: Google cluster trace v3 usage rows, see `collector.traces.google`.
         out: Parquet file, replaced as a whole at the end.
         options: slots, rules and limits.
         on_progress: called with the step ("read" or "fit"), rows done, and rows in all where they are known.

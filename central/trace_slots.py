@@ -23,7 +23,7 @@ from central import engine
 from central.engine import Engine
 from central.models.slots import SLOT_S, SLOTS_PER_DAY, TaskSlots
 from central.spark import SparkEngine, is_spark_error
-from collector.traces import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
+from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceCounts, TraceLimits, read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 
 __all__ = [

@@ -160,7 +160,7 @@ def _one_kind(files: list[Path]) -> bool:
 
 def _trace(files: list[Path], max_cpi: float, priority: float, scheduling_class: float) -> Rows:
     try:
-        from collector.traces import LatencySensitiveRule, TraceLimits, read_trace  # noqa: PLC0415 - an extra
+        from collector.traces.google import LatencySensitiveRule, TraceLimits, read_trace  # noqa: PLC0415 - an extra
     except ImportError as error:
         message = (
             f"reading traces needs {error.name}, which is not installed here; {how_to_install('central')}"

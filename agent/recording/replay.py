@@ -33,7 +33,7 @@ from whitepanda.v1 import agent_pb2
 
 if TYPE_CHECKING:
     from agent.detection.cloud_white import CloudWhite
-    from collector.traces import TraceBatch, TraceReader
+    from collector.traces.google import TraceBatch, TraceReader
 
 __all__ = [
     "RecordedRows",
@@ -114,7 +114,7 @@ class ReplayResult:
 
 
 class TraceRows:
-    """Rows of Google cluster traces (`collector.traces`), each on the machine that the trace names."""
+    """Rows of Google cluster traces (`collector.traces.google`), each on the machine that the trace names."""
 
     def __init__(self, reader: TraceReader, batch_rows: int = MAX_BATCH_ROWS) -> None:
         self._reader = reader

@@ -18,7 +18,7 @@ from central.evaluation.protocol import LEAST_MACHINES
 from central.trace_evaluation import TraceEvaluationOptions, Truth, evaluate_trace
 from central.trace_fit import TraceFit, TraceFitOptions, fit_trace
 from central.trace_slots import EngineOptions, rows_json, rows_line
-from collector.traces import LatencySensitiveRule, TraceLimits
+from collector.traces.google import LatencySensitiveRule, TraceLimits
 from whitepanda.common.cli import console, errors, print_json
 from whitepanda.common.errors import InputError
 from whitepanda.common.tls_options import (

@@ -29,7 +29,7 @@ from collector.base import (
     VmSample,
 )
 from collector.recorded.source import Header, RecordedTick, Recorder
-from collector.traces import TraceLimits, read_trace
+from collector.traces.google import TraceLimits, read_trace
 from tests.support.fake_central import FakeCentral, ack, ack_of
 from whitepanda.common.errors import InputError, TlsError, UnavailableError, WhitepandaError
 from whitepanda.v1 import agent_pb2
@@ -392,7 +392,7 @@ def test_batches_refused_whole_end_with_an_error(trace, tmp_path, monkeypatch):
 
 
 def test_where_the_extra_is_missing_the_remedy_is_named(trace, monkeypatch):
-    monkeypatch.setitem(sys.modules, "collector.traces", None)
+    monkeypatch.setitem(sys.modules, "collector.traces.google", None)
     done = run(trace)
     assert isinstance(done.exception, UnavailableError)
     assert "install it: `python3 tools/bootstrap.py central`" in str(done.exception)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from central.cli.trace import app
 from central.synth import write
 from central.synth.presets import PRESETS
-from collector.traces import read_trace
+from collector.traces.google import read_trace
 from whitepanda.common.errors import InputError, UnavailableError
 
 SMALL = ("--days", "2", "--machines", "2", "--set", "ls_tasks=3", "--set", "batch-tasks=4")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.traces import LatencySensitiveRule, TraceBatch, TraceLimits, read_trace
+from collector.traces.google import LatencySensitiveRule, TraceBatch, TraceLimits, read_trace
 from whitepanda.common.errors import InputError
 
 FLAT = (

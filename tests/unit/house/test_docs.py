@@ -21,7 +21,7 @@ from central.triggers import TRIGGER_REASONS
 from central.validate import BATCH_REASONS, ROW_REASONS
 from collector.base import Reason
 from collector.simulated.scenario import load as load_scenario
-from collector.traces import TraceReader
+from collector.traces.google import TraceReader
 from tools import demo_screenshots, screenshots
 from whitepanda.common import cli
 from whitepanda.common.errors import ConfigError, InputError, TlsError, UnavailableError, WhitepandaError
@@ -167,7 +167,7 @@ def reason_codes() -> dict[str, set[str]]:
         "handshakes": {name for name, _, _ in refusals.REASONS},
         "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
-        "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces.py", ("reject", "_note"))},
+        "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces" / "google.py", ("reject", "_note"))},
     }
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.trace_files import COLUMNS, Column, TraceFile, open_file
-from collector.trace_times import check_unit
+from collector.traces.files import COLUMNS, Column, TraceFile, open_file
+from collector.traces.times import check_unit
 from whitepanda.common.errors import InputError
 
 if TYPE_CHECKING:

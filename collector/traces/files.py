@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collector.trace_times import TIMES, as_microseconds, check_whole, text_as_microseconds
+from collector.traces.times import TIMES, as_microseconds, check_whole, text_as_microseconds
 from whitepanda.common.errors import InputError, UnavailableError
 from whitepanda.common.extras import how_to_install
 
