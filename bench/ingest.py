@@ -39,7 +39,7 @@ import numpy as np
 import psutil
 
 from bench import ingest_prometheus
-from central.greeting import HEARTBEAT_MS
+from central.ingest.handshake import HEARTBEAT_MS
 from central.pki import issue
 from tests.support.central_process import MAIN, CentralProcess
 from whitepanda.common.cli import GRPC_EXPERIMENTS

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from central.intake import Intake
-from central.streams import HostStream
+from central.ingest.batches import Intake
+from central.ingest.sessions import HostStream
 from whitepanda.common import cli
 
 _taken: dict[tuple[int, int], float] = {}  # (stream, sequence) -> when

@@ -19,7 +19,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from central import garbage
 from central.api.checked import CheckedRequests
 from central.api.fleet import Fleet
 from central.api.http import HttpApi
@@ -27,18 +26,19 @@ from central.build_worker import BuildProcess
 from central.config import CentralConfig
 from central.incident_store import IncidentStore
 from central.incidents import IncidentRecorder
-from central.ingest import Ingest
+from central.ingest import gc_tuning
+from central.ingest.service import Ingest
+from central.ingest.sessions import StreamRegistry
+from central.ingest.tls_rejections import Refusals, reading_standard_error
 from central.journal import Journal
 from central.journal_reserve import reserve_bytes
 from central.lake import Lake
 from central.own_threads import in_own_thread
 from central.publish import Publisher
-from central.refusals import Refusals, reading_standard_error
 from central.replicas import other_journals, replica_of
 from central.revoked import LOOK_S, Revoked
 from central.roll_worker import RollWorker
 from central.rolls import Roller
-from central.streams import StreamRegistry
 from central.webhooks.dispatcher import Webhooks
 from whitepanda.common import log, sdnotify
 from whitepanda.common.errors import UnavailableError
@@ -141,7 +141,7 @@ class Central:
             self._spawn(self._watch_revoked(), "revoked")
         if config.webhooks.urls:
             self._spawn(self.webhooks.run(), "webhooks")
-        self._spawn(garbage.collect_rarely(lambda: self.registry.ended), "garbage")
+        self._spawn(gc_tuning.collect_rarely(lambda: self.registry.ended), "garbage")
         self._spawn(_watchdog(), "watchdog")
         stats = self.journal.stats
         self._log.info(
@@ -320,7 +320,7 @@ async def run(config: CentralConfig) -> None:
 
 async def _run(central: Central, stopping: asyncio.Event) -> None:
     await central.start()
-    garbage.be_patient()
+    gc_tuning.be_patient()
     sys.setswitchinterval(_SWITCH_S)
     sdnotify.notify(f"READY=1\nSTATUS=listening on port {central.port}")
     waiter = asyncio.create_task(central.wait())

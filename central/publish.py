@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from central.builds import Builder
+from central.ingest.sessions import HostStream, StreamRegistry
 from central.lake import LakeError
-from central.streams import HostStream, StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common import log
 from whitepanda.common.job_tags import tag_of

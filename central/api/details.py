@@ -22,10 +22,10 @@ from central.api.vm_windows import SlowError
 from central.api.work import Worker
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore
+from central.ingest.sessions import StreamRegistry
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError
 from central.models.groups import Floats
-from central.streams import StreamRegistry
 from whitepanda.common.protocol import or_nan
 from whitepanda.v1 import agent_pb2, fleet_pb2
 

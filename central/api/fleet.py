@@ -40,11 +40,11 @@ from central.api.work import Worker
 from central.builds import Builder
 from central.config import PlacementSection, RuntimeSection
 from central.incident_store import IncidentStore, StoreError
+from central.ingest.sessions import StreamRegistry
 from central.journal import HostRecord, Journal
 from central.lake import Lake, LakeError, Segment
 from central.placement.live import LiveFleet
 from central.revoked import Revoked, revoked_text
-from central.streams import StreamRegistry
 from central.versions import BuiltVersion
 from whitepanda.common.protocol import PROTOCOL_VERSION
 from whitepanda.common.tls import OwnCertificate, TlsFiles, peer_names, peer_serial, shown_names

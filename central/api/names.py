@@ -11,8 +11,8 @@ import grpc
 from central.api.paging import Context, abort
 from central.builds import Builder
 from central.incident_store import IncidentQuery, IncidentStore, StoreError
+from central.ingest.sessions import StreamRegistry
 from central.journal import Journal
-from central.streams import StreamRegistry
 
 __all__ = ["NameChecks"]
 

@@ -15,11 +15,11 @@ from central.api.paging import Context, abort
 from central.api.recent import RecentVms
 from central.api.vm_windows import SlowError
 from central.builds import Builder
-from central.greeting import HEARTBEAT_MS
 from central.incident_store import IncidentStore
+from central.ingest.handshake import HEARTBEAT_MS
+from central.ingest.sessions import StreamRegistry
 from central.journal import Journal
 from central.lake import Lake, LakeError, Segment
-from central.streams import StreamRegistry
 from whitepanda.common import log
 from whitepanda.v1 import fleet_pb2
 

@@ -16,11 +16,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from central import greeting, room
-from central import ingest as ingest_module
 from central.config import CentralConfig
 from central.daemon import Central
-from central.ingest import Ingest
+from central.ingest import backpressure, handshake
+from central.ingest import service as ingest_module
+from central.ingest.service import Ingest
 from tests.support.central_process import CentralProcess
 from tests.support.fake_central import until
 from tests.support.spoken_streams import config
@@ -118,7 +118,7 @@ async def test_only_importers_speak_for_other_machines(make) -> None:
 
 
 async def test_a_stream_that_does_not_begin_well_is_refused(make, monkeypatch) -> None:
-    monkeypatch.setattr(greeting, "_HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(handshake, "_HELLO_TIMEOUT_S", 0.2)
     central = await make.central()
     first = make.peer(central, "h1")
     await first.batch(1)
@@ -293,7 +293,7 @@ async def test_a_journal_that_cannot_commit_slows_agents_and_is_not_read_past_th
     connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
     size = await peer.batch(1, rows=200)
     if limit == "bytes":
-        monkeypatch.setattr(room, "_PENDING_BYTES", round(3.5 * size))
+        monkeypatch.setattr(backpressure, "_PENDING_BYTES", round(3.5 * size))
 
     async def send() -> None:
         for sequence in range(2, 21):

@@ -22,10 +22,10 @@ from central.api.http import HttpApi
 from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
+from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import HostRecord, Journal
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
-from central.streams import HostStream, StreamRegistry
 from central.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest, VersionStore
 from whitepanda.common.tls import TlsFiles

@@ -157,7 +157,7 @@ def main() -> None:
     """Run the command line. Known errors end in one line on standard error and their exit code."""
     # gRPC's core reads its settings as it is imported, which is below here.
     # It writes raw lines of its own for every handshake that fails. Errors reach us, and our log, as exceptions.
-    # Central alone has to hear of them, and reads what the core writes (central.refusals).
+    # Central alone has to hear of them, and reads what the core writes (central.ingest.tls_rejections).
     is_central = _wanted(sys.argv) == "central"
     os.environ.setdefault("GRPC_VERBOSITY", "INFO" if is_central else "NONE")
     if is_central:

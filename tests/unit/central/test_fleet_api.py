@@ -22,11 +22,11 @@ from central.cli import antagonists
 from central.cli._fleet import asking, explained
 from central.config import BuildSection
 from central.incident_store import IncidentStore
+from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import HostRecord, Journal
 from central.journal_tables import EventRow, Submission
 from central.lake import Lake, segment_stem
 from central.schema import SAMPLES
-from central.streams import HostStream, StreamRegistry
 from central.triggers import TriggerRow
 from central.versions import COEFFICIENTS, JOB_STATISTICS, Manifest
 from whitepanda.common import cli

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from central import garbage
+from central.ingest import gc_tuning
 
 
 class Knot:
@@ -23,8 +23,8 @@ def _as_before():
 
 
 def test_only_young_objects_are_looked_at_and_what_is_there_already_is_forgotten() -> None:
-    garbage.be_patient()
-    assert gc.get_threshold() == garbage.YOUNG
+    gc_tuning.be_patient()
+    assert gc.get_threshold() == gc_tuning.YOUNG
     assert gc.get_freeze_count() > 10_000
     runs = gc.get_stats()[2]["collections"]
     kept = [Knot() for _ in range(40_000)]
@@ -38,7 +38,7 @@ def test_only_young_objects_are_looked_at_and_what_is_there_already_is_forgotten
 async def test_everything_is_looked_at_hourly_or_after_many_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = looks = 0
     collected: list[int] = []
-    monkeypatch.setattr(garbage, "collect", lambda: collected.append(looks))
+    monkeypatch.setattr(gc_tuning, "collect", lambda: collected.append(looks))
     real = asyncio.sleep
 
     async def sleep(seconds: float) -> None:
@@ -51,7 +51,7 @@ async def test_everything_is_looked_at_hourly_or_after_many_streams(monkeypatch:
         await real(0)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    task = asyncio.create_task(garbage.collect_rarely(lambda: ended))
+    task = asyncio.create_task(gc_tuning.collect_rarely(lambda: ended))
     while looks <= 140:
         await real(0)
     task.cancel()
@@ -59,7 +59,7 @@ async def test_everything_is_looked_at_hourly_or_after_many_streams(monkeypatch:
 
 
 def test_a_collection_finds_old_cycles() -> None:
-    gc.set_threshold(*garbage.YOUNG)
+    gc.set_threshold(*gc_tuning.YOUNG)
     knot = Knot()
     for _ in range(3):
         gc.collect(1)
@@ -67,5 +67,5 @@ def test_a_collection_finds_old_cycles() -> None:
     del knot
     gc.collect(1)
     assert old() is not None
-    garbage.collect()
+    gc_tuning.collect()
     assert old() is None

@@ -28,10 +28,10 @@ from central.api.vm_windows import SlowError
 from central.builds import Builder
 from central.config import BuildSection
 from central.incident_store import IncidentStore
+from central.ingest.sessions import StreamRegistry
 from central.journal import Journal
 from central.lake import Lake, LakeError
 from central.pki import describe, issue, make_ca, renew
-from central.streams import StreamRegistry
 from tests.unit.central.test_incidents import GAP, NOW, row, trigger
 from whitepanda.common.errors import UnavailableError
 from whitepanda.common.tls import OwnCertificate, TlsFiles

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from central.batch_reader import Sender, read_batch
-from central.large_messages import LARGE, LargeMessages, read
-from central.peers import Peer, Peers
+from central.ingest.large_messages import LARGE, LargeMessages, read
+from central.ingest.peers import Peer, Peers
 from central.validate import Limits
 from whitepanda.v1 import agent_pb2
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from central.log_limit import LogLimit
+from central.ingest.log_limit import LogLimit
 
 
 class Log:

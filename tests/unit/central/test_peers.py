@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from central.peers import Peers
+from central.ingest.peers import Peers
 
 ONE, OTHER = frozenset({"h1"}), frozenset({"h2", "h3"})
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from agent.antagonists.coefficients import CoefficientStore
 from central import publish
+from central.ingest.sessions import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
 from central.publish import Publisher
-from central.streams import MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
 from central.versions import COEFFICIENTS, JOB_STATISTICS, BuiltVersion, Manifest
 from whitepanda.v1 import agent_pb2
 

@@ -13,7 +13,7 @@ from agent.sampling.windows import CpiWindow
 from agent.uplink.batches import encode
 from agent.uplink.recommendation_messages import recommendation_message
 from central.config import IngestSection, QuotaSection
-from central.quotas import OverQuotaError, Quotas
+from central.ingest.quotas import OverQuotaError, Quotas
 from central.triggers import TriggerRow
 from whitepanda.v1 import agent_pb2
 

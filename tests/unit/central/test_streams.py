@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from central.streams import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
+from central.ingest.sessions import MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, HostStream, StreamRegistry
 from whitepanda.v1 import agent_pb2
 
 

@@ -12,11 +12,11 @@ from agent.config import AgentConfig
 from agent.config import load as load_agent
 from agent.display import render
 from agent.sampling.metrics import METRICS
-from central import refusals
 from central.api import connections
 from central.config import CentralConfig
 from central.events import EVENT_REASONS
-from central.quotas import OVER_QUOTA_REPORTS
+from central.ingest import tls_rejections
+from central.ingest.quotas import OVER_QUOTA_REPORTS
 from central.triggers import TRIGGER_REASONS
 from central.validate import BATCH_REASONS, ROW_REASONS
 from collector.base import Reason
@@ -164,7 +164,7 @@ def reason_codes() -> dict[str, set[str]]:
             *TRIGGER_REASONS,
             *("trigger_backlog_full", "over_quota_events", OVER_QUOTA_REPORTS),
         },
-        "handshakes": {name for name, _, _ in refusals.REASONS},
+        "handshakes": {name for name, _, _ in tls_rejections.REASONS},
         "http": set(connections.REASONS),
         "streams": set().union(*central.values()),
         "traces": {*trace_rows, *codes_in(ROOT / "collector" / "traces" / "google.py", ("reject", "_note"))},

@@ -11,9 +11,9 @@ from collections import deque
 
 from central.columns import Layout
 from central.config import IngestSection
+from central.ingest.peers import Peer
+from central.ingest.sessions import HostStream
 from central.journal import HostRecord, Journal
-from central.peers import Peer
-from central.streams import HostStream
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["Flow", "Room"]

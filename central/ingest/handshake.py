@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 
 from central.batch_reader import ReadBatch, Sender
 from central.config import CentralConfig
+from central.ingest.large_messages import LARGE, LargeMessages
+from central.ingest.log_limit import LogLimit
+from central.ingest.peers import Peer
+from central.ingest.sessions import HostStream
 from central.journal import HostRecord, Journal
-from central.large_messages import LARGE, LargeMessages
-from central.log_limit import LogLimit
-from central.peers import Peer
 from central.revoked import Revoked, revoked_text
-from central.streams import HostStream
 from central.validate import Limits, is_name
 from whitepanda.common import log
 from whitepanda.common.protocol import MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, agree

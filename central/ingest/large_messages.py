@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 
 from central import worker_process
 from central.batch_reader import ReadBatch, Sender, read_batch
-from central.peers import Peer
+from central.ingest.peers import Peer
 from whitepanda.v1 import agent_pb2
 
 __all__ = ["LARGE", "Answer", "LargeMessages", "main", "read"]
@@ -105,7 +105,7 @@ class LargeMessages:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            command = [sys.executable, "-m", "central.large_messages", str(os.getpid())]
+            command = [sys.executable, "-m", "central.ingest.large_messages", str(os.getpid())]
             self._process = worker_process.start(command, bufsize=0)
         return self._process
 

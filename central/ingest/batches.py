@@ -15,13 +15,13 @@ from functools import partial
 from central.batch_reader import ReadBatch, Sender, read_batch
 from central.columns import CHECKED, Layout, sound
 from central.config import CentralConfig
-from central.greeting import SHOWN
+from central.ingest.backpressure import Flow, Room
+from central.ingest.handshake import SHOWN
+from central.ingest.large_messages import LARGE, LargeMessages
+from central.ingest.log_limit import LogLimit
+from central.ingest.quotas import OVER_QUOTA_REPORTS, Quotas
+from central.ingest.sessions import StreamRegistry
 from central.journal import Journal, Submission
-from central.large_messages import LARGE, LargeMessages
-from central.log_limit import LogLimit
-from central.quotas import OVER_QUOTA_REPORTS, Quotas
-from central.room import Flow, Room
-from central.streams import StreamRegistry
 from central.validate import Limits, bounds
 from whitepanda.common import log
 from whitepanda.v1 import agent_pb2

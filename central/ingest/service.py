@@ -1,7 +1,8 @@
 """The agents' streams: who may speak, what is taken, and the acknowledgement once it is on disk.
 
 Messages arrive as bytes and are parsed here, so that what is no message is counted and answered like any other
-bad input. `central.greeting` is a stream's begin, `central.intake` takes its batches, `central.room` says when.
+bad input. `central.ingest.handshake` is a stream's begin, `central.ingest.batches` takes its batches,
+`central.ingest.backpressure` says when.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ import grpc.aio
 
 from central.batch_reader import ReadBatch
 from central.config import CentralConfig
-from central.greeting import Context, Greeter, RefusedError, someone
-from central.intake import Intake
+from central.ingest.backpressure import Flow, Room
+from central.ingest.batches import Intake
+from central.ingest.handshake import Context, Greeter, RefusedError, someone
+from central.ingest.large_messages import LARGE, LargeMessages
+from central.ingest.log_limit import LogLimit
+from central.ingest.peers import Peer, Peers
+from central.ingest.quotas import OverQuotaError, Quotas
+from central.ingest.sessions import HostStream, StreamRegistry
 from central.journal import Journal
-from central.large_messages import LARGE, LargeMessages
-from central.log_limit import LogLimit
-from central.peers import Peer, Peers
-from central.quotas import OverQuotaError, Quotas
 from central.revoked import Revoked
-from central.room import Flow, Room
-from central.streams import HostStream, StreamRegistry
 from central.validate import is_name
 from whitepanda.common import log
 from whitepanda.common.tls import peer_names
